@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "fovea/mask.hpp"
+#include "fovea/plan.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea {
+
+/// Bounds of a ragged batch, whose true lengths are read from cu_seqlens when the plan runs.
+struct RaggedDesc {
+  std::int64_t batch = 0;
+  std::int64_t max_seq_q = 0;
+  std::int64_t max_seq_k = 0;
+};
+
+/// Dense attention, `out = softmax(mask(softcap(scale * q k^T))) v` for each head.
+///
+/// Fixed batch: q [batch, seq_q, head, dqk], k [batch, seq_k, kv_head, dqk], v [batch, seq_k, kv_head, dv],
+/// out [batch, seq_q, head, dv], lse [batch, head, seq_q].
+/// Ragged (`ragged` set): q [total_q, head, dqk], k and v [total_k, kv_head, d], out [total_q, head, dv], lse [total_q, head].
+///
+/// dtypes: q, k, v of one dtype, f32 (CPU), f16, bf16 or e4m3; out has the dtype of q, bf16 or f32 for e4m3. lse is f32.
+/// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
+///
+/// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.
+/// Rows of out and lse past the last sequence of a ragged batch are not written.
+/// Method: FlashAttention (Dao et al. 2022) with the online softmax of Milakov and Gimelshein (2018); sinks as in
+/// "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023), one learned logit a head.
+struct AttentionDesc {
+  TensorDesc q{}, k{}, v{}, out{};
+  std::optional<TensorDesc> lse{};
+  std::optional<RaggedDesc> ragged{};
+  BandMask mask{};
+  float scale = 0.0f;    ///< 0 means head_dim_qk ** -0.5
+  float softcap = 0.0f;  ///< c > 0: s = c * tanh(s / c), before the mask; 0 means none
+  bool has_sink = false;
+  std::optional<ScaleDesc> q_scale{}, k_scale{}, v_scale{};  ///< e4m3 inputs only; absent means 1
+};
+
+/// Pointers of one call; those that the description does not ask for stay null.
+struct AttentionArgs {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;
+  const float* sink = nullptr;                 ///< [head] f32; joins the denominator only. -inf has no effect, +inf gives zeros.
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< [batch + 1], ragged only: sequence b has rows cu[b] .. cu[b+1]-1
+  const std::int32_t* cu_seqlens_k = nullptr;  ///< [batch + 1], ragged only
+  const float* q_scale = nullptr;
+  const float* k_scale = nullptr;
+  const float* v_scale = nullptr;
+};
+
+using AttentionPlan = Plan<AttentionArgs>;
+
+/// Errors: invalid_argument when the description contradicts itself, unsupported when no implementation accepts it.
+Result<AttentionPlan> plan_attention(const AttentionDesc& desc, Device device = {}, const PlanOptions& options = {});
+
+}  // namespace fovea

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace fovea {
+
+enum class Backend : std::uint8_t { cpu, cuda, hip };
+
+struct Device {
+  Backend backend = Backend::cpu;
+  int ordinal = 0;
+};
+
+/// The caller's stream (`cudaStream_t`, `hipStream_t`); the CPU ignores it and runs in the calling thread's time.
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// Scratch memory on the plan's device, owned by the caller. Its contents need not be initialised. Aligned to 64 bytes.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+inline constexpr std::size_t kWorkspaceAlignment = 64;
+
+/// Runs `body(context, thread)` for thread = 0 .. threads-1, each exactly once, and returns when all are done. The calls
+/// may run one after another (a pool with fewer threads is fine), but bodies never wait for one another.
+using ParallelFor = void (*)(int threads, void (*body)(void* context, int thread), void* context);
+
+/// Replaces the thread pool of the CPU backend (OpenMP by default); nullptr restores the default. Takes effect for
+/// the next run(); not to be called while one is under way.
+void set_parallel_for(ParallelFor parallel_for);
+
+/// Threads that plans made from now on use on the CPU; 0 (the default) means what OpenMP would use.
+void set_num_threads(int threads);
+int num_threads();
+
+}  // namespace fovea

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Everything public, in one include.
+#pragma once
+
+#include "fovea/attention.hpp"
+#include "fovea/device.hpp"
+#include "fovea/info.hpp"
+#include "fovea/mask.hpp"
+#include "fovea/merge.hpp"
+#include "fovea/paged_attention.hpp"
+#include "fovea/plan.hpp"
+#include "fovea/result.hpp"
+#include "fovea/tensor.hpp"

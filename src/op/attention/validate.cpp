@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/attention/validate.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "op/common/attention_checks.hpp"
+#include "op/common/checks.hpp"
+
+namespace fovea::detail {
+namespace {
+
+using Axes = std::array<std::string_view, 4>;
+constexpr Axes kQAxes{"batch", "seq_q", "head", "head_dim_qk"};
+constexpr Axes kKAxes{"batch", "seq_k", "kv_head", "head_dim_qk"};
+constexpr Axes kVAxes{"batch", "seq_k", "kv_head", "head_dim_v"};
+constexpr Axes kOutAxes{"batch", "seq_q", "head", "head_dim_v"};
+constexpr std::array<std::string_view, 3> kLseAxes{"batch", "head", "seq_q"};
+constexpr Axes kRaggedQAxes{"", "total_q", "head", "head_dim_qk"};
+constexpr Axes kRaggedKAxes{"", "total_k", "kv_head", "head_dim_qk"};
+constexpr Axes kRaggedVAxes{"", "total_k", "kv_head", "head_dim_v"};
+constexpr Axes kRaggedOutAxes{"", "total_q", "head", "head_dim_v"};
+constexpr std::array<std::string_view, 2> kRaggedLseAxes{"total_q", "head"};
+
+constexpr std::array kInputDTypes{DType::f32, DType::f16, DType::bf16, DType::e4m3};
+constexpr std::array kF32{DType::f32};
+
+/// A tensor [batch, row, head, dim], or [row, head, dim] when ragged, read through one set of indices.
+struct RowTensor {
+  NamedTensor named;
+  int first;  ///< axis of the rows: 1, or 0 when ragged
+
+  std::int64_t rows() const { return at(0); }
+  std::int64_t heads() const { return at(1); }
+  std::int64_t dim() const { return at(2); }
+  std::int64_t at(int axis) const { return named.desc.shape[static_cast<std::size_t>(first + axis)]; }
+  RowStrides strides() const {
+    const auto& s = named.desc.strides;
+    return first == 1 ? RowStrides{s[0], s[1], s[2]} : RowStrides{0, s[0], s[1]};
+  }
+};
+
+RowTensor row_tensor(std::string_view name, const TensorDesc& desc, const Axes& fixed, const Axes& ragged, bool is_ragged) {
+  const std::span<const std::string_view> axes = is_ragged ? std::span(ragged).subspan(1) : std::span(fixed);
+  return {{name, desc, axes, name == "out"}, is_ragged ? 0 : 1};
+}
+
+void check_dtypes(Checker& check, const RowTensor& q, const RowTensor& k, const RowTensor& v, const RowTensor& out) {
+  check_dtype(check, q.named, kInputDTypes);
+  const std::array same{q.named.desc.dtype};
+  check_dtype(check, k.named, same);
+  check_dtype(check, v.named, same);
+  constexpr std::array kFp8Out{DType::bf16, DType::f32};
+  if (same[0] == DType::e4m3) {
+    check_dtype(check, out.named, kFp8Out);
+  } else {
+    check_dtype(check, out.named, same);
+  }
+}
+
+void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const RowTensor& v, const RowTensor& out) {
+  if (q.first == 1) {
+    const std::int64_t batch = q.named.desc.shape[0];
+    for (const RowTensor* tensor : {&k, &v, &out}) check_extent(check, tensor->named, 0, batch, "q.shape[0]");
+  }
+  const auto axis = [&](int i) { return q.first + i; };
+  check_extent(check, k.named, axis(2), q.dim(), "head_dim_qk of q");
+  check_extent(check, v.named, axis(0), k.rows(), "rows of k");
+  check_extent(check, v.named, axis(1), k.heads(), "kv_head of k");
+  check_extent(check, out.named, axis(0), q.rows(), "rows of q");
+  check_extent(check, out.named, axis(1), q.heads(), "head of q");
+  check_extent(check, out.named, axis(2), v.dim(), "head_dim_v of v");
+}
+
+void check_lse(Checker& check, const AttentionDesc& desc, AttentionProblem& problem) {
+  if (!desc.lse) return;
+  const bool ragged = desc.ragged.has_value();
+  const std::span<const std::string_view> axes = ragged ? std::span<const std::string_view>(kRaggedLseAxes) : std::span(kLseAxes);
+  const NamedTensor lse{"lse", *desc.lse, axes, true, false};
+  check_tensor(check, lse);
+  check_dtype(check, lse, kF32);
+  if (ragged) {
+    check_extent(check, lse, 0, problem.total_q, "rows of q");
+    check_extent(check, lse, 1, problem.heads, "head of q");
+    problem.lse = {0, desc.lse->strides[0], desc.lse->strides[1]};
+  } else {
+    check_extent(check, lse, 0, problem.batch, "q.shape[0]");
+    check_extent(check, lse, 1, problem.heads, "head of q");
+    check_extent(check, lse, 2, problem.max_seq_q, "rows of q");
+    problem.lse = {desc.lse->strides[0], desc.lse->strides[2], desc.lse->strides[1]};
+  }
+  problem.has_lse = true;
+}
+
+void check_ragged(Checker& check, const RaggedDesc& ragged) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  const auto fits = [](std::int64_t value) { return value >= 0 && value < kLargest; };
+  check.expect(fits(ragged.batch), "ragged.batch", ragged.batch, "0 to 2^31 - 1");
+  check.expect(fits(ragged.max_seq_q), "ragged.max_seq_q", ragged.max_seq_q, "0 to 2^31 - 1");
+  check.expect(fits(ragged.max_seq_k), "ragged.max_seq_k", ragged.max_seq_k, "0 to 2^31 - 1");
+}
+
+}  // namespace
+
+Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options) {
+  const bool ragged = desc.ragged.has_value();
+  const RowTensor q = row_tensor("q", desc.q, kQAxes, kRaggedQAxes, ragged);
+  const RowTensor k = row_tensor("k", desc.k, kKAxes, kRaggedKAxes, ragged);
+  const RowTensor v = row_tensor("v", desc.v, kVAxes, kRaggedVAxes, ragged);
+  const RowTensor out = row_tensor("out", desc.out, kOutAxes, kRaggedOutAxes, ragged);
+
+  Checker check;
+  for (const RowTensor* tensor : {&q, &k, &v, &out}) check_tensor(check, tensor->named);
+  check_dtypes(check, q, k, v, out);
+  check_shapes(check, q, k, v, out);
+  if (ragged) check_ragged(check, *desc.ragged);
+  if (!check.ok()) return check.error();
+
+  AttentionProblem problem;
+  problem.q_dtype = desc.q.dtype;
+  problem.kv_dtype = desc.k.dtype;
+  problem.out_dtype = desc.out.dtype;
+  problem.ragged = ragged;
+  problem.batch = ragged ? desc.ragged->batch : desc.q.shape[0];
+  problem.total_q = ragged ? q.rows() : problem.batch * q.rows();
+  problem.total_k = ragged ? k.rows() : problem.batch * k.rows();
+  problem.max_seq_q = ragged ? std::min(desc.ragged->max_seq_q, q.rows()) : q.rows();
+  problem.max_seq_k = ragged ? std::min(desc.ragged->max_seq_k, k.rows()) : k.rows();
+  problem.heads = q.heads();
+  problem.kv_heads = k.heads();
+  problem.head_dim_qk = q.dim();
+  problem.head_dim_v = v.dim();
+  problem.q = q.strides();
+  problem.k = k.strides();
+  problem.v = v.strides();
+  problem.out = out.strides();
+  problem.mask = desc.mask;
+  problem.has_sink = desc.has_sink;
+  problem.batch_invariant = options.batch_invariant;
+  problem.q_scale = desc.q_scale;
+  problem.k_scale = desc.k_scale;
+  problem.v_scale = desc.v_scale;
+  set_alignments(problem, desc.q, desc.k, desc.v, desc.out);
+
+  check_scalars(check, desc.scale, desc.softcap, problem);
+  check_scale(check, "q_scale", desc.q_scale, problem.q_dtype);
+  check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
+  check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
+  check_lse(check, desc, problem);
+  if (!check.ok()) return check.error();
+  return problem;
+}
+
+Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args) {
+  Checker check;
+  const bool any_q = problem.total_q > 0;
+  const bool any_k = problem.total_k > 0;
+  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
+  check_pointer(check, "k", args.k, any_k, problem.k_base_alignment);
+  check_pointer(check, "v", args.v, any_k, problem.v_base_alignment);
+  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
+  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
+  check_pointer(check, "cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
+  check_pointer(check, "q_scale", args.q_scale, problem.q_scale.has_value(), sizeof(float));
+  check_pointer(check, "k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
+  check_pointer(check, "v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args) {
+  if (!problem.ragged) return {};
+  Checker check;
+  const auto entries = static_cast<std::size_t>(problem.batch) + 1;
+  check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, entries}, problem.total_q, problem.max_seq_q);
+  check_cu_seqlens(check, "cu_seqlens_k", {args.cu_seqlens_k, entries}, problem.total_k, problem.max_seq_k);
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+}  // namespace fovea::detail

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/common/attention_checks.hpp"
+
+#include <cmath>
+
+namespace fovea::detail {
+
+void check_scalars(Checker& check, float scale, float softcap, AttentionCore& core) {
+  check.expect(core.heads >= 1, "q.shape (head)", core.heads, "1 or more");
+  check.expect(core.kv_heads >= 1, "k.shape (kv_head)", core.kv_heads, "1 or more");
+  check.expect(core.head_dim_qk >= 1, "q.shape (head_dim_qk)", core.head_dim_qk, "1 or more");
+  check.expect(core.head_dim_v >= 1, "v.shape (head_dim_v)", core.head_dim_v, "1 or more");
+  if (check.ok() && core.heads % core.kv_heads != 0) {
+    check.fail(invalid("k.shape (kv_head)", core.kv_heads, "a divisor of " + std::to_string(core.heads) + " (head)"));
+  }
+  check.expect(std::isfinite(scale), "scale", std::to_string(scale), "a finite number");
+  check.expect(std::isfinite(softcap) && softcap >= 0.0f, "softcap", std::to_string(softcap), "0 (none) or a positive number");
+  if (!check.ok()) return;
+  core.scale = scale != 0.0f ? scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(core.head_dim_qk)));
+  core.softcap = softcap;
+}
+
+void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out) {
+  core.q_base_alignment = base_alignment(q);
+  core.k_base_alignment = base_alignment(k);
+  core.v_base_alignment = base_alignment(v);
+  core.out_base_alignment = base_alignment(out);
+  core.q_alignment = row_alignment(q);
+  core.k_alignment = row_alignment(k);
+  core.v_alignment = row_alignment(v);
+  core.out_alignment = row_alignment(out);
+}
+
+std::optional<Error> decline_head_dims(const AttentionCore& core) {
+  const auto fits = [](std::int64_t dim) { return dim % 8 == 0 && dim <= kMaxHeadDim; };
+  if (!fits(core.head_dim_qk)) return declined("q.shape (head_dim_qk)", core.head_dim_qk, "a multiple of 8 up to 256");
+  if (!fits(core.head_dim_v)) return declined("v.shape (head_dim_v)", core.head_dim_v, "a multiple of 8 up to 256");
+  return std::nullopt;
+}
+
+void check_cu_seqlens(Checker& check, std::string_view name, std::span<const std::int32_t> cu, std::int64_t total, std::int64_t bound) {
+  const auto subject = [&](std::size_t index) { return std::string(name).append("[").append(std::to_string(index)).append("]"); };
+  if (check.ok() && cu[0] < 0) check.fail(invalid(subject(0), cu[0], "0 or more"));
+  for (std::size_t i = 1; check.ok() && i < cu.size(); ++i) {
+    const std::int64_t length = std::int64_t{cu[i]} - cu[i - 1];
+    if (length < 0) {
+      check.fail(invalid(subject(i), cu[i], std::to_string(cu[i - 1]) + " or more (the entry before it)"));
+    } else if (length > bound) {
+      check.fail(invalid(subject(i) + " (length of the sequence)", length, "at most " + std::to_string(bound) + " (the planned bound)"));
+    }
+  }
+  if (check.ok() && cu.back() > total) {
+    check.fail(invalid(subject(cu.size() - 1), cu.back(), "at most " + std::to_string(total) + " (rows of the tensor)"));
+  }
+}
+
+}  // namespace fovea::detail

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Checks that dense and paged attention share.
+#pragma once
+
+#include "op/common/attention_core.hpp"
+#include "op/common/checks.hpp"
+
+namespace fovea::detail {
+
+inline constexpr std::int64_t kMaxHeadDim = 256;
+
+/// scale, softcap and head counts; fills core.scale. Call it once the shape fields of `core` are set.
+void check_scalars(Checker& check, float scale, float softcap, AttentionCore& core);
+
+/// What the four descriptions promise about addresses.
+void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);
+
+/// Head dims that no kernel takes; the reason a planner declines with.
+std::optional<Error> decline_head_dims(const AttentionCore& core);
+
+/// cu[0] >= 0, never decreasing, cu[batch] <= total, each length <= bound.
+void check_cu_seqlens(Checker& check, std::string_view name, std::span<const std::int32_t> cu, std::int64_t total, std::int64_t bound);
+
+}  // namespace fovea::detail

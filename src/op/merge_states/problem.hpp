@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fovea/tensor.hpp"
+
+namespace fovea::detail {
+
+struct MergeStatesProblem {
+  struct Strides {
+    std::int64_t out_row = 0, out_head = 0, lse_row = 0, lse_head = 0;
+    std::int32_t alignment = 0;  ///< bytes, of the pointer to out
+  };
+  DType dtype{};
+  std::int64_t total_q = 0, heads = 0, head_dim_v = 0;
+  std::vector<Strides> parts{};
+  Strides out{};
+  bool has_lse = false;
+};
+
+}  // namespace fovea::detail

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "op/common/attention_core.hpp"
+#include "op/common/cache_view.hpp"
+
+namespace fovea::detail {
+
+/// A paged attention that makes sense; only validate() makes one. `ragged` by nature: q.batch is 0.
+struct PagedAttentionProblem : AttentionCore {
+  std::int64_t blocks = 0, page = 0;
+  std::int64_t max_blocks = 0;    ///< entries in a row of the block table
+  std::int64_t table_stride = 0;  ///< from one row of the block table to the next
+  CacheStrides k{}, v{};
+};
+
+}  // namespace fovea::detail

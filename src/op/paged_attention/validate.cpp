@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/paged_attention/validate.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "op/common/attention_checks.hpp"
+#include "op/common/band.hpp"
+
+namespace fovea::detail {
+namespace {
+
+constexpr std::array<std::string_view, 3> kQAxes{"total_q", "head", "head_dim_qk"};
+constexpr std::array<std::string_view, 4> kKAxes{"block", "page", "kv_head", "head_dim_qk"};
+constexpr std::array<std::string_view, 4> kVAxes{"block", "page", "kv_head", "head_dim_v"};
+constexpr std::array<std::string_view, 3> kOutAxes{"total_q", "head", "head_dim_v"};
+constexpr std::array<std::string_view, 2> kTableAxes{"batch", "max_blocks"};
+constexpr std::array<std::string_view, 2> kLseAxes{"total_q", "head"};
+
+struct Tensors {
+  NamedTensor q, k_cache, v_cache, out, block_table;
+};
+
+void check_dtypes(Checker& check, const Tensors& t) {
+  constexpr std::array kQueryDTypes{DType::f32, DType::f16, DType::bf16};
+  constexpr std::array kIndexDTypes{DType::i32};
+  const std::array query{t.q.desc.dtype};
+  const std::array cache{t.q.desc.dtype, DType::e4m3};
+  const std::array key{t.k_cache.desc.dtype};
+  check_dtype(check, t.q, kQueryDTypes);
+  check_dtype(check, t.k_cache, cache);
+  check_dtype(check, t.v_cache, key);
+  check_dtype(check, t.out, query);
+  check_dtype(check, t.block_table, kIndexDTypes);
+}
+
+void check_shapes(Checker& check, const Tensors& t) {
+  check_extent(check, t.k_cache, 3, t.q.desc.shape[2], "head_dim_qk of q");
+  check_extent(check, t.v_cache, 0, t.k_cache.desc.shape[0], "blocks of k_cache");
+  check_extent(check, t.v_cache, 1, t.k_cache.desc.shape[1], "page of k_cache");
+  check_extent(check, t.v_cache, 2, t.k_cache.desc.shape[2], "kv_head of k_cache");
+  check_extent(check, t.out, 0, t.q.desc.shape[0], "rows of q");
+  check_extent(check, t.out, 1, t.q.desc.shape[1], "head of q");
+  check_extent(check, t.out, 2, t.v_cache.desc.shape[3], "head_dim_v of v_cache");
+  const auto positive = [&](const NamedTensor& tensor, std::size_t axis, std::string_view subject) {
+    check.expect(tensor.desc.shape[axis] >= 1, subject, tensor.desc.shape[axis], "1 or more");
+  };
+  positive(t.k_cache, 1, "k_cache.shape[1] (page)");
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 31;
+  check.expect(t.k_cache.desc.shape[0] < kMostBlocks, "k_cache.shape[0] (block)", t.k_cache.desc.shape[0], "less than 2^31 (block numbers are i32)");
+}
+
+void check_lse(Checker& check, const PagedAttentionDesc& desc, PagedAttentionProblem& problem) {
+  if (!desc.lse) return;
+  constexpr std::array kF32{DType::f32};
+  const NamedTensor lse{"lse", *desc.lse, kLseAxes, true, false};
+  check_tensor(check, lse);
+  check_dtype(check, lse, kF32);
+  check_extent(check, lse, 0, problem.total_q, "rows of q");
+  check_extent(check, lse, 1, problem.heads, "head of q");
+  problem.lse = {0, desc.lse->strides[0], desc.lse->strides[1]};
+  problem.has_lse = true;
+}
+
+void check_bounds(Checker& check, const PagedAttentionDesc& desc, const PagedAttentionProblem& problem) {
+  const std::int64_t capacity = problem.max_blocks * problem.page;
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  check.expect(desc.max_seq_q >= 0 && desc.max_seq_q < kLargest, "max_seq_q", desc.max_seq_q, "0 (total_q) to 2^31 - 1");
+  if (check.ok() && (desc.max_kv_len < 0 || desc.max_kv_len > capacity)) {
+    check.fail(invalid("max_kv_len", desc.max_kv_len, "0 to " + std::to_string(capacity) + " (max_blocks * page of the block table)"));
+  }
+  check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left", "bottom_right (queries are the last rows of a sequence)");
+}
+
+PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOptions& options) {
+  PagedAttentionProblem problem;
+  problem.q_dtype = desc.q.dtype;
+  problem.kv_dtype = desc.k_cache.dtype;
+  problem.out_dtype = desc.out.dtype;
+  problem.batch = desc.block_table.shape[0];
+  problem.total_q = desc.q.shape[0];
+  problem.heads = desc.q.shape[1];
+  problem.kv_heads = desc.k_cache.shape[2];
+  problem.head_dim_qk = desc.q.shape[2];
+  problem.head_dim_v = desc.v_cache.shape[3];
+  problem.q = {0, desc.q.strides[0], desc.q.strides[1]};
+  problem.out = {0, desc.out.strides[0], desc.out.strides[1]};
+  problem.mask = desc.mask;
+  problem.has_sink = desc.has_sink;
+  problem.batch_invariant = options.batch_invariant;
+  problem.k_scale = desc.k_scale;
+  problem.v_scale = desc.v_scale;
+  problem.blocks = desc.k_cache.shape[0];
+  problem.page = desc.k_cache.shape[1];
+  problem.max_blocks = desc.block_table.shape[1];
+  problem.table_stride = desc.block_table.strides[0];
+  problem.k = cache_strides(desc.k_cache);
+  problem.v = cache_strides(desc.v_cache);
+  problem.max_seq_q = desc.max_seq_q == 0 ? problem.total_q : std::min(desc.max_seq_q, problem.total_q);
+  problem.max_seq_k = desc.max_kv_len == 0 ? problem.max_blocks * problem.page : desc.max_kv_len;
+  set_alignments(problem, desc.q, desc.k_cache, desc.v_cache, desc.out);
+  return problem;
+}
+
+/// Every block that holds a key which some row of sequence `b` sees has a number inside the cache.
+void check_blocks(Checker& check, const PagedAttentionProblem& problem, const PagedAttentionArgs& args, std::int64_t b) {
+  const std::int64_t seq_q = args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b];
+  const std::int64_t seq_k = args.kv_len[b];
+  if (seq_q == 0 || seq_k == 0) return;
+  const KeyRange keys = keys_seen_by_some(make_band(problem.mask, seq_q, seq_k), 0, seq_q, seq_k);
+  if (keys.size() == 0) return;
+  const std::int32_t* row = args.block_table + b * problem.table_stride;
+  for (std::int64_t i = keys.begin / problem.page; i <= (keys.end - 1) / problem.page; ++i) {
+    if (row[i] >= 0 && row[i] < problem.blocks) continue;
+    const std::string subject = "block_table[" + std::to_string(b) + "][" + std::to_string(i) + "] (block number)";
+    return check.fail(invalid(subject, row[i], "0 to " + std::to_string(problem.blocks - 1)));
+  }
+}
+
+}  // namespace
+
+Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const PlanOptions& options) {
+  const Tensors tensors{{"q", desc.q, kQAxes},
+                        {"k_cache", desc.k_cache, kKAxes},
+                        {"v_cache", desc.v_cache, kVAxes},
+                        {"out", desc.out, kOutAxes, true},
+                        {"block_table", desc.block_table, kTableAxes}};
+  Checker check;
+  for (const NamedTensor* tensor : {&tensors.q, &tensors.k_cache, &tensors.v_cache, &tensors.out, &tensors.block_table}) {
+    check_tensor(check, *tensor);
+  }
+  if (!check.ok()) return check.error();
+  check_dtypes(check, tensors);
+  check_shapes(check, tensors);
+  if (!check.ok()) return check.error();
+
+  PagedAttentionProblem problem = normalise(desc, options);
+  check_bounds(check, desc, problem);
+  check_scalars(check, desc.scale, desc.softcap, problem);
+  check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
+  check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
+  check_lse(check, desc, problem);
+  if (!check.ok()) return check.error();
+  return problem;
+}
+
+Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
+  Checker check;
+  const bool any_q = problem.total_q > 0;
+  const bool any_k = problem.blocks > 0 && problem.max_blocks > 0;
+  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
+  check_pointer(check, "k_cache", args.k_cache, any_k, problem.k_base_alignment);
+  check_pointer(check, "v_cache", args.v_cache, any_k, problem.v_base_alignment);
+  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
+  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  check_pointer(check, "block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
+  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, true, sizeof(std::int32_t));
+  check_pointer(check, "kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
+  check_pointer(check, "k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
+  check_pointer(check, "v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
+  Checker check;
+  check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, static_cast<std::size_t>(problem.batch) + 1}, problem.total_q, problem.max_seq_q);
+  for (std::int64_t b = 0; check.ok() && b < problem.batch; ++b) {
+    const std::int64_t length = args.kv_len[b];
+    if (length < 0 || length > problem.max_seq_k) {
+      check.fail(invalid("kv_len[" + std::to_string(b) + "]", length, "0 to " + std::to_string(problem.max_seq_k) + " (the planned bound)"));
+    } else {
+      check_blocks(check, problem, args, b);
+    }
+  }
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+}  // namespace fovea::detail
