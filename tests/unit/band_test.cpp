@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/common/band.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace fovea::detail {
+namespace {
+
+__extension__ using Wide = __int128;  // holds every sum of two bounds
+
+bool sees(Band band, std::int64_t i, std::int64_t j) { return band.low <= j - i && j - i <= band.high; }
+
+/// Every small problem: no visible key missed, no masked key in a full tile, no full tile treated as an edge.
+TEST(Band, KvTilesVisitExactlyWhatIsVisible) {
+  long cases = 0;
+  for (int seq_q = 1; seq_q <= 9; ++seq_q) {
+    for (int seq_k = 0; seq_k <= 9; ++seq_k) {
+      for (int low = -11; low <= 11; ++low) {
+        for (int high = -11; high <= 11; ++high) {
+          const Band band{low, high};
+          for (int q_tile = 1; q_tile <= 5; ++q_tile) {
+            for (int k_tile = 1; k_tile <= 5; ++k_tile) {
+              for (int q_begin = 0; q_begin < seq_q; q_begin += q_tile, ++cases) {
+                const int q_end = std::min(q_begin + q_tile, seq_q);
+                const KvTiles got = kv_tiles(band, q_begin, q_end, seq_k, k_tile);
+                for (int tile = 0; tile * k_tile < seq_k + 2 * k_tile; ++tile) {
+                  bool some = false, every = true;
+                  for (int i = q_begin; i < q_end; ++i) {
+                    for (int j = tile * k_tile; j < (tile + 1) * k_tile; ++j) {
+                      const bool visible = j < seq_k && sees(band, i, j);
+                      some |= visible;
+                      every &= visible;
+                    }
+                  }
+                  const bool visited = got.first <= tile && tile < got.last;
+                  const bool full = got.full_first <= tile && tile < got.full_last;
+                  ASSERT_FALSE((some && !visited) || (full && !every) || (visited && every && !full))
+                      << "seq " << seq_q << " x " << seq_k << ", tiles " << q_tile << " x " << k_tile << ", band [" << low << ", " << high << "], q "
+                      << q_begin << ", tile " << tile;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(cases, 1000000);
+}
+
+TEST(Band, RowRangesAndPairsAgreeWithThePredicate) {
+  for (int seq_q = 1; seq_q <= 6; ++seq_q) {
+    for (int seq_k = 0; seq_k <= 6; ++seq_k) {
+      for (int low = -8; low <= 8; ++low) {
+        for (int high = -8; high <= 8; ++high) {
+          const Band band{low, high};
+          std::int64_t pairs = 0;
+          for (int i = 0; i < seq_q; ++i) {
+            const KeyRange keys = keys_seen_by(band, i, seq_k);
+            for (int j = 0; j < seq_k; ++j) {
+              ASSERT_EQ(keys.begin <= j && j < keys.end, sees(band, i, j)) << low << " " << high << " row " << i << " key " << j;
+              pairs += sees(band, i, j) ? 1 : 0;
+            }
+          }
+          ASSERT_EQ(visible_pairs(band, seq_q, seq_k), pairs);
+        }
+      }
+    }
+  }
+}
+
+/// The band of a mask keeps the definition `-left <= j - (i + offset) <= right`, for bounds near overflow too.
+TEST(Band, MakeBandKeepsTheDefinition) {
+  constexpr std::int64_t kMin = std::numeric_limits<std::int64_t>::min();
+  const std::int64_t bounds[] = {kUnbounded, kUnbounded - 1, kMin, kMin + 1, -5, -1, 0, 1, 2, 100};
+  for (const std::int64_t left : bounds) {
+    for (const std::int64_t right : bounds) {
+      for (const Anchor anchor : {Anchor::top_left, Anchor::bottom_right}) {
+        for (int seq_q = 1; seq_q <= 4; ++seq_q) {
+          for (int seq_k = 0; seq_k <= 5; ++seq_k) {
+            const Band band = make_band({left, right, anchor}, seq_q, seq_k);
+            const Wide offset = anchor == Anchor::bottom_right ? seq_k - seq_q : 0;
+            for (int i = 0; i < seq_q; ++i) {
+              for (int j = 0; j < seq_k; ++j) {
+                const Wide distance = j - (i + offset);
+                const bool want = distance >= -static_cast<Wide>(left) && distance <= right;
+                ASSERT_EQ(sees(band, i, j), want) << "left " << left << " right " << right << " i " << i << " j " << j;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::detail

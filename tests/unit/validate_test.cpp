@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Normalisation: what validate() makes of good descriptions. What it says to bad ones is checked in tests/conformance.
+#include <gtest/gtest.h>
+
+#include "op/attention/validate.hpp"
+#include "op/common/checks.hpp"
+#include "op/paged_attention/validate.hpp"
+
+namespace fovea::detail {
+namespace {
+
+AttentionDesc fixed() {
+  AttentionDesc desc;
+  desc.q = contiguous(DType::bf16, {2, 5, 8, 64});
+  desc.k = contiguous(DType::bf16, {2, 7, 2, 64});
+  desc.v = contiguous(DType::bf16, {2, 7, 2, 32});
+  desc.out = contiguous(DType::bf16, {2, 5, 8, 32});
+  desc.lse = contiguous(DType::f32, {2, 8, 5});
+  return desc;
+}
+
+TEST(Validate, FixedBatch) {
+  const AttentionProblem problem = validate(fixed(), {}).value();
+  EXPECT_EQ(problem.batch, 2);
+  EXPECT_EQ(problem.total_q, 10);
+  EXPECT_EQ(problem.max_seq_q, 5);
+  EXPECT_EQ(problem.max_seq_k, 7);
+  EXPECT_EQ(problem.group(), 4);
+  EXPECT_EQ(problem.head_dim_v, 32);
+  EXPECT_FLOAT_EQ(problem.scale, 0.125f);
+  EXPECT_EQ(problem.lse.row, 1);
+  EXPECT_EQ(problem.lse.head, 5);
+  EXPECT_EQ(problem.lse.batch, 40);
+  EXPECT_TRUE(problem.has_lse);
+}
+
+TEST(Validate, RaggedBoundsAreClampedToTheRows) {
+  AttentionDesc desc;
+  desc.q = desc.out = contiguous(DType::f32, {10, 4, 16});
+  desc.k = desc.v = contiguous(DType::f32, {20, 4, 16});
+  desc.ragged = RaggedDesc{3, 1000, 6};
+  const AttentionProblem problem = validate(desc, {}).value();
+  EXPECT_TRUE(problem.ragged);
+  EXPECT_EQ(problem.batch, 3);
+  EXPECT_EQ(problem.max_seq_q, 10);
+  EXPECT_EQ(problem.max_seq_k, 6);
+  EXPECT_EQ(problem.q.batch, 0);
+}
+
+TEST(Validate, PagedDefaultsComeFromTheTable) {
+  PagedAttentionDesc desc;
+  desc.q = desc.out = contiguous(DType::f16, {9, 6, 128});
+  desc.k_cache = desc.v_cache = contiguous(DType::f16, {50, 16, 3, 128});
+  desc.block_table = contiguous(DType::i32, {4, 5});
+  const PagedAttentionProblem problem = validate(desc, {}).value();
+  EXPECT_EQ(problem.batch, 4);
+  EXPECT_EQ(problem.max_seq_k, 80);
+  EXPECT_EQ(problem.max_seq_q, 9);
+  EXPECT_EQ(problem.table_stride, 5);
+}
+
+/// Rows are aligned as far as base and strides both allow.
+TEST(Validate, RowAlignment) {
+  TensorDesc desc = contiguous(DType::bf16, {2, 3, 64});
+  desc.alignment = 64;
+  EXPECT_EQ(row_alignment(desc), 64);
+  desc.strides[1] = 72;  // 144 bytes
+  EXPECT_EQ(row_alignment(desc), 16);
+  desc.alignment = 0;
+  EXPECT_EQ(row_alignment(desc), 2);
+}
+
+/// An output whose elements share memory is refused; gaps, exchanged axes and axes of one element are not.
+TEST(Validate, OutputsMustNotOverlap) {
+  const auto accepts = [](auto change) {
+    AttentionDesc desc = fixed();
+    change(desc.out);
+    return validate(desc, {}).has_value();
+  };
+  EXPECT_TRUE(accepts([](TensorDesc& out) { out.strides = {5 * 8 * 40, 8 * 40, 40, 1}; }));
+  EXPECT_TRUE(accepts([](TensorDesc& out) { out.strides = {8 * 5 * 32, 32, 5 * 32, 1}; }));
+  EXPECT_FALSE(accepts([](TensorDesc& out) { out.strides[1] = 0; }));
+  EXPECT_FALSE(accepts([](TensorDesc& out) { out.strides[2] = 31; }));
+}
+
+}  // namespace
+}  // namespace fovea::detail
