@@ -36,10 +36,9 @@ void paged_cache_append(const detail::PagedCacheAppendProblem& problem, const Pa
 }
 
 AttentionOutput merge_states(const detail::MergeStatesProblem& problem, const MergeStatesArgs& args) {
-  const auto rows = static_cast<std::size_t>(problem.total_q * problem.heads);
   const auto dim = static_cast<std::size_t>(problem.head_dim_v);
-  AttentionOutput result{std::vector<double>(rows * dim), std::vector<double>(rows, -std::numeric_limits<double>::infinity()),
-                         std::vector<char>(static_cast<std::size_t>(problem.total_q), 1)};
+  AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
+  result.written.assign(result.written.size(), 1);
   for (std::int64_t row = 0; row < problem.total_q; ++row) {
     for (std::int64_t head = 0; head < problem.heads; ++head) {
       const auto flat = static_cast<std::size_t>(row * problem.heads + head);

@@ -21,6 +21,9 @@ struct AttentionOutput {
   std::vector<char> written;  ///< [total_q]
 };
 
+/// Nothing written, out 0 and lse -inf.
+AttentionOutput empty_output(std::int64_t total_q, std::int64_t heads, std::int64_t head_dim_v);
+
 AttentionOutput attention(const detail::AttentionProblem& problem, const AttentionArgs& args);
 AttentionOutput paged_attention(const detail::PagedAttentionProblem& problem, const PagedAttentionArgs& args);
 AttentionOutput merge_states(const detail::MergeStatesProblem& problem, const MergeStatesArgs& args);

@@ -15,15 +15,12 @@ constexpr Axes kQAxes{"batch", "seq_q", "head", "head_dim_qk"};
 constexpr Axes kKAxes{"batch", "seq_k", "kv_head", "head_dim_qk"};
 constexpr Axes kVAxes{"batch", "seq_k", "kv_head", "head_dim_v"};
 constexpr Axes kOutAxes{"batch", "seq_q", "head", "head_dim_v"};
-constexpr std::array<std::string_view, 3> kLseAxes{"batch", "head", "seq_q"};
 constexpr Axes kRaggedQAxes{"", "total_q", "head", "head_dim_qk"};
 constexpr Axes kRaggedKAxes{"", "total_k", "kv_head", "head_dim_qk"};
 constexpr Axes kRaggedVAxes{"", "total_k", "kv_head", "head_dim_v"};
 constexpr Axes kRaggedOutAxes{"", "total_q", "head", "head_dim_v"};
-constexpr std::array<std::string_view, 2> kRaggedLseAxes{"total_q", "head"};
 
 constexpr std::array kInputDTypes{DType::f32, DType::f16, DType::bf16, DType::e4m3};
-constexpr std::array kF32{DType::f32};
 
 /// A tensor [batch, row, head, dim], or [row, head, dim] when ragged, read through one set of indices.
 struct RowTensor {
@@ -70,26 +67,6 @@ void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const 
   check_extent(check, out.named, axis(0), q.rows(), "rows of q");
   check_extent(check, out.named, axis(1), q.heads(), "head of q");
   check_extent(check, out.named, axis(2), v.dim(), "head_dim_v of v");
-}
-
-void check_lse(Checker& check, const AttentionDesc& desc, AttentionProblem& problem) {
-  if (!desc.lse) return;
-  const bool ragged = desc.ragged.has_value();
-  const std::span<const std::string_view> axes = ragged ? std::span<const std::string_view>(kRaggedLseAxes) : std::span(kLseAxes);
-  const NamedTensor lse{"lse", *desc.lse, axes, true, false};
-  check_tensor(check, lse);
-  check_dtype(check, lse, kF32);
-  if (ragged) {
-    check_extent(check, lse, 0, problem.total_q, "rows of q");
-    check_extent(check, lse, 1, problem.heads, "head of q");
-    problem.lse = {0, desc.lse->strides[0], desc.lse->strides[1]};
-  } else {
-    check_extent(check, lse, 0, problem.batch, "q.shape[0]");
-    check_extent(check, lse, 1, problem.heads, "head of q");
-    check_extent(check, lse, 2, problem.max_seq_q, "rows of q");
-    problem.lse = {desc.lse->strides[0], desc.lse->strides[2], desc.lse->strides[1]};
-  }
-  problem.has_lse = true;
 }
 
 void check_ragged(Checker& check, const RaggedDesc& ragged) {
@@ -146,7 +123,7 @@ Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& 
   check_scale(check, "q_scale", desc.q_scale, problem.q_dtype);
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
-  check_lse(check, desc, problem);
+  check_lse(check, "lse", desc.lse, problem, ragged);
   if (!check.ok()) return check.error();
   return problem;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "op/common/attention_checks.hpp"
 
+#include <array>
 #include <cmath>
 
 namespace fovea::detail {
@@ -29,6 +30,32 @@ void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& 
   core.k_alignment = row_alignment(k);
   core.v_alignment = row_alignment(v);
   core.out_alignment = row_alignment(out);
+}
+
+RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged) {
+  constexpr std::array<std::string_view, 3> kFixedAxes{"batch", "head", "seq_q"};
+  constexpr std::array<std::string_view, 2> kRaggedAxes{"total_q", "head"};
+  constexpr std::array kF32{DType::f32};
+  const std::span<const std::string_view> axes = ragged ? std::span<const std::string_view>(kRaggedAxes) : std::span(kFixedAxes);
+  const NamedTensor tensor{name, desc, axes, true, false};
+  check_tensor(check, tensor);
+  check_dtype(check, tensor, kF32);
+  if (!check.ok()) return {};
+  if (ragged) {
+    check_extent(check, tensor, 0, core.total_q, "rows of q");
+    check_extent(check, tensor, 1, core.heads, "head of q");
+    return {0, desc.strides[0], desc.strides[1]};
+  }
+  check_extent(check, tensor, 0, core.batch, "q.shape[0]");
+  check_extent(check, tensor, 1, core.heads, "head of q");
+  check_extent(check, tensor, 2, core.max_seq_q, "rows of q");
+  return {desc.strides[0], desc.strides[2], desc.strides[1]};
+}
+
+void check_lse(Checker& check, std::string_view name, const std::optional<TensorDesc>& lse, AttentionCore& core, bool ragged) {
+  if (!lse || !check.ok()) return;
+  core.lse = check_row_numbers(check, name, *lse, core, ragged);
+  core.has_lse = true;
 }
 
 std::optional<Error> decline_head_dims(const AttentionCore& core) {

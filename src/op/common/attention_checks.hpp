@@ -15,6 +15,12 @@ void check_scalars(Checker& check, float scale, float softcap, AttentionCore& co
 /// What the four descriptions promise about addresses.
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);
 
+/// An f32 tensor with one number a row and head, [batch, head, seq_q] or [total_q, head], such as lse. Returns its strides.
+RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged);
+
+/// The optional lse: sets core.lse and core.has_lse.
+void check_lse(Checker& check, std::string_view name, const std::optional<TensorDesc>& lse, AttentionCore& core, bool ragged);
+
 /// Head dims that no kernel takes; the reason a planner declines with.
 std::optional<Error> decline_head_dims(const AttentionCore& core);
 

@@ -152,6 +152,14 @@ void check_pointer(Checker& check, std::string_view name, const void* pointer, b
   }
 }
 
+Result<void> check_slot_mapping(std::span<const std::int64_t> slot_mapping, std::int64_t slots) {
+  for (std::size_t t = 0; t < slot_mapping.size(); ++t) {
+    if (slot_mapping[t] >= -1 && slot_mapping[t] < slots) continue;
+    return invalid("slot_mapping[" + std::to_string(t) + "]", slot_mapping[t], "-1 (skip) or 0 to " + std::to_string(slots - 1));
+  }
+  return {};
+}
+
 Result<void> check_workspace(Workspace workspace, std::size_t needed) {
   if (needed == 0) return {};
   if (workspace.data == nullptr || workspace.bytes < needed) {

@@ -69,6 +69,9 @@ std::int32_t row_alignment(const TensorDesc& desc);
 /// A pointer of run(): present when `needed`, and aligned as the description promised.
 void check_pointer(Checker& check, std::string_view name, const void* pointer, bool needed, std::int32_t alignment);
 
+/// Every slot is -1 (skip) or below `slots`.
+Result<void> check_slot_mapping(std::span<const std::int64_t> slot_mapping, std::int64_t slots);
+
 /// The workspace of run() is there, large enough and aligned.
 Result<void> check_workspace(Workspace workspace, std::size_t needed);
 

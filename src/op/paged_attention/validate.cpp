@@ -5,7 +5,7 @@
 #include <array>
 
 #include "op/common/attention_checks.hpp"
-#include "op/common/band.hpp"
+#include "op/common/block_table.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -15,7 +15,6 @@ constexpr std::array<std::string_view, 4> kKAxes{"block", "page", "kv_head", "he
 constexpr std::array<std::string_view, 4> kVAxes{"block", "page", "kv_head", "head_dim_v"};
 constexpr std::array<std::string_view, 3> kOutAxes{"total_q", "head", "head_dim_v"};
 constexpr std::array<std::string_view, 2> kTableAxes{"batch", "max_blocks"};
-constexpr std::array<std::string_view, 2> kLseAxes{"total_q", "head"};
 
 struct Tensors {
   NamedTensor q, k_cache, v_cache, out, block_table;
@@ -48,18 +47,6 @@ void check_shapes(Checker& check, const Tensors& t) {
   positive(t.k_cache, 1, "k_cache.shape[1] (page)");
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 31;
   check.expect(t.k_cache.desc.shape[0] < kMostBlocks, "k_cache.shape[0] (block)", t.k_cache.desc.shape[0], "less than 2^31 (block numbers are i32)");
-}
-
-void check_lse(Checker& check, const PagedAttentionDesc& desc, PagedAttentionProblem& problem) {
-  if (!desc.lse) return;
-  constexpr std::array kF32{DType::f32};
-  const NamedTensor lse{"lse", *desc.lse, kLseAxes, true, false};
-  check_tensor(check, lse);
-  check_dtype(check, lse, kF32);
-  check_extent(check, lse, 0, problem.total_q, "rows of q");
-  check_extent(check, lse, 1, problem.heads, "head of q");
-  problem.lse = {0, desc.lse->strides[0], desc.lse->strides[1]};
-  problem.has_lse = true;
 }
 
 void check_bounds(Checker& check, const PagedAttentionDesc& desc, const PagedAttentionProblem& problem) {
@@ -102,21 +89,6 @@ PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOption
   return problem;
 }
 
-/// Every block that holds a key which some row of sequence `b` sees has a number inside the cache.
-void check_blocks(Checker& check, const PagedAttentionProblem& problem, const PagedAttentionArgs& args, std::int64_t b) {
-  const std::int64_t seq_q = args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b];
-  const std::int64_t seq_k = args.kv_len[b];
-  if (seq_q == 0 || seq_k == 0) return;
-  const KeyRange keys = keys_seen_by_some(make_band(problem.mask, seq_q, seq_k), 0, seq_q, seq_k);
-  if (keys.size() == 0) return;
-  const std::int32_t* row = args.block_table + b * problem.table_stride;
-  for (std::int64_t i = keys.begin / problem.page; i <= (keys.end - 1) / problem.page; ++i) {
-    if (row[i] >= 0 && row[i] < problem.blocks) continue;
-    const std::string subject = "block_table[" + std::to_string(b) + "][" + std::to_string(i) + "] (block number)";
-    return check.fail(invalid(subject, row[i], "0 to " + std::to_string(problem.blocks - 1)));
-  }
-}
-
 }  // namespace
 
 Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const PlanOptions& options) {
@@ -139,7 +111,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
   check_scalars(check, desc.scale, desc.softcap, problem);
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
-  check_lse(check, desc, problem);
+  check_lse(check, "lse", desc.lse, problem, true);
   if (!check.ok()) return check.error();
   return problem;
 }
@@ -166,13 +138,9 @@ Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttenti
 Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
   Checker check;
   check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, static_cast<std::size_t>(problem.batch) + 1}, problem.total_q, problem.max_seq_q);
+  const BlockTableView table{args.block_table, problem.table_stride, problem.page, problem.blocks, problem.max_seq_k};
   for (std::int64_t b = 0; check.ok() && b < problem.batch; ++b) {
-    const std::int64_t length = args.kv_len[b];
-    if (length < 0 || length > problem.max_seq_k) {
-      check.fail(invalid("kv_len[" + std::to_string(b) + "]", length, "0 to " + std::to_string(problem.max_seq_k) + " (the planned bound)"));
-    } else {
-      check_blocks(check, problem, args, b);
-    }
+    check_sequence_blocks(check, table, problem.mask, b, args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b], args.kv_len[b]);
   }
   if (!check.ok()) return check.error();
   return {};

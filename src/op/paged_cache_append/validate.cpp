@@ -76,13 +76,7 @@ Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCache
 }
 
 Result<void> check_slots(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {
-  const std::int64_t slots = problem.blocks * problem.page;
-  for (std::int64_t t = 0; t < problem.tokens; ++t) {
-    const std::int64_t slot = args.slot_mapping[t];
-    if (slot >= -1 && slot < slots) continue;
-    return invalid("slot_mapping[" + std::to_string(t) + "]", slot, "-1 (skip) or 0 to " + std::to_string(slots - 1));
-  }
-  return {};
+  return check_slot_mapping({args.slot_mapping, static_cast<std::size_t>(problem.tokens)}, problem.blocks * problem.page);
 }
 
 }  // namespace fovea::detail

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The one formula: a query row against the keys it sees.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "fovea/mask.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea::reference {
+
+/// Rows in double precision.
+struct Matrix {
+  std::int64_t columns = 0;
+  std::vector<double> values{};
+
+  Matrix(std::int64_t rows, std::int64_t cols) : columns(cols), values(static_cast<std::size_t>(rows * cols)) {}
+  double* row(std::int64_t index) { return &values[static_cast<std::size_t>(index * columns)]; }
+  const double* row(std::int64_t index) const { return &values[static_cast<std::size_t>(index * columns)]; }
+};
+
+/// Row-major copy of rows that start at the element offsets `at` (negative: nobody looks; the row stays zero).
+Matrix gather(DType dtype, const void* data, std::span<const std::int64_t> at, std::int64_t columns);
+
+double dot(const double* a, const double* b, std::int64_t size);
+
+struct RowOptions {
+  double scale = 1, softcap = 0, v_scale = 1;
+  std::optional<double> sink{};
+};
+
+/// The capped score of one query and one key.
+double score(const double* q, const double* k, std::int64_t size, const RowOptions& options);
+
+struct RowResult {
+  double lse, largest;  ///< -inf both when no key is visible
+};
+
+/// out[0 .. v.columns) = softmax over the `visible` keys, which may occur more than once.
+RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<const std::int64_t> visible, const RowOptions& options, double* out);
+
+/// The keys that a row sees, straight from the definition of the mask.
+std::vector<std::int64_t> visible_keys(const BandMask& mask, std::int64_t row, std::int64_t seq_q, std::int64_t seq_k);
+
+/// For each key, whether some row sees it.
+std::vector<char> keys_seen(const BandMask& mask, std::int64_t seq_q, std::int64_t seq_k);
+
+}  // namespace fovea::reference
