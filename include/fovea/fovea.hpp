@@ -3,8 +3,11 @@
 #pragma once
 
 #include "fovea/attention.hpp"
+#include "fovea/attention_backward.hpp"
+#include "fovea/cache_format.hpp"
 #include "fovea/device.hpp"
 #include "fovea/info.hpp"
+#include "fovea/latent_attention.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/merge.hpp"
 #include "fovea/paged_attention.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ordered lists: fastest first, the reference last. A new backend is a line in each.
+/// The ordered lists: fastest first, the reference last. A new backend is a line here.
+#include <utility>
 #include <vector>
 
 #ifdef FOVEA_HAS_CPU
@@ -11,49 +12,30 @@
 namespace fovea::detail {
 namespace {
 
-template <class Impl>
-std::vector<Impl> concatenate(std::initializer_list<std::span<const Impl>> lists) {
-  std::vector<Impl> all;
-  for (const std::span<const Impl> list : lists) all.insert(all.end(), list.begin(), list.end());
+template <class Operation>
+std::vector<Implementation<Operation>> concatenate(std::initializer_list<Implementations<Operation>> lists) {
+  std::vector<Implementation<Operation>> all;
+  for (const Implementations<Operation> list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
 }
 
 }  // namespace
 
-std::span<const AttentionImplementation> attention_implementations() {
-  static const auto kList = concatenate<AttentionImplementation>({
+template <class Operation>
+Implementations<Operation> implementations_of() {
+  static const std::vector<Implementation<Operation>> kList = concatenate<Operation>({
 #ifdef FOVEA_HAS_CPU
-      cpu::attention_implementations(),
+      cpu::implementations(Operation{}),
 #endif
-      reference::attention_implementations()});
+      reference::implementations(Operation{})});
   return kList;
 }
 
-std::span<const PagedAttentionImplementation> paged_attention_implementations() {
-  static const auto kList = concatenate<PagedAttentionImplementation>({
-#ifdef FOVEA_HAS_CPU
-      cpu::paged_attention_implementations(),
-#endif
-      reference::paged_attention_implementations()});
-  return kList;
+/// Instantiates the list of every operation.
+template <class... Operation>
+constexpr auto instantiate(std::tuple<Operation...>*) {
+  return std::tuple{&implementations_of<Operation>...};
 }
-
-std::span<const PagedCacheAppendImplementation> paged_cache_append_implementations() {
-  static const auto kList = concatenate<PagedCacheAppendImplementation>({
-#ifdef FOVEA_HAS_CPU
-      cpu::paged_cache_append_implementations(),
-#endif
-      reference::paged_cache_append_implementations()});
-  return kList;
-}
-
-std::span<const MergeStatesImplementation> merge_states_implementations() {
-  static const auto kList = concatenate<MergeStatesImplementation>({
-#ifdef FOVEA_HAS_CPU
-      cpu::merge_states_implementations(),
-#endif
-      reference::merge_states_implementations()});
-  return kList;
-}
+[[maybe_unused]] constexpr auto kInstances = instantiate(static_cast<Operations*>(nullptr));
 
 }  // namespace fovea::detail

@@ -6,12 +6,12 @@
 namespace fovea {
 namespace {
 
-template <class Impl>
-void append(std::vector<ImplementationInfo>& rows, std::string_view operation, std::span<const Impl> list) {
-  for (const Impl& implementation : list) {
+template <class Operation>
+void append(std::vector<ImplementationInfo>& rows) {
+  for (const auto& implementation : detail::implementations_of<Operation>()) {
     const std::string_view reason = implementation.unavailable();
     rows.push_back({.name = implementation.name,
-                    .operation = operation,
+                    .operation = Operation::kName,
                     .backend = implementation.backend,
                     .accepts = implementation.accepts,
                     .available = reason.empty(),
@@ -19,16 +19,16 @@ void append(std::vector<ImplementationInfo>& rows, std::string_view operation, s
   }
 }
 
-}  // namespace
-
-std::vector<ImplementationInfo> implementations() {
+template <class... Operation>
+std::vector<ImplementationInfo> all(std::tuple<Operation...>*) {
   std::vector<ImplementationInfo> rows;
-  append(rows, "attention", detail::attention_implementations());
-  append(rows, "paged_attention", detail::paged_attention_implementations());
-  append(rows, "paged_cache_append", detail::paged_cache_append_implementations());
-  append(rows, "merge_states", detail::merge_states_implementations());
+  (append<Operation>(rows), ...);
   return rows;
 }
+
+}  // namespace
+
+std::vector<ImplementationInfo> implementations() { return all(static_cast<detail::Operations*>(nullptr)); }
 
 std::string_view version() { return FOVEA_VERSION; }
 

@@ -1,37 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The public planning functions: validate once, then ask the ordered list.
-#include "op/attention/validate.hpp"
-#include "op/merge_states/validate.hpp"
-#include "op/paged_attention/validate.hpp"
-#include "op/paged_cache_append/validate.hpp"
 #include "plan/select.hpp"
 
 namespace fovea {
 namespace {
 
-template <class Impl, class Desc>
-Result<Plan<typename Impl::Args>> plan(std::span<const Impl> list, const Desc& desc, Device device, const PlanOptions& options) {
-  const Result<typename Impl::Problem> problem = detail::validate(desc, options);
+template <class Operation>
+Result<Plan<typename Operation::Args>> plan(const Result<typename Operation::Problem>& problem, Device device, const PlanOptions& options) {
   if (!problem) return problem.error();
-  return detail::select(list, *problem, device, options);
+  return detail::select<Operation>(*problem, device, options);
 }
 
 }  // namespace
 
 Result<AttentionPlan> plan_attention(const AttentionDesc& desc, Device device, const PlanOptions& options) {
-  return plan(detail::attention_implementations(), desc, device, options);
+  return plan<detail::Attention>(detail::validate(desc, options), device, options);
+}
+
+Result<AttentionBackwardPlan> plan_attention_backward(const AttentionBackwardDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::AttentionBackward>(detail::validate(desc, options), device, options);
 }
 
 Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, Device device, const PlanOptions& options) {
-  return plan(detail::paged_attention_implementations(), desc, device, options);
+  return plan<detail::PagedAttention>(detail::validate(desc, options), device, options);
 }
 
 Result<PagedCacheAppendPlan> plan_paged_cache_append(const PagedCacheAppendDesc& desc, Device device, const PlanOptions& options) {
-  return plan(detail::paged_cache_append_implementations(), desc, device, options);
+  return plan<detail::PagedCacheAppend>(detail::validate(desc, options), device, options);
 }
 
 Result<MergeStatesPlan> plan_merge_states(const MergeStatesDesc& desc, Device device, const PlanOptions& options) {
-  return plan(detail::merge_states_implementations(), desc, device, options);
+  return plan<detail::MergeStates>(detail::validate(desc, options), device, options);
+}
+
+Result<LatentAttentionPlan> plan_latent_attention(const LatentAttentionDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::LatentAttention>(detail::validate(desc, options), device, options);
+}
+
+Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLatentAttentionDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::SparseLatentAttention>(detail::validate(desc, options), device, options);
+}
+
+Result<QuantizeLatentCachePlan> plan_quantize_latent_cache(const LatentCacheConversionDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::QuantizeLatentCache>(detail::validate_quantize(desc), device, options);
+}
+
+Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCacheConversionDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::DequantizeLatentCache>(detail::validate_dequantize(desc), device, options);
 }
 
 }  // namespace fovea

@@ -2,67 +2,66 @@
 /// The reference as the last row of every list: slow, but it accepts whatever the contract allows. It alone allocates in run().
 #include "reference/implementations.hpp"
 
-#include <array>
-
-#include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
-#include "op/merge_states/validate.hpp"
-#include "op/paged_attention/validate.hpp"
-#include "op/paged_cache_append/validate.hpp"
-#include "reference/element.hpp"
 #include "reference/reference.hpp"
+#include "reference/state.hpp"
 
 namespace fovea::reference {
 namespace {
 
-std::string_view always_available() { return {}; }
-
-/// A plan that needs no workspace and no schedule.
-template <class Problem, class Args>
-struct State final : detail::PlanState<Args> {
-  using Run = Result<void> (*)(const Problem&, const Args&);
-  State(std::string_view name, const Problem& p, Run r) : problem(p), run_(r) { this->implementation = name; }
-
-  Result<void> prepare(const Args&, Workspace, Stream) const override { return {}; }
-  Result<void> run(const Args& args, Workspace, Stream, bool) const override { return run_(problem, args); }
-  std::string tuning() const override { return "double precision, straight loops, one thread"; }
-
-  Problem problem;
-  Run run_;
-};
-
-template <class Problem, class Args>
-detail::PlanResult<Args> make_state(std::string_view name, const Problem& problem, typename State<Problem, Args>::Run run) {
-  return std::shared_ptr<const detail::PlanState<Args>>(std::make_shared<State<Problem, Args>>(name, problem, run));
-}
-
-/// Rounds into the caller's tensors, of which each batch item has `rows` rows (a ragged batch counts as one item).
-void round_attention(const detail::AttentionCore& core, std::int64_t rows, const AttentionOutput& result, void* out, float* lse) {
-  for (std::int64_t flat = 0; flat < core.total_q; ++flat) {
-    if (result.written[static_cast<std::size_t>(flat)] == 0) continue;
-    const std::int64_t b = flat / rows, row = flat % rows;
-    for (std::int64_t head = 0; head < core.heads; ++head) {
-      const auto at = static_cast<std::size_t>(flat * core.heads + head);
-      for (std::int64_t d = 0; d < core.head_dim_v; ++d) {
-        const double value = result.out[at * static_cast<std::size_t>(core.head_dim_v) + static_cast<std::size_t>(d)];
-        store(core.out_dtype, out, b * core.out.batch + row * core.out.row + head * core.out.head + d, value);
-      }
-      if (core.has_lse) store(DType::f32, lse, b * core.lse.batch + row * core.lse.row + head * core.lse.head, result.lse[at]);
-    }
-  }
-}
-
-Result<void> run_attention(const detail::AttentionProblem& problem, const AttentionArgs& args) {
+/// Checks what the host can see, then computes.
+template <class Problem, class Args, class Compute>
+Result<void> checked(const Problem& problem, const Args& args, Compute compute) {
   if (Result<void> good = check_args(problem, args); !good) return good;
   if (Result<void> good = check_lengths(problem, args); !good) return good;
-  round_attention(problem, problem.ragged ? problem.total_q : problem.max_seq_q, attention(problem, args), args.out, args.lse);
+  compute();
   return {};
 }
 
+/// out and lse of a forward operation.
+void round_output(const detail::AttentionCore& core, std::int64_t rows_per_batch, const AttentionOutput& result, void* out, float* lse) {
+  round_rows({result.out, result.written, rows_per_batch, core.heads, core.head_dim_v}, core.out_dtype, core.out, out);
+  if (core.has_lse) round_rows({result.lse, result.written, rows_per_batch, core.heads}, DType::f32, core.lse, lse);
+}
+
+Result<void> run_attention(const detail::AttentionProblem& problem, const AttentionArgs& args) {
+  return checked(problem, args, [&] {
+    const std::int64_t rows = problem.ragged ? problem.total_q : problem.max_seq_q;
+    round_output(problem, rows, attention(problem, args), args.out, args.lse);
+  });
+}
+
 Result<void> run_paged_attention(const detail::PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
+  return checked(problem, args, [&] { round_output(problem, problem.total_q, paged_attention(problem, args), args.out, args.lse); });
+}
+
+Result<void> run_latent_attention(const detail::LatentAttentionProblem& problem, const LatentAttentionArgs& args) {
+  return checked(problem, args, [&] {
+    const std::int64_t rows = problem.ragged ? problem.total_q : problem.max_seq_q;
+    round_output(problem, rows, latent_attention(problem, args), args.out, args.lse);
+  });
+}
+
+Result<void> run_sparse_latent_attention(const detail::SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args) {
   if (Result<void> good = check_args(problem, args); !good) return good;
-  if (Result<void> good = check_lengths(problem, args); !good) return good;
-  round_attention(problem, problem.total_q, paged_attention(problem, args), args.out, args.lse);
+  const AttentionOutput result = sparse_latent_attention(problem, args);
+  round_output(problem, problem.max_seq_q, result, args.out, args.lse);
+  if (problem.has_max_logits) {
+    round_rows({result.max_logits, result.written, problem.max_seq_q, problem.heads}, DType::f32, problem.max_logits, args.max_logits);
+  }
+  return {};
+}
+
+Result<void> run_attention_backward(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
+  if (Result<void> good = check_args(problem, args); !good) return good;
+  if (Result<void> good = check_lengths(problem, args.forward); !good) return good;
+  const BackwardOutput result = attention_backward(problem, args);
+  const std::int64_t q_rows = problem.ragged ? problem.total_q : problem.max_seq_q;
+  const std::int64_t k_rows = problem.ragged ? problem.total_k : problem.max_seq_k;
+  round_rows({result.dq, result.q_written, q_rows, problem.heads, problem.head_dim_qk}, problem.q_dtype, problem.dq, args.dq);
+  round_rows({result.dk, result.k_written, k_rows, problem.kv_heads, problem.head_dim_qk}, problem.kv_dtype, problem.dk, args.dk);
+  round_rows({result.dv, result.k_written, k_rows, problem.kv_heads, problem.head_dim_v}, problem.kv_dtype, problem.dv, args.dv);
+  if (problem.has_sink) round_rows({result.dsink, {1}, 1, problem.heads}, DType::f32, {0, 0, 1}, args.dsink);
   return {};
 }
 
@@ -76,53 +75,93 @@ Result<void> run_paged_cache_append(const detail::PagedCacheAppendProblem& probl
 Result<void> run_merge_states(const detail::MergeStatesProblem& problem, const MergeStatesArgs& args) {
   if (Result<void> good = check_args(problem, args); !good) return good;
   const AttentionOutput result = merge_states(problem, args);
-  for (std::int64_t row = 0; row < problem.total_q; ++row) {
-    for (std::int64_t head = 0; head < problem.heads; ++head) {
-      const auto at = static_cast<std::size_t>(row * problem.heads + head);
-      for (std::int64_t d = 0; d < problem.head_dim_v; ++d) {
-        const double value = result.out[at * static_cast<std::size_t>(problem.head_dim_v) + static_cast<std::size_t>(d)];
-        store(problem.dtype, args.out, row * problem.out.out_row + head * problem.out.out_head + d, value);
-      }
-      if (problem.has_lse) store(DType::f32, args.lse, row * problem.out.lse_row + head * problem.out.lse_head, result.lse[at]);
-    }
-  }
+  const detail::MergeStatesProblem::Strides& to = problem.out;
+  round_rows({result.out, result.written, problem.total_q, problem.heads, problem.head_dim_v}, problem.dtype, {0, to.out_row, to.out_head}, args.out);
+  if (problem.has_lse) round_rows({result.lse, result.written, problem.total_q, problem.heads}, DType::f32, {0, to.lse_row, to.lse_head}, args.lse);
   return {};
 }
 
-detail::PlanResult<AttentionArgs> plan_attention(const detail::AttentionProblem& problem, Device) {
+/// Both directions of the conversion of a latent cache.
+template <class Problem, class Args>
+Result<void> convert(const Problem& problem, const Args& args, void (*conversion)(const Problem&, const Args&)) {
+  if (Result<void> good = check_args(problem, args.rows, args.cache, args.slot_mapping); !good) return good;
+  if (Result<void> good = check_slots(problem, args.slot_mapping); !good) return good;
+  conversion(problem, args);
+  return {};
+}
+
+Result<void> run_quantize(const detail::QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args) {
+  return convert(problem, args, quantize_latent_cache);
+}
+Result<void> run_dequantize(const detail::DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args) {
+  return convert(problem, args, dequantize_latent_cache);
+}
+
+/// Plans whatever is valid.
+template <class Operation, typename State<Operation>::Run kRun>
+detail::PlanResult<typename Operation::Args> plan_any(const typename Operation::Problem& problem, Device) {
+  return make_state<Operation>(problem, kRun);
+}
+
+/// Plans whatever is valid and has head dims of the contract.
+template <class Operation, typename State<Operation>::Run kRun>
+detail::PlanResult<typename Operation::Args> plan_head_dims(const typename Operation::Problem& problem, Device) {
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  return make_state<detail::AttentionProblem, AttentionArgs>("reference.attention", problem, run_attention);
+  return make_state<Operation>(problem, kRun);
 }
 
-detail::PlanResult<PagedAttentionArgs> plan_paged_attention(const detail::PagedAttentionProblem& problem, Device) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  return make_state<detail::PagedAttentionProblem, PagedAttentionArgs>("reference.paged_attention", problem, run_paged_attention);
-}
-
-detail::PlanResult<PagedCacheAppendArgs> plan_paged_cache_append(const detail::PagedCacheAppendProblem& problem, Device) {
-  return make_state<detail::PagedCacheAppendProblem, PagedCacheAppendArgs>("reference.paged_cache_append", problem, run_paged_cache_append);
-}
-
-detail::PlanResult<MergeStatesArgs> plan_merge_states(const detail::MergeStatesProblem& problem, Device) {
-  return make_state<detail::MergeStatesProblem, MergeStatesArgs>("reference.merge_states", problem, run_merge_states);
-}
-
-constexpr std::string_view kAcceptsAttention = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
-constexpr std::string_view kAcceptsPaged = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
-
-constexpr std::array kAttention{detail::AttentionImplementation{"reference.attention", kAcceptsAttention, Backend::cpu, always_available, plan_attention}};
-constexpr std::array kPagedAttention{
-    detail::PagedAttentionImplementation{"reference.paged_attention", kAcceptsPaged, Backend::cpu, always_available, plan_paged_attention}};
-constexpr std::array kPagedCacheAppend{detail::PagedCacheAppendImplementation{"reference.paged_cache_append", "f32, f16, bf16 rows; same dtype or e4m3 caches",
-                                                                              Backend::cpu, always_available, plan_paged_cache_append}};
-constexpr std::array kMergeStates{
-    detail::MergeStatesImplementation{"reference.merge_states", "f32, f16, bf16; any head dim", Backend::cpu, always_available, plan_merge_states}};
+constexpr std::string_view kAnyCache = "f32, f16, bf16; plain rows, e4m3 rows and every packed format";
 
 }  // namespace
 
-std::span<const detail::AttentionImplementation> attention_implementations() { return kAttention; }
-std::span<const detail::PagedAttentionImplementation> paged_attention_implementations() { return kPagedAttention; }
-std::span<const detail::PagedCacheAppendImplementation> paged_cache_append_implementations() { return kPagedCacheAppend; }
-std::span<const detail::MergeStatesImplementation> merge_states_implementations() { return kMergeStates; }
+detail::Implementations<detail::Attention> implementations(detail::Attention) {
+  static const auto kRow = row<detail::Attention>("f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256",
+                                                  plan_head_dims<detail::Attention, run_attention>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) {
+  static const auto kRow = row<detail::AttentionBackward>("f32, f16, bf16; head dims that are multiples of 8 up to 256",
+                                                          plan_head_dims<detail::AttentionBackward, run_attention_backward>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) {
+  static const auto kRow = row<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page",
+                                                       plan_head_dims<detail::PagedAttention, run_paged_attention>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) {
+  static const auto kRow = row<detail::PagedCacheAppend>("f32, f16, bf16 rows; same dtype or e4m3 caches",
+                                                         plan_any<detail::PagedCacheAppend, run_paged_cache_append>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates) {
+  static const auto kRow = row<detail::MergeStates>("f32, f16, bf16; any head dim", plan_any<detail::MergeStates, run_merge_states>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention) {
+  static const auto kRow = row<detail::LatentAttention>(kAnyCache, plan_any<detail::LatentAttention, run_latent_attention>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) {
+  static const auto kRow = row<detail::SparseLatentAttention>(kAnyCache, plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache) {
+  static const auto kRow = row<detail::QuantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::QuantizeLatentCache, run_quantize>);
+  return {&kRow, 1};
+}
+
+detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache) {
+  static const auto kRow =
+      row<detail::DequantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::DequantizeLatentCache, run_dequantize>);
+  return {&kRow, 1};
+}
 
 }  // namespace fovea::reference

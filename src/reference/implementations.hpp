@@ -5,9 +5,14 @@
 
 namespace fovea::reference {
 
-std::span<const detail::AttentionImplementation> attention_implementations();
-std::span<const detail::PagedAttentionImplementation> paged_attention_implementations();
-std::span<const detail::PagedCacheAppendImplementation> paged_cache_append_implementations();
-std::span<const detail::MergeStatesImplementation> merge_states_implementations();
+detail::Implementations<detail::Attention> implementations(detail::Attention);
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
+detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
+detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
 
 }  // namespace fovea::reference

@@ -5,12 +5,18 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+#include "fovea/attention_backward.hpp"
+#include "fovea/latent_attention.hpp"
 #include "fovea/merge.hpp"
 #include "fovea/paged_attention.hpp"
 #include "op/attention/problem.hpp"
+#include "op/attention_backward/problem.hpp"
+#include "op/latent_attention/problem.hpp"
+#include "op/latent_cache_conversion/problem.hpp"
 #include "op/merge_states/problem.hpp"
 #include "op/paged_attention/problem.hpp"
 #include "op/paged_cache_append/problem.hpp"
+#include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::reference {
 
@@ -19,6 +25,7 @@ namespace fovea::reference {
 struct AttentionOutput {
   std::vector<double> out, lse;
   std::vector<char> written;  ///< [total_q]
+  std::vector<double> max_logits{};  ///< [total_q, head], sparse latent attention only
 };
 
 /// Nothing written, out 0 and lse -inf.
@@ -28,7 +35,21 @@ AttentionOutput attention(const detail::AttentionProblem& problem, const Attenti
 AttentionOutput paged_attention(const detail::PagedAttentionProblem& problem, const PagedAttentionArgs& args);
 AttentionOutput merge_states(const detail::MergeStatesProblem& problem, const MergeStatesArgs& args);
 
-/// Exact: writes the codes themselves.
+AttentionOutput latent_attention(const detail::LatentAttentionProblem& problem, const LatentAttentionArgs& args);
+AttentionOutput sparse_latent_attention(const detail::SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args);
+
+/// Unrounded gradients, row-major: dq [total_q, head, dqk], dk [total_k, kv_head, dqk], dv [total_k, kv_head, dv], dsink [head].
+struct BackwardOutput {
+  std::vector<double> dq, dk, dv, dsink;
+  std::vector<char> q_written, k_written;
+};
+
+/// From q, k, v and dout alone: out and lse are computed again, so that no error of the forward pass reaches the gradients.
+BackwardOutput attention_backward(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args);
+
+/// Exact: these write the bytes themselves.
 void paged_cache_append(const detail::PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
+void quantize_latent_cache(const detail::QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args);
+void dequantize_latent_cache(const detail::DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args);
 
 }  // namespace fovea::reference

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/attention_backward/validate.hpp"
+
+#include <array>
+
+#include "op/attention/validate.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::detail {
+namespace {
+
+constexpr std::array<std::string_view, 4> kAxes{"batch", "seq", "head", "head_dim"};
+
+/// A gradient has the shape and dtype of its counterpart and strides of its own.
+RowStrides check_gradient(Checker& check, std::string_view name, const TensorDesc& gradient, const TensorDesc& of, bool is_output) {
+  const std::span<const std::string_view> axes = std::span(kAxes).subspan(of.rank == 3 ? 1 : 0);
+  const NamedTensor tensor{name, gradient, axes, is_output};
+  check_tensor(check, tensor);
+  const std::array same{of.dtype};
+  check_dtype(check, tensor, same);
+  if (!check.ok()) return {};
+  for (int axis = 0; axis < of.rank; ++axis) check_extent(check, tensor, axis, of.shape[static_cast<std::size_t>(axis)], "the forward tensor");
+  const auto& s = gradient.strides;
+  return of.rank == 4 ? RowStrides{s[0], s[1], s[2]} : RowStrides{0, s[0], s[1]};
+}
+
+}  // namespace
+
+Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, const PlanOptions& options) {
+  const Result<AttentionProblem> forward = validate(desc.forward, options);
+  if (!forward) return forward.error();
+  AttentionBackwardProblem problem{*forward};
+  Checker check;
+  check.expect(problem.q_dtype != DType::e4m3, "q.dtype", "e4m3", "f32 or f16 or bf16");
+  check.expect(problem.has_lse, "forward.lse", "none", "the lse of the forward pass");
+  problem.dout = check_gradient(check, "dout", desc.dout, desc.forward.out, false);
+  problem.dq = check_gradient(check, "dq", desc.dq, desc.forward.q, true);
+  problem.dk = check_gradient(check, "dk", desc.dk, desc.forward.k, true);
+  problem.dv = check_gradient(check, "dv", desc.dv, desc.forward.v, true);
+  if (!check.ok()) return check.error();
+  problem.dout_base_alignment = base_alignment(desc.dout);
+  problem.dq_base_alignment = base_alignment(desc.dq);
+  problem.dk_base_alignment = base_alignment(desc.dk);
+  problem.dv_base_alignment = base_alignment(desc.dv);
+  return problem;
+}
+
+Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
+  if (Result<void> good = check_args(static_cast<const AttentionProblem&>(problem), args.forward); !good) return good;
+  Checker check;
+  check_pointer(check, "dout", args.dout, problem.total_q > 0, problem.dout_base_alignment);
+  check_pointer(check, "dq", args.dq, problem.total_q > 0, problem.dq_base_alignment);
+  check_pointer(check, "dk", args.dk, problem.total_k > 0, problem.dk_base_alignment);
+  check_pointer(check, "dv", args.dv, problem.total_k > 0, problem.dv_base_alignment);
+  check_pointer(check, "dsink", args.dsink, problem.has_sink, sizeof(float));
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+}  // namespace fovea::detail

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "op/common/latent_cache.hpp"
+
+namespace fovea::detail {
+
+/// Rows on one side, slots of a packed cache on the other.
+struct LatentCacheConversionProblem {
+  DType dtype{};  ///< of the rows
+  std::int64_t tokens = 0, row_stride = 0;
+  std::int32_t rows_alignment = 0;
+  LatentCacheView cache{};
+  ScaleRule rule{};
+};
+
+/// The two directions are different operations with one description.
+struct QuantizeLatentCacheProblem : LatentCacheConversionProblem {};
+struct DequantizeLatentCacheProblem : LatentCacheConversionProblem {};
+
+}  // namespace fovea::detail

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/latent_cache_conversion/validate.hpp"
+
+#include <array>
+
+namespace fovea::detail {
+namespace {
+
+constexpr std::array<std::string_view, 2> kRowAxes{"token", "d"};
+
+template <class Problem>
+Result<Problem> validate_conversion(const LatentCacheConversionDesc& desc, bool rows_are_output) {
+  constexpr std::array kRowDTypes{DType::f32, DType::f16, DType::bf16};
+  const NamedTensor rows{"rows", desc.rows, kRowAxes, rows_are_output};
+  Checker check;
+  check_tensor(check, rows);
+  check_dtype(check, rows, kRowDTypes);
+  check.expect(desc.cache.format != CacheFormat::rows, "cache.format", "rows", "a packed format");
+  const LatentCacheView cache = check_latent_cache(check, "cache", desc.cache);
+  check_extent(check, rows, 1, cache.row, "values in a row of the cache");
+  if (!check.ok()) return check.error();
+  Problem problem;
+  problem.dtype = desc.rows.dtype;
+  problem.tokens = desc.rows.shape[0];
+  problem.row_stride = desc.rows.strides[0];
+  problem.rows_alignment = base_alignment(desc.rows);
+  problem.cache = cache;
+  problem.rule = desc.rule;
+  return problem;
+}
+
+}  // namespace
+
+Result<QuantizeLatentCacheProblem> validate_quantize(const LatentCacheConversionDesc& desc) {
+  return validate_conversion<QuantizeLatentCacheProblem>(desc, false);
+}
+
+Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConversionDesc& desc) {
+  return validate_conversion<DequantizeLatentCacheProblem>(desc, true);
+}
+
+Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache, const std::int64_t* slot_mapping) {
+  Checker check;
+  const bool any = problem.tokens > 0;
+  check_pointer(check, "rows", rows, any, problem.rows_alignment);
+  check_pointer(check, "cache", cache, any, problem.cache.alignment);
+  check_pointer(check, "slot_mapping", slot_mapping, any, sizeof(std::int64_t));
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+Result<void> check_slots(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping) {
+  return check_slot_mapping({slot_mapping, static_cast<std::size_t>(problem.tokens)}, problem.cache.slots());
+}
+
+}  // namespace fovea::detail

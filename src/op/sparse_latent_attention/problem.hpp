@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "op/common/attention_core.hpp"
+#include "op/common/latent_cache.hpp"
+
+namespace fovea::detail {
+
+/// A cache and the tokens that each query row reads from it.
+struct SparseSelection {
+  LatentCacheView cache{};
+  std::int64_t topk = 0;
+  std::int64_t batch_stride = 0, row_stride = 0;  ///< of the indices
+  bool has_topk_length = false;
+};
+
+/// A token-sparse MLA that makes sense; only validate() makes one. `max_seq_k` bounds the tokens of a row, both caches together.
+struct SparseLatentAttentionProblem : AttentionCore {
+  bool flat = false;  ///< q [seq_q, head, d]: batch is 1, topk_length counts rows, lse is [seq_q, head]
+  bool has_max_logits = false;
+  RowStrides max_logits{};
+  SparseSelection main{};
+  std::optional<SparseSelection> extra{};
+};
+
+}  // namespace fovea::detail

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/sparse_latent_attention/validate.hpp"
+
+#include <array>
+
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::detail {
+namespace {
+
+constexpr std::array<std::string_view, 4> kQAxes{"batch", "seq_q", "head", "d"};
+constexpr std::array<std::string_view, 4> kOutAxes{"batch", "seq_q", "head", "latent"};
+constexpr std::array<std::string_view, 3> kIndexAxes{"batch", "seq_q", "topk"};
+
+/// The axes of a flat tensor are those of a paged one without the batch.
+std::span<const std::string_view> axes(bool flat, std::span<const std::string_view> all) { return flat ? all.subspan(1) : all; }
+
+void check_queries(Checker& check, const SparseLatentAttentionDesc& desc, bool flat) {
+  constexpr std::array kQueryDTypes{DType::f32, DType::f16, DType::bf16};
+  const NamedTensor q{"q", desc.q, axes(flat, kQAxes)};
+  const NamedTensor out{"out", desc.out, axes(flat, kOutAxes), true};
+  check_tensor(check, q);
+  check_tensor(check, out);
+  check_dtype(check, q, kQueryDTypes);
+  const std::array same{desc.q.dtype};
+  check_dtype(check, out, same);
+  if (!check.ok()) return;
+  const int dims = desc.q.rank - 1;
+  for (int axis = 0; axis < dims; ++axis) check_extent(check, out, axis, desc.q.shape[static_cast<std::size_t>(axis)], "q.shape");
+  check_extent(check, out, dims, kLatentDim, "the latent values of a row");
+}
+
+/// Checks one cache with its indices and turns them into a selection.
+SparseSelection check_selection(Checker& check, const std::string& name, const SparseLatentAttentionDesc::Selection& desc, const TensorDesc& q) {
+  constexpr std::array kIndexDTypes{DType::i32};
+  const bool flat = q.rank == 3;
+  SparseSelection selection;
+  selection.cache = check_latent_cache(check, name + ".cache", desc.cache);
+  const std::string indices_name = name + ".indices";
+  const NamedTensor indices{indices_name, desc.indices, axes(flat, kIndexAxes)};
+  check_tensor(check, indices);
+  check_dtype(check, indices, kIndexDTypes);
+  if (!check.ok()) return selection;
+  for (int axis = 0; axis < q.rank - 2; ++axis) check_extent(check, indices, axis, q.shape[static_cast<std::size_t>(axis)], "q.shape");
+  const auto last = static_cast<std::size_t>(desc.indices.rank - 1);
+  const std::int64_t d = q.shape[static_cast<std::size_t>(q.rank - 1)];
+  const LatentCacheView& cache = selection.cache;
+  if (check.ok() && cache.row != d) {
+    check.fail(invalid(name + ".cache (values in a row)", cache.row, std::to_string(d) + " (d of q)"));
+  } else if (check.ok() && cache.kv_heads != 1) {
+    check.fail(invalid(name + ".cache.rows.shape[2] (kv_head)", cache.kv_heads, "1"));
+  } else if (check.ok() && cache.format != CacheFormat::rows && q.dtype != DType::bf16) {
+    check.fail(invalid("q.dtype", name_of(q.dtype), "bf16 (over a packed cache)"));
+  } else if (check.ok() && cache.format == CacheFormat::rows && cache.dtype != q.dtype) {
+    check.fail(invalid(name + ".cache.rows.dtype", name_of(cache.dtype), std::string(name_of(q.dtype)) + " (the dtype of q)"));
+  }
+  selection.topk = desc.indices.shape[last];
+  selection.batch_stride = flat ? 0 : desc.indices.strides[0];
+  selection.row_stride = desc.indices.strides[last - 1];
+  selection.has_topk_length = desc.has_topk_length;
+  return selection;
+}
+
+SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
+  SparseLatentAttentionProblem problem;
+  problem.flat = desc.q.rank == 3;
+  const std::size_t first = problem.flat ? 0 : 1;
+  problem.q_dtype = problem.out_dtype = problem.kv_dtype = desc.q.dtype;
+  problem.batch = problem.flat ? 1 : desc.q.shape[0];
+  problem.max_seq_q = desc.q.shape[first];
+  problem.total_q = problem.batch * problem.max_seq_q;
+  problem.heads = desc.q.shape[first + 1];
+  problem.kv_heads = 1;
+  problem.head_dim_qk = desc.q.shape[first + 2];
+  problem.head_dim_v = kLatentDim;
+  const auto strides = [&](const TensorDesc& t) { return RowStrides{problem.flat ? 0 : t.strides[0], t.strides[first], t.strides[first + 1]}; };
+  problem.q = strides(desc.q);
+  problem.out = strides(desc.out);
+  problem.has_sink = desc.has_sink;
+  set_alignments(problem, desc.q, desc.main.cache.rows, desc.main.cache.rows, desc.out);
+  return problem;
+}
+
+}  // namespace
+
+Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& desc, const PlanOptions& options) {
+  const bool flat = desc.q.rank == 3;
+  Checker check;
+  check_queries(check, desc, flat);
+  if (!check.ok()) return check.error();
+  const SparseSelection main = check_selection(check, "main", desc.main, desc.q);
+  check.expect(main.cache.format != CacheFormat::v41_fp4, "main.cache.format", "v41_fp4", "another format (fp4 rows occur only in the extra cache)");
+  std::optional<SparseSelection> extra;
+  if (desc.extra) extra = check_selection(check, "extra", *desc.extra, desc.q);
+  if (!check.ok()) return check.error();
+
+  SparseLatentAttentionProblem problem = normalise(desc);
+  problem.batch_invariant = options.batch_invariant;
+  problem.main = main;
+  problem.extra = extra;
+  problem.max_seq_k = main.topk + (extra ? extra->topk : 0);
+  check_scalars(check, desc.scale, 0.0f, problem);
+  check_lse(check, "lse", desc.lse, problem, flat);
+  if (desc.max_logits && check.ok()) {
+    problem.max_logits = check_row_numbers(check, "max_logits", *desc.max_logits, problem, flat);
+    problem.has_max_logits = true;
+  }
+  if (!check.ok()) return check.error();
+  return problem;
+}
+
+namespace {
+
+void check_selection_args(Checker& check, std::string_view name, const SparseSelection& selection, const SparseLatentAttentionArgs::Selection& args,
+                          bool any_q) {
+  const std::string prefix = std::string(name) + ".";
+  const bool any = any_q && selection.topk > 0;
+  check_pointer(check, prefix + "cache", args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
+  check_pointer(check, prefix + "indices", args.indices, any, sizeof(std::int32_t));
+  check_pointer(check, prefix + "topk_length", args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
+}
+
+}  // namespace
+
+Result<void> check_args(const SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args) {
+  Checker check;
+  const bool any_q = problem.total_q > 0;
+  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
+  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
+  check_selection_args(check, "main", problem.main, args.main, any_q);
+  if (problem.extra) check_selection_args(check, "extra", *problem.extra, args.extra, any_q);
+  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  check_pointer(check, "max_logits", args.max_logits, any_q && problem.has_max_logits, sizeof(float));
+  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  if (!check.ok()) return check.error();
+  return {};
+}
+
+}  // namespace fovea::detail

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The operations of the library, each with its types and its name. Everything generic (planning, lists, info) goes over this table.
+#pragma once
+
+#include <string_view>
+#include <tuple>
+
+#include "op/attention/validate.hpp"
+#include "op/attention_backward/validate.hpp"
+#include "op/latent_attention/validate.hpp"
+#include "op/latent_cache_conversion/validate.hpp"
+#include "op/merge_states/validate.hpp"
+#include "op/paged_attention/validate.hpp"
+#include "op/paged_cache_append/validate.hpp"
+#include "op/sparse_latent_attention/validate.hpp"
+
+namespace fovea::detail {
+
+template <class Problem_, class Args_>
+struct OperationTypes {
+  using Problem = Problem_;
+  using Args = Args_;
+};
+
+struct Attention : OperationTypes<AttentionProblem, AttentionArgs> {
+  static constexpr std::string_view kName = "attention";
+};
+struct AttentionBackward : OperationTypes<AttentionBackwardProblem, AttentionBackwardArgs> {
+  static constexpr std::string_view kName = "attention_backward";
+};
+struct PagedAttention : OperationTypes<PagedAttentionProblem, PagedAttentionArgs> {
+  static constexpr std::string_view kName = "paged_attention";
+};
+struct PagedCacheAppend : OperationTypes<PagedCacheAppendProblem, PagedCacheAppendArgs> {
+  static constexpr std::string_view kName = "paged_cache_append";
+};
+struct MergeStates : OperationTypes<MergeStatesProblem, MergeStatesArgs> {
+  static constexpr std::string_view kName = "merge_states";
+};
+struct LatentAttention : OperationTypes<LatentAttentionProblem, LatentAttentionArgs> {
+  static constexpr std::string_view kName = "latent_attention";
+};
+struct SparseLatentAttention : OperationTypes<SparseLatentAttentionProblem, SparseLatentAttentionArgs> {
+  static constexpr std::string_view kName = "sparse_latent_attention";
+};
+struct QuantizeLatentCache : OperationTypes<QuantizeLatentCacheProblem, QuantizeLatentCacheArgs> {
+  static constexpr std::string_view kName = "quantize_latent_cache";
+};
+struct DequantizeLatentCache : OperationTypes<DequantizeLatentCacheProblem, DequantizeLatentCacheArgs> {
+  static constexpr std::string_view kName = "dequantize_latent_cache";
+};
+
+/// In the order in which they are listed to people.
+using Operations = std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention, SparseLatentAttention,
+                              QuantizeLatentCache, DequantizeLatentCache>;
+
+}  // namespace fovea::detail
