@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. What a tensor, an option or an
+ * argument means is said there (attention.hpp, paged_attention.hpp, merge.hpp); the names of the fields are the same.
+ *
+ *     fovea_plan* plan = NULL;
+ *     if (fovea_attention_plan(&desc, NULL, &plan) != FOVEA_OK) puts(fovea_last_error());
+ *     if (fovea_attention_run(plan, &args, workspace, fovea_plan_workspace_bytes(plan), NULL) != FOVEA_OK) puts(fovea_last_error());
+ *     fovea_plan_destroy(plan);
+ *
+ * Set every description to zero first (`= {0}`): a field that stays zero, and a pointer that stays NULL, ask for nothing.
+ * Plans are immutable: threads may share one, each with a workspace of its own. No call throws, prints or aborts.
+ */
+#ifndef FOVEA_C_H
+#define FOVEA_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status ------------------------------------------------------------------------------------------------------------ */
+
+typedef int32_t fovea_status;
+enum {
+  FOVEA_OK = 0,
+  FOVEA_INVALID_ARGUMENT = 1, /* the call contradicts itself */
+  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says who declined and why */
+  FOVEA_OUT_OF_WORKSPACE = 3, /* the workspace is smaller than fovea_plan_workspace_bytes() */
+  FOVEA_DEVICE_ERROR = 4      /* the device's runtime or the operating system reported a failure */
+};
+
+/* What the last call in this thread that failed said, "" before any did. Valid until the next failure in this thread. */
+const char* fovea_last_error(void);
+
+/* "0.1.0" */
+const char* fovea_version(void);
+
+/* ---- tensors and options ----------------------------------------------------------------------------------------------- */
+
+typedef int32_t fovea_dtype;
+enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I32 = 4, FOVEA_I64 = 5 };
+
+typedef struct fovea_tensor {
+  fovea_dtype dtype;
+  int32_t rank;
+  int64_t shape[4];
+  int64_t strides[4]; /* in elements */
+  int32_t alignment;  /* bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
+} fovea_tensor;
+
+/* A dense row-major tensor of 1 to 4 dimensions. */
+fovea_tensor fovea_contiguous(fovea_dtype dtype, int32_t rank, const int64_t* shape);
+
+typedef int32_t fovea_anchor;
+enum { FOVEA_TOP_LEFT = 0, FOVEA_BOTTOM_RIGHT = 1 };
+
+#define FOVEA_UNBOUNDED INT64_MAX
+
+/* Query i sees key j iff -left <= j - (i + offset) <= right. */
+typedef struct fovea_mask {
+  int64_t left;  /* FOVEA_UNBOUNDED: no bound */
+  int64_t right; /* 0: causal */
+  fovea_anchor anchor;
+} fovea_mask;
+
+fovea_mask fovea_causal(void);
+fovea_mask fovea_sliding_window(int64_t tokens); /* causal, `tokens` keys in all, the query's own included */
+
+/* Strides of an f32 scale tensor [batch, kv_head]; both 0: one value. */
+typedef struct fovea_scale {
+  int64_t batch_stride;
+  int64_t head_stride;
+} fovea_scale;
+
+typedef int32_t fovea_backend;
+enum { FOVEA_CPU = 0, FOVEA_CUDA = 1, FOVEA_HIP = 2 };
+
+/* Where and how to plan; NULL in its place means the CPU and the library's own choice. */
+typedef struct fovea_options {
+  fovea_backend backend;
+  int32_t ordinal;
+  const char* implementation; /* force one by name; NULL or "" chooses */
+  int32_t batch_invariant;    /* not 0: a row's result must not depend on the rest of the batch */
+} fovea_options;
+
+/* ---- plans ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct fovea_plan fovea_plan;
+
+void fovea_plan_destroy(fovea_plan* plan); /* NULL is fine */
+
+/* Scratch memory that a run needs, aligned to 64 bytes. */
+size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
+
+/* "cpu.avx2.attention"; lives as long as the plan. */
+const char* fovea_plan_implementation(const fovea_plan* plan);
+
+/* What was chosen and who declined, for people. Valid until the thread's next call of this function. */
+const char* fovea_plan_explain(const fovea_plan* plan);
+
+/* ---- attention --------------------------------------------------------------------------------------------------------- */
+
+/* Bounds of a ragged batch. */
+typedef struct fovea_ragged {
+  int64_t batch;
+  int64_t max_seq_q;
+  int64_t max_seq_k;
+} fovea_ragged;
+
+typedef struct fovea_attention_desc {
+  fovea_tensor q, k, v, out;
+  const fovea_tensor* lse;
+  const fovea_ragged* ragged; /* NULL: a fixed batch */
+  const fovea_mask* mask;     /* NULL: every query sees every key */
+  float scale;                /* 0: head_dim_qk ** -0.5 */
+  float softcap;
+  int32_t has_sink;
+  const fovea_scale *q_scale, *k_scale, *v_scale; /* e4m3 only */
+} fovea_attention_desc;
+
+typedef struct fovea_attention_args {
+  const void *q, *k, *v;
+  void* out;
+  float* lse;
+  const float* sink;
+  const int32_t *cu_seqlens_q, *cu_seqlens_k;
+  const float *q_scale, *k_scale, *v_scale;
+} fovea_attention_args;
+
+fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_attention_run(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
+                                 void* stream);
+/* The two halves of run: the schedule that prepare leaves in the workspace may serve several run_prepared calls. */
+fovea_status fovea_attention_prepare(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
+                                     void* stream);
+fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
+                                          void* stream);
+
+/* ---- paged attention --------------------------------------------------------------------------------------------------- */
+
+typedef struct fovea_paged_attention_desc {
+  fovea_tensor q, k_cache, v_cache, block_table, out;
+  const fovea_tensor* lse;
+  int64_t max_seq_q;      /* 0: total_q */
+  int64_t max_kv_len;     /* 0: max_blocks * page */
+  const fovea_mask* mask; /* NULL: causal */
+  float scale;
+  float softcap;
+  int32_t has_sink;
+  const fovea_scale *k_scale, *v_scale;
+} fovea_paged_attention_desc;
+
+typedef struct fovea_paged_attention_args {
+  const void *q, *k_cache, *v_cache;
+  void* out;
+  float* lse;
+  const float* sink;
+  const int32_t *block_table, *cu_seqlens_q, *kv_len;
+  const float *k_scale, *v_scale;
+} fovea_paged_attention_args;
+
+fovea_status fovea_paged_attention_plan(const fovea_paged_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_paged_attention_run(const fovea_plan* plan, const fovea_paged_attention_args* args, void* workspace,
+                                       size_t workspace_bytes, void* stream);
+fovea_status fovea_paged_attention_prepare(const fovea_plan* plan, const fovea_paged_attention_args* args, void* workspace,
+                                           size_t workspace_bytes, void* stream);
+fovea_status fovea_paged_attention_run_prepared(const fovea_plan* plan, const fovea_paged_attention_args* args, void* workspace,
+                                                size_t workspace_bytes, void* stream);
+
+typedef struct fovea_paged_cache_append_desc {
+  fovea_tensor k, v, k_cache, v_cache;
+  const fovea_scale *k_scale, *v_scale;
+} fovea_paged_cache_append_desc;
+
+typedef struct fovea_paged_cache_append_args {
+  const void *k, *v;
+  void *k_cache, *v_cache;
+  const int64_t* slot_mapping;
+  const float *k_scale, *v_scale;
+} fovea_paged_cache_append_args;
+
+fovea_status fovea_paged_cache_append_plan(const fovea_paged_cache_append_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_paged_cache_append_run(const fovea_plan* plan, const fovea_paged_cache_append_args* args, void* workspace,
+                                          size_t workspace_bytes, void* stream);
+
+/* ---- merging partial results -------------------------------------------------------------------------------------------- */
+
+typedef struct fovea_merge_part_desc {
+  fovea_tensor out, lse;
+} fovea_merge_part_desc;
+
+typedef struct fovea_merge_states_desc {
+  const fovea_merge_part_desc* parts;
+  size_t part_count;
+  fovea_tensor out;
+  const fovea_tensor* lse;
+} fovea_merge_states_desc;
+
+typedef struct fovea_merge_part {
+  const void* out;
+  const float* lse;
+} fovea_merge_part;
+
+typedef struct fovea_merge_states_args {
+  const fovea_merge_part* parts;
+  size_t part_count;
+  void* out;
+  float* lse;
+} fovea_merge_states_args;
+
+fovea_status fovea_merge_states_plan(const fovea_merge_states_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_merge_states_run(const fovea_plan* plan, const fovea_merge_states_args* args, void* workspace, size_t workspace_bytes,
+                                    void* stream);
+
+/* ---- threads ----------------------------------------------------------------------------------------------------------- */
+
+/* Threads that plans made from now on use on the CPU; 0: the default. */
+void fovea_set_num_threads(int32_t threads);
+int32_t fovea_num_threads(void);
+
+/* Calls body(context, thread) for thread = 0 .. threads-1, each once, and returns when all are done; the calls may follow one another. */
+typedef void (*fovea_parallel_for)(int threads, void (*body)(void* context, int thread), void* context);
+
+/* Replaces the CPU backend's thread pool; NULL restores the default. Not while a run is under way. */
+void fovea_set_parallel_for(fovea_parallel_for parallel_for);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FOVEA_C_H */

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The C structures in C++ words. Values that have no C++ counterpart (an enumerator that does not exist) are refused by name.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "fovea/c.h"
+#include "fovea/fovea.hpp"
+
+namespace fovea::c_api {
+
+TensorDesc tensor(const fovea_tensor& from, std::string_view name);
+BandMask mask(const fovea_mask& from);
+Device device(const fovea_options* from);
+PlanOptions plan_options(const fovea_options* from);
+
+inline std::optional<TensorDesc> optional_tensor(const fovea_tensor* from, std::string_view name) {
+  return from == nullptr ? std::nullopt : std::optional(tensor(*from, name));
+}
+
+inline std::optional<ScaleDesc> optional_scale(const fovea_scale* from) {
+  return from == nullptr ? std::nullopt : std::optional(ScaleDesc{from->batch_stride, from->head_stride});
+}
+
+}  // namespace fovea::c_api

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/engine.hpp"
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "cpu/attention/item.hpp"
+#include "cpu/parallel.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr double kLog2e = 1.4426950408889634;
+
+float scale_at(const float* scale, const std::optional<ScaleDesc>& desc, std::int64_t batch, std::int64_t kv_head) {
+  return desc && scale != nullptr ? scale[batch * desc->batch_stride + kv_head * desc->head_stride] : 1.0f;
+}
+
+/// Folds every factor of the score into the exponent of two.
+void set_factors(Item& item) {
+  const detail::AttentionCore& core = item.setup.core;
+  const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
+  const double scale = static_cast<double>(core.scale) * scale_at(item.call.q_scale, item.setup.q_scale, batch, item.kv_head) *
+                       scale_at(item.call.k_scale, core.k_scale, batch, item.kv_head);
+  item.negate_q = scale < 0;
+  const double size = std::abs(scale);
+  if (core.softcap > 0) {
+    item.into_cap = std::max(static_cast<float>(size / core.softcap), std::numeric_limits<float>::min());
+    item.factor = static_cast<float>(core.softcap * kLog2e);
+  } else {
+    item.factor = static_cast<float>(size * kLog2e);
+  }
+}
+
+void load_queries(const Item& item) {
+  const detail::AttentionCore& core = item.setup.core;
+  const AttentionKernels& kernels = *item.setup.attention;
+  const auto dtype = static_cast<std::size_t>(core.q_dtype);
+  const auto element = static_cast<std::int64_t>(size_of(core.q_dtype));
+  const std::int64_t batch = item.setup.ragged ? 0 : item.sequence.index * core.q.batch;
+  for (int row = 0; row < item.rows; ++row) {
+    const std::int64_t flat = item.entry.row_begin + row, query = flat / core.group(), head = item.kv_head * core.group() + flat % core.group();
+    const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
+    kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
+                          static_cast<int>(item.extents.q_stride), item.negate_q,
+                          static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.operand_bytes);
+  }
+  std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
+  std::fill_n(item.scratch.maximum, item.rows, kNothing);
+  std::fill_n(item.scratch.sum, item.rows, 0.0f);
+}
+
+/// One row's result so far: sum of weights and of weighted values, relative to 2^maximum.
+struct RowState {
+  const float* acc = nullptr;
+  float maximum = 0, sum = 0;
+};
+
+/// Writes a finished row. A row that saw nothing has a sum of exactly zero; any other has at least one weight of one, or a NaN.
+void finish_row(const Item& item, int row, const RowState& state) {
+  const detail::AttentionCore& core = item.setup.core;
+  const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
+  const std::int64_t head = item.kv_head * core.group() + flat % core.group();
+  const std::int64_t batch = item.setup.ragged ? 0 : item.sequence.index;
+  const double maximum = state.maximum == kNothing ? 0.0 : state.maximum;
+  float total = state.sum;
+  if (item.call.sink != nullptr && state.sum != 0) total += static_cast<float>(std::exp2(item.call.sink[head] * kLog2e - maximum));
+
+  const auto dtype = static_cast<std::size_t>(core.out_dtype);
+  const std::int64_t at = batch * core.out.batch + query * core.out.row + head * core.out.head;
+  void* out = static_cast<std::byte*>(item.call.out) + at * static_cast<std::int64_t>(size_of(core.out_dtype));
+  if (state.sum == 0 || std::isinf(total)) {
+    alignas(64) static constexpr std::array<float, detail::kMaxHeadDim> kZeros{};
+    item.setup.rows->store_divided[dtype](out, kZeros.data(), 1.0f, 1.0f, core.head_dim_v);
+  } else {
+    const float v_scale = scale_at(item.call.v_scale, core.v_scale, item.setup.paged ? 0 : item.sequence.index, item.kv_head);
+    item.setup.rows->store_divided[dtype](out, state.acc, total, v_scale, core.head_dim_v);
+  }
+  if (item.call.lse != nullptr) {
+    float& lse = item.call.lse[batch * core.lse.batch + query * core.lse.row + head * core.lse.head];
+    lse = state.sum == 0 ? kNothing : static_cast<float>(maximum / kLog2e + std::log(static_cast<double>(state.sum)));
+  }
+}
+
+/// Partial results of one part: [row][head_dim_v + 2] floats.
+float* partial_of(const Item& item, const WorkspaceMap& map, std::int64_t part) {
+  const std::int64_t slot = item.entry.partial + (item.kv_head * item.entry.parts + part) * item.rows;
+  return map.partials + slot * item.extents.partial_floats;
+}
+
+void store_partials(const Item& item, const WorkspaceMap& map) {
+  const std::int64_t dv = item.setup.core.head_dim_v;
+  float* to = partial_of(item, map, item.entry.part);
+  for (int row = 0; row < item.rows; ++row, to += item.extents.partial_floats) {
+    std::copy_n(item.scratch.acc + row * item.extents.acc_stride, dv, to);
+    to[dv] = item.scratch.maximum[row];
+    to[dv + 1] = item.scratch.sum[row];
+  }
+}
+
+/// Adds the parts up in their order, whoever finishes last. Parts in which the row saw nothing are left out.
+void combine_partials(const Item& item, const WorkspaceMap& map) {
+  const std::int64_t dv = item.setup.core.head_dim_v, stride = item.extents.partial_floats;
+  for (int row = 0; row < item.rows; ++row) {
+    float maximum = kNothing;
+    for (int part = 0; part < item.entry.parts; ++part) maximum = std::max(maximum, partial_of(item, map, part)[row * stride + dv]);
+    const float shift = maximum == kNothing ? 0 : maximum;
+    float* acc = item.scratch.acc;
+    std::fill_n(acc, dv, 0.0f);
+    float sum = 0;
+    for (int part = 0; part < item.entry.parts; ++part) {
+      const float* from = partial_of(item, map, part) + row * stride;
+      if (from[dv + 1] == 0) continue;
+      const float weight = std::exp2(from[dv] - shift);
+      item.setup.rows->add_scaled[0](acc, from, weight, dv);
+      sum += from[dv + 1] * weight;
+    }
+    finish_row(item, row, {acc, maximum, sum});
+  }
+}
+
+void finish(const Item& item, const WorkspaceMap& map) {
+  if (item.entry.parts == 1) {
+    for (int row = 0; row < item.rows; ++row) {
+      finish_row(item, row, {item.scratch.acc + row * item.extents.acc_stride, item.scratch.maximum[row], item.scratch.sum[row]});
+    }
+    return;
+  }
+  store_partials(item, map);
+  const std::atomic_ref<std::int32_t> left(map.counters[item.entry.counter + item.kv_head]);
+  if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) combine_partials(item, map);
+}
+
+}  // namespace
+
+Row zero_row() {
+  alignas(64) static constexpr std::array<float, detail::kMaxHeadDim> kZeros{};
+  return kZeros.data();
+}
+
+void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows) {
+  const std::byte* head = static_cast<const std::byte*>(base) + item.kv_head * strides.head;
+  if (!item.setup.paged) {
+    const std::byte* row = head + (item.setup.ragged ? 0 : item.sequence.index) * strides.batch + (item.sequence.first_k + keys.begin) * strides.row;
+    for (std::int64_t i = 0; i < keys.size(); ++i, row += strides.row) rows[i] = row;
+    return;
+  }
+  const std::int32_t* table = item.call.block_table + item.sequence.index * item.setup.table_stride;
+  const std::int64_t page = item.setup.page;
+  for (std::int64_t key = keys.begin, block = keys.begin / page; key < keys.end; ++block) {
+    const std::int64_t end = std::min(keys.end, (block + 1) * page);
+    const std::byte* row = head + table[block] * strides.block + (key - block * page) * strides.row;
+    for (; key < end; ++key, row += strides.row) *rows++ = row;
+  }
+}
+
+void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
+  const std::int64_t group = item.setup.core.group();
+  std::int64_t query = item.query_of(0), left = group - item.entry.row_begin % group;
+  for (int row = 0; row < item.rows; ++query, left = group) {
+    const auto clamped = [&](std::int64_t key) { return static_cast<int>(std::clamp<std::int64_t>(key - tile_begin, keys.begin, keys.end)); };
+    const KeySpan seen{clamped(query + item.sequence.band.low), clamped(query + item.sequence.band.high + 1)};
+    for (; left > 0 && row < item.rows; --left, ++row) item.scratch.visible[row] = seen;
+  }
+}
+
+void attend(const Setup& setup, const Call& call, std::byte* workspace) {
+  const WorkspaceMap map = map_workspace(setup, workspace);
+  const Extents extents(setup);
+  const Schedule schedule = build_schedule(setup, call, map);
+  const std::int64_t items = schedule.entries * setup.core.kv_heads;
+  constexpr std::int64_t kCostOfThread = 4096;  // below this a second thread costs more than it brings
+  const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(items, schedule.cost / kCostOfThread), 1, setup.threads));
+
+  *map.next = 0;
+  parallel_for(threads, [&](int thread) {
+    const Scratch scratch = map_scratch(setup, map.scratch + static_cast<std::size_t>(thread) * map.scratch_bytes);
+    const std::atomic_ref<std::int32_t> next(*map.next);
+    for (std::int64_t i = next.fetch_add(1); i < items; i = next.fetch_add(1)) {
+      const WorkEntry& entry = map.entries[i / setup.core.kv_heads];
+      Item item{.setup = setup, .call = call, .extents = extents, .scratch = scratch, .entry = entry};
+      item.sequence = sequence_of(setup, call, entry.sequence);
+      item.kv_head = i % setup.core.kv_heads;
+      item.rows = static_cast<int>(entry.row_end - entry.row_begin);
+      set_factors(item);
+      load_queries(item);
+      const bool streamed = item.sequence.seq_q * setup.core.group() <= setup.tuning.stream_rows;
+      streamed ? attend_streamed(item) : attend_packed(item);
+      finish(item, map);
+    }
+  });
+}
+
+}  // namespace fovea::cpu

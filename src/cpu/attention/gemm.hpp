@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Both matrix products of attention on packed panels: C[rows x panel] = A[rows x k] * B[k x panel]. A is row-major and broadcast; B streams.
+#pragma once
+
+#include "cpu/attention/arithmetic.hpp"
+#include "cpu/kernels.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+inline constexpr int kPanel = kPanelVectors * kLanes;
+
+template <class Math>
+struct MicroTile {
+  const typename Math::Operand* a;
+  std::int64_t a_stride;
+  const typename Math::Operand* b;  // [k / kPair][kPanel][kPair]
+  std::int64_t k;
+  float* c;
+  std::int64_t c_stride;
+  const float* rescale;  // c = c * rescale[row] + a * b, or c = a * b when null
+};
+
+template <class Math, int kRows>
+static void micro_kernel(const MicroTile<Math>& tile) {
+  Vec sum[kRows][kPanelVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = zero();
+  }
+  const auto* a = tile.a;
+  const auto* b = tile.b;
+  const std::int64_t stride = tile.a_stride;
+  for (std::int64_t k = 0; k < tile.k; k += Math::kPair) {
+    typename Math::Reg right[kPanelVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kPanelVectors; ++j) right[j] = Math::load_operands(b + j * kLanes * Math::kPair);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const typename Math::Reg left = Math::repeat(a + r * stride);
+#pragma GCC unroll 4
+      for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::multiply_add(left, right[j], sum[r][j]);
+    }
+    a += Math::kPair;
+    b += kPanel * Math::kPair;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    float* row = tile.c + r * tile.c_stride;
+#pragma GCC unroll 4
+    for (int j = 0; j < kPanelVectors; ++j) {
+      const Vec old = tile.rescale != nullptr ? fma(load(F32{}, row + j * kLanes), broadcast(tile.rescale + r), sum[r][j]) : sum[r][j];
+      store(F32{}, row + j * kLanes, old);
+    }
+  }
+}
+
+/// Row counts below kBlockRows are instances of their own: padding them would multiply rows that are not there.
+template <class Math, int kRows = kBlockRows>
+static void multiply(int rows, const MicroTile<Math>& tile) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return micro_kernel<Math, kRows>(tile);
+    return multiply<Math, kRows - 1>(rows, tile);
+  }
+}
+
+/// The panel stays in the first-level cache while the blocks of rows pass by.
+template <class Math>
+static void scores(const ScoreTile& tile) {
+  using Operand = typename Math::Operand;
+  int first = tile.blocks[0].key_begin, last = tile.blocks[0].key_end;
+  for (int i = 1; i < tile.block_count; ++i) {
+    if (tile.blocks[i].key_begin < first) first = tile.blocks[i].key_begin;
+    if (tile.blocks[i].key_end > last) last = tile.blocks[i].key_end;
+  }
+  for (int key = first / kPanel * kPanel; key < last; key += kPanel) {
+    for (int i = 0; i < tile.block_count; ++i) {
+      const RowBlock& block = tile.blocks[i];
+      if (block.key_end <= key || block.key_begin >= key + kPanel) continue;
+      multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
+                                  .a_stride = tile.q_stride,
+                                  .b = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim,
+                                  .k = tile.head_dim,
+                                  .c = tile.scores + block.row * tile.score_stride + key,
+                                  .c_stride = tile.score_stride,
+                                  .rescale = nullptr});
+    }
+  }
+}
+
+template <class Math>
+static void values(const ValueTile& tile) {
+  using Operand = typename Math::Operand;
+  for (int column = 0; column < tile.head_dim; column += kPanel) {
+    const Operand* panel = static_cast<const Operand*>(tile.values) + static_cast<std::int64_t>(column) * tile.kv_tile;
+    for (int i = 0; i < tile.block_count; ++i) {
+      const RowBlock& block = tile.blocks[i];
+      if (block.key_begin >= block.key_end) continue;
+      multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.p) + block.row * tile.p_stride + block.key_begin,
+                                  .a_stride = tile.p_stride,
+                                  .b = panel + static_cast<std::int64_t>(block.key_begin) * kPanel,
+                                  .k = block.key_end - block.key_begin,
+                                  .c = tile.acc + block.row * tile.acc_stride + column,
+                                  .c_stride = tile.acc_stride,
+                                  .rescale = tile.rescale + block.row});
+    }
+  }
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One work entry for one kv head: a q tile against a range of keys.
+#pragma once
+
+#include "cpu/attention/schedule.hpp"
+
+namespace fovea::cpu {
+
+/// State of the item that a thread works on; the steps are in packed.cpp and stream.cpp.
+struct Item {
+  const Setup& setup;
+  const Call& call;
+  const Extents& extents;
+  const Scratch& scratch;
+  const WorkEntry& entry;
+  Sequence sequence{};
+  std::int64_t kv_head = 0;
+  int rows = 0;
+  float factor = 0, into_cap = 0;  // of SoftmaxTile
+  bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
+
+  std::int64_t query_of(std::int64_t row) const { return (entry.row_begin + row) / setup.core.group(); }
+};
+
+/// Addresses of the rows of keys [begin, end) of the item's sequence and head.
+void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows);
+
+/// A row of zeros: stands in for keys that pad a panel.
+Row zero_row();
+
+/// Keys within the tile at `tile_begin` that each row sees, clamped to [keys.begin, keys.end), both counted from the tile.
+void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys);
+
+void attend_packed(const Item& item);
+void attend_streamed(const Item& item);
+
+}  // namespace fovea::cpu

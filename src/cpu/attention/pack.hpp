@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rows of K and V, widened and laid out as the panels that the micro-kernel streams. Done once for a kv tile and head; every query row of
+/// the group then uses the panels.
+#pragma once
+
+#include "cpu/attention/gemm.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+/// `count` elements of a row as operands, zero up to a full register.
+template <class Math, class S>
+FOVEA_INLINE typename Math::Reg load_row_some(S storage, const void* p, int count) {
+  typename S::Code codes[Math::kStreamWidth] = {};
+  __builtin_memcpy(codes, p, static_cast<unsigned long>(count) * sizeof(typename S::Code));
+  return Math::load_row(storage, codes);
+}
+
+template <class Math, class S>
+static void load_q(Row source, int count, int padded, bool negate, void* operands) {
+  constexpr int kWidth = Math::kStreamWidth;
+  const auto* codes = static_cast<const typename S::Code*>(source);
+  auto* to = static_cast<typename Math::Operand*>(operands);
+  typename Math::Operand buffer[kWidth];
+  for (int i = 0; i < padded; i += kWidth) {
+    const int here = count - i < 0 ? 0 : count - i < kWidth ? count - i : kWidth;
+    const typename Math::Reg row = load_row_some<Math>(S{}, codes + (here > 0 ? i : 0), here);
+    Math::store_operands(buffer, negate ? Math::negated(row) : row);
+    const int room = padded - i < kWidth ? padded - i : kWidth;
+    __builtin_memcpy(to + i, buffer, static_cast<unsigned long>(room) * sizeof buffer[0]);
+  }
+}
+
+template <class Math, class S>
+static void pack_keys(const Row* rows, int count, int head_dim, int padded, void* panels) {
+  constexpr int kElements = 8 * Math::kPair;  // of a row in one 8 x 8 transposition
+  using Operand = typename Math::Operand;
+  for (int key = 0; key < count; key += 8) {
+    // (padded / kPair, kPanel, kPair) of this panel, from this key on
+    Operand* to = static_cast<Operand*>(panels) + static_cast<std::int64_t>(key / kPanel) * kPanel * padded + key % kPanel * Math::kPair;
+    for (int d = 0; d < padded; d += kElements, to += 8 * kPanel * Math::kPair) {
+      const int here = head_dim - d;
+      if (here >= kElements) {
+        Math::template transpose<S>(rows + key, d, to);
+      } else {
+        alignas(64) typename S::Code codes[8][kElements] = {};
+        Row tails[8];
+        for (int i = 0; i < 8; ++i) {
+          if (here > 0) {
+            __builtin_memcpy(codes[i], static_cast<const typename S::Code*>(rows[key + i]) + d,
+                             static_cast<unsigned long>(here) * sizeof(typename S::Code));
+          }
+          tails[i] = codes[i];
+        }
+        Math::template transpose<S>(tails, 0, to);
+      }
+    }
+  }
+}
+
+/// Infinities and NaNs are looked for here, where every element passes once: they decide whether a zero weight may be multiplied.
+template <class Math, class S>
+static bool pack_values(const Row* rows, int count, int head_dim, int kv_tile, void* panels) {
+  constexpr int kWidth = kLanes;  // columns of one step
+  using Operand = typename Math::Operand;
+  typename Math::Finite finite{};
+  for (int key = 0; key < count; key += Math::kPair) {
+    Operand* to = static_cast<Operand*>(panels) + static_cast<std::int64_t>(key) * kPanel;  // (kv_tile / kPair, kPanel, kPair)
+    for (int column = 0; column < head_dim; column += kWidth) {
+      Operand* at = to + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
+      Math::template interleave<S>(rows + key, column, head_dim - column < kWidth ? head_dim - column : kWidth, at, finite);
+    }
+    for (int column = (head_dim + kWidth - 1) / kWidth * kWidth; column % kPanel != 0; column += kWidth) {
+      Operand* at = to + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
+      for (int i = 0; i < kWidth * Math::kPair; ++i) at[i] = Operand{};
+    }
+  }
+  return finite.all();
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

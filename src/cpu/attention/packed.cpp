@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Many query rows: K and V of a tile are packed once and multiplied by every row of the item.
+#include "cpu/attention/item.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+/// One kv tile; keys are counted from `origin`, a multiple of the tile.
+struct PackedTile {
+  std::int64_t origin = 0;
+  KeySpan keys{};       // that some row of the item sees
+  bool masked = false;  // some row does not see all of them
+  bool finite = true;   // every packed value
+};
+
+PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
+  const AttentionKernels& kernels = *item.setup.attention;
+  const Scratch& s = item.scratch;
+  const std::int64_t begin = std::max(item.entry.key_begin, origin);
+  const std::int64_t end = std::min<std::int64_t>(item.entry.key_end, origin + item.setup.tuning.kv_tile);
+  PackedTile tile{.origin = origin, .keys = {static_cast<int>(begin - origin), static_cast<int>(end - origin)}, .masked = masked};
+
+  const int first = tile.keys.begin / kernels.panel * kernels.panel;
+  const int last = static_cast<int>(round_up(tile.keys.end, kernels.panel));
+  Row *k = s.k_rows[0], *v = s.v_rows[0];
+  for (int key = first; key < last; ++key) {
+    if (key == tile.keys.begin) key = tile.keys.end;
+    if (key < last) k[key] = v[key] = zero_row();
+  }
+  gather_rows(item, item.setup.k, item.call.k, {begin, end}, k + tile.keys.begin);
+  gather_rows(item, item.setup.v, item.call.v, {begin, end}, v + tile.keys.begin);
+
+  const auto kv = static_cast<std::size_t>(item.setup.core.kv_dtype);
+  const std::int64_t operand = kernels.operand_bytes;
+  const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
+  std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * operand;
+  std::byte* values = static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
+  kernels.pack_keys[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
+  tile.finite = kernels.pack_values[kv](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
+  return tile;
+}
+
+/// Blocks of the rows [begin, end) that see anything of the tile, with the keys that they see between them. Rows count from `begin`.
+int find_blocks(const Item& item, const PackedTile& tile, int begin, int end) {
+  const int depth = item.setup.attention->depth, block_rows = item.setup.attention->block_rows;
+  int count = 0;
+  for (int row = begin; row < end; row += block_rows) {
+    const int last = std::min(row + block_rows, end);
+    KeySpan keys = tile.keys;
+    if (tile.masked) {
+      keys = {tile.keys.end, tile.keys.begin};
+      for (int r = row; r < last; ++r) {
+        const KeySpan seen = item.scratch.visible[r];
+        if (seen.begin < seen.end) keys = {std::min(keys.begin, seen.begin), std::max(keys.end, seen.end)};
+      }
+    }
+    if (keys.begin >= keys.end) continue;
+    item.scratch.blocks[count++] = {row - begin, last - row, keys.begin / depth * depth, static_cast<int>(round_up(keys.end, depth))};
+  }
+  return count;
+}
+
+void run_softmax(const Item& item, const PackedTile& tile, int begin, const RowBlock& block) {
+  const int panel = item.setup.attention->panel;
+  const Scratch& s = item.scratch;
+  const std::int64_t stride = item.extents.score_stride, row = begin + block.row;
+  item.setup.attention->softmax({.scores = s.scores + block.row * stride,
+                                 .p = static_cast<std::byte*>(s.weights) + block.row * stride * item.setup.attention->operand_bytes,
+                                 .score_stride = stride,
+                                 .p_stride = stride,
+                                 .rows = block.rows,
+                                 .begin = block.key_begin / panel * panel,
+                                 .end = static_cast<int>(round_up(block.key_end, panel)),
+                                 .visible = tile.masked ? s.visible + row : nullptr,
+                                 .factor = item.factor,
+                                 .into_cap = item.into_cap,
+                                 .maximum = s.maximum + row,
+                                 .sum = s.sum + row,
+                                 .rescale = s.rescale + block.row});
+}
+
+/// A value that is not finite may only meet the rows that see it: a weight of zero does not silence it. Each row takes exactly its own keys.
+void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
+  const Scratch& s = item.scratch;
+  const RowKernels& rows = *item.setup.rows;
+  const std::int64_t stride = item.extents.score_stride;
+  for (int r = block.row; r < block.row + block.rows; ++r) {
+    const KeySpan seen = s.visible[begin + r];
+    const int count = std::max(seen.end - seen.begin, 0);
+    float* p = s.scores + r * stride + seen.begin;
+    if (s.weights != s.scores) {
+      const auto* operands = static_cast<const std::uint16_t*>(s.weights) + r * stride + seen.begin;
+      std::fill_n(p, count, 0.0f);
+      rows.add_scaled[static_cast<std::size_t>(DType::bf16)](p, operands, 1.0f, count);
+    }
+    rows.stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](
+        {.p = p,
+         .values = s.v_rows[0] + seen.begin,
+         .acc = s.acc + (begin + r) * item.extents.acc_stride,
+         .rescale = s.rescale + r,
+         .p_stride = stride,
+         .acc_stride = item.extents.acc_stride,
+         .rows = 1,
+         .count = count,
+         .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
+  }
+}
+
+/// Scores, weights and weighted values of the rows [begin, end).
+void step(const Item& item, const PackedTile& tile, int begin, int end) {
+  const AttentionKernels& kernels = *item.setup.attention;
+  const Scratch& s = item.scratch;
+  const int blocks = find_blocks(item, tile, begin, end);
+  if (blocks == 0) return;
+  kernels.scores({.q = static_cast<const std::byte*>(s.q) + begin * item.extents.q_stride * kernels.operand_bytes,
+                  .keys = s.keys,
+                  .scores = s.scores,
+                  .q_stride = item.extents.q_stride,
+                  .score_stride = item.extents.score_stride,
+                  .head_dim = static_cast<int>(item.extents.qk_padded),
+                  .blocks = s.blocks,
+                  .block_count = blocks});
+  for (int i = 0; i < blocks; ++i) run_softmax(item, tile, begin, s.blocks[i]);
+  if (tile.masked && !tile.finite) {
+    for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
+    return;
+  }
+  kernels.values({.p = s.weights,
+                  .values = s.values,
+                  .acc = s.acc + begin * item.extents.acc_stride,
+                  .rescale = s.rescale,
+                  .p_stride = item.extents.score_stride,
+                  .acc_stride = item.extents.acc_stride,
+                  .kv_tile = item.setup.tuning.kv_tile,
+                  .head_dim = static_cast<int>(item.setup.core.head_dim_v),
+                  .blocks = s.blocks,
+                  .block_count = blocks});
+}
+
+}  // namespace
+
+void attend_packed(const Item& item) {
+  const Tuning& tuning = item.setup.tuning;
+  if (item.entry.key_begin >= item.entry.key_end) return;
+  const detail::KvTiles tiles =
+      detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
+  const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = tiles_of(item.entry.key_end, tuning.kv_tile);
+  for (std::int64_t at = first; at < last; ++at) {
+    const PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
+    if (tile.masked) find_visible(item, tile.origin, tile.keys);
+    for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows) step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
+  }
+}
+
+}  // namespace fovea::cpu

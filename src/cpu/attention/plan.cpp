@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/plan.hpp"
+
+#include <array>
+
+#include "cpu/implementations.hpp"
+#include "op/attention/validate.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+using detail::AttentionProblem;
+
+Call make_call(const AttentionArgs& args) {
+  Call call = common_call(args);
+  call.k = args.k;
+  call.v = args.v;
+  call.q_scale = args.q_scale;
+  call.cu_seqlens_k = args.cu_seqlens_k;
+  return call;
+}
+
+KvStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  return {.batch = strides.batch * size, .row = strides.row * size, .head = strides.head * size};
+}
+
+template <class Isa>
+constexpr auto kName = name_of_row<Isa>(".attention");
+
+template <class Isa>
+detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) {
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  Setup setup = make_setup<Isa>(problem, problem.ragged);
+  setup.q_scale = problem.q_scale;
+  setup.k = in_bytes(problem.k, problem.kv_dtype);
+  setup.v = in_bytes(problem.v, problem.kv_dtype);
+  using State = AttentionState<AttentionProblem, AttentionArgs>;
+  return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
+}
+
+constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
+
+template <class Isa>
+constexpr detail::AttentionImplementation kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+
+constexpr std::array kRows{
+#ifdef FOVEA_X86
+    kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+#endif
+    kRow<Scalar>};
+
+}  // namespace
+
+std::string describe(const Setup& setup) {
+  const Tuning& t = setup.tuning;
+  const auto text = [](auto number) { return std::to_string(number); };
+  return std::string(setup.attention->arithmetic) + " " + text(setup.attention->block_rows) + "x" + text(setup.attention->panel) +
+         " micro-kernel; up to " + text(t.stream_rows) + " rows streamed by " + text(t.stream_tile) + " keys, more packed " + text(t.q_rows) +
+         " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) + " keys; " +
+         text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
+}
+
+std::span<const detail::AttentionImplementation> attention_implementations() { return kRows; }
+
+}  // namespace fovea::cpu

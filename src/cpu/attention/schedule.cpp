@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/schedule.hpp"
+
+#include "fovea/device.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+/// Hands out consecutive pieces of a buffer, or only counts when there is none.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    T* piece = base_ != nullptr ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
+    bytes_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(T)), kWorkspaceAlignment));
+    return piece;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+/// Splitting stops here, so that a bound of millions of tokens does not reserve as many partial results.
+constexpr std::int64_t kMaxParts = 32;
+
+/// Keys of one part: a power of two times split_keys, so that no more than kMaxParts come of it. Depends on this sequence alone.
+std::int64_t part_keys(const Setup& setup, std::int64_t keys) {
+  std::int64_t size = setup.tuning.split_keys;
+  while (tiles_of(keys, size) > kMaxParts) size *= 2;
+  return size;
+}
+
+/// Packing a tile or fetching it from memory takes as long as this many rows of arithmetic.
+constexpr std::int64_t kCostOfTile = 12;
+
+class Builder {
+ public:
+  Builder(const Setup& setup, const WorkspaceMap& map) : setup_(setup), map_(map) {}
+
+  void add(const Sequence& s) {
+    const std::int64_t rows = s.seq_q * setup_.core.group();
+    if (rows == 0) return;
+    const detail::KeyRange keys = detail::keys_seen_by_some(s.band, 0, s.seq_q, s.seq_k);
+    if (rows <= setup_.tuning.split_rows) {
+      add_parts(s, rows, keys);
+    } else {
+      add_tiles(s, rows);
+    }
+  }
+
+  Schedule finish() {
+    const auto longer = [](const WorkEntry& a, const WorkEntry& b) { return a.cost > b.cost; };
+    const auto before = [&](const WorkEntry& a, const WorkEntry& b) {
+      if (a.cost != b.cost) return longer(a, b);
+      return a.sequence != b.sequence ? a.sequence < b.sequence : a.row_begin + a.key_begin < b.row_begin + b.key_begin;
+    };
+    WorkEntry* end = map_.entries + done_.entries;
+    if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
+    return done_;
+  }
+
+ private:
+  void push(WorkEntry entry, std::int64_t keys) {
+    entry.cost = keys * (entry.row_end - entry.row_begin + kCostOfTile) + 64;
+    map_.entries[done_.entries++] = entry;
+    done_.cost += entry.cost * setup_.core.kv_heads;
+  }
+
+  void add_tiles(const Sequence& s, std::int64_t rows) {
+    const std::int64_t tiles = tiles_of(rows, setup_.tuning.q_rows);
+    const std::int64_t group = setup_.core.group();
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      WorkEntry entry{.sequence = s.index, .row_begin = rows * tile / tiles, .row_end = rows * (tile + 1) / tiles};
+      const detail::KeyRange keys = detail::keys_seen_by_some(s.band, entry.row_begin / group, (entry.row_end - 1) / group + 1, s.seq_k);
+      entry.key_begin = keys.begin;
+      entry.key_end = keys.end;
+      push(entry, keys.size());
+    }
+  }
+
+  void add_parts(const Sequence& s, std::int64_t rows, detail::KeyRange keys) {
+    const std::int64_t size = part_keys(setup_, s.seq_k);
+    const std::int64_t first = keys.begin / size, parts = std::max<std::int64_t>(tiles_of(keys.end, size) - first, 1);
+    WorkEntry entry{.sequence = s.index, .row_end = rows, .parts = static_cast<std::int32_t>(parts)};
+    if (parts > 1) {
+      entry.partial = partials_;
+      entry.counter = counters_;
+      for (std::int64_t h = 0; h < setup_.core.kv_heads; ++h) map_.counters[counters_ + h] = entry.parts;
+      partials_ += parts * rows * setup_.core.kv_heads;
+      counters_ += setup_.core.kv_heads;
+    }
+    for (std::int64_t part = 0; part < parts; ++part) {
+      entry.part = static_cast<std::int32_t>(part);
+      entry.key_begin = std::max(keys.begin, (first + part) * size);
+      entry.key_end = std::min(keys.end, (first + part + 1) * size);
+      push(entry, entry.key_end - entry.key_begin);
+    }
+  }
+
+  const Setup& setup_;
+  const WorkspaceMap& map_;
+  Schedule done_{};
+  std::int64_t partials_ = 0, counters_ = 0;
+};
+
+}  // namespace
+
+Extents::Extents(const Setup& setup) {
+  const AttentionKernels& kernels = *setup.attention;
+  constexpr std::int64_t kWidestRegister = 32;  // operands
+  q_stride = round_up(setup.core.head_dim_qk, kWidestRegister);
+  qk_padded = round_up(setup.core.head_dim_qk, kernels.depth);
+  acc_stride = round_up(setup.core.head_dim_v, kernels.panel);
+  row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
+  score_stride = row_pointers + 16;  // off the power of two, or the rows would share cache sets
+  partial_floats = setup.core.head_dim_v + 2;
+}
+
+ScheduleBounds schedule_bounds(const Setup& setup) {
+  const detail::AttentionCore& core = setup.core;
+  const std::int64_t group = core.group();
+  const std::int64_t rows = core.total_q * group;
+  // A sequence is split into at most this many parts; with parts of `size` = 2^n * split_keys its count is at most kMaxParts.
+  const std::int64_t parts = std::min(tiles_of(core.max_seq_k, setup.tuning.split_keys), kMaxParts);
+  const std::int64_t split_rows = std::min(rows, core.batch * std::min<std::int64_t>(setup.tuning.split_rows, core.max_seq_q * group));
+  ScheduleBounds bounds{};
+  bounds.entries = rows / kMinQRows + core.batch * (1 + parts);  // kMinQRows, not q_rows, to be monotone where q_rows grows with the bounds
+  if (parts > 1) {
+    bounds.counters = core.batch * core.kv_heads;
+    bounds.partials = split_rows * core.kv_heads * parts;
+  }
+  return bounds;
+}
+
+WorkspaceMap map_workspace(const Setup& setup, std::byte* base) {
+  const ScheduleBounds bounds = schedule_bounds(setup);
+  Carver carver(base);
+  WorkspaceMap map{};
+  map.next = carver.take<std::int32_t>(1);
+  map.entries = carver.take<WorkEntry>(bounds.entries);
+  map.counters = carver.take<std::int32_t>(bounds.counters);
+  map.partials = carver.take<float>(bounds.partials * Extents(setup).partial_floats);
+  map_scratch(setup, nullptr, &map.scratch_bytes);
+  map.scratch = carver.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.threads);
+  map.bytes = carver.bytes();
+  return map;
+}
+
+Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
+  const Extents extents(setup);
+  const Tuning& tuning = setup.tuning;
+  const std::int64_t operand = setup.attention->operand_bytes;
+  Carver carver(base);
+  Scratch s{};
+  s.q = carver.take<std::byte>(tuning.q_rows * extents.q_stride * operand);
+  s.acc = carver.take<float>(tuning.q_rows * extents.acc_stride);
+  s.maximum = carver.take<float>(tuning.q_rows);
+  s.sum = carver.take<float>(tuning.q_rows);
+  s.visible = carver.take<KeySpan>(tuning.q_rows);
+  s.scores = carver.take<float>(tuning.chunk_rows * extents.score_stride);
+  s.weights = operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
+  s.rescale = carver.take<float>(tuning.chunk_rows);
+  s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
+  s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * operand);
+  s.values = carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
+  for (int i = 0; i < 2; ++i) {
+    s.k_rows[i] = carver.take<Row>(extents.row_pointers);
+    s.v_rows[i] = carver.take<Row>(extents.row_pointers);
+  }
+  if (bytes != nullptr) *bytes = carver.bytes();
+  return s;
+}
+
+Schedule build_schedule(const Setup& setup, const Call& call, const WorkspaceMap& map) {
+  Builder builder(setup, map);
+  for (std::int64_t index = 0; index < setup.core.batch; ++index) builder.add(sequence_of(setup, call, index));
+  return builder.finish();
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a plan fixes and what a call brings: dense, ragged and paged attention are one problem from here on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "cpu/kernels.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/common/band.hpp"
+
+namespace fovea::cpu {
+
+/// Tile sizes. They decide speed and the grouping of sums, never which keys count; none depends on the batch or the number of threads
+/// except q_rows, which no sum depends on.
+struct Tuning {
+  int q_rows = 0;       ///< query rows (of all heads of a group) that share one packing of K and V
+  int chunk_rows = 0;   ///< query rows whose scores are in the cache at once
+  int kv_tile = 0;      ///< keys packed at once
+  int stream_rows = 0;  ///< sequences with at most this many rows are streamed, not packed
+  int stream_tile = 0;  ///< keys of one softmax step when streaming
+  int split_rows = 0;   ///< sequences with at most this many rows are split over keys
+  int split_keys = 0;   ///< into parts of this many, a multiple of both tiles
+};
+
+/// q_rows is never below this, except where no sequence has as many.
+inline constexpr std::int64_t kMinQRows = 64;
+
+/// Strides of K or V in bytes. Dense rows: batch, row, head; a cache: block, row (token), head.
+struct KvStrides {
+  std::int64_t batch = 0, block = 0, row = 0, head = 0;
+};
+
+struct Setup {
+  detail::AttentionCore core{};
+  std::optional<ScaleDesc> q_scale{};
+  bool ragged = false, paged = false;
+  std::int64_t page = 1, table_stride = 0;
+  KvStrides k{}, v{};
+  const AttentionKernels* attention = nullptr;
+  const RowKernels* rows = nullptr;
+  Tuning tuning{};
+  int threads = 1;
+};
+
+/// Pointers of one run.
+struct Call {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;
+  const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;
+  const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
+};
+
+/// One sequence of the batch.
+struct Sequence {
+  std::int64_t index = 0, first_q = 0, first_k = 0;  // rows of the ragged tensors; 0 where a batch stride does it
+  std::int64_t seq_q = 0, seq_k = 0;
+  detail::Band band{};
+};
+
+inline Sequence sequence_of(const Setup& setup, const Call& call, std::int64_t index) {
+  Sequence s{.index = index, .seq_q = setup.core.max_seq_q, .seq_k = setup.core.max_seq_k};
+  if (call.cu_seqlens_q != nullptr) {
+    s.first_q = call.cu_seqlens_q[index];
+    s.seq_q = call.cu_seqlens_q[index + 1] - call.cu_seqlens_q[index];
+  }
+  if (call.cu_seqlens_k != nullptr) {
+    s.first_k = call.cu_seqlens_k[index];
+    s.seq_k = call.cu_seqlens_k[index + 1] - call.cu_seqlens_k[index];
+  }
+  if (call.kv_len != nullptr) s.seq_k = call.kv_len[index];
+  s.band = detail::make_band(setup.core.mask, s.seq_q, s.seq_k);
+  return s;
+}
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
+
+}  // namespace fovea::cpu

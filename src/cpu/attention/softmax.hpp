@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The online softmax (Milakov and Gimelshein 2018) on one tile of scores, in powers of two.
+#pragma once
+
+#include "cpu/attention/arithmetic.hpp"
+#include "cpu/kernels.hpp"
+#include "cpu/math.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+inline constexpr float kHidden = -__builtin_inff();
+
+/// Scores in units of the soft cap.
+FOVEA_INLINE void cap(float* scores, const SoftmaxTile& tile) {
+  const Vec into_cap = splat(tile.into_cap);
+  for (int key = tile.begin; key < tile.end; key += kLanes) store(F32{}, scores + key, tanh(mul(load(F32{}, scores + key), into_cap)));
+}
+
+/// Masked scores are replaced, never added to: whatever an invisible key held, NaN too, is gone.
+FOVEA_INLINE void hide(float* scores, int begin, int end, KeySpan visible) {
+  const int low = visible.begin < end ? visible.begin : end;
+  for (int key = begin; key < low; ++key) scores[key] = kHidden;
+  for (int key = visible.end > low ? visible.end : low; key < end; ++key) scores[key] = kHidden;
+}
+
+/// NaN scores do not count: they reach the sum as weights.
+FOVEA_INLINE float largest(const float* scores, int begin, int end) {
+  Vec even = splat(kHidden), odd = even;
+  int key = begin;
+  for (; key + 2 * kLanes <= end; key += 2 * kLanes) {
+    even = max(load(F32{}, scores + key), even);
+    odd = max(load(F32{}, scores + key + kLanes), odd);
+  }
+  if (key < end) even = max(load(F32{}, scores + key), even);
+  return reduce_max(max(even, odd));
+}
+
+/// Turns one row of scores into weights and returns their sum.
+template <class Math>
+FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const SoftmaxTile& tile, float maximum) {
+  const Vec factor = splat(tile.factor), shift = splat(-maximum);
+  Vec sum = zero();
+  for (int key = tile.begin; key < tile.end; key += Math::kPair * kLanes) {
+    Vec weight[Math::kPair];
+#pragma GCC unroll 2
+    for (int i = 0; i < Math::kPair; ++i) {
+      weight[i] = exp2(fma(load(F32{}, scores + key + i * kLanes), factor, shift));
+      sum = add(sum, weight[i]);
+    }
+    Math::store_weights(p + key, weight);
+  }
+  return reduce_add(sum);
+}
+
+FOVEA_INLINE float exp2_of(float x) {
+  float lanes[kLanes];
+  store(F32{}, lanes, exp2(splat(x)));
+  return lanes[0];
+}
+
+/// The maximum is that of all tiles so far, so that no later, lower tile can overflow. While a row has seen nothing it is -inf, and 0
+/// stands in for it: -inf - 0 is still a weight of zero, where -inf - -inf would be NaN.
+template <class Math>
+static void softmax(const SoftmaxTile& tile) {
+  for (int row = 0; row < tile.rows; ++row) {
+    float* scores = tile.scores + row * tile.score_stride;
+    if (tile.into_cap != 0) cap(scores, tile);
+    if (tile.visible != nullptr) hide(scores, tile.begin, tile.end, tile.visible[row]);
+    const float most = largest(scores, tile.begin, tile.end) * tile.factor;
+    const float before = tile.maximum[row], now = before > most ? before : most;
+    const float shift = now == kHidden ? 0.0f : now;
+    const float rescale = before == now && before != kHidden ? 1.0f : exp2_of(before - shift);
+    const float sum = weigh<Math>(scores, static_cast<typename Math::Operand*>(tile.p) + row * tile.p_stride, tile, shift);
+    tile.sum[row] = tile.sum[row] * rescale + sum;
+    tile.maximum[row] = now;
+    tile.rescale[row] = rescale;
+  }
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

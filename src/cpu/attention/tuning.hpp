@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cpu/attention/setup.hpp"
+
+namespace fovea::cpu {
+
+/// Chooses the tile sizes from the shape; measured rows in README.md.
+constexpr Tuning choose_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels, int threads, bool ragged) {
+  Tuning t{};
+  const std::int64_t group = core.group(), max_rows = std::max<std::int64_t>(core.max_seq_q, 1) * group;
+  const std::int64_t dims = std::max(core.head_dim_qk, core.head_dim_v);
+
+  // Four micro-kernel calls share a panel while it is in the first-level cache.
+  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
+  t.kv_tile = dims <= 128 ? 256 : 128;
+  t.stream_tile = 64;
+  t.stream_rows = 8;
+  t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
+  t.split_keys = 1024;
+
+  // Fewer rows share a packing where that leaves threads without work. No sum depends on it.
+  std::int64_t rows = 256;
+  const std::int64_t heads = core.kv_heads * (ragged ? 1 : std::max<std::int64_t>(core.batch, 1));
+  while (rows > kMinQRows && heads * tiles_of(max_rows, rows) < 4 * threads) rows /= 2;
+  t.q_rows = static_cast<int>(std::min(std::max<std::int64_t>(rows, t.split_rows), round_up(max_rows, kernels.block_rows)));
+  return t;
+}
+
+}  // namespace fovea::cpu

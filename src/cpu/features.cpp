@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/features.hpp"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "fovea/info.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+namespace fovea {
+namespace cpu {
+namespace {
+
+#if defined(__x86_64__)
+
+struct CpuidLeaf {
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+
+CpuidLeaf cpuid(std::uint32_t leaf, std::uint32_t subleaf = 0) {
+  CpuidLeaf r{};
+  if (__get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d) == 0) return {};
+  return r;
+}
+
+constexpr bool bit(std::uint32_t word, int index) { return ((word >> index) & 1U) != 0; }
+
+/// XCR0: the registers that the operating system saves.
+std::uint64_t saved_registers() {
+  std::uint32_t low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+/// Linux hands out the tile registers on request only; a thread inherits the permission.
+bool amx_permitted() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+Features detect() {
+  Features found{};
+  const CpuidLeaf basic = cpuid(1), extended = cpuid(7), more = cpuid(7, 1);
+  if (!bit(basic.c, 27)) return found;  // no xgetbv
+  const std::uint64_t saved = saved_registers();
+  const bool ymm = (saved & 0x6) == 0x6, zmm = ymm && (saved & 0xe0) == 0xe0, tiles = (saved & 0x60000) == 0x60000;
+  found.avx2 = ymm && bit(basic.c, 28) && bit(basic.c, 12) && bit(basic.c, 29) && bit(extended.b, 5);
+  found.avx512 = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
+  found.avx512bf16 = found.avx512 && bit(more.a, 5);
+  found.amx_bf16 = found.avx512bf16 && tiles && bit(extended.d, 24) && bit(extended.d, 22) && amx_permitted();
+  return found;
+}
+
+std::string detect_name() {
+  std::array<CpuidLeaf, 3> leaves{cpuid(0x80000002), cpuid(0x80000003), cpuid(0x80000004)};
+  std::array<char, sizeof leaves + 1> text{};
+  std::memcpy(text.data(), leaves.data(), sizeof leaves);
+  std::string name(text.data());
+  const auto first = name.find_first_not_of(' '), last = name.find_last_not_of(' ');
+  return first == std::string::npos ? "x86-64 processor" : name.substr(first, last - first + 1);
+}
+
+#else
+
+Features detect() { return {}; }
+std::string detect_name() { return "processor"; }
+
+#endif
+
+}  // namespace
+
+const Features& features() {
+  static const Features kFeatures = detect();
+  return kFeatures;
+}
+
+std::string processor_name() { return detect_name(); }
+
+std::string_view scalar_unavailable() { return {}; }
+std::string_view avx2_unavailable() { return features().avx2 ? "" : "needs avx2, fma and f16c"; }
+std::string_view avx512_unavailable() { return features().avx512 ? "" : "needs avx512f, avx512bw, avx512vl and avx512dq"; }
+std::string_view avx512bf16_unavailable() { return features().avx512bf16 ? "" : "needs avx512_bf16"; }
+std::string_view amx_unavailable() { return features().amx_bf16 ? "" : "needs amx_bf16, and the operating system's permission"; }
+
+}  // namespace cpu
+
+std::vector<DeviceInfo> devices() {
+  const cpu::Features& has = cpu::features();
+  DeviceInfo info{.device = {}, .name = cpu::processor_name(), .cores = static_cast<int>(std::thread::hardware_concurrency())};
+  if (has.avx2) info.features.emplace_back("avx2");
+  if (has.avx512) info.features.emplace_back("avx512");
+  if (has.avx512bf16) info.features.emplace_back("avx512bf16");
+  if (has.amx_bf16) info.features.emplace_back("amx_bf16");
+  return {info};
+}
+
+}  // namespace fovea

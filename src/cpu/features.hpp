@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace fovea::cpu {
+
+/// Instruction sets that the processor has and the operating system saves the registers of.
+struct Features {
+  bool avx2 = false;        ///< AVX2, FMA, F16C
+  bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
+  bool avx512bf16 = false;  ///< and AVX512_BF16
+  bool amx_bf16 = false;    ///< AMX-TILE and AMX-BF16, with the kernel's permission
+};
+
+const Features& features();
+
+/// "Intel(R) Xeon(R) ..."
+std::string processor_name();
+
+/// What keeps this machine from running an instruction set's kernels, or nothing.
+std::string_view scalar_unavailable();
+std::string_view avx2_unavailable();
+std::string_view avx512_unavailable();
+std::string_view avx512bf16_unavailable();
+std::string_view amx_unavailable();
+
+}  // namespace fovea::cpu

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The instruction sets of this build, as type parameters of the rows in the implementation lists.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "cpu/features.hpp"
+#include "cpu/kernels.hpp"
+
+namespace fovea::cpu {
+
+/// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null where they are widened to f32.
+struct Scalar {
+  static constexpr std::string_view kName = "scalar";
+  static constexpr auto kUnavailable = scalar_unavailable;
+  static const Kernels& kernels() { return scalar::kKernels; }
+  static const AttentionKernels* bf16() { return nullptr; }
+};
+
+#ifdef FOVEA_X86
+struct Avx2 {
+  static constexpr std::string_view kName = "avx2";
+  static constexpr auto kUnavailable = avx2_unavailable;
+  static const Kernels& kernels() { return avx2::kKernels; }
+  static const AttentionKernels* bf16() { return nullptr; }
+};
+
+struct Avx512 {
+  static constexpr std::string_view kName = "avx512";
+  static constexpr auto kUnavailable = avx512_unavailable;
+  static const Kernels& kernels() { return avx512::kKernels; }
+  static const AttentionKernels* bf16() { return nullptr; }
+};
+
+struct Avx512Bf16 {
+  static constexpr std::string_view kName = "avx512bf16";
+  static constexpr auto kUnavailable = avx512bf16_unavailable;
+  static const Kernels& kernels() { return avx512::kKernels; }
+  static const AttentionKernels* bf16() { return &avx512bf16::kAttention; }
+};
+#endif
+
+/// Text put together at compile time.
+template <std::size_t kSize>
+struct FixedText {
+  std::array<char, kSize> text{};
+  constexpr std::string_view view() const { return {text.data(), kSize}; }
+};
+
+/// "cpu.avx2.attention" from Avx2 and ".attention".
+template <class Isa, std::size_t kSize>
+constexpr auto name_of_row(const char (&operation)[kSize]) {
+  constexpr std::string_view kBackend = "cpu.";
+  FixedText<kBackend.size() + Isa::kName.size() + kSize - 1> name{};
+  std::size_t at = 0;
+  for (const std::string_view part : {kBackend, Isa::kName, std::string_view(operation)}) {
+    for (const char letter : part) name.text[at++] = letter;
+  }
+  return name;
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+/// AVX2 + FMA + F16C: eight f32 lanes, sixteen registers.
+#pragma once
+
+#include "cpu/isa/x86_256.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+inline constexpr int kLanes = 8;
+inline constexpr int kBlockRows = 6;     // 6 x 16: twelve accumulators, two keys, two queries
+inline constexpr int kPanelVectors = 2;
+inline constexpr int kStreamRows = 2;    // 2 queries x 4 keys
+inline constexpr int kStreamColumns = 8;  // accumulators of the streamed P V
+
+struct Vec {
+  __m256 v;
+};
+
+FOVEA_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
+FOVEA_INLINE Vec splat(float x) { return {_mm256_set1_ps(x)}; }
+FOVEA_INLINE Vec broadcast(const float* p) { return {_mm256_broadcast_ss(p)}; }
+template <class S>
+FOVEA_INLINE Vec load(S storage, const void* p) {
+  return {load8(storage, p)};
+}
+
+FOVEA_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+/// b where either is NaN.
+FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+FOVEA_INLINE Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
+  const __m256 bit = _mm256_set1_ps(-0.0f);
+  return {_mm256_or_ps(_mm256_andnot_ps(bit, magnitude.v), _mm256_and_ps(bit, sign.v))};
+}
+/// x < limit ? a : b; b where x is NaN.
+FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
+  return {_mm256_blendv_ps(b.v, a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_LT_OQ))};
+}
+/// p * 2^n for integral n >= -126 and p in [0.5, 2). A NaN in either stays one.
+FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) {
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23)))};
+}
+
+FOVEA_INLINE float reduce_add(Vec a) {
+  const __m128 sums = sums_of_four(a.v, a.v, a.v, a.v);
+  return _mm_cvtss_f32(sums);
+}
+FOVEA_INLINE float reduce_max(Vec a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+/// Four sums of lanes, side by side.
+FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) { _mm_storeu_ps(to, sums_of_four(a.v, b.v, c.v, d.v)); }
+
+FOVEA_INLINE void store(F32, void* p, Vec a) { _mm256_storeu_ps(static_cast<float*>(p), a.v); }
+FOVEA_INLINE void store(F16, void* p, Vec a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+FOVEA_INLINE void store(BF16, void* p, Vec a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i wide = _mm256_blendv_epi8(rounded, quiet, nan);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0x08);
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+/// Rounds to nearest even, saturates at 448, keeps NaN.
+FOVEA_INLINE void store(E4M3, void* p, Vec a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+  const __m256i rebased = _mm256_sub_epi32(magnitude, _mm256_set1_epi32(120 << 23));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(rebased, 20), _mm256_set1_epi32(1));
+  const __m256i normal = _mm256_srli_epi32(_mm256_add_epi32(rebased, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff))), 20);
+  const __m256i small = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(512.0f)));
+  __m256i code = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), magnitude));
+  code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7e), _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x43dfffff)));
+  code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000)));
+  code = _mm256_or_si256(code, sign);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(code, code), 0x08);
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_castsi256_si128(words)));
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+/// AVX-512 F, BW, VL, DQ: sixteen f32 lanes, thirty-two registers.
+#pragma once
+
+#include "cpu/isa/x86_256.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+inline constexpr int kLanes = 16;
+inline constexpr int kBlockRows = 12;    // 12 x 32: twenty-four accumulators, two keys; queries broadcast from memory
+inline constexpr int kPanelVectors = 2;
+inline constexpr int kStreamRows = 4;     // 4 queries x 4 keys
+inline constexpr int kStreamColumns = 16;  // accumulators of the streamed P V
+
+struct Vec {
+  __m512 v;
+};
+
+FOVEA_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
+FOVEA_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+FOVEA_INLINE Vec broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
+
+FOVEA_INLINE Vec load(F32, const void* p) { return {_mm512_loadu_ps(p)}; }
+FOVEA_INLINE Vec load(F16, const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
+FOVEA_INLINE Vec load(BF16, const void* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))};
+}
+FOVEA_INLINE Vec load(E4M3, const void* p) {
+  const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
+  const __m512i sign = _mm512_slli_epi32(_mm512_andnot_si512(_mm512_set1_epi32(0x7f), code), 24);
+  const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)), _mm512_set1_ps(0x1p120f));
+  const __m512i bits = _mm512_or_si512(_mm512_castps_si512(value), sign);
+  return {_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(0x7fc00000)))};
+}
+
+FOVEA_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+/// b where either is NaN.
+FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+FOVEA_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
+  const __m512i bit = _mm512_set1_epi32(INT32_MIN);  // bits of -0.0f: magnitude where clear, sign where set
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(bit, _mm512_castps_si512(sign.v), _mm512_castps_si512(magnitude.v), 0xca))};
+}
+/// x < limit ? a : b; b where x is NaN.
+FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), b.v, a.v)};
+}
+/// p * 2^n for integral n. A NaN in either stays one.
+FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) { return {_mm512_scalef_ps(p.v, n.v)}; }
+
+FOVEA_INLINE __m256 halves_added(Vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)); }
+
+FOVEA_INLINE float reduce_add(Vec a) {
+  const __m256 x = halves_added(a);
+  return _mm_cvtss_f32(sums_of_four(x, x, x, x));
+}
+FOVEA_INLINE float reduce_max(Vec a) {
+  const __m256 y = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+/// Four sums of lanes, side by side.
+FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  _mm_storeu_ps(to, sums_of_four(halves_added(a), halves_added(b), halves_added(c), halves_added(d)));
+}
+
+FOVEA_INLINE void store(F32, void* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+FOVEA_INLINE void store(F16, void* p, Vec a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+FOVEA_INLINE void store(BF16, void* p, Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+}
+/// Rounds to nearest even, saturates at 448, keeps NaN.
+FOVEA_INLINE void store(E4M3, void* p, Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+  const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+  const __m512i rebased = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(120 << 23));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(rebased, 20), _mm512_set1_epi32(1));
+  __m512i code = _mm512_srli_epi32(_mm512_add_epi32(rebased, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff))), 20);
+  const __mmask16 small = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(0x3c800000), magnitude);
+  code = _mm512_mask_cvtps_epi32(code, small, _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(512.0f)));
+  code = _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x43dfffff)), _mm512_set1_epi32(0x7e));
+  code = _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f));
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

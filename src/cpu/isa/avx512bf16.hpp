@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// AVX-512 with vdpbf16ps: pairs of bf16 products summed in f32.
+#pragma once
+
+#include "cpu/isa/avx512.hpp"
+#include "cpu/attention/arithmetic.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+/// Sixteen pairs of bf16, or thirty-two elements of a row.
+struct Pairs {
+  __m512i v;
+};
+
+struct BF16Math {
+  using Operand = std::uint16_t;
+  using Reg = Pairs;
+  static constexpr int kPair = 2;
+  static constexpr int kStreamWidth = 2 * kLanes;
+
+  FOVEA_INLINE Reg repeat(const Operand* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return {_mm512_set1_epi32(pair)};
+  }
+  FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm512_loadu_si512(p)}; }
+  FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm512_storeu_si512(p, a.v); }
+  FOVEA_INLINE Reg negated(Reg a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi16(INT16_MIN))}; }
+  FOVEA_INLINE Vec multiply_add(Reg a, Reg b, Vec c) { return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+
+  FOVEA_INLINE Reg load_row(BF16, const void* p) { return {_mm512_loadu_si512(p)}; }
+  /// Every e4m3 value is a bf16 value.
+  FOVEA_INLINE Reg load_row(E4M3, const void* p) {
+    const Vec low = load(E4M3{}, p), high = load(E4M3{}, static_cast<const std::uint8_t*>(p) + kLanes);
+    return {(__m512i)_mm512_cvtne2ps_pbh(high.v, low.v)};
+  }
+  FOVEA_INLINE void store_weights(Operand* p, const Vec (&weight)[kPair]) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
+  }
+
+  struct Finite {
+    __mmask32 special = 0;
+    /// An exponent of all ones: infinity or NaN.
+    FOVEA_INLINE void look(Finite& finite, Reg a) {
+      const __m512i exponent = _mm512_set1_epi16(0x7f80);
+      finite.special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(a.v, exponent), exponent);
+    }
+    bool all() const { return special == 0; }
+  };
+
+  FOVEA_INLINE __m256i load16(BF16, const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  FOVEA_INLINE __m256i load16(E4M3, const void* p) { return (__m256i)_mm512_cvtneps_pbh(load(E4M3{}, p).v); }
+
+  template <class S>
+  FOVEA_INLINE __m256i load16_some(const void* row, int column, int count) {
+    const auto* codes = static_cast<const typename S::Code*>(row) + column;
+    if (count == kLanes) return load16(S{}, codes);
+    typename S::Code some[kLanes] = {};
+    __builtin_memcpy(some, codes, static_cast<unsigned long>(count) * sizeof(typename S::Code));
+    return load16(S{}, some);
+  }
+
+  /// kLanes columns of two rows, (column, row).
+  template <class S>
+  FOVEA_INLINE void interleave(const void* const* rows, int column, int count, Operand* to, Finite& finite) {
+    const __m512i even = _mm512_cvtepu16_epi32(load16_some<S>(rows[0], column, count));
+    const __m512i odd = _mm512_cvtepu16_epi32(load16_some<S>(rows[1], column, count));
+    const Reg pairs{_mm512_or_si512(even, _mm512_slli_epi32(odd, 16))};
+    Finite::look(finite, pairs);
+    store_operands(to, pairs);
+  }
+
+  /// Elements [d, d + 16) of eight rows as pairs, to[pair][panel][row][2].
+  template <class S>
+  FOVEA_INLINE void transpose(const void* const* rows, int d, Operand* to) {
+    __m256 r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_castsi256_ps(load16(S{}, static_cast<const typename S::Code*>(rows[i]) + d));
+    transpose8x8(r);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * kPanelVectors * kLanes, r[i]);
+  }
+};
+
+}  // namespace fovea::cpu::FOVEA_ISA

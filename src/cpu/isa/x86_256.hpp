@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Eight lanes with AVX2, FMA and F16C: what both the AVX2 and the AVX-512 objects build on. Compiled into the namespace of each.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/isa/storage.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+FOVEA_INLINE __m256 load8(F32, const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+
+FOVEA_INLINE __m256 load8(F16, const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+
+FOVEA_INLINE __m256 load8(BF16, const void* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))), 16));
+}
+
+/// The exponent is rebased by a multiplication, which also normalises the subnormal codes.
+FOVEA_INLINE __m256 load8(E4M3, const void* p) {
+  const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
+  const __m256i sign = _mm256_slli_epi32(_mm256_andnot_si256(_mm256_set1_epi32(0x7f), code), 24);
+  const __m256i nan = _mm256_slli_epi32(_mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f)), 22);
+  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), _mm256_set1_ps(0x1p120f));
+  return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, nan)));
+}
+
+/// Eight rows of eight 32-bit units; row i of the result holds unit i of every row.
+FOVEA_INLINE void transpose8x8(__m256 (&r)[8]) {
+  const __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]);
+  const __m256 a2 = _mm256_unpacklo_ps(r[2], r[3]), a3 = _mm256_unpackhi_ps(r[2], r[3]);
+  const __m256 a4 = _mm256_unpacklo_ps(r[4], r[5]), a5 = _mm256_unpackhi_ps(r[4], r[5]);
+  const __m256 a6 = _mm256_unpacklo_ps(r[6], r[7]), a7 = _mm256_unpackhi_ps(r[6], r[7]);
+  const __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
+  const __m256 b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+  const __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
+  const __m256 b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+  r[0] = _mm256_permute2f128_ps(b0, b4, 0x20);
+  r[1] = _mm256_permute2f128_ps(b1, b5, 0x20);
+  r[2] = _mm256_permute2f128_ps(b2, b6, 0x20);
+  r[3] = _mm256_permute2f128_ps(b3, b7, 0x20);
+  r[4] = _mm256_permute2f128_ps(b0, b4, 0x31);
+  r[5] = _mm256_permute2f128_ps(b1, b5, 0x31);
+  r[6] = _mm256_permute2f128_ps(b2, b6, 0x31);
+  r[7] = _mm256_permute2f128_ps(b3, b7, 0x31);
+}
+
+/// Elements [d, d + 8) of eight rows as f32: to[element * stride + row].
+template <class S>
+FOVEA_INLINE void transpose_to(const void* const* rows, int d, float* to, int stride) {
+  __m256 r[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = load8(S{}, static_cast<const typename S::Code*>(rows[i]) + d);
+  transpose8x8(r);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(to + i * stride, r[i]);
+}
+
+/// Sums of the lanes of four vectors, in order.
+FOVEA_INLINE __m128 sums_of_four(__m256 a, __m256 b, __m256 c, __m256 d) {
+  const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+}
+
+FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace fovea::cpu::FOVEA_ISA

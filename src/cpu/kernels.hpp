@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What an instruction set exports: tables of functions. All that is wide lies behind them; plans, schedules and the attention engine are
+/// ordinary code that is compiled once.
+#pragma once
+
+#include <cstdint>
+
+namespace fovea::cpu {
+
+/// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3.
+inline constexpr int kStorages = 4;
+
+/// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the kv tile that some of
+/// them see. The bounds are multiples of PackedKernels::depth.
+struct RowBlock {
+  int row = 0, rows = 0;
+  int key_begin = 0, key_end = 0;
+};
+
+/// Half-open range of keys within a kv tile.
+struct KeySpan {
+  int begin = 0, end = 0;
+};
+
+/// A row of a tensor, or its elements of one kv head.
+using Row = const void*;
+
+/// scores[row][key] = q[row] . key, for the keys of each block (rounded out to whole panels).
+struct ScoreTile {
+  const void* q = nullptr;     // [rows][q_stride] operands
+  const void* keys = nullptr;  // [panel][depth][kPanel]
+  float* scores = nullptr;     // [rows][score_stride]
+  std::int64_t q_stride = 0, score_stride = 0;
+  int head_dim = 0;  // as packed: a multiple of depth
+  const RowBlock* blocks = nullptr;
+  int block_count = 0;
+};
+
+/// acc[row] = acc[row] * rescale[row] + p[row] * values, over the keys of each block.
+struct ValueTile {
+  const void* p = nullptr;       // [rows][p_stride] operands
+  const void* values = nullptr;  // [panel][kv_tile][kPanel]
+  float* acc = nullptr;          // [rows][acc_stride], acc_stride a multiple of the panel
+  const float* rescale = nullptr;
+  std::int64_t p_stride = 0, acc_stride = 0;
+  int kv_tile = 0, head_dim = 0;
+  const RowBlock* blocks = nullptr;
+  int block_count = 0;
+};
+
+/// The step of the online softmax for some rows and the columns [begin, end), in powers of two.
+struct SoftmaxTile {
+  float* scores = nullptr;  // [rows][score_stride]; overwritten
+  void* p = nullptr;        // [rows][p_stride]; `scores` itself where operands are f32
+  std::int64_t score_stride = 0, p_stride = 0;
+  int rows = 0, begin = 0, end = 0;  // a multiple of the vector
+  const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
+  float factor = 0;                  // of the (capped) score in the exponent: scale * log2(e), or cap * log2(e); never negative
+  float into_cap = 0;                // scale / cap, or 0 without a soft cap
+  float* maximum = nullptr;          // [rows] running, in the exponent's unit
+  float* sum = nullptr;              // [rows] running
+  float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
+};
+
+/// Decode: scores of a few queries straight from the rows of the cache.
+struct StreamScores {
+  const void* q = nullptr;    // [rows][q_stride] operands, zero behind head_dim
+  const Row* keys = nullptr;  // [count rounded up to 4]
+  const Row* next = nullptr;  // [count] rows to prefetch, or null
+  float* scores = nullptr;    // [rows][score_stride]
+  std::int64_t q_stride = 0, score_stride = 0;
+  int rows = 0, count = 0, head_dim = 0, next_bytes = 0;
+};
+
+/// Decode: acc[row] = acc[row] * rescale[row] + p[row] * values, straight from the rows of the cache.
+struct StreamValues {
+  const float* p = nullptr;       // [rows][p_stride]
+  const Row* values = nullptr;    // [count]
+  const Row* next = nullptr;      // [next_count] rows to prefetch, or null
+  float* acc = nullptr;           // [rows][acc_stride]
+  const float* rescale = nullptr; // [rows], or null for 1
+  std::int64_t p_stride = 0, acc_stride = 0;
+  int rows = 0, count = 0, head_dim = 0, next_count = 0, next_bytes = 0;
+};
+
+/// Attention in one arithmetic (f32, or bf16 dot products with f32 sums).
+struct AttentionKernels {
+  const char* arithmetic = nullptr;  ///< "f32 6x16"
+  int block_rows = 0;                ///< rows of a micro-kernel call
+  int panel = 0;                     ///< keys or value columns of one packed panel
+  int depth = 1;                     ///< the contracted dimension is padded to a multiple of this
+  int operand_bytes = 0;             ///< of a packed element
+  /// A row of q as operands, negated if asked, zero from `count` to `padded`.
+  void (*load_q[kStorages])(Row source, int count, int padded, bool negate, void* operands) = {};
+  /// Panels [panel][padded head_dim][kPanel] of `count` rows, a multiple of the panel.
+  void (*pack_keys[kStorages])(const Row* rows, int count, int head_dim, int padded, void* panels) = {};
+  /// Panels [panel][kv_tile][kPanel] of `count` rows; false when some element is not finite.
+  bool (*pack_values[kStorages])(const Row* rows, int count, int head_dim, int kv_tile, void* panels) = {};
+  void (*scores)(const ScoreTile&) = nullptr;
+  void (*softmax)(const SoftmaxTile&) = nullptr;
+  void (*values)(const ValueTile&) = nullptr;
+  void (*stream_scores[kStorages])(const StreamScores&) = {};
+};
+
+/// Rows of f32 and whatever they are stored as; any length.
+struct RowKernels {
+  /// acc[i] = acc[i] + factor * source[i]
+  void (*add_scaled[kStorages])(float* acc, Row source, float factor, std::int64_t count) = {};
+  /// target[i] = source[i] / divisor * factor
+  void (*store_divided[kStorages])(void* target, const float* source, float divisor, float factor, std::int64_t count) = {};
+  /// An e4m3 row, source[i] / scale.
+  void (*quantize[kStorages])(void* target, Row source, float scale, std::int64_t count) = {};
+  void (*stream_values[kStorages])(const StreamValues&) = {};
+  /// The softmax step with f32 weights: for streamed tiles.
+  void (*softmax)(const SoftmaxTile&) = nullptr;
+};
+
+struct Kernels {
+  AttentionKernels attention{};
+  RowKernels rows{};
+};
+
+namespace scalar {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace avx512bf16 {
+extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
+}
+namespace amx {
+extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
+}
+
+}  // namespace fovea::cpu

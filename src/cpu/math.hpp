@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// exp2 and tanh on vectors. The error bounds are measured over dense sweeps in tests/unit/cpu_math.cpp.
+#pragma once
+
+#include "cpu/isa/storage.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+/// 2^x for x <= 126, within 1.5 ulp. 2^-inf is 0, as is everything below 2^-126; NaN stays NaN.
+FOVEA_INLINE Vec exp2(Vec x) {
+  const Vec clamped = max(splat(-127.0f), x);  // this order lets NaN through
+  const Vec n = round(clamped);
+  const Vec f = sub(clamped, n);  // in [-0.5, 0.5]
+  Vec p = splat(1.5353362e-4f);   // minimax for the relative error of 2^f, with p(0) = 1
+  p = fma(p, f, splat(1.3398875e-3f));
+  p = fma(p, f, splat(9.618437e-3f));
+  p = fma(p, f, splat(5.5503324e-2f));
+  p = fma(p, f, splat(2.4022648e-1f));
+  p = fma(p, f, splat(6.931472e-1f));
+  p = fma(p, f, splat(1.0f));
+  return select_less(x, splat(-126.0f), zero(), scale_by_power(p, n));
+}
+
+/// Within 3 ulp; saturates, so that no |x| overflows; NaN stays NaN.
+FOVEA_INLINE Vec tanh(Vec x) {
+  const Vec size = abs(x), square = mul(x, x);
+  // Below 0.625 an odd polynomial (Cephes tanhf), as 1 - 2 / (e^2x + 1) would cancel.
+  Vec p = splat(-5.70498872745e-3f);
+  p = fma(p, square, splat(2.06390887954e-2f));
+  p = fma(p, square, splat(-5.37397155531e-2f));
+  p = fma(p, square, splat(1.33314422036e-1f));
+  p = fma(p, square, splat(-3.33332819422e-1f));
+  const Vec small = fma(mul(p, square), x, x);
+  const Vec decay = exp2(mul(size, splat(-2.885390082f)));  // e^(-2 |x|)
+  const Vec large = copy_sign(div(sub(splat(1.0f), decay), add(splat(1.0f), decay)), x);
+  return select_less(size, splat(0.625f), small, large);
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "cpu/implementations.hpp"
+#include "cpu/parallel.hpp"
+#include "op/merge_states/validate.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+using detail::MergeStatesProblem;
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+/// One (row, head) of a call.
+struct Cell {
+  const MergeStatesProblem& problem;
+  const MergeStatesArgs& args;
+  std::int64_t row = 0, head = 0;
+
+  float lse(std::size_t part) const {
+    const MergeStatesProblem::Strides& strides = problem.parts[part];
+    return args.parts[part].lse[row * strides.lse_row + head * strides.lse_head];
+  }
+  const std::byte* out(std::size_t part) const {
+    const MergeStatesProblem::Strides& strides = problem.parts[part];
+    return static_cast<const std::byte*>(args.parts[part].out) + (row * strides.out_row + head * strides.out_head) * element();
+  }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(problem.dtype)); }
+};
+
+/// Everything of a cell is read before anything is written, piece by piece, so that parts may be merged in place.
+void merge_cell(const RowKernels& rows, const Cell& cell) {
+  const MergeStatesProblem& problem = cell.problem;
+  const std::size_t parts = problem.parts.size();
+  float largest = kNothing;
+  for (std::size_t part = 0; part < parts; ++part) {
+    if (const float lse = cell.lse(part); std::isfinite(lse)) largest = std::max(largest, lse);
+  }
+  double sum = 0;
+  const auto weight = [&](std::size_t part) {  // zero for an empty part
+    const float lse = cell.lse(part);
+    return std::isfinite(lse) ? std::exp(static_cast<double>(lse) - static_cast<double>(largest)) : 0.0;
+  };
+  for (std::size_t part = 0; part < parts; ++part) sum += weight(part);
+
+  constexpr std::int64_t kPiece = 256;
+  const auto dtype = static_cast<std::size_t>(problem.dtype);
+  std::byte* out = static_cast<std::byte*>(cell.args.out) + (cell.row * problem.out.out_row + cell.head * problem.out.out_head) * cell.element();
+  for (std::int64_t d = 0; d < problem.head_dim_v; d += kPiece) {
+    const std::int64_t count = std::min(kPiece, problem.head_dim_v - d);
+    std::array<float, kPiece> acc{};
+    for (std::size_t part = 0; part < parts; ++part) {
+      if (!std::isfinite(cell.lse(part))) continue;
+      rows.add_scaled[dtype](acc.data(), cell.out(part) + d * cell.element(), static_cast<float>(weight(part) / sum), count);
+    }
+    rows.store_divided[dtype](out + d * cell.element(), acc.data(), 1.0f, 1.0f, count);
+  }
+  if (problem.has_lse) {
+    float& lse = cell.args.lse[cell.row * problem.out.lse_row + cell.head * problem.out.lse_head];
+    lse = sum == 0 ? kNothing : static_cast<float>(static_cast<double>(largest) + std::log(sum));
+  }
+}
+
+class State final : public detail::PlanState<MergeStatesArgs> {
+ public:
+  State(std::string_view name, const MergeStatesProblem& problem, const RowKernels& rows)
+      : problem_(problem), rows_(rows), threads_(planned_threads()) {
+    implementation = name;
+  }
+
+  Result<void> prepare(const MergeStatesArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+
+  Result<void> run(const MergeStatesArgs& args, Workspace, Stream, bool) const override {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    constexpr std::int64_t kElementsOfThread = 1 << 16;  // below this a second thread costs more than it brings
+    const std::int64_t work = problem_.total_q * problem_.heads * problem_.head_dim_v * static_cast<std::int64_t>(problem_.parts.size());
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(work / kElementsOfThread, problem_.total_q), 1, threads_));
+    parallel_for(threads, [&](int thread) {
+      for (std::int64_t row = problem_.total_q * thread / threads; row < problem_.total_q * (thread + 1) / threads; ++row) {
+        for (std::int64_t head = 0; head < problem_.heads; ++head) merge_cell(rows_, {problem_, args, row, head});
+      }
+    });
+    return {};
+  }
+
+  std::string tuning() const override { return "one row at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads"); }
+
+ private:
+  MergeStatesProblem problem_;
+  const RowKernels& rows_;
+  int threads_;
+};
+
+template <class Isa>
+constexpr auto kName = name_of_row<Isa>(".merge_states");
+
+template <class Isa>
+detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Device) {
+  return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+}
+
+template <class Isa>
+constexpr detail::MergeStatesImplementation kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu, Isa::kUnavailable, plan<Isa>};
+
+constexpr std::array kRows{
+#ifdef FOVEA_X86
+    kRow<Avx512>, kRow<Avx2>,
+#endif
+    kRow<Scalar>};
+
+}  // namespace
+
+std::span<const detail::MergeStatesImplementation> merge_states_implementations() { return kRows; }
+
+}  // namespace fovea::cpu

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "cpu/implementations.hpp"
+#include "cpu/parallel.hpp"
+#include "op/paged_cache_append/validate.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+using detail::AppendSide;
+using detail::PagedCacheAppendProblem;
+
+/// K or V of a call.
+struct Side {
+  const AppendSide& strides;
+  const void* rows = nullptr;
+  void* cache = nullptr;
+  const float* scale = nullptr;
+};
+
+/// Row `token` of every head into a slot: copied, or quantised where the cache is e4m3.
+void append_row(const PagedCacheAppendProblem& problem, const RowKernels& kernels, const Side& side, std::int64_t token, std::int64_t slot) {
+  const auto from_size = static_cast<std::int64_t>(size_of(problem.dtype)), to_size = static_cast<std::int64_t>(size_of(problem.cache_dtype));
+  const AppendSide& s = side.strides;
+  const std::int64_t target = slot / problem.page * s.cache.block + slot % problem.page * s.cache.token;
+  for (std::int64_t head = 0; head < problem.kv_heads; ++head) {
+    const std::byte* from = static_cast<const std::byte*>(side.rows) + (token * s.row_stride + head * s.head_stride) * from_size;
+    std::byte* to = static_cast<std::byte*>(side.cache) + (target + head * s.cache.head) * to_size;
+    if (problem.cache_dtype == problem.dtype) {
+      std::memcpy(to, from, static_cast<std::size_t>(s.head_dim * to_size));
+    } else {
+      const float scale = s.scale && side.scale != nullptr ? side.scale[head * s.scale->head_stride] : 1.0f;
+      kernels.quantize[static_cast<std::size_t>(problem.dtype)](to, from, scale, s.head_dim);
+    }
+  }
+}
+
+class State final : public detail::PlanState<PagedCacheAppendArgs> {
+ public:
+  State(std::string_view name, const PagedCacheAppendProblem& problem, const RowKernels& kernels)
+      : problem_(problem), kernels_(kernels), threads_(planned_threads()) {
+    implementation = name;
+  }
+
+  Result<void> prepare(const PagedCacheAppendArgs& args, Workspace, Stream) const override { return check(args); }
+
+  Result<void> run(const PagedCacheAppendArgs& args, Workspace, Stream, bool) const override {
+    if (Result<void> good = check(args); !good) return good;
+    const Side k{problem_.k, args.k, args.k_cache, args.k_scale}, v{problem_.v, args.v, args.v_cache, args.v_scale};
+    constexpr std::int64_t kElementsOfThread = 1 << 16;  // below this a second thread costs more than it brings
+    const std::int64_t work = problem_.tokens * problem_.kv_heads * (problem_.k.head_dim + problem_.v.head_dim);
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(work / kElementsOfThread, problem_.tokens), 1, threads_));
+    parallel_for(threads, [&](int thread) {
+      for (std::int64_t token = problem_.tokens * thread / threads; token < problem_.tokens * (thread + 1) / threads; ++token) {
+        const std::int64_t slot = args.slot_mapping[token];
+        if (slot < 0) continue;
+        append_row(problem_, kernels_, k, token, slot);
+        append_row(problem_, kernels_, v, token, slot);
+      }
+    });
+    return {};
+  }
+
+  std::string tuning() const override { return "one token at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads"); }
+
+ private:
+  Result<void> check(const PagedCacheAppendArgs& args) const {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    return check_slots(problem_, args);
+  }
+
+  PagedCacheAppendProblem problem_;
+  const RowKernels& kernels_;
+  int threads_;
+};
+
+template <class Isa>
+constexpr auto kName = name_of_row<Isa>(".paged_cache_append");
+
+template <class Isa>
+detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& problem, Device) {
+  return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+}
+
+template <class Isa>
+constexpr detail::PagedCacheAppendImplementation kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", Backend::cpu,
+                                                      Isa::kUnavailable, plan<Isa>};
+
+constexpr std::array kRows{
+#ifdef FOVEA_X86
+    kRow<Avx512>, kRow<Avx2>,
+#endif
+    kRow<Scalar>};
+
+}  // namespace
+
+std::span<const detail::PagedCacheAppendImplementation> paged_cache_append_implementations() { return kRows; }
+
+}  // namespace fovea::cpu
