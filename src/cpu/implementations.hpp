@@ -9,9 +9,9 @@
 
 namespace fovea::cpu {
 
-std::span<const detail::AttentionImplementation> attention_implementations();
-std::span<const detail::PagedAttentionImplementation> paged_attention_implementations();
-std::span<const detail::PagedCacheAppendImplementation> paged_cache_append_implementations();
-std::span<const detail::MergeStatesImplementation> merge_states_implementations();
+detail::Implementations<detail::Attention> implementations(detail::Attention);
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 
 }  // namespace fovea::cpu

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The ordered lists: fastest first, the reference last. A new backend is a line here.
-#include <utility>
 #include <vector>
 
 #ifdef FOVEA_HAS_CPU
@@ -12,10 +11,15 @@
 namespace fovea::detail {
 namespace {
 
+/// The rows of every backend of the build that has this operation.
 template <class Operation>
-std::vector<Implementation<Operation>> concatenate(std::initializer_list<Implementations<Operation>> lists) {
+std::vector<Implementation<Operation>> collect() {
   std::vector<Implementation<Operation>> all;
-  for (const Implementations<Operation> list : lists) all.insert(all.end(), list.begin(), list.end());
+  const auto append = [&](Implementations<Operation> rows) { all.insert(all.end(), rows.begin(), rows.end()); };
+#ifdef FOVEA_HAS_CPU
+  if constexpr (requires { cpu::implementations(Operation{}); }) append(cpu::implementations(Operation{}));
+#endif
+  append(reference::implementations(Operation{}));
   return all;
 }
 
@@ -23,19 +27,18 @@ std::vector<Implementation<Operation>> concatenate(std::initializer_list<Impleme
 
 template <class Operation>
 Implementations<Operation> implementations_of() {
-  static const std::vector<Implementation<Operation>> kList = concatenate<Operation>({
-#ifdef FOVEA_HAS_CPU
-      cpu::implementations(Operation{}),
-#endif
-      reference::implementations(Operation{})});
+  static const std::vector<Implementation<Operation>> kList = collect<Operation>();
   return kList;
 }
 
-/// Instantiates the list of every operation.
-template <class... Operation>
-constexpr auto instantiate(std::tuple<Operation...>*) {
-  return std::tuple{&implementations_of<Operation>...};
-}
-[[maybe_unused]] constexpr auto kInstances = instantiate(static_cast<Operations*>(nullptr));
+template Implementations<Attention> implementations_of<Attention>();
+template Implementations<AttentionBackward> implementations_of<AttentionBackward>();
+template Implementations<PagedAttention> implementations_of<PagedAttention>();
+template Implementations<PagedCacheAppend> implementations_of<PagedCacheAppend>();
+template Implementations<MergeStates> implementations_of<MergeStates>();
+template Implementations<LatentAttention> implementations_of<LatentAttention>();
+template Implementations<SparseLatentAttention> implementations_of<SparseLatentAttention>();
+template Implementations<QuantizeLatentCache> implementations_of<QuantizeLatentCache>();
+template Implementations<DequantizeLatentCache> implementations_of<DequantizeLatentCache>();
 
 }  // namespace fovea::detail

@@ -42,7 +42,7 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
 
 template <class Isa>
-constexpr detail::AttentionImplementation kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
@@ -61,6 +61,6 @@ std::string describe(const Setup& setup) {
          text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }
 
-std::span<const detail::AttentionImplementation> attention_implementations() { return kRows; }
+detail::Implementations<detail::Attention> implementations(detail::Attention) { return kRows; }
 
 }  // namespace fovea::cpu

@@ -105,7 +105,7 @@ detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Devi
 }
 
 template <class Isa>
-constexpr detail::MergeStatesImplementation kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::MergeStates> kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu, Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
@@ -115,6 +115,6 @@ constexpr std::array kRows{
 
 }  // namespace
 
-std::span<const detail::MergeStatesImplementation> merge_states_implementations() { return kRows; }
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates) { return kRows; }
 
 }  // namespace fovea::cpu

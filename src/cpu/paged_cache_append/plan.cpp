@@ -87,7 +87,7 @@ detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& pro
 }
 
 template <class Isa>
-constexpr detail::PagedCacheAppendImplementation kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", Backend::cpu,
+constexpr detail::Implementation<detail::PagedCacheAppend> kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", Backend::cpu,
                                                       Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
@@ -98,6 +98,6 @@ constexpr std::array kRows{
 
 }  // namespace
 
-std::span<const detail::PagedCacheAppendImplementation> paged_cache_append_implementations() { return kRows; }
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) { return kRows; }
 
 }  // namespace fovea::cpu
