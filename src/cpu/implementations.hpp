@@ -10,8 +10,13 @@
 namespace fovea::cpu {
 
 detail::Implementations<detail::Attention> implementations(detail::Attention);
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
 detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
+detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
+detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
 
 }  // namespace fovea::cpu

@@ -9,6 +9,7 @@ namespace fovea::cpu {
 
 /// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3.
 inline constexpr int kStorages = 4;
+inline constexpr int kPackedFormatCount = 5;
 
 /// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the kv tile that some of
 /// them see. The bounds are multiples of PackedKernels::depth.
@@ -28,10 +29,12 @@ using Row = const void*;
 /// scores[row][key] = q[row] . key, for the keys of each block (rounded out to whole panels).
 struct ScoreTile {
   const void* q = nullptr;     // [rows][q_stride] operands
-  const void* keys = nullptr;  // [panel][depth][kPanel]
+  const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] where a tile is shared
   float* scores = nullptr;     // [rows][score_stride]
-  std::int64_t q_stride = 0, score_stride = 0;
-  int head_dim = 0;  // as packed: a multiple of depth
+  std::int64_t q_stride = 0, score_stride = 0, row_stride = 0;
+  int head_dim = 0;           // as packed: a multiple of depth
+  const Row* next = nullptr;  // shared tiles: [next_count] rows to prefetch, of next_bytes each
+  int next_count = 0, next_bytes = 0;
   const RowBlock* blocks = nullptr;
   int block_count = 0;
 };
@@ -39,10 +42,10 @@ struct ScoreTile {
 /// acc[row] = acc[row] * rescale[row] + p[row] * values, over the keys of each block.
 struct ValueTile {
   const void* p = nullptr;       // [rows][p_stride] operands
-  const void* values = nullptr;  // [panel][kv_tile][kPanel]
+  const void* values = nullptr;  // [panel][kv_tile][kPanel], or [key][row_stride] where a tile is shared
   float* acc = nullptr;          // [rows][acc_stride], acc_stride a multiple of the panel
   const float* rescale = nullptr;
-  std::int64_t p_stride = 0, acc_stride = 0;
+  std::int64_t p_stride = 0, acc_stride = 0, row_stride = 0;
   int kv_tile = 0, head_dim = 0;
   const RowBlock* blocks = nullptr;
   int block_count = 0;
@@ -83,6 +86,28 @@ struct StreamValues {
   int rows = 0, count = 0, head_dim = 0, next_count = 0, next_bytes = 0;
 };
 
+/// Backward, elementwise on transposed tiles: p = exp(capped score - lse) and ds = p * (dout.v - delta), with the slope of the cap.
+struct GradientTile {
+  float* scores = nullptr;     // [keys][stride] q.k; overwritten
+  float* gradients = nullptr;  // [keys][stride] dout.v; then ds / scale
+  void* p = nullptr;           // [keys][stride] operands; `scores` itself where operands are f32
+  void* ds = nullptr;          // likewise; `gradients` itself
+  std::int64_t stride = 0;
+  int rows = 0, begin = 0, end = 0;  // keys, and the queries computed: multiples of the panel
+  const KeySpan* visible = nullptr;  // [keys] queries that see the key, or null when all do
+  const float* shift = nullptr;      // [queries] -lse; -inf where the row contributes nothing
+  const float* delta = nullptr;      // [queries] dout.out
+  float factor = 0, into_cap = 0;    // scale and 0, or cap and scale / cap
+};
+
+/// to[query][key] = gradients[key][query], as operands.
+struct TransposeTile {
+  const float* gradients = nullptr;
+  void* to = nullptr;
+  std::int64_t stride = 0, to_stride = 0;
+  int keys = 0, begin = 0, end = 0;  // multiples of 8
+};
+
 /// Attention in one arithmetic (f32, or bf16 dot products with f32 sums).
 struct AttentionKernels {
   const char* arithmetic = nullptr;  ///< "f32 6x16"
@@ -90,6 +115,7 @@ struct AttentionKernels {
   int panel = 0;                     ///< keys or value columns of one packed panel
   int depth = 1;                     ///< the contracted dimension is padded to a multiple of this
   int operand_bytes = 0;             ///< of a packed element
+  bool shared_tile = false;          ///< V is the beginning of K: pack_values makes [key][row_stride] of both, and pack_keys is not called
   /// A row of q as operands, negated if asked, zero from `count` to `padded`.
   void (*load_q[kStorages])(Row source, int count, int padded, bool negate, void* operands) = {};
   /// Panels [panel][padded head_dim][kPanel] of `count` rows, a multiple of the panel.
@@ -100,6 +126,8 @@ struct AttentionKernels {
   void (*softmax)(const SoftmaxTile&) = nullptr;
   void (*values)(const ValueTile&) = nullptr;
   void (*stream_scores[kStorages])(const StreamScores&) = {};
+  void (*gradient)(const GradientTile&) = nullptr;
+  void (*transpose_gradient)(const TransposeTile&) = nullptr;
 };
 
 /// Rows of f32 and whatever they are stored as; any length.
@@ -115,9 +143,27 @@ struct RowKernels {
   void (*softmax)(const SoftmaxTile&) = nullptr;
 };
 
+/// Where the parts of one packed token lie; nothing is aligned.
+struct PackedBytes {
+  const void *codes = nullptr, *scales = nullptr, *rope = nullptr;
+};
+
+/// Rows of the packed latent formats, in the order of kPackedFormats.
+struct LatentKernels {
+  /// A row of code * scale, rounded once.
+  void (*decode[kPackedFormatCount][kStorages])(const PackedBytes&, void* row) = {};
+  /// The largest magnitude of `count` elements, a multiple of 16; the first NaN if there is one.
+  float (*largest[kStorages])(Row source, int count) = {};
+  /// e2m1 codes of source[i] / scale, two to a byte.
+  void (*encode_e2m1[kStorages])(void* codes, Row source, float scale, int count) = {};
+  void (*to_bf16[kStorages])(void* target, Row source, int count) = {};
+};
+
 struct Kernels {
   AttentionKernels attention{};
   RowKernels rows{};
+  AttentionKernels latent{};  ///< the same arithmetic on tiles that K and V share
+  LatentKernels packed_rows{};
 };
 
 namespace scalar {

@@ -8,7 +8,6 @@
 
 #include "cpu/attention/item.hpp"
 #include "cpu/parallel.hpp"
-#include "op/common/attention_checks.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -32,7 +31,7 @@ void set_factors(Item& item) {
     item.into_cap = std::max(static_cast<float>(size / core.softcap), std::numeric_limits<float>::min());
     item.factor = static_cast<float>(core.softcap * kLog2e);
   } else {
-    item.factor = static_cast<float>(size * kLog2e);
+    item.factor = std::max(static_cast<float>(size * kLog2e), std::numeric_limits<float>::min());  // -inf * 0 would be NaN
   }
 }
 
@@ -41,7 +40,7 @@ void load_queries(const Item& item) {
   const AttentionKernels& kernels = *item.setup.attention;
   const auto dtype = static_cast<std::size_t>(core.q_dtype);
   const auto element = static_cast<std::int64_t>(size_of(core.q_dtype));
-  const std::int64_t batch = item.setup.ragged ? 0 : item.sequence.index * core.q.batch;
+  const std::int64_t batch = item.sequence.batch * core.q.batch;
   for (int row = 0; row < item.rows; ++row) {
     const std::int64_t flat = item.entry.row_begin + row, query = flat / core.group(), head = item.kv_head * core.group() + flat % core.group();
     const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
@@ -65,7 +64,7 @@ void finish_row(const Item& item, int row, const RowState& state) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
   const std::int64_t head = item.kv_head * core.group() + flat % core.group();
-  const std::int64_t batch = item.setup.ragged ? 0 : item.sequence.index;
+  const std::int64_t batch = item.sequence.batch;
   const double maximum = state.maximum == kNothing ? 0.0 : state.maximum;
   float total = state.sum;
   if (item.call.sink != nullptr && state.sum != 0) total += static_cast<float>(std::exp2(item.call.sink[head] * kLog2e - maximum));
@@ -74,7 +73,7 @@ void finish_row(const Item& item, int row, const RowState& state) {
   const std::int64_t at = batch * core.out.batch + query * core.out.row + head * core.out.head;
   void* out = static_cast<std::byte*>(item.call.out) + at * static_cast<std::int64_t>(size_of(core.out_dtype));
   if (state.sum == 0 || std::isinf(total)) {
-    alignas(64) static constexpr std::array<float, detail::kMaxHeadDim> kZeros{};
+    alignas(64) static constexpr std::array<float, kLongestRow> kZeros{};
     item.setup.rows->store_divided[dtype](out, kZeros.data(), 1.0f, 1.0f, core.head_dim_v);
   } else {
     const float v_scale = scale_at(item.call.v_scale, core.v_scale, item.setup.paged ? 0 : item.sequence.index, item.kv_head);
@@ -83,6 +82,10 @@ void finish_row(const Item& item, int row, const RowState& state) {
   if (item.call.lse != nullptr) {
     float& lse = item.call.lse[batch * core.lse.batch + query * core.lse.row + head * core.lse.head];
     lse = state.sum == 0 ? kNothing : static_cast<float>(maximum / kLog2e + std::log(static_cast<double>(state.sum)));
+  }
+  if (item.call.max_logits != nullptr) {
+    const detail::RowStrides& strides = item.setup.latent->max_logits;
+    item.call.max_logits[batch * strides.batch + query * strides.row + head * strides.head] = static_cast<float>(state.maximum / kLog2e);
   }
 }
 
@@ -138,14 +141,14 @@ void finish(const Item& item, const WorkspaceMap& map) {
 }  // namespace
 
 Row zero_row() {
-  alignas(64) static constexpr std::array<float, detail::kMaxHeadDim> kZeros{};
+  alignas(64) static constexpr std::array<float, kLongestRow> kZeros{};
   return kZeros.data();
 }
 
 void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows) {
   const std::byte* head = static_cast<const std::byte*>(base) + item.kv_head * strides.head;
   if (!item.setup.paged) {
-    const std::byte* row = head + (item.setup.ragged ? 0 : item.sequence.index) * strides.batch + (item.sequence.first_k + keys.begin) * strides.row;
+    const std::byte* row = head + item.sequence.batch * strides.batch + (item.sequence.first_k + keys.begin) * strides.row;
     for (std::int64_t i = 0; i < keys.size(); ++i, row += strides.row) rows[i] = row;
     return;
   }
@@ -156,6 +159,13 @@ void gather_rows(const Item& item, const KvStrides& strides, const void* base, d
     const std::byte* row = head + table[block] * strides.block + (key - block * page) * strides.row;
     for (; key < end; ++key, row += strides.row) *rows++ = row;
   }
+}
+
+int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v) {
+  if (item.setup.latent) return gather_latent(item, keys, buffer, k, v);
+  gather_rows(item, item.setup.k, item.call.k, keys, k);
+  gather_rows(item, item.setup.v, item.call.v, keys, v);
+  return static_cast<int>(keys.size());
 }
 
 void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {

@@ -13,7 +13,8 @@ template <class Math>
 struct MicroTile {
   const typename Math::Operand* a;
   std::int64_t a_stride;
-  const typename Math::Operand* b;  // [k / kPair][kPanel][kPair]
+  const typename Math::Operand* b;  // [k / kPair][kPanel][kPair], b_stride apart
+  std::int64_t b_stride;
   std::int64_t k;
   float* c;
   std::int64_t c_stride;
@@ -42,7 +43,7 @@ static void micro_kernel(const MicroTile<Math>& tile) {
       for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::multiply_add(left, right[j], sum[r][j]);
     }
     a += Math::kPair;
-    b += kPanel * Math::kPair;
+    b += tile.b_stride;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -80,6 +81,7 @@ static void scores(const ScoreTile& tile) {
       multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
                                   .a_stride = tile.q_stride,
                                   .b = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim,
+                                  .b_stride = kPanel * Math::kPair,
                                   .k = tile.head_dim,
                                   .c = tile.scores + block.row * tile.score_stride + key,
                                   .c_stride = tile.score_stride,
@@ -99,6 +101,7 @@ static void values(const ValueTile& tile) {
       multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.p) + block.row * tile.p_stride + block.key_begin,
                                   .a_stride = tile.p_stride,
                                   .b = panel + static_cast<std::int64_t>(block.key_begin) * kPanel,
+                                  .b_stride = kPanel * Math::kPair,
                                   .k = block.key_end - block.key_begin,
                                   .c = tile.acc + block.row * tile.acc_stride + column,
                                   .c_stride = tile.acc_stride,

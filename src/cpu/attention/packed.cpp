@@ -11,6 +11,7 @@ struct PackedTile {
   KeySpan keys{};       // that some row of the item sees
   bool masked = false;  // some row does not see all of them
   bool finite = true;   // every packed value
+  int next = 0;         // rows of the next tile in k_rows[1]
 };
 
 PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
@@ -20,20 +21,24 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   const std::int64_t end = std::min<std::int64_t>(item.entry.key_end, origin + item.setup.tuning.kv_tile);
   PackedTile tile{.origin = origin, .keys = {static_cast<int>(begin - origin), static_cast<int>(end - origin)}, .masked = masked};
 
+  Row *k = s.k_rows[0], *v = s.v_rows[0];
+  tile.keys.end = tile.keys.begin + gather_keys(item, {begin, end}, 0, k + tile.keys.begin, v + tile.keys.begin);
+  tile.masked = tile.masked || tile.keys.end < end - origin;
   const int first = tile.keys.begin / kernels.panel * kernels.panel;
   const int last = static_cast<int>(round_up(tile.keys.end, kernels.panel));
-  Row *k = s.k_rows[0], *v = s.v_rows[0];
   for (int key = first; key < last; ++key) {
     if (key == tile.keys.begin) key = tile.keys.end;
     if (key < last) k[key] = v[key] = zero_row();
   }
-  gather_rows(item, item.setup.k, item.call.k, {begin, end}, k + tile.keys.begin);
-  gather_rows(item, item.setup.v, item.call.v, {begin, end}, v + tile.keys.begin);
 
   const auto kv = static_cast<std::size_t>(item.setup.core.kv_dtype);
   const std::int64_t operand = kernels.operand_bytes;
   const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
   std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * operand;
+  if (kernels.shared_tile) {
+    tile.finite = kernels.pack_values[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
+    return tile;
+  }
   std::byte* values = static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
   kernels.pack_keys[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
   tile.finite = kernels.pack_values[kv](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
@@ -117,7 +122,11 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
                   .scores = s.scores,
                   .q_stride = item.extents.q_stride,
                   .score_stride = item.extents.score_stride,
-                  .head_dim = static_cast<int>(item.extents.qk_padded),
+                  .row_stride = item.extents.qk_padded,
+                  .head_dim = static_cast<int>(kernels.shared_tile ? item.setup.core.head_dim_qk : item.extents.qk_padded),
+                  .next = s.k_rows[1],
+                  .next_count = begin == 0 ? tile.next : 0,
+                  .next_bytes = item.setup.latent ? item.setup.latent->token_bytes : 0,
                   .blocks = s.blocks,
                   .block_count = blocks});
   for (int i = 0; i < blocks; ++i) run_softmax(item, tile, begin, s.blocks[i]);
@@ -131,6 +140,7 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
                   .rescale = s.rescale,
                   .p_stride = item.extents.score_stride,
                   .acc_stride = item.extents.acc_stride,
+                  .row_stride = item.extents.qk_padded,
                   .kv_tile = item.setup.tuning.kv_tile,
                   .head_dim = static_cast<int>(item.setup.core.head_dim_v),
                   .blocks = s.blocks,
@@ -146,9 +156,14 @@ void attend_packed(const Item& item) {
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
   const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = tiles_of(item.entry.key_end, tuning.kv_tile);
   for (std::int64_t at = first; at < last; ++at) {
-    const PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
+    PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
+    if (item.setup.attention->shared_tile && at + 1 < last) {
+      tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},
+                                item.scratch.k_rows[1]);
+    }
     if (tile.masked) find_visible(item, tile.origin, tile.keys);
-    for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows) step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
+    for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows)
+      step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
   }
 }
 

@@ -1,28 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/schedule.hpp"
 
-#include "fovea/device.hpp"
+#include "cpu/carver.hpp"
 
 namespace fovea::cpu {
 namespace {
-
-/// Hands out consecutive pieces of a buffer, or only counts when there is none.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    T* piece = base_ != nullptr ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
-    bytes_ += static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(T)), kWorkspaceAlignment));
-    return piece;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
 
 /// Splitting stops here, so that a bound of millions of tokens does not reserve as many partial results.
 constexpr std::int64_t kMaxParts = 32;
@@ -113,7 +95,8 @@ Extents::Extents(const Setup& setup) {
   const AttentionKernels& kernels = *setup.attention;
   constexpr std::int64_t kWidestRegister = 32;  // operands
   q_stride = round_up(setup.core.head_dim_qk, kWidestRegister);
-  qk_padded = round_up(setup.core.head_dim_qk, kernels.depth);
+  constexpr std::int64_t kOffPowerOfTwo = 16;  // or the same columns of all keys would share a few cache sets
+  qk_padded = kernels.shared_tile ? setup.core.head_dim_qk + kOffPowerOfTwo : round_up(setup.core.head_dim_qk, kernels.depth);
   acc_stride = round_up(setup.core.head_dim_v, kernels.panel);
   row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
   score_stride = row_pointers + 16;  // off the power of two, or the rows would share cache sets
@@ -162,14 +145,16 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   s.sum = carver.take<float>(tuning.q_rows);
   s.visible = carver.take<KeySpan>(tuning.q_rows);
   s.scores = carver.take<float>(tuning.chunk_rows * extents.score_stride);
-  s.weights = operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
+  s.weights =
+      operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
   s.rescale = carver.take<float>(tuning.chunk_rows);
   s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
   s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * operand);
-  s.values = carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
+  s.values = setup.attention->shared_tile ? s.keys : carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
   for (int i = 0; i < 2; ++i) {
     s.k_rows[i] = carver.take<Row>(extents.row_pointers);
     s.v_rows[i] = carver.take<Row>(extents.row_pointers);
+    if (setup.latent && setup.latent->packed()) s.decoded[i] = carver.take<std::uint16_t>(extents.row_pointers * setup.core.head_dim_qk);
   }
   if (bytes != nullptr) *bytes = carver.bytes();
   return s;

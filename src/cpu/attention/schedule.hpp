@@ -34,9 +34,10 @@ struct Scratch {
   float* rescale = nullptr;  // [chunk_rows]
   RowBlock* blocks = nullptr;  // [chunk_rows]
   void* keys = nullptr;      // packed panels
-  void* values = nullptr;
+  void* values = nullptr;    // keys itself where the tile is shared
   Row* k_rows[2] = {};       // [row_pointers], this tile's and the next one's
   Row* v_rows[2] = {};
+  std::uint16_t* decoded[2] = {};  // [row_pointers][head_dim_qk] bf16 rows of packed caches
 };
 
 /// Sizes that the engine and the map of the workspace share.

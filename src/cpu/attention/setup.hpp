@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cpu/kernels.hpp"
+#include "fovea/cache_format.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/band.hpp"
 
@@ -33,6 +34,32 @@ struct KvStrides {
   std::int64_t batch = 0, block = 0, row = 0, head = 0;
 };
 
+/// A latent cache, and the tokens that each query row lists where it is read sparsely. Strides of the cache are bytes.
+struct LatentCache {
+  const PackedFormat* format = nullptr;  // null for plain rows
+  std::int64_t page = 1, slots = 0;
+  KvStrides strides{};
+  std::int64_t topk = 0, batch_stride = 0, row_stride = 0;  // of the indices
+  bool has_topk_length = false;
+};
+
+/// V is the beginning of K. With lists, each query row is a sequence of its own and its keys are positions in the main list, then the
+/// extra.
+struct Latent {
+  LatentCache main{};
+  std::optional<LatentCache> extra{};
+  bool sparse = false, length_of_row = false;  // topk_length counts rows, not batch items
+  std::int64_t seq_q = 1;                      // sparse: query rows of a batch item
+  int token_bytes = 0;                         // that lie side by side, of the main cache
+  detail::RowStrides max_logits{};
+  const LatentKernels* kernels = nullptr;
+
+  bool packed() const { return main.format != nullptr || (extra && extra->format != nullptr); }
+};
+
+/// Longest row of K: latent and rotary values.
+inline constexpr std::int64_t kLongestRow = 576;
+
 struct Setup {
   detail::AttentionCore core{};
   std::optional<ScaleDesc> q_scale{};
@@ -43,26 +70,48 @@ struct Setup {
   const RowKernels* rows = nullptr;
   Tuning tuning{};
   int threads = 1;
+  std::optional<Latent> latent{};
 };
 
 /// Pointers of one run.
 struct Call {
+  struct List {
+    const void* cache = nullptr;
+    const std::int32_t *indices = nullptr, *topk_length = nullptr;
+  };
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   void* out = nullptr;
   float* lse = nullptr;
   const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
+  List main{}, extra{};  // sparse latent attention
+  float* max_logits = nullptr;
 };
 
 /// One sequence of the batch.
 struct Sequence {
-  std::int64_t index = 0, first_q = 0, first_k = 0;  // rows of the ragged tensors; 0 where a batch stride does it
+  std::int64_t index = 0;
+  std::int64_t batch = 0, first_q = 0, first_k = 0;  // where its rows begin: item of fixed tensors, row of ragged ones
   std::int64_t seq_q = 0, seq_k = 0;
+  std::int64_t main_k = 0;  // sparse: positions in the main list
   detail::Band band{};
 };
 
+/// Positions in the list of a row; lengths may be anything.
+inline std::int64_t list_length(const LatentCache& cache, const std::int32_t* topk_length, std::int64_t at) {
+  return cache.has_topk_length && cache.topk > 0 ? std::clamp<std::int64_t>(topk_length[at], 0, cache.topk) : cache.topk;
+}
+
+inline void find_lists(const Latent& latent, const Call& call, Sequence& s) {
+  s.batch = s.index / latent.seq_q;
+  s.first_q = s.index % latent.seq_q;
+  const std::int64_t at = latent.length_of_row ? s.first_q : s.batch;
+  s.main_k = list_length(latent.main, call.main.topk_length, at);
+  s.seq_k = s.main_k + (latent.extra ? list_length(*latent.extra, call.extra.topk_length, at) : 0);
+}
+
 inline Sequence sequence_of(const Setup& setup, const Call& call, std::int64_t index) {
-  Sequence s{.index = index, .seq_q = setup.core.max_seq_q, .seq_k = setup.core.max_seq_k};
+  Sequence s{.index = index, .batch = setup.ragged ? 0 : index, .seq_q = setup.core.max_seq_q, .seq_k = setup.core.max_seq_k};
   if (call.cu_seqlens_q != nullptr) {
     s.first_q = call.cu_seqlens_q[index];
     s.seq_q = call.cu_seqlens_q[index + 1] - call.cu_seqlens_q[index];
@@ -72,6 +121,7 @@ inline Sequence sequence_of(const Setup& setup, const Call& call, std::int64_t i
     s.seq_k = call.cu_seqlens_k[index + 1] - call.cu_seqlens_k[index];
   }
   if (call.kv_len != nullptr) s.seq_k = call.kv_len[index];
+  if (setup.latent && setup.latent->sparse) find_lists(*setup.latent, call, s);
   s.band = detail::make_band(setup.core.mask, s.seq_q, s.seq_k);
   return s;
 }

@@ -15,9 +15,8 @@ struct StreamTile {
 StreamTile gather_tile(const Item& item, std::int64_t tile, int buffer) {
   const std::int64_t size = item.setup.tuning.stream_tile;
   const std::int64_t begin = std::max(item.entry.key_begin, tile * size), end = std::min(item.entry.key_end, (tile + 1) * size);
-  const StreamTile rows{begin, static_cast<int>(end - begin), item.scratch.k_rows[buffer], item.scratch.v_rows[buffer]};
-  gather_rows(item, item.setup.k, item.call.k, {begin, end}, rows.k);
-  gather_rows(item, item.setup.v, item.call.v, {begin, end}, rows.v);
+  StreamTile rows{begin, 0, item.scratch.k_rows[buffer], item.scratch.v_rows[buffer]};
+  rows.count = gather_keys(item, {begin, end}, buffer, rows.k, rows.v);
   for (int i = rows.count; i % 4 != 0; ++i) rows.k[i] = zero_row();
   return rows;
 }
@@ -63,13 +62,13 @@ void attend_streamed(const Item& item) {
   for (std::int64_t at = first; at < last; ++at) {
     const StreamTile tile = next;
     next = at + 1 < last ? gather_tile(item, at + 1, static_cast<int>(at + 1 - first) % 2) : StreamTile{};
-    const bool masked = at < tiles.full_first || at >= tiles.full_last;
+    const bool masked = at < tiles.full_first || at >= tiles.full_last || tile.count < size;
     if (masked) find_visible(item, tile.begin, {0, tile.count});
 
     setup.attention->stream_scores[static_cast<std::size_t>(setup.core.kv_dtype)](
         {.q = s.q,
          .keys = tile.k,
-         .next = tile.v,
+         .next = setup.latent ? nullptr : tile.v,
          .scores = s.scores,
          .q_stride = item.extents.q_stride,
          .score_stride = item.extents.score_stride,

@@ -4,6 +4,9 @@
 
 #include "cpu/attention/gemm.hpp"
 #include "cpu/attention/pack.hpp"
+#include "cpu/attention_backward/gradient.hpp"
+#include "cpu/latent_attention/packed_row.hpp"
+#include "cpu/latent_attention/shared_tile.hpp"
 #include "cpu/rows.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
@@ -24,8 +27,12 @@ extern constexpr Kernels kKernels{
             .values = values<F32Math>,
             .stream_scores = {stream_scores<F32Math, F32>, stream_scores<F32Math, F16>, stream_scores<F32Math, BF16>,
                               stream_scores<F32Math, E4M3>},
+            .gradient = gradient<F32Math>,
+            .transpose_gradient = transpose_gradient<F32Math>,
         },
     .rows = kRowKernels,
+    .latent = kSharedTileKernels,
+    .packed_rows = kLatentKernels,
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -6,6 +6,7 @@
 #include "cpu/attention/pack.hpp"
 #include "cpu/attention/softmax.hpp"
 #include "cpu/attention/stream.hpp"
+#include "cpu/attention_backward/gradient.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -22,6 +23,8 @@ extern constexpr AttentionKernels kAttention{
     .softmax = softmax<BF16Math>,
     .values = values<BF16Math>,
     .stream_scores = {nullptr, nullptr, stream_scores<BF16Math, BF16>, stream_scores<BF16Math, E4M3>},
+    .gradient = gradient<BF16Math>,
+    .transpose_gradient = transpose_gradient<BF16Math>,
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+
+#include "cpu/attention_backward/head.hpp"
+#include "cpu/parallel.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+/// The run of one call.
+class Run {
+ public:
+  Run(const BackwardSetup& setup, const BackwardCall& call, std::byte* workspace)
+      : setup_(setup), call_(call), extents_(setup), map_(map_backward_workspace(setup, workspace)) {}
+
+  void operator()() {
+    const detail::AttentionCore& core = setup_.forward.core;
+    const std::int64_t cost = order_sequences();
+    for_items(0, cost, core.heads, [&](const Head& head) { differentiate(head); });
+    if (setup_.shares_keys()) for_items(1, cost, core.kv_heads, [&](const Head& head) { add_heads(head); });
+    if (call_.dsink != nullptr) add_sinks();
+  }
+
+ private:
+  /// Longest first. Returns the number of (query, key) pairs.
+  std::int64_t order_sequences() {
+    const std::int64_t batch = setup_.forward.core.batch;
+    const auto cost = [&](std::int64_t index) {
+      const Sequence s = sequence_of(setup_.forward, call_.forward, index);
+      return s.seq_q * s.seq_k;
+    };
+    std::iota(map_.order, map_.order + batch, 0);
+    const auto longer = [&](std::int32_t a, std::int32_t b) { return cost(a) != cost(b) ? cost(a) > cost(b) : a < b; };
+    if (setup_.forward.ragged) std::sort(map_.order, map_.order + batch, longer);
+    std::int64_t total = 0;
+    for (std::int64_t index = 0; index < batch; ++index) total += cost(index);
+    return total * setup_.forward.core.heads;
+  }
+
+  /// body(head) for each of `heads` heads of each sequence.
+  template <class Body>
+  void for_items(int phase, std::int64_t cost, std::int64_t heads, const Body& body) {
+    constexpr std::int64_t kCostOfThread = 4096;  // below this a second thread costs more than it brings
+    const std::int64_t items = setup_.forward.core.batch * heads;
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(items, cost / kCostOfThread), 1, setup_.forward.threads));
+    map_.next[phase] = 0;
+    parallel_for(threads, [&](int thread) {
+      const BackwardScratch scratch = map_backward_scratch(setup_, map_.scratch + static_cast<std::size_t>(thread) * map_.scratch_bytes);
+      const std::atomic_ref<std::int32_t> next(map_.next[phase]);
+      for (std::int64_t i = next.fetch_add(1); i < items; i = next.fetch_add(1)) {
+        Head head{.setup = setup_, .call = call_, .extents = extents_, .scratch = scratch};
+        head.sequence = sequence_of(setup_.forward, call_.forward, map_.order[i / heads]);
+        head.index = i % heads;
+        head.kv_index = head.index * setup_.forward.core.kv_heads / heads;
+        body(head);
+      }
+    });
+  }
+
+  /// The first of the head's rows in the gradients of one query head.
+  std::int64_t first_shared_row(const Head& head, std::int64_t query_head) const {
+    const std::int64_t before = setup_.forward.ragged ? head.sequence.first_k : head.sequence.batch * head.core().max_seq_k;
+    return query_head * setup_.total_k + before;
+  }
+
+  void store(const Head& head, void* target, const float* source, float factor, std::int64_t dim) const {
+    setup_.forward.rows->store_divided[head.dtype()](target, source, 1.0f, factor, dim);
+  }
+
+  void differentiate(const Head& head) const {
+    const detail::AttentionCore& core = head.core();
+    const float dsink = load_head(head);
+    if (map_.dsink != nullptr) map_.dsink[head.sequence.index * core.heads + head.index] = dsink;
+    for (std::int64_t key = 0; key < head.sequence.seq_k; key += setup_.tuning.kv_tile) {
+      const auto count = static_cast<int>(std::min<std::int64_t>(setup_.tuning.kv_tile, head.sequence.seq_k - key));
+      differentiate_tile(head, key, count);
+      store_keys(head, key, count);
+    }
+    for (std::int64_t query = 0; query < head.sequence.seq_q; ++query) {
+      void* row = const_cast<std::byte*>(head.query_row(call_.dq, setup_.dq, query));
+      store(head, row, head.scratch.dq + query * extents_.qk_values, core.scale, core.head_dim_qk);
+    }
+  }
+
+  void store_keys(const Head& head, std::int64_t key, int count) const {
+    const detail::AttentionCore& core = head.core();
+    const BackwardScratch& s = head.scratch;
+    const std::int64_t shared = first_shared_row(head, head.index) + key;
+    for (int i = 0; i < count; ++i) {
+      const float *dk = s.dk + i * extents_.qk_values, *dv = s.dv + i * extents_.v_values;
+      if (setup_.shares_keys()) {
+        std::copy_n(dk, core.head_dim_qk, map_.dk + (shared + i) * core.head_dim_qk);
+        std::copy_n(dv, core.head_dim_v, map_.dv + (shared + i) * core.head_dim_v);
+      } else {
+        store(head, head.key_row(call_.dk, setup_.dk, key + i), dk, core.scale, core.head_dim_qk);
+        store(head, head.key_row(call_.dv, setup_.dv, key + i), dv, 1.0f, core.head_dim_v);
+      }
+    }
+  }
+
+  /// dk and dv of one kv head: the sum over its query heads, in their order.
+  void add_heads(const Head& head) const {
+    const detail::AttentionCore& core = head.core();
+    const std::int64_t group = core.group();
+    const auto sum_of = [&](const float* heads, std::int64_t key, std::int64_t dim, float* sum) {
+      std::fill_n(sum, dim, 0.0f);
+      for (std::int64_t g = 0; g < group; ++g) {
+        setup_.forward.rows->add_scaled[0](sum, heads + (first_shared_row(head, head.kv_index * group + g) + key) * dim, 1.0f, dim);
+      }
+    };
+    for (std::int64_t key = 0; key < head.sequence.seq_k; ++key) {
+      sum_of(map_.dk, key, core.head_dim_qk, head.scratch.dk);
+      store(head, head.key_row(call_.dk, setup_.dk, key), head.scratch.dk, core.scale, core.head_dim_qk);
+      sum_of(map_.dv, key, core.head_dim_v, head.scratch.dv);
+      store(head, head.key_row(call_.dv, setup_.dv, key), head.scratch.dv, 1.0f, core.head_dim_v);
+    }
+  }
+
+  void add_sinks() const {
+    const std::int64_t heads = setup_.forward.core.heads;
+    for (std::int64_t head = 0; head < heads; ++head) {
+      double sum = 0;
+      for (std::int64_t index = 0; index < setup_.forward.core.batch; ++index) sum += map_.dsink[index * heads + head];
+      call_.dsink[head] = static_cast<float>(sum);
+    }
+  }
+
+  const BackwardSetup& setup_;
+  const BackwardCall& call_;
+  const BackwardExtents extents_;
+  const BackwardWorkspace map_;
+};
+
+}  // namespace
+
+void attend_backward(const BackwardSetup& setup, const BackwardCall& call, std::byte* workspace) { Run(setup, call, workspace)(); }
+
+}  // namespace fovea::cpu

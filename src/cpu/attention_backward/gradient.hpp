@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The elementwise step of the backward pass on a transposed tile, (key, query): vectors run over queries.
+#pragma once
+
+#include "cpu/attention/arithmetic.hpp"
+#include "cpu/kernels.hpp"
+#include "cpu/math.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+/// One vector: q.k to p, and dout.v to ds / scale.
+template <bool kCapped>
+FOVEA_INLINE void differentiate(const GradientTile& tile, const float* shift, const float* delta, Vec& score, Vec& gradient) {
+  constexpr float kLowest = -0x1.fffffep127f;
+  const Vec s = kCapped ? tanh(mul(score, splat(tile.into_cap))) : score;
+  const Vec negative_lse = load(F32{}, shift);
+  const Vec p = exp2(mul(fma(s, splat(tile.factor), negative_lse), splat(1.44269504f)));
+  Vec ds = mul(p, sub(gradient, load(F32{}, delta)));
+  if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(s, s)));
+  const Vec lowest = splat(kLowest);  // selected, not multiplied: a row that saw nothing is zero whatever its operands were
+  score = select_less(negative_lse, lowest, zero(), p);
+  gradient = select_less(negative_lse, lowest, zero(), ds);
+}
+
+template <class Math, bool kCapped>
+FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan seen) {
+  constexpr int kStep = Math::kPair * kLanes;
+  using Operand = typename Math::Operand;
+  const std::int64_t at = row * tile.stride;
+  float *scores = tile.scores + at, *gradients = tile.gradients + at;
+  Operand *p = static_cast<Operand*>(tile.p) + at, *ds = static_cast<Operand*>(tile.ds) + at;
+  for (int column = seen.begin / kStep * kStep; column < seen.end; column += kStep) {
+    Vec weight[Math::kPair], slope[Math::kPair];
+#pragma GCC unroll 2
+    for (int i = 0; i < Math::kPair; ++i) {
+      const int here = column + i * kLanes;
+      weight[i] = load(F32{}, scores + here);
+      slope[i] = load(F32{}, gradients + here);
+      differentiate<kCapped>(tile, tile.shift + here, tile.delta + here, weight[i], slope[i]);
+      if (Math::kPair > 1) store(F32{}, gradients + here, slope[i]);
+    }
+    Math::store_weights(p + column, weight);
+    Math::store_weights(ds + column, slope);
+  }
+  const auto clear = [&](int begin, int end) {
+    for (int column = begin; column < end; ++column) {
+      p[column] = ds[column] = Operand{};
+      gradients[column] = 0;
+    }
+  };
+  clear(tile.begin, seen.begin);
+  clear(seen.end, tile.end);
+}
+
+/// What a key does not see is replaced by zeros, never multiplied by them.
+template <class Math>
+static void gradient(const GradientTile& tile) {
+  for (int row = 0; row < tile.rows; ++row) {
+    KeySpan seen{tile.begin, tile.end};
+    if (tile.visible != nullptr) {
+      const KeySpan some = tile.visible[row];
+      if (some.begin > seen.begin) seen.begin = some.begin < seen.end ? some.begin : seen.end;
+      if (some.end < seen.end) seen.end = some.end > seen.begin ? some.end : seen.begin;
+      if (seen.begin >= seen.end) seen = {tile.begin, tile.begin};
+    }
+    tile.into_cap != 0 ? differentiate_row<Math, true>(tile, row, seen) : differentiate_row<Math, false>(tile, row, seen);
+  }
+}
+
+/// ds as (query, key) operands. Blocks of eight keys and eight queries.
+template <class Math>
+static void transpose_gradient(const TransposeTile& tile) {
+  using Operand = typename Math::Operand;
+  alignas(64) float block[8][Math::kPair * kLanes < 8 ? 8 : Math::kPair * kLanes] = {};  // (query, key), zero from the eighth key on
+  for (int key = 0; key < tile.keys; key += 8) {
+    const void* rows[8];
+    for (int i = 0; i < 8; ++i) rows[i] = tile.gradients + (key + i) * tile.stride;
+    for (int column = tile.begin; column < tile.end; column += 8) {
+      Operand* to = static_cast<Operand*>(tile.to) + column * tile.to_stride + key;
+      if constexpr (Math::kPair == 1) {
+        transpose_to<F32>(rows, column, to, static_cast<int>(tile.to_stride));
+      } else {
+        transpose_to<F32>(rows, column, block[0], Math::kPair * kLanes);
+        for (int i = 0; i < 8; ++i) {
+          Operand operands[Math::kPair * kLanes];
+          Vec keys[Math::kPair];
+          for (int j = 0; j < Math::kPair; ++j) keys[j] = load(F32{}, block[i] + j * kLanes);
+          Math::store_weights(operands, keys);
+          __builtin_memcpy(to + i * tile.to_stride, operands, 8 * sizeof(Operand));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

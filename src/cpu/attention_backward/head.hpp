@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One item of the backward pass: a query head of one sequence.
+#pragma once
+
+#include "cpu/attention_backward/setup.hpp"
+
+namespace fovea::cpu {
+
+struct Head {
+  const BackwardSetup& setup;
+  const BackwardCall& call;
+  const BackwardExtents& extents;
+  const BackwardScratch& scratch;
+  Sequence sequence{};
+  std::int64_t index = 0, kv_index = 0;
+
+  const detail::AttentionCore& core() const { return setup.forward.core; }
+  const AttentionKernels& kernels() const { return *setup.forward.attention; }
+  std::size_t dtype() const { return static_cast<std::size_t>(core().q_dtype); }
+
+  /// Address of a row of the sequence.
+  const std::byte* row(const void* base, const detail::RowStrides& bytes, std::int64_t row, std::int64_t head) const {
+    return static_cast<const std::byte*>(base) + sequence.batch * bytes.batch + row * bytes.row + head * bytes.head;
+  }
+  const std::byte* query_row(const void* base, const detail::RowStrides& bytes, std::int64_t query) const {
+    return row(base, bytes, sequence.first_q + query, index);
+  }
+  const std::byte* key_row(const void* base, const detail::RowStrides& bytes, std::int64_t key) const {
+    return row(base, bytes, sequence.first_k + key, kv_index);
+  }
+  std::byte* key_row(void* base, const detail::RowStrides& bytes, std::int64_t key) const {
+    return const_cast<std::byte*>(key_row(static_cast<const void*>(base), bytes, key));
+  }
+};
+
+/// Packs Q and dO, and finds lse and delta of every row. Returns the head's part of dsink.
+float load_head(const Head& head);
+
+/// Accumulates dk and dv of the keys [begin, begin + count), one kv tile, and what these keys add to dq.
+void differentiate_tile(const Head& head, std::int64_t begin, int count);
+
+}  // namespace fovea::cpu

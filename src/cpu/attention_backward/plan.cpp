@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/plan.hpp"
+
+#include <array>
+
+#include "cpu/attention_backward/setup.hpp"
+#include "cpu/implementations.hpp"
+#include "op/attention_backward/validate.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+using detail::AttentionBackwardProblem;
+
+BackwardCall make_call(const AttentionBackwardArgs& args) {
+  BackwardCall call{
+      .forward = common_call(args.forward), .dout = args.dout, .dq = args.dq, .dk = args.dk, .dv = args.dv, .dsink = args.dsink};
+  call.forward.k = args.forward.k;
+  call.forward.v = args.forward.v;
+  call.forward.cu_seqlens_k = args.forward.cu_seqlens_k;
+  return call;
+}
+
+class State final : public detail::PlanState<AttentionBackwardArgs> {
+ public:
+  State(std::string_view name, const AttentionBackwardProblem& problem, const BackwardSetup& setup) : problem_(problem), setup_(setup) {
+    implementation = name;
+    workspace_bytes = map_backward_workspace(setup, nullptr).bytes;
+  }
+
+  Result<void> prepare(const AttentionBackwardArgs& args, Workspace workspace, Stream) const override { return check(args, workspace); }
+
+  Result<void> run(const AttentionBackwardArgs& args, Workspace workspace, Stream, bool) const override {
+    if (Result<void> good = check(args, workspace); !good) return good;
+    attend_backward(setup_, make_call(args), static_cast<std::byte*>(workspace.data));
+    return {};
+  }
+
+  std::string tuning() const override {
+    const AttentionKernels& kernels = *setup_.forward.attention;
+    const auto text = [](auto number) { return std::to_string(number); };
+    return std::string(kernels.arithmetic) + " " + text(kernels.block_rows) + "x" + text(kernels.panel) + " micro-kernel; " +
+           text(setup_.tuning.kv_tile) + " keys x " + text(setup_.tuning.q_tile) + " queries, " + text(setup_.tuning.chunk_keys) +
+           " keys a step; " + text(setup_.forward.threads) + (setup_.forward.threads == 1 ? " thread" : " threads");
+  }
+
+ private:
+  Result<void> check(const AttentionBackwardArgs& args, Workspace workspace) const {
+    if (Result<void> good = detail::check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    return detail::check_lengths(problem_, args.forward);
+  }
+
+  AttentionBackwardProblem problem_;
+  BackwardSetup setup_;
+};
+
+detail::RowStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  return {.batch = strides.batch * size, .row = strides.row * size, .head = strides.head * size};
+}
+
+template <class Isa>
+constexpr auto kName = name_of_row<Isa>(".attention_backward");
+
+template <class Isa>
+detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& problem, Device) {
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  const auto bytes = [&](const detail::RowStrides& strides) { return in_bytes(strides, problem.q_dtype); };
+  BackwardSetup setup{.forward = make_setup<Isa>(problem, problem.ragged), .total_k = problem.total_k};
+  setup.q = bytes(problem.q);
+  setup.k = bytes(problem.k);
+  setup.v = bytes(problem.v);
+  setup.out = bytes(problem.out);
+  setup.dout = bytes(problem.dout);
+  setup.dq = bytes(problem.dq);
+  setup.dk = bytes(problem.dk);
+  setup.dv = bytes(problem.dv);
+  setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
+  return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup));
+}
+
+constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
+
+template <class Isa>
+constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+
+constexpr std::array kRows{
+#ifdef FOVEA_X86
+    kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+#endif
+    kRow<Scalar>};
+
+}  // namespace
+
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) { return kRows; }
+
+}  // namespace fovea::cpu

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention_backward/setup.hpp"
+
+#include "cpu/carver.hpp"
+
+namespace fovea::cpu {
+
+BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
+  const bool wide = std::max(core.head_dim_qk, core.head_dim_v) > 128;
+  BackwardTuning t{};
+  t.chunk_keys = 24;
+  t.kv_tile = wide ? 48 : 96;
+  t.q_tile = static_cast<int>(round_up(64, kernels.panel));
+  return t;
+}
+
+BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
+  const detail::AttentionCore& core = setup.forward.core;
+  const AttentionKernels& kernels = *setup.forward.attention;
+  constexpr std::int64_t kWidestRegister = 32;  // operands
+  qk_row = round_up(core.head_dim_qk, kWidestRegister);
+  v_row = round_up(core.head_dim_v, kWidestRegister);
+  qk_keys = round_up(core.head_dim_qk, 8 * kernels.depth);  // one step of pack_keys
+  v_keys = round_up(core.head_dim_v, 8 * kernels.depth);
+  qk_values = round_up(core.head_dim_qk, kernels.panel);
+  v_values = round_up(core.head_dim_v, kernels.panel);
+  queries = round_up(core.max_seq_q, setup.tuning.q_tile);
+  score_stride = setup.tuning.q_tile + 16;  // off the power of two, or the rows would share cache sets
+  ds_stride = setup.tuning.kv_tile + 16;
+}
+
+BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base) {
+  const detail::AttentionCore& core = setup.forward.core;
+  Carver carver(base);
+  BackwardWorkspace map{};
+  map.next = carver.take<std::int32_t>(2);
+  map.order = carver.take<std::int32_t>(core.batch);
+  if (core.has_sink) map.dsink = carver.take<float>(core.batch * core.heads);
+  if (setup.shares_keys()) {
+    map.dk = carver.take<float>(core.heads * setup.total_k * core.head_dim_qk);
+    map.dv = carver.take<float>(core.heads * setup.total_k * core.head_dim_v);
+  }
+  map_backward_scratch(setup, nullptr, &map.scratch_bytes);
+  map.scratch = carver.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.forward.threads);
+  map.bytes = carver.bytes();
+  return map;
+}
+
+BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base, std::size_t* bytes) {
+  const BackwardExtents e(setup);
+  const BackwardTuning& t = setup.tuning;
+  const std::int64_t operand = setup.forward.attention->operand_bytes, tile = std::max(t.q_tile, t.kv_tile);
+  const bool f32 = operand == sizeof(float);
+  Carver carver(base);
+  const auto operands = [&](std::int64_t count) { return carver.take<std::byte>(count * operand); };
+  BackwardScratch s{};
+  s.q_rows = carver.take<Row>(e.queries);
+  s.dout_rows = carver.take<Row>(e.queries);
+  s.shift = carver.take<float>(e.queries);
+  s.delta = carver.take<float>(e.queries);
+  s.q_keys = operands(e.queries * e.qk_keys);
+  s.dout_keys = operands(e.queries * e.v_keys);
+  s.q_values = operands(e.queries * e.qk_values);
+  s.dout_values = operands(e.queries * e.v_values);
+  s.finite = carver.take<Finite>(e.queries / t.q_tile);
+  s.dq = carver.take<float>(e.queries * e.qk_values);
+
+  s.k_rows = carver.take<Row>(t.kv_tile);
+  s.v_rows = carver.take<Row>(t.kv_tile);
+  s.k = operands(t.kv_tile * e.qk_row);
+  s.v = operands(t.kv_tile * e.v_row);
+  s.k_values = operands(t.kv_tile * e.qk_values);
+  s.dk = carver.take<float>(t.kv_tile * e.qk_values);
+  s.dv = carver.take<float>(t.kv_tile * e.v_values);
+
+  s.scores = carver.take<float>(t.chunk_keys * e.score_stride);
+  s.gradients = carver.take<float>(t.chunk_keys * e.score_stride);
+  s.p = f32 ? reinterpret_cast<std::byte*>(s.scores) : operands(t.chunk_keys * e.score_stride);
+  s.ds = f32 ? reinterpret_cast<std::byte*>(s.gradients) : operands(t.chunk_keys * e.score_stride);
+  s.ds_rows = operands(t.q_tile * e.ds_stride);
+  s.ones = carver.take<float>(tile);
+  s.exact = carver.take<float>(tile);
+  s.visible = carver.take<KeySpan>(t.kv_tile);
+  s.blocks = carver.take<RowBlock>(tile);
+  if (bytes != nullptr) *bytes = carver.bytes();
+  return s;
+}
+
+}  // namespace fovea::cpu

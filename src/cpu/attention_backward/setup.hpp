@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Sizes and memory of the backward pass. An item is one query head of one sequence; every buffer grows at most linearly with a length.
+#pragma once
+
+#include "cpu/attention/setup.hpp"
+#include "op/attention_backward/problem.hpp"
+
+namespace fovea::cpu {
+
+/// Tile sizes decide speed and the grouping of sums. None depends on the number of threads.
+struct BackwardTuning {
+  int q_tile = 0;      ///< queries whose scores are in the cache at once, a multiple of the panel
+  int kv_tile = 0;     ///< keys whose gradients are accumulated while the queries pass by
+  int chunk_keys = 0;  ///< keys of one step, a multiple of 8 and of the micro-kernel's rows
+};
+
+struct BackwardSetup {
+  Setup forward{};                                                    ///< q, k, v, mask, kernels and threads
+  detail::RowStrides q{}, k{}, v{}, out{}, dout{}, dq{}, dk{}, dv{};  // bytes
+  std::int64_t total_k = 0;
+  BackwardTuning tuning{};
+
+  /// Each query head leaves gradients of its own, which are added up in the order of the heads.
+  bool shares_keys() const { return forward.core.group() > 1; }
+};
+
+struct BackwardCall {
+  Call forward{};
+  const void* dout = nullptr;
+  void *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  float* dsink = nullptr;
+};
+
+/// Row lengths of the packed operands and accumulators, in elements.
+struct BackwardExtents {
+  explicit BackwardExtents(const BackwardSetup& setup);
+  std::int64_t qk_row = 0, v_row = 0;        // of K and V as left operands
+  std::int64_t qk_keys = 0, v_keys = 0;      // of Q and dO packed as keys
+  std::int64_t qk_values = 0, v_values = 0;  // of Q and dO packed as values, and of the sums
+  std::int64_t queries = 0;                  // of the longest sequence, whole tiles
+  std::int64_t score_stride = 0, ds_stride = 0;
+};
+
+/// What is not finite must not meet a weight of zero.
+struct Finite {
+  bool q = true, dout = true;
+};
+
+/// Memory of one thread.
+struct BackwardScratch {
+  // Of the item, by query.
+  Row *q_rows = nullptr, *dout_rows = nullptr;
+  float *shift = nullptr, *delta = nullptr;  // of GradientTile
+  std::byte *q_keys = nullptr, *dout_keys = nullptr, *q_values = nullptr, *dout_values = nullptr;
+  Finite* finite = nullptr;  // by q tile
+  float* dq = nullptr;
+  // Of the kv tile.
+  Row *k_rows = nullptr, *v_rows = nullptr;
+  std::byte *k = nullptr, *v = nullptr, *k_values = nullptr;
+  float *dk = nullptr, *dv = nullptr;
+  // Of the pair of tiles.
+  float *scores = nullptr, *gradients = nullptr;  // [chunk_keys][score_stride]
+  std::byte *p = nullptr, *ds = nullptr;          // operands; the same memory where those are f32
+  std::byte* ds_rows = nullptr;                   // [q_tile][ds_stride]
+  float *ones = nullptr, *exact = nullptr;        // [largest tile]
+  KeySpan* visible = nullptr;                     // [kv_tile]
+  RowBlock* blocks = nullptr;                     // [largest tile]
+};
+
+struct BackwardWorkspace {
+  std::int32_t* next = nullptr;        // [2] the next item of each phase
+  std::int32_t* order = nullptr;       // [batch] sequences, longest first
+  float* dsink = nullptr;              // [batch][head]
+  float *dk = nullptr, *dv = nullptr;  // [head][total_k][dim], where query heads share keys
+  std::byte* scratch = nullptr;
+  std::size_t scratch_bytes = 0, bytes = 0;
+};
+
+BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels);
+
+/// With a null base only `bytes` means something.
+BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base);
+BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base, std::size_t* bytes = nullptr);
+
+/// Computes a call whose arguments have been checked. Allocates nothing.
+void attend_backward(const BackwardSetup& setup, const BackwardCall& call, std::byte* workspace);
+
+}  // namespace fovea::cpu

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the planners of dense and of sparse latent attention share.
+#pragma once
+
+#include "cpu/attention/plan.hpp"
+#include "op/common/latent_cache.hpp"
+
+namespace fovea::cpu {
+
+/// Chooses the tile sizes; measured in README.md. The accumulator and the queries of 128 rows take half a megabyte, so no more rows share
+/// a tile, and a tile of 64 keys (150 KiB in f32) stays in the second-level cache beside what a chunk of them needs.
+constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
+  const std::int64_t group = core.group(), max_rows = std::max<std::int64_t>(core.max_seq_q, 1) * group;
+  Tuning t{};
+  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
+  t.kv_tile = 64;
+  t.stream_rows = kernels.shared_tile ? 0 : 8;  // widening a tile once pays from the first row
+  t.stream_tile = 64;
+  t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
+  t.split_keys = 1024;
+  t.q_rows = static_cast<int>(std::min(std::max<std::int64_t>(128, t.split_rows), round_up(max_rows, kernels.block_rows)));
+  return t;
+}
+
+inline LatentCache latent_cache(const detail::LatentCacheView& view) {
+  LatentCache cache{.format = packed_format(view.format), .page = view.page, .slots = view.slots()};
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  cache.strides = {.block = view.strides.block * size, .row = view.strides.token * size, .head = view.strides.head * size};
+  if (cache.format != nullptr) cache.strides = {.block = view.block_stride};
+  return cache;
+}
+
+/// Everything but the lists. Where operands are f32, K and V share a tile; bf16 dot products want them laid out in two ways.
+template <class Isa>
+Setup make_latent_setup(const detail::AttentionCore& core, bool ragged, const detail::LatentCacheView& cache) {
+  Setup setup = make_setup<Isa>(core, ragged);
+  if (setup.attention == &Isa::kernels().attention) setup.attention = &Isa::kernels().latent;
+  setup.tuning = choose_latent_tuning(core, *setup.attention);
+  setup.paged = true;
+  setup.page = cache.page;
+  setup.latent = Latent{.main = latent_cache(cache), .kernels = &Isa::kernels().packed_rows};
+  setup.latent->token_bytes =
+      static_cast<int>(setup.latent->main.format != nullptr ? setup.latent->main.format->bytes()
+                                                            : cache.row * static_cast<std::int64_t>(size_of(cache.dtype)));
+  setup.k = setup.v = setup.latent->main.strides;
+  return setup;
+}
+
+}  // namespace fovea::cpu
