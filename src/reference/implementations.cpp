@@ -110,13 +110,15 @@ detail::PlanResult<MergeStatesArgs> plan_merge_states(const detail::MergeStatesP
 constexpr std::string_view kAcceptsAttention = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
 constexpr std::string_view kAcceptsPaged = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
 
-constexpr std::array kAttention{detail::AttentionImplementation{"reference.attention", kAcceptsAttention, Backend::cpu, always_available, plan_attention}};
+constexpr std::array kAttention{
+    detail::AttentionImplementation{"reference.attention", kAcceptsAttention, Backend::cpu, always_available, plan_attention}};
 constexpr std::array kPagedAttention{
     detail::PagedAttentionImplementation{"reference.paged_attention", kAcceptsPaged, Backend::cpu, always_available, plan_paged_attention}};
-constexpr std::array kPagedCacheAppend{detail::PagedCacheAppendImplementation{"reference.paged_cache_append", "f32, f16, bf16 rows; same dtype or e4m3 caches",
+constexpr std::array kPagedCacheAppend{detail::PagedCacheAppendImplementation{"reference.paged_cache_append",
+                                                                              "f32, f16, bf16 rows; same dtype or e4m3 caches",
                                                                               Backend::cpu, always_available, plan_paged_cache_append}};
-constexpr std::array kMergeStates{
-    detail::MergeStatesImplementation{"reference.merge_states", "f32, f16, bf16; any head dim", Backend::cpu, always_available, plan_merge_states}};
+constexpr std::array kMergeStates{detail::MergeStatesImplementation{"reference.merge_states", "f32, f16, bf16; any head dim", Backend::cpu,
+                                                                    always_available, plan_merge_states}};
 
 }  // namespace
 
