@@ -12,7 +12,7 @@ function(run)
   endif()
 endfunction()
 
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${scratch}/prefix)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${scratch}/prefix --component Unspecified) # not the Python extension
 run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE} -B ${scratch}/build -DCMAKE_PREFIX_PATH=${scratch}/prefix
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 run(${CMAKE_COMMAND} --build ${scratch}/build)

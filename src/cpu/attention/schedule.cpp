@@ -111,12 +111,12 @@ class Builder {
 
 Extents::Extents(const Setup& setup) {
   const AttentionKernels& kernels = *setup.attention;
-  constexpr std::int64_t kWidestRegister = 32;  // operands
-  q_stride = round_up(setup.core.head_dim_qk, kWidestRegister);
+  constexpr std::int64_t kWidestPiece = 32;  // elements that a kernel takes at once
+  q_stride = round_up(setup.core.head_dim_qk, kWidestPiece);
   qk_padded = round_up(setup.core.head_dim_qk, kernels.depth);
-  acc_stride = round_up(setup.core.head_dim_v, kernels.panel);
+  acc_stride = round_up(round_up(setup.core.head_dim_v, kWidestPiece), kernels.panel);
   row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
-  score_stride = row_pointers + 16;  // off the power of two, or the rows would share cache sets
+  score_stride = row_pointers + 32;  // off the power of two, or the rows would share cache sets; whole lines for bf16 weights, too
   partial_floats = setup.core.head_dim_v + 2;
 }
 
@@ -162,7 +162,8 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   s.sum = carver.take<float>(tuning.q_rows);
   s.visible = carver.take<KeySpan>(tuning.q_rows);
   s.scores = carver.take<float>(tuning.chunk_rows * extents.score_stride);
-  s.weights = operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
+  s.weights =
+      operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
   s.rescale = carver.take<float>(tuning.chunk_rows);
   s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
   s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * operand);
