@@ -71,8 +71,7 @@ def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None
     axes.grid(axis="x", color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
 
 
