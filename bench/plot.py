@@ -45,9 +45,8 @@ def plot_versus(results: dict, path: Path) -> None:
     axes.barh(range(len(rows)), speed, color=OURS, height=0.6)
     axes.axvline(1, color="black", linewidth=1)
     for place, value in enumerate(speed):
-        axes.text(value * 1.03, place, f"{value:.1f} x", va="center")
-    axes.set_xscale("log")
-    axes.set_xlim(0.5, max(speed) * 1.7)
+        axes.text(value + 0.01 * max(speed), place, f"{value:.2g} x", va="center")
+    axes.set_xlim(0, max(speed) * 1.1)
     axes.set_yticks(range(len(rows)), [row["case"] for row in rows])
     axes.set_xlabel(f"times as fast as PyTorch {results['torch'].split('+')[0]}, {results['ceilings']['threads']} threads")
     finish(figure, axes, title(results), path)
@@ -59,8 +58,8 @@ def plot_ceilings(results: dict, path: Path) -> None:
     share = [100 * row["floor_s"] / row["median_s"] for row in rows]
     axes.barh(range(len(rows)), share, color=[OURS if row["bound"] == "compute" else THEIRS for row in rows], height=0.65)
     for place, value in enumerate(share):
-        axes.text(value + 1, place, f"{value:.0f} %", va="center")
-    axes.set_xlim(0, 110)
+        axes.text(min(value, 105) + 1, place, f"{value:.0f} %", va="center")
+    axes.set_xlim(0, 105)
     axes.set_yticks(range(len(rows)), [row["case"].replace("/bench/", ": ") for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured in the same run (dark: arithmetic, light: memory bandwidth)")
     finish(figure, axes, title(results), path)
@@ -146,8 +145,8 @@ HEAD = """# Performance
 
 Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes such a file for your machine. Every case is
 checked before it is timed. Times are medians. "Of the ceiling" is the least possible time (arithmetic at the measured peak, or
-each byte read once at the measured bandwidth, whichever is longer) over the measured time. Fovea and PyTorch run in turn in one
-process.
+each byte read once at the measured bandwidth, whichever is longer) over the measured time; above 100 % the data came from the
+caches. Fovea and PyTorch run in turn in one process.
 
 """
 
