@@ -14,8 +14,8 @@ struct ImplementationInfo {
   std::string_view name;       ///< "cpu.avx2.paged_attention"
   std::string_view operation;  ///< "paged_attention"
   Backend backend{};
-  std::string_view accepts;    ///< dtypes, head dims and what it declines, in a line
-  bool available = false;      ///< whether this machine can run it
+  std::string_view accepts;         ///< dtypes, head dims and what it declines, in a line
+  bool available = false;           ///< whether this machine can run it
   std::string unavailable_because;  ///< "needs avx512f"; empty when available
 };
 
@@ -24,9 +24,9 @@ std::vector<ImplementationInfo> implementations();
 
 struct DeviceInfo {
   Device device{};
-  std::string name;                      ///< "AMD EPYC 9B45"
-  std::vector<std::string> features{};   ///< instruction sets that kernels exist for: "avx2", "avx512", ...
-  int cores = 0;                         ///< CPU: hardware threads this process may use; GPU: multiprocessors
+  std::string name;                     ///< "AMD EPYC 9B45"
+  std::vector<std::string> features{};  ///< instruction sets that kernels exist for: "avx2", "avx512", ...
+  int cores = 0;                        ///< CPU: hardware threads this process may use; GPU: multiprocessors
 };
 
 std::vector<DeviceInfo> devices();

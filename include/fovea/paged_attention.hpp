@@ -50,14 +50,16 @@ struct PagedAttentionArgs {
 
 using PagedAttentionPlan = Plan<PagedAttentionArgs>;
 
-/// Errors: as plan_attention. On the CPU run() also reports lengths and (where a visible key needs them) block numbers that are out of range.
+/// Errors: as plan_attention. On the CPU run() also reports lengths and (where a visible key needs them) block numbers that are out of
+/// range.
 Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, Device device = {}, const PlanOptions& options = {});
 
 /// Writes new K and V rows into the cache: row t goes to block `slot / page`, slot `slot % page`, slot = slot_mapping[t]; -1 skips the row.
 ///
 /// k [tokens, kv_head, dqk], v [tokens, kv_head, dv], caches as above, slot_mapping i64 [tokens].
-/// Caches have the dtype of k and v, or are e4m3: then code = e4m3(value / scale), rounded to nearest even, saturated at +-448; NaN stays NaN.
-/// Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Two rows with one slot: either may win.
+/// Caches have the dtype of k and v, or are e4m3: then code = e4m3(value / scale), rounded to nearest even, saturated at +-448; NaN stays
+/// NaN. Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Two rows with one slot:
+/// either may win.
 struct PagedCacheAppendDesc {
   TensorDesc k{}, v{}, k_cache{}, v_cache{};
   std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches only; absent means 1

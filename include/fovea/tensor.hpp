@@ -50,10 +50,10 @@ constexpr TensorDesc contiguous(DType dtype, std::initializer_list<std::int64_t>
     if (desc.rank == 4) break;
     desc.shape[static_cast<std::size_t>(desc.rank++)] = extent;
   }
-  std::int64_t stride = 1;
+  std::uint64_t stride = 1;  // unsigned: a shape that is too large for any memory wraps here and is refused when planning
   for (int axis = desc.rank - 1; axis >= 0; --axis) {
-    desc.strides[static_cast<std::size_t>(axis)] = stride;
-    stride *= desc.shape[static_cast<std::size_t>(axis)];
+    desc.strides[static_cast<std::size_t>(axis)] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(desc.shape[static_cast<std::size_t>(axis)]);
   }
   return desc;
 }

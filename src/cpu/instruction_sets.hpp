@@ -40,6 +40,13 @@ struct Avx512Bf16 {
   static const Kernels& kernels() { return avx512::kKernels; }
   static const AttentionKernels* bf16() { return &avx512bf16::kAttention; }
 };
+
+struct Amx {
+  static constexpr std::string_view kName = "amx";
+  static constexpr auto kUnavailable = amx_unavailable;
+  static const Kernels& kernels() { return avx512::kKernels; }
+  static const AttentionKernels* bf16() { return &amx::kAttention; }
+};
 #endif
 
 /// Text put together at compile time.

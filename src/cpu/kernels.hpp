@@ -51,6 +51,9 @@ struct ValueTile {
   int block_count = 0;
 };
 
+/// Rows of a softmax step: those of a micro-kernel call, or of a streamed item.
+inline constexpr int kMaxSoftmaxRows = 32;
+
 /// The step of the online softmax for some rows and the columns [begin, end), in powers of two.
 struct SoftmaxTile {
   float* scores = nullptr;  // [rows][score_stride]; overwritten
@@ -77,11 +80,11 @@ struct StreamScores {
 
 /// Decode: acc[row] = acc[row] * rescale[row] + p[row] * values, straight from the rows of the cache.
 struct StreamValues {
-  const float* p = nullptr;       // [rows][p_stride]
-  const Row* values = nullptr;    // [count]
-  const Row* next = nullptr;      // [next_count] rows to prefetch, or null
-  float* acc = nullptr;           // [rows][acc_stride]
-  const float* rescale = nullptr; // [rows], or null for 1
+  const float* p = nullptr;        // [rows][p_stride]
+  const Row* values = nullptr;     // [count]
+  const Row* next = nullptr;       // [next_count] rows to prefetch, or null
+  float* acc = nullptr;            // [rows][acc_stride]
+  const float* rescale = nullptr;  // [rows], or null for 1
   std::int64_t p_stride = 0, acc_stride = 0;
   int rows = 0, count = 0, head_dim = 0, next_count = 0, next_bytes = 0;
 };
@@ -113,9 +116,14 @@ struct AttentionKernels {
   const char* arithmetic = nullptr;  ///< "f32 6x16"
   int block_rows = 0;                ///< rows of a micro-kernel call
   int panel = 0;                     ///< keys or value columns of one packed panel
-  int depth = 1;                     ///< the contracted dimension is padded to a multiple of this
+  int depth = 1;                     ///< contracted dimensions (head dim, keys) are padded to a multiple of this
   int operand_bytes = 0;             ///< of a packed element
   bool shared_tile = false;          ///< V is the beginning of K: pack_values makes [key][row_stride] of both, and pack_keys is not called
+  int row_bytes = 0;                 ///< of q and accumulator rows that share a packing
+  int tile_bytes = 0;                ///< of packed K and V that the second-level cache should hold
+  /// Around the work on an item, in its thread; null where there is nothing to set up.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
   /// A row of q as operands, negated if asked, zero from `count` to `padded`.
   void (*load_q[kStorages])(Row source, int count, int padded, bool negate, void* operands) = {};
   /// Panels [panel][padded head_dim][kPanel] of `count` rows, a multiple of the panel.

@@ -2,8 +2,8 @@
 /// Rows of any length between f32 and their storage.
 #pragma once
 
-#include "cpu/attention/stream.hpp"
 #include "cpu/attention/softmax.hpp"
+#include "cpu/attention/stream.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -32,11 +32,16 @@ static void add_scaled(float* acc, Row source, float factor, std::int64_t count)
   }
 }
 
+/// f32 takes a division, not a product with the inverse: where a row sees one key, the sum then cancels exactly.
 template <class S>
 static void store_divided(void* target, const float* source, float divisor, float factor, std::int64_t count) {
   auto* to = static_cast<typename S::Code*>(target);
-  const Vec over = splat(divisor), by = splat(factor);
-  for (std::int64_t i = 0; i < count; i += kLanes) store_some<S>(to + i, mul(div(load_some<F32>(source + i, count - i), over), by), count - i);
+  constexpr bool kDivide = S::kIndex == F32::kIndex;
+  const Vec over = splat(divisor), by = splat(kDivide ? factor : factor / divisor);
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const Vec value = load_some<F32>(source + i, count - i);
+    store_some<S>(to + i, mul(kDivide ? div(value, over) : value, by), count - i);
+  }
 }
 
 template <class S>

@@ -31,7 +31,8 @@ double score(const double* q, const double* k, std::int64_t size, const RowOptio
   return options.softcap > 0 ? options.softcap * std::tanh(s / options.softcap) : s;
 }
 
-RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<const std::int64_t> visible, const RowOptions& options, double* out) {
+RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<const std::int64_t> visible, const RowOptions& options,
+                 double* out) {
   std::vector<double> scores;
   scores.reserve(visible.size());
   double largest = -kInfinity;  // NaN scores do not count here, they reach the sum

@@ -40,7 +40,8 @@ struct RowResult {
 };
 
 /// out[0 .. v.columns) = softmax over the `visible` keys, which may occur more than once.
-RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<const std::int64_t> visible, const RowOptions& options, double* out);
+RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<const std::int64_t> visible, const RowOptions& options,
+                 double* out);
 
 /// The keys that a row sees, straight from the definition of the mask.
 std::vector<std::int64_t> visible_keys(const BandMask& mask, std::int64_t row, std::int64_t seq_q, std::int64_t seq_k);

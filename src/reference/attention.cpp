@@ -38,8 +38,8 @@ std::vector<std::int64_t> moved(std::vector<std::int64_t> at, std::int64_t by) {
 }
 
 /// All query heads of one kv head.
-void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const Sequence& sequence, std::int64_t kv_head, const Scales& scales,
-                  AttentionOutput& result) {
+void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const Sequence& sequence, std::int64_t kv_head,
+                  const Scales& scales, AttentionOutput& result) {
   const Matrix k = gather(core.kv_dtype, inputs.k, moved(sequence.k_at, kv_head * inputs.k_head_stride), core.head_dim_qk);
   const Matrix v = gather(core.kv_dtype, inputs.v, moved(sequence.v_at, kv_head * inputs.v_head_stride), core.head_dim_v);
   RowOptions options{.scale = static_cast<double>(core.scale) * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
@@ -96,8 +96,8 @@ Sequence paged_sequence(const detail::PagedAttentionProblem& problem, const Page
 
 AttentionOutput empty_output(std::int64_t total_q, std::int64_t heads, std::int64_t head_dim_v) {
   const auto rows = static_cast<std::size_t>(total_q * heads);
-  return {std::vector<double>(rows * static_cast<std::size_t>(head_dim_v)), std::vector<double>(rows, -std::numeric_limits<double>::infinity()),
-          std::vector<char>(static_cast<std::size_t>(total_q))};
+  return {std::vector<double>(rows * static_cast<std::size_t>(head_dim_v)),
+          std::vector<double>(rows, -std::numeric_limits<double>::infinity()), std::vector<char>(static_cast<std::size_t>(total_q))};
 }
 
 AttentionOutput attention(const detail::AttentionProblem& problem, const AttentionArgs& args) {

@@ -45,7 +45,8 @@ std::uint32_t encode(const Format& format, double value) {
   const int smallest = 1 - format.bias();
   const int exponent = magnitude == 0 ? smallest : std::max(std::ilogb(std::min(magnitude, 0x1p200)), smallest);
   const double steps = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
-  if (std::ldexp(steps, exponent - format.mantissa_bits) > decode(format, largest)) return sign | (format.has_infinity ? infinity : largest);
+  if (std::ldexp(steps, exponent - format.mantissa_bits) > decode(format, largest))
+    return sign | (format.has_infinity ? infinity : largest);
   const auto base = static_cast<std::uint32_t>(exponent - smallest) << format.mantissa_bits;
   return sign | (base + static_cast<std::uint32_t>(steps));  // a carry out of the mantissa lands in the exponent, as it should
 }

@@ -32,7 +32,7 @@ double decode_code(CodeType type, const std::uint8_t* codes, std::int64_t index)
 
 /// The nearest e2m1 code, ties to the even mantissa, saturating at 6. There is no NaN: a NaN is carried by the scale.
 int encode_e2m1(double value) {
-  const double magnitude = std::fabs(value);
+  const double magnitude = std::min(std::fabs(value), 6.0);
   int best = 0;
   for (int code = 1; code < 8; ++code) {
     const double now = std::fabs(magnitude - kE2m1[code]), before = std::fabs(magnitude - kE2m1[best]);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The oracle: every operation in double precision and straight loops, with a mask predicate of its own. It shares nothing with the kernels.
+/// The oracle: every operation in double precision and straight loops, with a mask predicate of its own. It shares nothing with the
+/// kernels.
 #pragma once
 
 #include <vector>

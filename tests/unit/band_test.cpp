@@ -37,8 +37,8 @@ TEST(Band, KvTilesVisitExactlyWhatIsVisible) {
                   const bool visited = got.first <= tile && tile < got.last;
                   const bool full = got.full_first <= tile && tile < got.full_last;
                   ASSERT_FALSE((some && !visited) || (full && !every) || (visited && every && !full))
-                      << "seq " << seq_q << " x " << seq_k << ", tiles " << q_tile << " x " << k_tile << ", band [" << low << ", " << high << "], q "
-                      << q_begin << ", tile " << tile;
+                      << "seq " << seq_q << " x " << seq_k << ", tiles " << q_tile << " x " << k_tile << ", band [" << low << ", " << high
+                      << "], q " << q_begin << ", tile " << tile;
                 }
               }
             }

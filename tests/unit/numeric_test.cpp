@@ -22,9 +22,12 @@ struct Format {
 };
 
 const Format kFormats[] = {
-    {DType::bf16, 1U << 16, [](std::uint32_t c) { return f32_from_bf16(static_cast<std::uint16_t>(c)); }, [](float x) -> std::uint32_t { return bf16_from_f32(x); }},
-    {DType::f16, 1U << 16, [](std::uint32_t c) { return f32_from_f16(static_cast<std::uint16_t>(c)); }, [](float x) -> std::uint32_t { return f16_from_f32(x); }},
-    {DType::e4m3, 1U << 8, [](std::uint32_t c) { return f32_from_e4m3(static_cast<std::uint8_t>(c)); }, [](float x) -> std::uint32_t { return e4m3_from_f32(x); }},
+    {DType::bf16, 1U << 16, [](std::uint32_t c) { return f32_from_bf16(static_cast<std::uint16_t>(c)); },
+     [](float x) -> std::uint32_t { return bf16_from_f32(x); }},
+    {DType::f16, 1U << 16, [](std::uint32_t c) { return f32_from_f16(static_cast<std::uint16_t>(c)); },
+     [](float x) -> std::uint32_t { return f16_from_f32(x); }},
+    {DType::e4m3, 1U << 8, [](std::uint32_t c) { return f32_from_e4m3(static_cast<std::uint8_t>(c)); },
+     [](float x) -> std::uint32_t { return e4m3_from_f32(x); }},
 };
 
 double reference_decode(DType dtype, std::uint32_t code) { return reference::load(dtype, &code, 0); }
@@ -49,7 +52,8 @@ TEST(Numeric, EveryCodeDecodes) {
     for (std::uint32_t code = 0; code < format.codes; ++code) {
       const double want = reference_decode(format.dtype, code);
       const float got = format.decode(code);
-      ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : (got == want && std::signbit(got) == std::signbit(want))) << name_of(format.dtype) << " " << code;
+      ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : (got == want && std::signbit(got) == std::signbit(want)))
+          << name_of(format.dtype) << " " << code;
     }
   }
 }
@@ -75,7 +79,8 @@ TEST(Numeric, ExtremesEncode) {
   constexpr float kMax = std::numeric_limits<float>::max();
   constexpr float kTiny = std::numeric_limits<float>::denorm_min();
   for (const Format& format : kFormats) {
-    for (const float value : {0.0f, -0.0f, kInf, -kInf, kMax, -kMax, kTiny, -kTiny, 448.0f, 464.0f, 465.0f, 65504.0f, 65519.0f, 65520.0f, std::nanf("")}) {
+    for (const float value :
+         {0.0f, -0.0f, kInf, -kInf, kMax, -kMax, kTiny, -kTiny, 448.0f, 464.0f, 465.0f, 65504.0f, 65519.0f, 65520.0f, std::nanf("")}) {
       expect_same_encoding(format, value);
     }
   }

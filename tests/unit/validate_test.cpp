@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Normalisation: what validate() makes of good descriptions. What it says to bad ones is checked in tests/conformance.
+#include "op/attention/validate.hpp"
+
 #include <gtest/gtest.h>
 
-#include "op/attention/validate.hpp"
 #include "op/common/checks.hpp"
 #include "op/paged_attention/validate.hpp"
 

@@ -7,12 +7,29 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
+/// 2 * kLanes elements. load_two(S) may unpack them in another order; load_two_as(S) and store_two_as(S) move f32 elements in that order.
+template <class S>
+FOVEA_INLINE Two load_two(S storage, const void* p) {
+  return {load(storage, p), load(storage, static_cast<const typename S::Code*>(p) + kLanes)};
+}
+template <class S>
+FOVEA_INLINE Two load_two_as(S, const float* p) {
+  return {load(F32{}, p), load(F32{}, p + kLanes)};
+}
+template <class S>
+FOVEA_INLINE void store_two_as(S, float* p, Two a) {
+  store(F32{}, p, a.first);
+  store(F32{}, p + kLanes, a.second);
+}
+
 /// f32 operands: one element of the contracted dimension at a time.
 struct F32Math {
   using Operand = float;
-  using Reg = Vec;                             // operands in a register
-  static constexpr int kPair = 1;              // elements of the contracted dimension that lie side by side
-  static constexpr int kStreamWidth = kLanes;  // elements of a row in one register
+  using Reg = Vec;
+  static constexpr int kPair = 1;           // elements of the contracted dimension that lie side by side
+  static constexpr int kRegWidth = kLanes;  // operands in a register
+  using StreamReg = Two;                    // a piece of a row of the cache, in whatever order its storage unpacks best
+  static constexpr int kStreamWidth = 2 * kLanes;
 
   FOVEA_INLINE Reg none() { return zero(); }
   FOVEA_INLINE Reg repeat(const Operand* p) { return broadcast(p); }
@@ -24,6 +41,15 @@ struct F32Math {
   FOVEA_INLINE Reg load_row(S storage, const void* p) {
     return load(storage, p);
   }
+  template <class S>
+  FOVEA_INLINE StreamReg load_stream(S storage, const void* p) {
+    return load_two(storage, p);
+  }
+  template <class S>
+  FOVEA_INLINE StreamReg load_stream_q(S storage, const Operand* p) {
+    return load_two_as(storage, p);
+  }
+  FOVEA_INLINE Vec stream_multiply_add(StreamReg a, StreamReg b, Vec c) { return fma(a.second, b.second, fma(a.first, b.first, c)); }
   FOVEA_INLINE void store_weights(Operand* p, const Vec (&weight)[kPair]) { store(F32{}, p, weight[0]); }
 
   /// Remembers whether every element was finite: x * 0 is NaN otherwise.
@@ -33,18 +59,10 @@ struct F32Math {
     bool all() const { return reduce_add(probe) == 0.0f; }
   };
 
-  /// One row of kLanes columns (kPair rows side by side in other arithmetics), `count` of them there.
+  /// kLanes columns of one row (of kPair rows, side by side, in other arithmetics).
   template <class S>
-  FOVEA_INLINE void interleave(const void* const* rows, int column, int count, Operand* to, Finite& finite) {
-    const auto* codes = static_cast<const typename S::Code*>(rows[0]) + column;
-    Reg a;
-    if (count == kLanes) {
-      a = load(S{}, codes);
-    } else {
-      typename S::Code some[kLanes] = {};
-      __builtin_memcpy(some, codes, static_cast<unsigned long>(count) * sizeof(typename S::Code));
-      a = load(S{}, some);
-    }
+  FOVEA_INLINE void interleave(const void* const* rows, int column, Operand* to, Finite& finite) {
+    const Reg a = load(S{}, static_cast<const typename S::Code*>(rows[0]) + column);
     Finite::look(finite, a);
     store(F32{}, to, a);
   }

@@ -42,7 +42,8 @@ void load_queries(const Item& item) {
   const auto element = static_cast<std::int64_t>(size_of(core.q_dtype));
   const std::int64_t batch = item.sequence.batch * core.q.batch;
   for (int row = 0; row < item.rows; ++row) {
-    const std::int64_t flat = item.entry.row_begin + row, query = flat / core.group(), head = item.kv_head * core.group() + flat % core.group();
+    const std::int64_t flat = item.entry.row_begin + row, query = flat / core.group(),
+                       head = item.kv_head * core.group() + flat % core.group();
     const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
     kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
                           static_cast<int>(item.extents.q_stride), item.negate_q,
@@ -172,7 +173,9 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
   const std::int64_t group = item.setup.core.group();
   std::int64_t query = item.query_of(0), left = group - item.entry.row_begin % group;
   for (int row = 0; row < item.rows; ++query, left = group) {
-    const auto clamped = [&](std::int64_t key) { return static_cast<int>(std::clamp<std::int64_t>(key - tile_begin, keys.begin, keys.end)); };
+    const auto clamped = [&](std::int64_t key) {
+      return static_cast<int>(std::clamp<std::int64_t>(key - tile_begin, keys.begin, keys.end));
+    };
     const KeySpan seen{clamped(query + item.sequence.band.low), clamped(query + item.sequence.band.high + 1)};
     for (; left > 0 && row < item.rows; --left, ++row) item.scratch.visible[row] = seen;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Both matrix products of attention on packed panels: C[rows x panel] = A[rows x k] * B[k x panel]. A is row-major and broadcast; B streams.
+/// Both matrix products of attention on packed panels: C[rows x panel] = A[rows x k] * B[k x panel]. A is row-major and broadcast; B
+/// streams.
 #pragma once
 
 #include "cpu/attention/arithmetic.hpp"

@@ -10,23 +10,21 @@ namespace fovea::cpu::FOVEA_ISA {
 /// `count` elements of a row as operands, zero up to a full register.
 template <class Math, class S>
 FOVEA_INLINE typename Math::Reg load_row_some(S storage, const void* p, int count) {
-  typename S::Code codes[Math::kStreamWidth] = {};
+  typename S::Code codes[Math::kRegWidth] = {};
   __builtin_memcpy(codes, p, static_cast<unsigned long>(count) * sizeof(typename S::Code));
   return Math::load_row(storage, codes);
 }
 
 template <class Math, class S>
 static void load_q(Row source, int count, int padded, bool negate, void* operands) {
-  constexpr int kWidth = Math::kStreamWidth;
+  constexpr int kWidth = Math::kRegWidth;
   const auto* codes = static_cast<const typename S::Code*>(source);
   auto* to = static_cast<typename Math::Operand*>(operands);
-  typename Math::Operand buffer[kWidth];
-  for (int i = 0; i < padded; i += kWidth) {
-    const int here = count - i < 0 ? 0 : count - i < kWidth ? count - i : kWidth;
-    const typename Math::Reg row = load_row_some<Math>(S{}, codes + (here > 0 ? i : 0), here);
-    Math::store_operands(buffer, negate ? Math::negated(row) : row);
-    const int room = padded - i < kWidth ? padded - i : kWidth;
-    __builtin_memcpy(to + i, buffer, static_cast<unsigned long>(room) * sizeof buffer[0]);
+  for (int i = 0; i < padded; i += kWidth) {  // padded is a multiple of every width
+    const int here = count - i;
+    const typename Math::Reg row =
+        here >= kWidth ? Math::load_row(S{}, codes + i) : load_row_some<Math>(S{}, codes + (here > 0 ? i : 0), here > 0 ? here : 0);
+    Math::store_operands(to + i, negate ? Math::negated(row) : row);
   }
 }
 
@@ -60,18 +58,33 @@ static void pack_keys(const Row* rows, int count, int head_dim, int padded, void
 /// Infinities and NaNs are looked for here, where every element passes once: they decide whether a zero weight may be multiplied.
 template <class Math, class S>
 static bool pack_values(const Row* rows, int count, int head_dim, int kv_tile, void* panels) {
-  constexpr int kWidth = kLanes;  // columns of one step
+  constexpr int kKeys = 8;  // at a time, so that neither the rows nor the panels, both far apart, drive each other out of the cache
   using Operand = typename Math::Operand;
+  const int padded = (head_dim + kPanel - 1) / kPanel * kPanel;
   typename Math::Finite finite{};
-  for (int key = 0; key < count; key += Math::kPair) {
-    Operand* to = static_cast<Operand*>(panels) + static_cast<std::int64_t>(key) * kPanel;  // (kv_tile / kPair, kPanel, kPair)
-    for (int column = 0; column < head_dim; column += kWidth) {
-      Operand* at = to + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
-      Math::template interleave<S>(rows + key, column, head_dim - column < kWidth ? head_dim - column : kWidth, at, finite);
-    }
-    for (int column = (head_dim + kWidth - 1) / kWidth * kWidth; column % kPanel != 0; column += kWidth) {
-      Operand* at = to + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
-      for (int i = 0; i < kWidth * Math::kPair; ++i) at[i] = Operand{};
+  for (int first = 0; first < count; first += kKeys) {
+    for (int column = 0; column < padded; column += kLanes) {
+      const int here = head_dim - column < kLanes ? head_dim - column : kLanes;
+      // (kv_tile / kPair, kPanel, kPair) of this column's panel, from this column on
+      Operand* panel =
+          static_cast<Operand*>(panels) + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
+      for (int key = first; key < first + kKeys; key += Math::kPair) {
+        Operand* to = panel + static_cast<std::int64_t>(key) * kPanel;
+        if (here == kLanes) {
+          Math::template interleave<S>(rows + key, column, to, finite);
+        } else {
+          Row some[Math::kPair];
+          typename S::Code codes[Math::kPair][kLanes] = {};
+          for (int i = 0; i < Math::kPair; ++i) {
+            if (here > 0) {
+              __builtin_memcpy(codes[i], static_cast<const typename S::Code*>(rows[key + i]) + column,
+                               static_cast<unsigned long>(here) * sizeof(typename S::Code));
+            }
+            some[i] = codes[i];
+          }
+          Math::template interleave<S>(some, 0, to, finite);
+        }
+      }
     }
   }
   return finite.all();

@@ -84,7 +84,8 @@ void run_softmax(const Item& item, const PackedTile& tile, int begin, const RowB
                                  .rescale = s.rescale + block.row});
 }
 
-/// A value that is not finite may only meet the rows that see it: a weight of zero does not silence it. Each row takes exactly its own keys.
+/// A value that is not finite may only meet the rows that see it: a weight of zero does not silence it. Each row takes exactly its own
+/// keys.
 void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
   const Scratch& s = item.scratch;
   const RowKernels& rows = *item.setup.rows;
@@ -98,16 +99,15 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
       std::fill_n(p, count, 0.0f);
       rows.add_scaled[static_cast<std::size_t>(DType::bf16)](p, operands, 1.0f, count);
     }
-    rows.stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](
-        {.p = p,
-         .values = s.v_rows[0] + seen.begin,
-         .acc = s.acc + (begin + r) * item.extents.acc_stride,
-         .rescale = s.rescale + r,
-         .p_stride = stride,
-         .acc_stride = item.extents.acc_stride,
-         .rows = 1,
-         .count = count,
-         .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
+    rows.stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)]({.p = p,
+                                                                            .values = s.v_rows[0] + seen.begin,
+                                                                            .acc = s.acc + (begin + r) * item.extents.acc_stride,
+                                                                            .rescale = s.rescale + r,
+                                                                            .p_stride = stride,
+                                                                            .acc_stride = item.extents.acc_stride,
+                                                                            .rows = 1,
+                                                                            .count = count,
+                                                                            .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
   }
 }
 
@@ -155,6 +155,7 @@ void attend_packed(const Item& item) {
   const detail::KvTiles tiles =
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
   const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = tiles_of(item.entry.key_end, tuning.kv_tile);
+  if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   for (std::int64_t at = first; at < last; ++at) {
     PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
     if (item.setup.attention->shared_tile && at + 1 < last) {
@@ -165,6 +166,7 @@ void attend_packed(const Item& item) {
     for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows)
       step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
   }
+  if (item.setup.attention->leave != nullptr) item.setup.attention->leave();
 }
 
 }  // namespace fovea::cpu

@@ -46,7 +46,7 @@ constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAcc
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
-    kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+    kRow<Amx>, kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
 #endif
     kRow<Scalar>};
 
@@ -56,9 +56,9 @@ std::string describe(const Setup& setup) {
   const Tuning& t = setup.tuning;
   const auto text = [](auto number) { return std::to_string(number); };
   return std::string(setup.attention->arithmetic) + " " + text(setup.attention->block_rows) + "x" + text(setup.attention->panel) +
-         " micro-kernel; up to " + text(t.stream_rows) + " rows streamed by " + text(t.stream_tile) + " keys, more packed " + text(t.q_rows) +
-         " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) + " keys; " +
-         text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
+         " micro-kernel; up to " + text(t.stream_rows) + " rows streamed by " + text(t.stream_tile) + " keys, more packed " +
+         text(t.q_rows) + " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) +
+         " keys; " + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) { return kRows; }

@@ -14,11 +14,16 @@
 
 namespace fovea::cpu {
 
-/// Everything but the strides of K and V. bf16 products only where both operands are exactly bf16 values.
+/// Both operands are exactly bf16 values.
+constexpr bool has_bf16_products(const detail::AttentionCore& core) {
+  const auto is_bf16 = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::e4m3; };
+  return is_bf16(core.q_dtype) && is_bf16(core.kv_dtype);
+}
+
+/// Everything but the strides of K and V.
 template <class Isa>
 Setup make_setup(const detail::AttentionCore& core, bool ragged) {
-  const auto is_bf16 = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::e4m3; };
-  const bool bf16 = Isa::bf16() != nullptr && is_bf16(core.q_dtype) && is_bf16(core.kv_dtype);
+  const bool bf16 = Isa::bf16() != nullptr && has_bf16_products(core);
   Setup setup{.core = core, .ragged = ragged, .attention = bf16 ? Isa::bf16() : &Isa::kernels().attention, .rows = &Isa::kernels().rows};
   setup.threads = planned_threads();
   setup.tuning = choose_tuning(core, *setup.attention, setup.threads, ragged);
@@ -28,7 +33,13 @@ Setup make_setup(const detail::AttentionCore& core, bool ragged) {
 std::string describe(const Setup& setup);
 
 inline Call common_call(const auto& args) {
-  return {.q = args.q, .out = args.out, .lse = args.lse, .sink = args.sink, .k_scale = args.k_scale, .v_scale = args.v_scale, .cu_seqlens_q = args.cu_seqlens_q};
+  return {.q = args.q,
+          .out = args.out,
+          .lse = args.lse,
+          .sink = args.sink,
+          .k_scale = args.k_scale,
+          .v_scale = args.v_scale,
+          .cu_seqlens_q = args.cu_seqlens_q};
 }
 
 /// A plan of either operation. The CPU needs no schedule from prepare(): building one takes less time than one tile, and run() has to look

@@ -93,13 +93,13 @@ class Builder {
 
 Extents::Extents(const Setup& setup) {
   const AttentionKernels& kernels = *setup.attention;
-  constexpr std::int64_t kWidestRegister = 32;  // operands
-  q_stride = round_up(setup.core.head_dim_qk, kWidestRegister);
+  constexpr std::int64_t kWidestPiece = 32;  // elements that a kernel takes at once
+  q_stride = round_up(setup.core.head_dim_qk, kWidestPiece);
   constexpr std::int64_t kOffPowerOfTwo = 16;  // or the same columns of all keys would share a few cache sets
   qk_padded = kernels.shared_tile ? setup.core.head_dim_qk + kOffPowerOfTwo : round_up(setup.core.head_dim_qk, kernels.depth);
-  acc_stride = round_up(setup.core.head_dim_v, kernels.panel);
+  acc_stride = round_up(round_up(setup.core.head_dim_v, kWidestPiece), kernels.panel);
   row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
-  score_stride = row_pointers + 16;  // off the power of two, or the rows would share cache sets
+  score_stride = row_pointers + 32;  // off the power of two, or the rows would share cache sets; whole lines for bf16 weights, too
   partial_floats = setup.core.head_dim_v + 2;
 }
 

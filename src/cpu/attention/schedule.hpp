@@ -6,7 +6,8 @@
 
 namespace fovea::cpu {
 
-/// One q tile of one sequence, or one part of the keys of a short one; for every kv head. Rows count (query, head of the group), query-major.
+/// One q tile of one sequence, or one part of the keys of a short one; for every kv head. Rows count (query, head of the group),
+/// query-major.
 struct WorkEntry {
   std::int64_t sequence = 0;
   std::int64_t row_begin = 0, row_end = 0;
@@ -24,18 +25,18 @@ struct ScheduleBounds {
 
 /// Memory that one thread works in.
 struct Scratch {
-  void* q = nullptr;         // [q_rows][q_stride] operands
-  float* acc = nullptr;      // [q_rows][acc_stride]
-  float* maximum = nullptr;  // [q_rows]
-  float* sum = nullptr;      // [q_rows]
+  void* q = nullptr;           // [q_rows][q_stride] operands
+  float* acc = nullptr;        // [q_rows][acc_stride]
+  float* maximum = nullptr;    // [q_rows]
+  float* sum = nullptr;        // [q_rows]
   KeySpan* visible = nullptr;  // [q_rows]
-  float* scores = nullptr;   // [chunk_rows][score_stride]
-  void* weights = nullptr;   // [chunk_rows][score_stride] operands; scores itself where they are f32
-  float* rescale = nullptr;  // [chunk_rows]
+  float* scores = nullptr;     // [chunk_rows][score_stride]
+  void* weights = nullptr;     // [chunk_rows][score_stride] operands; scores itself where they are f32
+  float* rescale = nullptr;    // [chunk_rows]
   RowBlock* blocks = nullptr;  // [chunk_rows]
-  void* keys = nullptr;      // packed panels
-  void* values = nullptr;    // keys itself where the tile is shared
-  Row* k_rows[2] = {};       // [row_pointers], this tile's and the next one's
+  void* keys = nullptr;        // packed panels
+  void* values = nullptr;      // keys itself where the tile is shared
+  Row* k_rows[2] = {};         // [row_pointers], this tile's and the next one's
   Row* v_rows[2] = {};
   std::uint16_t* decoded[2] = {};  // [row_pointers][head_dim_qk] bf16 rows of packed caches
 };

@@ -44,7 +44,7 @@ FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const S
     Vec weight[Math::kPair];
 #pragma GCC unroll 2
     for (int i = 0; i < Math::kPair; ++i) {
-      weight[i] = exp2(fma(load(F32{}, scores + key + i * kLanes), factor, shift));
+      weight[i] = exp2<Math::kPair == 2>(fma_once(load(F32{}, scores + key + i * kLanes), factor, shift));
       sum = add(sum, weight[i]);
     }
     Math::store_weights(p + key, weight);
@@ -52,28 +52,40 @@ FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const S
   return reduce_add(sum);
 }
 
-FOVEA_INLINE float exp2_of(float x) {
-  float lanes[kLanes];
-  store(F32{}, lanes, exp2(splat(x)));
-  return lanes[0];
+/// The new maximum and what it does to the old sums, for all rows at once. The maximum is that of all tiles so far, so that no later,
+/// lower tile can overflow. While a row has seen nothing it is -inf, and 0 stands in for it as the shift: -inf - 0 is still a weight of
+/// zero, where -inf - -inf would be NaN.
+FOVEA_INLINE void raise_maximum(const SoftmaxTile& tile, const float* most, float* shift) {
+  for (int row = 0; row < tile.rows; ++row) {
+    const float before = tile.maximum[row], here = most[row] * tile.factor, now = before > here ? before : here;
+    shift[row] = now == kHidden ? 0.0f : now;
+    tile.maximum[row] = now;
+    tile.rescale[row] = before - shift[row];
+  }
+  for (int row = 0; row < tile.rows; row += kLanes) {
+    float some[kLanes] = {};
+    const int count = tile.rows - row < kLanes ? tile.rows - row : kLanes;
+    for (int i = 0; i < count; ++i) some[i] = tile.rescale[row + i];
+    store(F32{}, some, exp2(load(F32{}, some)));
+    for (int i = 0; i < count; ++i) tile.rescale[row + i] = some[i];
+  }
 }
 
-/// The maximum is that of all tiles so far, so that no later, lower tile can overflow. While a row has seen nothing it is -inf, and 0
-/// stands in for it: -inf - 0 is still a weight of zero, where -inf - -inf would be NaN.
+/// Passes over the rows instead of one row after the other: a row's weights need not wait for its maximum to be reduced.
 template <class Math>
 static void softmax(const SoftmaxTile& tile) {
+  float most[kMaxSoftmaxRows], shift[kMaxSoftmaxRows];
   for (int row = 0; row < tile.rows; ++row) {
     float* scores = tile.scores + row * tile.score_stride;
     if (tile.into_cap != 0) cap(scores, tile);
     if (tile.visible != nullptr) hide(scores, tile.begin, tile.end, tile.visible[row]);
-    const float most = largest(scores, tile.begin, tile.end) * tile.factor;
-    const float before = tile.maximum[row], now = before > most ? before : most;
-    const float shift = now == kHidden ? 0.0f : now;
-    const float rescale = before == now && before != kHidden ? 1.0f : exp2_of(before - shift);
-    const float sum = weigh<Math>(scores, static_cast<typename Math::Operand*>(tile.p) + row * tile.p_stride, tile, shift);
-    tile.sum[row] = tile.sum[row] * rescale + sum;
-    tile.maximum[row] = now;
-    tile.rescale[row] = rescale;
+    most[row] = largest(scores, tile.begin, tile.end);
+  }
+  raise_maximum(tile, most, shift);
+  for (int row = 0; row < tile.rows; ++row) {
+    auto* p = static_cast<typename Math::Operand*>(tile.p) + row * tile.p_stride;
+    const float sum = weigh<Math>(tile.scores + row * tile.score_stride, p, tile, shift[row]);
+    tile.sum[row] = tile.sum[row] * tile.rescale[row] + sum;
   }
 }
 

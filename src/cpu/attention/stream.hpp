@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Decode: few query rows, so each K and V element is used a few times only and packing it would cost more than multiplying it. Rows are read
-/// where they lie; each phase prefetches what the next one reads.
+/// Decode: few query rows, so each K and V element is used a few times only and packing it would cost more than multiplying it. Rows are
+/// read where they lie; each phase prefetches what the next one reads.
 #pragma once
 
 #include "cpu/attention/arithmetic.hpp"
@@ -15,33 +15,43 @@ FOVEA_INLINE void prefetch_rows(const Row* rows, int count, int bytes) {
   }
 }
 
-template <class Math, class S>
-FOVEA_INLINE typename Math::Reg load_row_at(const void* row, int d, int head_dim) {
+/// A piece of a row, from element d on; with kTail, only what is left of the row.
+template <class Math, class S, bool kTail>
+FOVEA_INLINE typename Math::StreamReg load_stream_at(const void* row, int d, int head_dim) {
   const auto* codes = static_cast<const typename S::Code*>(row) + d;
-  if (d + Math::kStreamWidth <= head_dim) return Math::load_row(S{}, codes);
-  typename S::Code some[Math::kStreamWidth] = {};
-  __builtin_memcpy(some, codes, static_cast<unsigned long>(head_dim - d) * sizeof(typename S::Code));
-  return Math::load_row(S{}, some);
+  if constexpr (kTail) {
+    typename S::Code some[Math::kStreamWidth] = {};
+    __builtin_memcpy(some, codes, static_cast<unsigned long>(head_dim - d) * sizeof(typename S::Code));
+    return Math::load_stream(S{}, some);
+  }
+  return Math::load_stream(S{}, codes);
+}
+
+/// kRows queries against four keys, one piece of each.
+template <class Math, class S, int kRows, bool kTail>
+FOVEA_INLINE void score_step(const StreamScores& tile, const Row (&keys)[4], const typename Math::Operand* q, int d, Vec (&sum)[kRows][4]) {
+  typename Math::StreamReg left[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) left[r] = Math::load_stream_q(S{}, q + r * tile.q_stride + d);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const typename Math::StreamReg k = load_stream_at<Math, S, kTail>(keys[i], d, tile.head_dim);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum[r][i] = Math::stream_multiply_add(left[r], k, sum[r][i]);
+  }
 }
 
 /// kRows queries against four keys: one pass over the rows, one transposing sum for each query.
 template <class Math, class S, int kRows>
 FOVEA_INLINE void score_four(const StreamScores& tile, int row, int key) {
   const auto* q = static_cast<const typename Math::Operand*>(tile.q) + row * tile.q_stride;
+  const Row keys[4] = {tile.keys[key], tile.keys[key + 1], tile.keys[key + 2], tile.keys[key + 3]};
   Vec sum[kRows][4];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = zero();
-  for (int d = 0; d < tile.head_dim; d += Math::kStreamWidth) {
-    typename Math::Reg k[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) k[i] = load_row_at<Math, S>(tile.keys[key + i], d, tile.head_dim);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const typename Math::Reg left = Math::load_operands(q + r * tile.q_stride + d);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) sum[r][i] = Math::multiply_add(left, k[i], sum[r][i]);
-    }
-  }
+  int d = 0;
+  for (; d + Math::kStreamWidth <= tile.head_dim; d += Math::kStreamWidth) score_step<Math, S, kRows, false>(tile, keys, q, d, sum);
+  if (d < tile.head_dim) score_step<Math, S, kRows, true>(tile, keys, q, d, sum);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) store_sums(tile.scores + (row + r) * tile.score_stride + key, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
 }
@@ -56,54 +66,61 @@ static void stream_scores(const StreamScores& tile) {
   }
 }
 
-/// kRows x kVectors accumulators over `count` keys.
-template <class S, int kRows, int kVectors>
+/// kRows x kPieces accumulators over `count` keys.
+template <class S, int kRows, int kPieces, bool kTail>
 FOVEA_INLINE void weigh_columns(const StreamValues& tile, int row, int column, int key, int count) {
-  Vec sum[kRows][kVectors];
+  constexpr int kWidth = F32Math::kStreamWidth;
+  float* acc = tile.acc + row * tile.acc_stride + column;
+  Two sum[kRows][kPieces];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kVectors; ++j) sum[r][j] = load(F32{}, tile.acc + (row + r) * tile.acc_stride + column + j * kLanes);
+#pragma GCC unroll 8
+    for (int j = 0; j < kPieces; ++j) sum[r][j] = load_two_as(S{}, acc + r * tile.acc_stride + j * kWidth);
+  }
+  if (key == 0 && tile.rescale != nullptr) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Vec rescale = broadcast(tile.rescale + row + r);
+#pragma GCC unroll 8
+      for (int j = 0; j < kPieces; ++j) sum[r][j] = {mul(sum[r][j].first, rescale), mul(sum[r][j].second, rescale)};
+    }
   }
   const float* p = tile.p + row * tile.p_stride + key;
   for (int i = 0; i < count; ++i, ++p) {
-    Vec v[kVectors];
-#pragma GCC unroll 16
-    for (int j = 0; j < kVectors; ++j) v[j] = load_row_at<F32Math, S>(tile.values[key + i], column + j * kLanes, tile.head_dim);
+    Vec weight[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const Vec weight = broadcast(p + r * tile.p_stride);
-#pragma GCC unroll 16
-      for (int j = 0; j < kVectors; ++j) sum[r][j] = fma(weight, v[j], sum[r][j]);
+    for (int r = 0; r < kRows; ++r) weight[r] = broadcast(p + r * tile.p_stride);
+#pragma GCC unroll 8
+    for (int j = 0; j < kPieces; ++j) {
+      const Two v = load_stream_at<F32Math, S, kTail>(tile.values[key + i], column + j * kWidth, tile.head_dim);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum[r][j] = {fma(weight[r], v.first, sum[r][j].first), fma(weight[r], v.second, sum[r][j].second)};
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kVectors; ++j) store(F32{}, tile.acc + (row + r) * tile.acc_stride + column + j * kLanes, sum[r][j]);
+#pragma GCC unroll 8
+    for (int j = 0; j < kPieces; ++j) store_two_as(S{}, acc + r * tile.acc_stride + j * kWidth, sum[r][j]);
   }
 }
 
 template <class S, int kRows>
 FOVEA_INLINE void weigh_rows(const StreamValues& tile, int row, int key, int count) {
-  constexpr int kVectors = kStreamColumns / kRows;
+  constexpr int kWidth = F32Math::kStreamWidth, kPieces = kStreamSums / 2 / kRows;
   int column = 0;
-  for (; column + kVectors * kLanes <= tile.head_dim; column += kVectors * kLanes) weigh_columns<S, kRows, kVectors>(tile, row, column, key, count);
-  for (; column < tile.head_dim; column += kLanes) weigh_columns<S, kRows, 1>(tile, row, column, key, count);
+  for (; column + kPieces * kWidth <= tile.head_dim; column += kPieces * kWidth)
+    weigh_columns<S, kRows, kPieces, false>(tile, row, column, key, count);
+  if constexpr (kPieces > 1) {
+    for (; column + kWidth <= tile.head_dim; column += kWidth) weigh_columns<S, kRows, 1, false>(tile, row, column, key, count);
+  }
+  if (column < tile.head_dim) weigh_columns<S, kRows, 1, true>(tile, row, column, key, count);
 }
 
-/// acc_stride is a multiple of the vector, so the last vector of a row has room.
+/// acc_stride is a multiple of the piece, so the last piece of a row has room.
 template <class S>
 static void stream_values(const StreamValues& tile) {
-  if (tile.rescale != nullptr) {
-    for (int row = 0; row < tile.rows; ++row) {
-      const Vec rescale = splat(tile.rescale[row]);
-      float* acc = tile.acc + row * tile.acc_stride;
-      for (int d = 0; d < tile.head_dim; d += kLanes) store(F32{}, acc + d, mul(load(F32{}, acc + d), rescale));
-    }
-  }
-  constexpr int kKeys = 16;  // at a time, so that the prefetches are spread over the tile
-  for (int key = 0; key < tile.count; key += kKeys) {
+  constexpr int kKeys = 32;                                        // at a time, so that the prefetches are spread over the tile
+  for (int key = 0; key < tile.count || key == 0; key += kKeys) {  // once even without keys: to rescale
     const int count = tile.count - key < kKeys ? tile.count - key : kKeys;
     if (tile.next != nullptr && key < tile.next_count) {
       prefetch_rows(tile.next + key, tile.next_count - key < kKeys ? tile.next_count - key : kKeys, tile.next_bytes);

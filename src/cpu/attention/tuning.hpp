@@ -9,21 +9,23 @@ namespace fovea::cpu {
 constexpr Tuning choose_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels, int threads, bool ragged) {
   Tuning t{};
   const std::int64_t group = core.group(), max_rows = std::max<std::int64_t>(core.max_seq_q, 1) * group;
-  const std::int64_t dims = std::max(core.head_dim_qk, core.head_dim_v);
+  const std::int64_t dims = core.head_dim_qk + core.head_dim_v;
 
-  // Four micro-kernel calls share a panel while it is in the first-level cache.
-  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
-  t.kv_tile = dims <= 128 ? 256 : 128;
+  // A few micro-kernel calls share a panel while it is in the first-level cache.
+  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 8 : kernels.block_rows < 32 ? 4 : 2);
+  t.kv_tile = 512;
+  while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
   t.stream_tile = 64;
   t.stream_rows = 8;
   t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
   t.split_keys = 1024;
 
   // Fewer rows share a packing where that leaves threads without work. No sum depends on it.
-  std::int64_t rows = 256;
+  std::int64_t rows = 1024;
+  while (rows > kMinQRows && rows * (core.head_dim_qk * kernels.operand_bytes + core.head_dim_v * 4) > kernels.row_bytes) rows /= 2;
   const std::int64_t heads = core.kv_heads * (ragged ? 1 : std::max<std::int64_t>(core.batch, 1));
   while (rows > kMinQRows && heads * tiles_of(max_rows, rows) < 4 * threads) rows /= 2;
-  t.q_rows = static_cast<int>(std::min(std::max<std::int64_t>(rows, t.split_rows), round_up(max_rows, kernels.block_rows)));
+  t.q_rows = static_cast<int>(round_up(std::min(std::max<std::int64_t>(rows, t.split_rows), max_rows), kernels.block_rows));
   return t;
 }
 

@@ -7,13 +7,21 @@
 namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kLanes = 8;
-inline constexpr int kBlockRows = 6;     // 6 x 16: twelve accumulators, two keys, two queries
+inline constexpr int kBlockRows = 6;  // 6 x 16: twelve accumulators, two keys, two queries
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 2;    // 2 queries x 4 keys
-inline constexpr int kStreamColumns = 8;  // accumulators of the streamed P V
+inline constexpr int kStreamRows = 2;         // 2 queries x 4 keys
+inline constexpr int kStreamSums = 8;         // accumulators of the streamed P V
+inline constexpr float kExp2Floor = -127.0f;  // 1 * 2^-127 has the bits of zero in scale_by_power
+
+inline constexpr int kRowBytes = 512 << 10;   // rows of q and out that share a packing
+inline constexpr int kTileBytes = 512 << 10;  // packed K and V: what a second-level cache holds
 
 struct Vec {
   __m256 v;
+};
+
+struct Two {
+  Vec first, second;
 };
 
 FOVEA_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
@@ -24,11 +32,25 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
   return {load8(storage, p)};
 }
 
+/// Interleaving with zeros widens bf16 in one instruction a vector, half of what load() takes, but works within 128-bit lanes: the first
+/// vector holds elements 0-3 and 8-11, the second 4-7 and 12-15.
+FOVEA_INLINE Two load_two(BF16, const void* p) {
+  const __m256i codes = _mm256_loadu_si256(static_cast<const __m256i*>(p)), none = _mm256_setzero_si256();
+  return {{_mm256_castsi256_ps(_mm256_unpacklo_epi16(none, codes))}, {_mm256_castsi256_ps(_mm256_unpackhi_epi16(none, codes))}};
+}
+FOVEA_INLINE Two load_two_as(BF16, const float* p) { return {{_mm256_loadu2_m128(p + 8, p)}, {_mm256_loadu2_m128(p + 12, p + 4)}}; }
+FOVEA_INLINE void store_two_as(BF16, float* p, Two a) {
+  _mm256_storeu2_m128(p + 8, p, a.first.v);
+  _mm256_storeu2_m128(p + 12, p + 4, a.second.v);
+}
+
 FOVEA_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+/// Where the single rounding matters.
+FOVEA_INLINE Vec fma_once(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -41,7 +63,7 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.v, a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_LT_OQ))};
 }
-/// p * 2^n for integral n >= -126 and p in [0.5, 2). A NaN in either stays one.
+/// p * 2^n for integral n >= -126 and p in [0.5, 2), and zero for p = 1, n = -127. A NaN in either stays one.
 FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) {
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23)))};
 }

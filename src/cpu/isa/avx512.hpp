@@ -7,13 +7,21 @@
 namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kLanes = 16;
-inline constexpr int kBlockRows = 12;    // 12 x 32: twenty-four accumulators, two keys; queries broadcast from memory
+inline constexpr int kBlockRows = 12;  // 12 x 32: twenty-four accumulators, two keys; queries broadcast from memory
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 4;     // 4 queries x 4 keys
-inline constexpr int kStreamColumns = 16;  // accumulators of the streamed P V
+inline constexpr int kStreamRows = 4;         // 4 queries x 4 keys
+inline constexpr int kStreamSums = 16;        // accumulators of the streamed P V
+inline constexpr float kExp2Floor = -160.0f;  // 1 * 2^-160 underflows to zero
+
+inline constexpr int kRowBytes = 1024 << 10;  // rows of q and out that share a packing
+inline constexpr int kTileBytes = 512 << 10;  // packed K and V: what a second-level cache holds
 
 struct Vec {
   __m512 v;
+};
+
+struct Two {
+  Vec first, second;
 };
 
 FOVEA_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
@@ -25,14 +33,13 @@ FOVEA_INLINE Vec load(F16, const void* p) { return {_mm512_cvtph_ps(_mm256_loadu
 FOVEA_INLINE Vec load(BF16, const void* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))};
 }
+/// As load8(E4M3).
 FOVEA_INLINE Vec load(E4M3, const void* p) {
-  const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  const __m512i magnitude = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
-  const __m512i sign = _mm512_slli_epi32(_mm512_andnot_si512(_mm512_set1_epi32(0x7f), code), 24);
-  const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
-  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitude, 20)), _mm512_set1_ps(0x1p120f));
-  const __m512i bits = _mm512_or_si512(_mm512_castps_si512(value), sign);
-  return {_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(0x7fc00000)))};
+  const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 8);
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(code, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i top = _mm256_set1_epi16(0x3f80);
+  const __m256i nan = _mm256_srli_epi16(_mm256_cmpeq_epi16(_mm256_and_si256(half, top), top), 1);
+  return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f))};
 }
 
 FOVEA_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -40,6 +47,8 @@ FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+/// Where the single rounding matters.
+FOVEA_INLINE Vec fma_once(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }

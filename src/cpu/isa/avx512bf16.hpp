@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cpu/isa/avx512.hpp"
-#include "cpu/attention/arithmetic.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -16,7 +15,9 @@ struct BF16Math {
   using Operand = std::uint16_t;
   using Reg = Pairs;
   static constexpr int kPair = 2;
-  static constexpr int kStreamWidth = 2 * kLanes;
+  static constexpr int kRegWidth = 2 * kLanes;
+  using StreamReg = Pairs;
+  static constexpr int kStreamWidth = kRegWidth;
 
   FOVEA_INLINE Reg repeat(const Operand* p) {
     std::int32_t pair;
@@ -34,6 +35,15 @@ struct BF16Math {
     const Vec low = load(E4M3{}, p), high = load(E4M3{}, static_cast<const std::uint8_t*>(p) + kLanes);
     return {(__m512i)_mm512_cvtne2ps_pbh(high.v, low.v)};
   }
+  template <class S>
+  FOVEA_INLINE StreamReg load_stream(S storage, const void* p) {
+    return load_row(storage, p);
+  }
+  template <class S>
+  FOVEA_INLINE StreamReg load_stream_q(S, const Operand* p) {
+    return load_operands(p);
+  }
+  FOVEA_INLINE Vec stream_multiply_add(StreamReg a, StreamReg b, Vec c) { return multiply_add(a, b, c); }
   FOVEA_INLINE void store_weights(Operand* p, const Vec (&weight)[kPair]) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
   }
@@ -51,20 +61,11 @@ struct BF16Math {
   FOVEA_INLINE __m256i load16(BF16, const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   FOVEA_INLINE __m256i load16(E4M3, const void* p) { return (__m256i)_mm512_cvtneps_pbh(load(E4M3{}, p).v); }
 
-  template <class S>
-  FOVEA_INLINE __m256i load16_some(const void* row, int column, int count) {
-    const auto* codes = static_cast<const typename S::Code*>(row) + column;
-    if (count == kLanes) return load16(S{}, codes);
-    typename S::Code some[kLanes] = {};
-    __builtin_memcpy(some, codes, static_cast<unsigned long>(count) * sizeof(typename S::Code));
-    return load16(S{}, some);
-  }
-
   /// kLanes columns of two rows, (column, row).
   template <class S>
-  FOVEA_INLINE void interleave(const void* const* rows, int column, int count, Operand* to, Finite& finite) {
-    const __m512i even = _mm512_cvtepu16_epi32(load16_some<S>(rows[0], column, count));
-    const __m512i odd = _mm512_cvtepu16_epi32(load16_some<S>(rows[1], column, count));
+  FOVEA_INLINE void interleave(const void* const* rows, int column, Operand* to, Finite& finite) {
+    const __m512i even = _mm512_cvtepu16_epi32(load16(S{}, static_cast<const typename S::Code*>(rows[0]) + column));
+    const __m512i odd = _mm512_cvtepu16_epi32(load16(S{}, static_cast<const typename S::Code*>(rows[1]) + column));
     const Reg pairs{_mm512_or_si512(even, _mm512_slli_epi32(odd, 16))};
     Finite::look(finite, pairs);
     store_operands(to, pairs);

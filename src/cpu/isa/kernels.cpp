@@ -19,6 +19,8 @@ extern constexpr Kernels kKernels{
             .panel = kPanel,
             .depth = 1,
             .operand_bytes = sizeof(float),
+            .row_bytes = kRowBytes,
+            .tile_bytes = kTileBytes,
             .load_q = {load_q<F32Math, F32>, load_q<F32Math, F16>, load_q<F32Math, BF16>, load_q<F32Math, E4M3>},
             .pack_keys = {pack_keys<F32Math, F32>, pack_keys<F32Math, F16>, pack_keys<F32Math, BF16>, pack_keys<F32Math, E4M3>},
             .pack_values = {pack_values<F32Math, F32>, pack_values<F32Math, F16>, pack_values<F32Math, BF16>, pack_values<F32Math, E4M3>},

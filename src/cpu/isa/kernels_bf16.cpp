@@ -14,8 +14,10 @@ extern constexpr AttentionKernels kAttention{
     .arithmetic = "bf16 dot",
     .block_rows = kBlockRows,
     .panel = kPanel,
-    .depth = 2,
+    .depth = 16,  // what one transposition packs
     .operand_bytes = sizeof(BF16Math::Operand),
+    .row_bytes = kRowBytes,
+    .tile_bytes = kTileBytes,
     .load_q = {nullptr, nullptr, load_q<BF16Math, BF16>, load_q<BF16Math, E4M3>},
     .pack_keys = {nullptr, nullptr, pack_keys<BF16Math, BF16>, pack_keys<BF16Math, E4M3>},
     .pack_values = {nullptr, nullptr, pack_values<BF16Math, BF16>, pack_values<BF16Math, E4M3>},

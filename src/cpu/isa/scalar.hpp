@@ -15,13 +15,21 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 4;
 inline constexpr int kBlockRows = 4;  // 4 x 8
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 1;  // 1 query x 4 keys
-inline constexpr int kStreamColumns = 4;
+inline constexpr int kStreamRows = 1;         // 1 query x 4 keys
+inline constexpr int kStreamSums = 8;         // accumulators of the streamed P V
+inline constexpr float kExp2Floor = -127.0f;  // 1 * 2^-127 has the bits of zero in scale_by_power
+
+inline constexpr int kRowBytes = 512 << 10;   // rows of q and out that share a packing
+inline constexpr int kTileBytes = 512 << 10;  // packed K and V: what a second-level cache holds
 
 struct Vec {
   typedef float Lanes __attribute__((vector_size(16)));
   typedef std::int32_t Bits __attribute__((vector_size(16)));
   Lanes v;
+};
+
+struct Two {
+  Vec first, second;
 };
 
 FOVEA_INLINE Vec zero() { return {Vec::Lanes{0, 0, 0, 0}}; }
@@ -49,7 +57,8 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
 FOVEA_INLINE void store(F32, void* p, Vec a) { std::memcpy(p, &a.v, sizeof a.v); }
 template <class S>
 FOVEA_INLINE void store(S storage, void* p, Vec a) {
-  const typename S::Code codes[kLanes] = {encode(storage, a.v[0]), encode(storage, a.v[1]), encode(storage, a.v[2]), encode(storage, a.v[3])};
+  const typename S::Code codes[kLanes] = {encode(storage, a.v[0]), encode(storage, a.v[1]), encode(storage, a.v[2]),
+                                          encode(storage, a.v[3])};
   std::memcpy(p, codes, sizeof codes);
 }
 
@@ -58,6 +67,13 @@ FOVEA_INLINE Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
 FOVEA_INLINE Vec div(Vec a, Vec b) { return {a.v / b.v}; }
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
+/// a * b + c, rounded once: without a fused instruction the product takes double precision.
+FOVEA_INLINE Vec fma_once(Vec a, Vec b, Vec c) {
+  Vec::Lanes r{};
+  for (int i = 0; i < kLanes; ++i)
+    r[i] = static_cast<float>(static_cast<double>(a.v[i]) * static_cast<double>(b.v[i]) + static_cast<double>(c.v[i]));
+  return {r};
+}
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 /// Adding 1.5 * 2^23 rounds every |a| < 2^22 to an integer.
@@ -71,7 +87,7 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 }
 /// x < limit ? a : b; b where x is NaN.
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) { return {x.v < limit.v ? a.v : b.v}; }
-/// p * 2^n for integral n >= -126 and p in [0.5, 2). A NaN in either stays one.
+/// p * 2^n for integral n >= -126 and p in [0.5, 2), and zero for p = 1, n = -127. A NaN in either stays one.
 FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) {
   const Vec::Bits shifted = std::bit_cast<Vec::Bits>(n.v + splat(0x1.8p23f).v) << 23;  // the magic number leaves n in the low bits
   const Vec::Lanes scaled = std::bit_cast<Vec::Lanes>(std::bit_cast<Vec::Bits>(p.v) + shifted);

@@ -18,14 +18,14 @@ FOVEA_INLINE __m256 load8(BF16, const void* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))), 16));
 }
 
-/// The exponent is rebased by a multiplication, which also normalises the subnormal codes.
+/// An e4m3 code shifted into place is the f16 of value / 256, subnormals included. (Doing the same in f32 makes subnormal numbers of the
+/// small codes, and multiplying those costs an Intel core a hundred cycles.)
 FOVEA_INLINE __m256 load8(E4M3, const void* p) {
-  const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
-  const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
-  const __m256i sign = _mm256_slli_epi32(_mm256_andnot_si256(_mm256_set1_epi32(0x7f), code), 24);
-  const __m256i nan = _mm256_slli_epi32(_mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f)), 22);
-  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)), _mm256_set1_ps(0x1p120f));
-  return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_or_si256(sign, nan)));
+  const __m128i code = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m128i half = _mm_and_si128(_mm_srai_epi16(code, 1), _mm_set1_epi16(static_cast<short>(0xbf80)));
+  const __m128i top = _mm_set1_epi16(0x3f80);  // of NaN, which has no other place in f16
+  const __m128i nan = _mm_srli_epi16(_mm_cmpeq_epi16(_mm_and_si128(half, top), top), 1);
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(256.0f));
 }
 
 /// Eight rows of eight 32-bit units; row i of the result holds unit i of every row.

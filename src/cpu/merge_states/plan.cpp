@@ -50,7 +50,8 @@ void merge_cell(const RowKernels& rows, const Cell& cell) {
 
   constexpr std::int64_t kPiece = 256;
   const auto dtype = static_cast<std::size_t>(problem.dtype);
-  std::byte* out = static_cast<std::byte*>(cell.args.out) + (cell.row * problem.out.out_row + cell.head * problem.out.out_head) * cell.element();
+  std::byte* out =
+      static_cast<std::byte*>(cell.args.out) + (cell.row * problem.out.out_row + cell.head * problem.out.out_head) * cell.element();
   for (std::int64_t d = 0; d < problem.head_dim_v; d += kPiece) {
     const std::int64_t count = std::min(kPiece, problem.head_dim_v - d);
     std::array<float, kPiece> acc{};
@@ -88,7 +89,9 @@ class State final : public detail::PlanState<MergeStatesArgs> {
     return {};
   }
 
-  std::string tuning() const override { return "one row at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads"); }
+  std::string tuning() const override {
+    return "one row at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
+  }
 
  private:
   MergeStatesProblem problem_;
@@ -101,7 +104,8 @@ constexpr auto kName = name_of_row<Isa>(".merge_states");
 
 template <class Isa>
 detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Device) {
-  return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+  return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(
+      std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
 }
 
 template <class Isa>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Paged attention is the same engine: only the addresses of K and V rows go through the block table.
+#include "cpu/attention/plan.hpp"
+
 #include <array>
 
-#include "cpu/attention/plan.hpp"
 #include "cpu/implementations.hpp"
 #include "op/paged_attention/validate.hpp"
 
@@ -38,7 +39,8 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.kv_dtype);
   using State = AttentionState<PagedAttentionProblem, PagedAttentionArgs>;
-  return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
+  return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(
+      std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
@@ -48,7 +50,7 @@ constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(),
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
-    kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+    kRow<Amx>, kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
 #endif
     kRow<Scalar>};
 

@@ -23,8 +23,10 @@ struct Side {
 };
 
 /// Row `token` of every head into a slot: copied, or quantised where the cache is e4m3.
-void append_row(const PagedCacheAppendProblem& problem, const RowKernels& kernels, const Side& side, std::int64_t token, std::int64_t slot) {
-  const auto from_size = static_cast<std::int64_t>(size_of(problem.dtype)), to_size = static_cast<std::int64_t>(size_of(problem.cache_dtype));
+void append_row(const PagedCacheAppendProblem& problem, const RowKernels& kernels, const Side& side, std::int64_t token,
+                std::int64_t slot) {
+  const auto from_size = static_cast<std::int64_t>(size_of(problem.dtype)),
+             to_size = static_cast<std::int64_t>(size_of(problem.cache_dtype));
   const AppendSide& s = side.strides;
   const std::int64_t target = slot / problem.page * s.cache.block + slot % problem.page * s.cache.token;
   for (std::int64_t head = 0; head < problem.kv_heads; ++head) {
@@ -65,7 +67,9 @@ class State final : public detail::PlanState<PagedCacheAppendArgs> {
     return {};
   }
 
-  std::string tuning() const override { return "one token at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads"); }
+  std::string tuning() const override {
+    return "one token at a time; " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
+  }
 
  private:
   Result<void> check(const PagedCacheAppendArgs& args) const {
@@ -83,7 +87,8 @@ constexpr auto kName = name_of_row<Isa>(".paged_cache_append");
 
 template <class Isa>
 detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& problem, Device) {
-  return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+  return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(
+      std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
 }
 
 template <class Isa>

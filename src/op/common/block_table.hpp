@@ -16,6 +16,7 @@ struct BlockTableView {
 
 /// kv_len[b] is within its bound, and every block that holds a key which some of the sequence's `seq_q` rows sees has a number inside
 /// the cache. Other entries may hold anything.
-void check_sequence_blocks(Checker& check, const BlockTableView& table, const BandMask& mask, std::int64_t b, std::int64_t seq_q, std::int64_t kv_len);
+void check_sequence_blocks(Checker& check, const BlockTableView& table, const BandMask& mask, std::int64_t b, std::int64_t seq_q,
+                           std::int64_t kv_len);
 
 }  // namespace fovea::detail

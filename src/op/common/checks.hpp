@@ -41,11 +41,11 @@ class Checker {
 
 /// A tensor of the call together with the words for it.
 struct NamedTensor {
-  std::string_view name;                      ///< "k_cache"
+  std::string_view name;  ///< "k_cache"
   const TensorDesc& desc;
-  std::span<const std::string_view> axes;     ///< "block", "page", "kv_head", "head_dim"
-  bool is_output = false;                     ///< no two elements may share memory
-  bool is_row_contiguous = true;              ///< the last stride must be 1
+  std::span<const std::string_view> axes;  ///< "block", "page", "kv_head", "head_dim"
+  bool is_output = false;                  ///< no two elements may share memory
+  bool is_row_contiguous = true;           ///< the last stride must be 1
 };
 
 /// Rank, extents, strides and alignment make sense by themselves, and no offset overflows.

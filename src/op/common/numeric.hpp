@@ -23,8 +23,8 @@ constexpr std::uint16_t f16_from_f32(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);
   if (magnitude >= 0x477ff000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // rounds past 65504
-  if (magnitude < 0x38800000U) {                                                   // below 2^-14: subnormal or zero
-    const int shift = 126 - static_cast<int>(magnitude >> 23);                     // bits dropped below 2^-24
+  if (magnitude < 0x38800000U) {                                                    // below 2^-14: subnormal or zero
+    const int shift = 126 - static_cast<int>(magnitude >> 23);                      // bits dropped below 2^-24
     if (shift > 24) return sign;
     const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
     const std::uint32_t half = 1U << (shift - 1);
@@ -55,8 +55,8 @@ constexpr std::uint8_t e4m3_from_f32(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffU;
   if (magnitude > 0x7f800000U) return static_cast<std::uint8_t>(sign | 0x7fU);
   if (magnitude >= 0x43e00000U) return static_cast<std::uint8_t>(sign | 0x7eU);  // 448 and above
-  if (magnitude < 0x3c800000U) {                                                // below 2^-6: multiples of 2^-9
-    const float scaled = std::bit_cast<float>(magnitude) * 512.0f;              // exact; in [0, 8)
+  if (magnitude < 0x3c800000U) {                                                 // below 2^-6: multiples of 2^-9
+    const float scaled = std::bit_cast<float>(magnitude) * 512.0f;               // exact; in [0, 8)
     const auto floor = static_cast<std::uint32_t>(scaled);
     const float rest = scaled - static_cast<float>(floor);
     const bool up = rest > 0.5f || (rest == 0.5f && (floor & 1U) != 0);

@@ -69,7 +69,8 @@ Result<MergeStatesProblem> validate(const MergeStatesDesc& desc, const PlanOptio
 
 Result<void> check_args(const MergeStatesProblem& problem, const MergeStatesArgs& args) {
   if (args.parts.size() != problem.parts.size()) {
-    return invalid("args.parts (count)", static_cast<std::int64_t>(args.parts.size()), std::to_string(problem.parts.size()) + ", as planned");
+    return invalid("args.parts (count)", static_cast<std::int64_t>(args.parts.size()),
+                   std::to_string(problem.parts.size()) + ", as planned");
   }
   Checker check;
   const bool any = problem.total_q > 0;

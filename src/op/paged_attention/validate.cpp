@@ -46,7 +46,8 @@ void check_shapes(Checker& check, const Tensors& t) {
   };
   positive(t.k_cache, 1, "k_cache.shape[1] (page)");
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 31;
-  check.expect(t.k_cache.desc.shape[0] < kMostBlocks, "k_cache.shape[0] (block)", t.k_cache.desc.shape[0], "less than 2^31 (block numbers are i32)");
+  check.expect(t.k_cache.desc.shape[0] < kMostBlocks, "k_cache.shape[0] (block)", t.k_cache.desc.shape[0],
+               "less than 2^31 (block numbers are i32)");
 }
 
 void check_bounds(Checker& check, const PagedAttentionDesc& desc, const PagedAttentionProblem& problem) {
@@ -56,7 +57,8 @@ void check_bounds(Checker& check, const PagedAttentionDesc& desc, const PagedAtt
   if (check.ok() && (desc.max_kv_len < 0 || desc.max_kv_len > capacity)) {
     check.fail(invalid("max_kv_len", desc.max_kv_len, "0 to " + std::to_string(capacity) + " (max_blocks * page of the block table)"));
   }
-  check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left", "bottom_right (queries are the last rows of a sequence)");
+  check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left",
+               "bottom_right (queries are the last rows of a sequence)");
 }
 
 PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOptions& options) {
@@ -137,7 +139,8 @@ Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttenti
 
 Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
   Checker check;
-  check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, static_cast<std::size_t>(problem.batch) + 1}, problem.total_q, problem.max_seq_q);
+  check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, static_cast<std::size_t>(problem.batch) + 1}, problem.total_q,
+                   problem.max_seq_q);
   const BlockTableView table{args.block_table, problem.table_stride, problem.page, problem.blocks, problem.max_seq_k};
   for (std::int64_t b = 0; check.ok() && b < problem.batch; ++b) {
     check_sequence_blocks(check, table, problem.mask, b, args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b], args.kv_len[b]);

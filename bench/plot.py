@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes docs/performance.md and its pictures from the committed results, so that no number is ever typed."""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DOCS = ROOT / "docs"
+OURS, THEIRS, GRID = "#1f6f8b", "#b8b8b8", "#e4e4e4"
+
+
+def latest_results() -> list[tuple[Path, dict]]:
+    """The newest file of each device."""
+    newest = {path.parent: path for path in sorted(RESULTS.glob("*/*-cpu.json"))}
+    return [(path, json.loads(path.read_text())) for _, path in sorted(newest.items())]
+
+
+def title(results: dict) -> str:
+    return f"{results['cpu'].replace('(R)', '')} ({', '.join(results['features'])})"
+
+
+def milliseconds(seconds: float) -> str:
+    """Four digits, without an exponent."""
+    value = 1e3 * seconds
+    return f"{value:.0f} ms" if value >= 1000 else f"{value:#.4g} ms"
+
+
+def text_table(header: list[str], rows: list[list[str]], right: int) -> str:
+    """A Markdown table whose columns from `right` on are numbers."""
+    rule = ["---" if i < right else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows]) + "\n"
+
+
+def plot_versus(results: dict, path: Path) -> None:
+    rows = results["versus"][::-1]
+    figure, axes = plt.subplots(figsize=(9, 0.55 * len(rows) + 1.1))
+    speed = [row["torch_s"] / row["fovea_s"] for row in rows]
+    axes.barh(range(len(rows)), speed, color=OURS, height=0.6)
+    axes.axvline(1, color="black", linewidth=1)
+    for place, value in enumerate(speed):
+        axes.text(value + 0.01 * max(speed), place, f"{value:.2g} x", va="center")
+    axes.set_xlim(0, max(speed) * 1.1)
+    axes.set_yticks(range(len(rows)), [row["case"] for row in rows])
+    axes.set_xlabel(f"times as fast as PyTorch {results['torch'].split('+')[0]}, {results['ceilings']['threads']} threads")
+    finish(figure, axes, title(results), path)
+
+
+def plot_ceilings(results: dict, path: Path) -> None:
+    rows = [row for row in results["rows"] if "one-token" not in row["case"]][::-1]
+    figure, axes = plt.subplots(figsize=(9, 0.4 * len(rows) + 1.1))
+    share = [100 * row["floor_s"] / row["median_s"] for row in rows]
+    axes.barh(range(len(rows)), share, color=[OURS if row["bound"] == "compute" else THEIRS for row in rows], height=0.65)
+    for place, value in enumerate(share):
+        axes.text(min(value, 105) + 1, place, f"{value:.0f} %", va="center")
+    axes.set_xlim(0, 105)
+    axes.set_yticks(range(len(rows)), [row["case"].replace("/bench/", ": ") for row in rows], fontsize=8)
+    axes.set_xlabel("per cent of the ceiling measured in the same run (dark: arithmetic, light: memory bandwidth)")
+    finish(figure, axes, title(results), path)
+
+
+def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None:
+    axes.set_title(heading, fontsize=10, loc="left")
+    axes.grid(axis="x", color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+
+
+def section(path: Path, results: dict) -> str:
+    device = path.parent.name
+    plot_versus(results, DOCS / f"performance-{device}.svg")
+    plot_ceilings(results, DOCS / f"performance-{device}-ceilings.svg")
+    ceilings = results["ceilings"]
+    versus = [
+        [
+            row["case"],
+            milliseconds(row["fovea_s"]),
+            milliseconds(row["torch_s"]),
+            f"{row['torch_s'] / row['fovea_s']:.2f} x",
+        ]
+        for row in results["versus"]
+    ]
+    rows = [
+        [
+            f"`{row['case']}`",
+            f"`{row['implementation']}`",
+            milliseconds(row["median_s"]),
+            f"{row['flops'] / row['median_s'] / 1e9:.1f}",
+            f"{row['bytes'] / row['median_s'] / 1e9:.1f}",
+            f"{100 * row['floor_s'] / row['median_s']:.0f} % ({row['bound']})",
+        ]
+        for row in results["rows"]
+    ]
+    file = path.relative_to(ROOT)
+    return f"""## {title(results)}
+
+{results["date"]}, commit {results["commit"]}, {ceilings["threads"]} threads,
+PyTorch {results["torch"]} ({results["torch_capability"]}). {results["note"]} From [{file}](../{file}).
+
+Ceilings: memory reads {ceilings["read_bandwidth"] / 1e9:.1f} GB/s,
+f32 {ceilings["f32_peak"] / 1e9:.0f} GFLOP/s (`{ceilings["f32_instruction"]}`),
+bf16 {ceilings["bf16_peak"] / 1e9:.0f} GFLOP/s (`{ceilings["bf16_instruction"]}`).
+
+![Fovea against PyTorch](performance-{device}.svg)
+
+{text_table(["work", "Fovea", "PyTorch", "Fovea is faster by"], versus, 1)}
+{comparisons(results)}
+![Fraction of the ceilings](performance-{device}-ceilings.svg)
+
+{text_table(["case", "implementation", "median", "GFLOP/s", "GB/s", "of the ceiling"], rows, 2)}"""
+
+
+def comparisons(results: dict) -> str:
+    """What one row says only beside another."""
+    median = {row["case"].split("/bench/")[1]: row["median_s"] for row in results["rows"]}
+    rate = {row["case"].split("/bench/")[1]: row["bytes"] / row["median_s"] for row in results["rows"]}
+    lines = []
+    many, one = (f"decode-bf16-d128-h32x8-page16-{size}" for size in ("b16-kv4096", "b1-kv32768"))
+    if many in rate and one in rate:
+        lines.append(
+            f"* One sequence of 32768 tokens is read at {100 * rate[one] / rate[many]:.0f} % of the rate of 16 sequences of 4096."
+        )
+    parts = [f"mixed-bf16-d128-h32x8-{part}" for part in ("together", "decodes-alone", "prefill-alone")]
+    if all(part in median for part in parts):
+        together, decodes, alone = (median[part] for part in parts)
+        share = 100 * together / (decodes + alone)
+        lines.append(f"* A prefill of 2048 tokens beside 31 decodes takes {share:.0f} % of the sum of the two alone.")
+    if "one-token-bf16-d64-h8x2" in median:
+        lines.append(
+            f"* One token of one sequence takes {median['one-token-bf16-d64-h8x2'] * 1e6:.1f} us from C++ (`run`) "
+            f"and {results['python_one_token_s'] * 1e6:.1f} us from Python (the whole call, planning included)."
+        )
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+HEAD = """# Performance
+
+Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes such a file for your machine. Every case is
+checked before it is timed. Times are medians. "Of the ceiling" is the least possible time (arithmetic at the measured peak, or
+each byte read once at the measured bandwidth, whichever is longer) over the measured time; above 100 % the data came from the
+caches. Fovea and PyTorch run in turn in one process.
+
+"""
+
+
+def main() -> None:
+    found = latest_results()
+    text = HEAD + "\n".join(section(path, results) for path, results in found)
+    (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
+    print(f"docs/performance.md: {len(found)} device{'s' if len(found) != 1 else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+/// `fovea bench`: checked, then timed, against what the machine can do.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ceilings.hpp"
+#include "commands.hpp"
+#include "fovea/info.hpp"
+#include "run_case.hpp"
+#include "table.hpp"
+
+namespace fovea::cli {
+namespace {
+
+using check::Case;
+
+struct Options {
+  std::string name, implementation, json;
+  int threads = 0;
+  double seconds = 1.0;
+  bool ceilings_only = false, list = false;
+};
+
+struct Timing {
+  double median = 0, low = 0, high = 0;  ///< seconds; low and high bound the middle eight tenths
+  std::size_t runs = 0;
+};
+
+struct Row {
+  const Case* spec = nullptr;
+  std::string implementation{};
+  Timing timing{};
+  check::Work work{};
+  double floor = 0;  ///< seconds: the larger of compute and traffic at the ceilings
+  bool memory_bound = false;
+};
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+/// Runs for about `seconds`, at least five times, after a warm-up.
+template <class Run>
+Timing time(Run run, double seconds) {
+  run();
+  run();
+  std::vector<double> samples;
+  constexpr std::size_t kFewest = 5, kMost = 100'000;
+  for (const double begin = seconds_now(); samples.size() < kFewest || (seconds_now() - begin < seconds && samples.size() < kMost);) {
+    const double start = seconds_now();
+    run();
+    samples.push_back(seconds_now() - start);
+  }
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double part) { return samples[static_cast<std::size_t>(part * static_cast<double>(samples.size() - 1) + 0.5)]; };
+  return {at(0.5), at(0.1), at(0.9), samples.size()};
+}
+
+/// The name asked for, or the one that planning chooses.
+std::string implementation_for(const check::BoundCase& bound, const Options& options) {
+  if (options.implementation.empty()) return check::plan(bound.request, {}).value().implementation;
+  for (const ImplementationInfo& row : implementations()) {
+    if (row.available && row.operation == name_of(bound.spec.operation) && row.name.find(options.implementation) != std::string::npos)
+      return std::string(row.name);
+  }
+  return {};
+}
+
+Row measure(const Case& spec, const Options& options, const Ceilings& ceilings) {
+  Row row{.spec = &spec};
+  const std::unique_ptr<check::BoundCase> bound = check::bind(spec);
+  row.implementation = implementation_for(*bound, options);
+  if (row.implementation.empty()) return row;
+  const check::Report report = check::run_case(*bound, check::expect(*bound), row.implementation);
+  if (report.status != check::Status::passed)
+    throw std::runtime_error(fmt::format("{} on {}: {}", spec.name, row.implementation, report.message));
+
+  const check::AnyPlan plan = check::plan(bound->request, {.implementation = row.implementation}).value();
+  const check::HostileWorkspace workspace(plan.workspace_bytes);
+  row.timing = time([&] { plan.run(workspace.view()).value(); }, options.seconds);
+  row.work = check::work_of(spec);
+  const bool bf16 = spec.dtype == DType::bf16 || spec.dtype == DType::e4m3;
+  const double compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak),
+               traffic = row.work.bytes / ceilings.read_bandwidth;
+  row.floor = std::max(compute, traffic);
+  row.memory_bound = traffic > compute;
+  return row;
+}
+
+nlohmann::json as_json(const Ceilings& ceilings) {
+  return {{"threads", ceilings.threads},     {"read_bandwidth", ceilings.read_bandwidth},
+          {"f32_peak", ceilings.f32_peak},   {"f32_instruction", ceilings.f32_instruction},
+          {"bf16_peak", ceilings.bf16_peak}, {"bf16_instruction", ceilings.bf16_instruction}};
+}
+
+nlohmann::json as_json(const Row& row) {
+  return {{"case", row.spec->name},        {"implementation", row.implementation},
+          {"median_s", row.timing.median}, {"low_s", row.timing.low},
+          {"high_s", row.timing.high},     {"runs", row.timing.runs},
+          {"flops", row.work.flops},       {"bytes", row.work.bytes},
+          {"floor_s", row.floor},          {"bound", row.memory_bound ? "memory" : "compute"}};
+}
+
+void print(const Ceilings& ceilings) {
+  fmt::print("{} threads: memory reads {:.1f} GB/s; f32 {:.0f} GFLOP/s ({}); bf16 {:.0f} GFLOP/s ({})\n\n", ceilings.threads,
+             ceilings.read_bandwidth / 1e9, ceilings.f32_peak / 1e9, ceilings.f32_instruction, ceilings.bf16_peak / 1e9,
+             ceilings.bf16_instruction);
+}
+
+void print(const std::vector<Row>& rows) {
+  Table table({{"case"},
+               {"implementation"},
+               {"median", Align::right},
+               {"10 % - 90 %", Align::right},
+               {"GFLOP/s", Align::right},
+               {"GB/s", Align::right},
+               {"of the ceiling", Align::right}});
+  const auto milliseconds = [](double seconds) { return fmt::format("{:.4g}", seconds * 1e3); };
+  for (const Row& row : rows) {
+    table.add({row.spec->name, row.implementation, milliseconds(row.timing.median) + " ms",
+               milliseconds(row.timing.low) + " - " + milliseconds(row.timing.high),
+               fmt::format("{:.1f}", row.work.flops / row.timing.median / 1e9),
+               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9),
+               fmt::format("{:.0f} % ({})", 100 * row.floor / row.timing.median, row.memory_bound ? "memory" : "compute")});
+  }
+  fmt::print("{}", table.text());
+}
+
+int bench(const Options& options) {
+  if (options.threads > 0) set_num_threads(options.threads);
+  std::vector<const Case*> cases;
+  for (const Case& spec : check::all_cases()) {
+    const bool matches = options.name.empty() || spec.name.find(options.name) != std::string::npos;
+    if (spec.tier == check::Tier::bench && matches && !options.ceilings_only) cases.push_back(&spec);
+  }
+  if (options.list) {
+    for (const Case* spec : cases) fmt::print("{}\n", spec->name);
+    return kOk;
+  }
+  if (cases.empty() && !options.ceilings_only) {
+    fmt::print(stderr, "fovea bench: no case matches \"{}\"; `fovea bench --list` names them\n", options.name);
+    return kUsage;
+  }
+  const Ceilings ceilings = measure_ceilings(num_threads());
+  print(ceilings);
+  std::vector<Row> rows;
+  try {
+    Progress progress;
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      progress.show(fmt::format("{} of {}: {}", i + 1, cases.size(), cases[i]->name));
+      Row row = measure(*cases[i], options, ceilings);
+      if (!row.implementation.empty()) rows.push_back(std::move(row));
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fovea bench: not timed, because it is wrong: {}\n", error.what());
+    return kFailed;
+  }
+  if (!options.ceilings_only) print(rows);
+  if (options.json.empty()) return kOk;
+  nlohmann::json json{{"version", version()},
+                      {"cpu", devices().front().name},
+                      {"features", devices().front().features},
+                      {"ceilings", as_json(ceilings)},
+                      {"rows", nlohmann::json::array()}};
+  for (const Row& row : rows) json["rows"].push_back(as_json(row));
+  std::ofstream file(options.json);
+  file << json.dump(2) << "\n";
+  if (!file) {
+    fmt::print(stderr, "fovea bench: cannot write {}\n", options.json);
+    return kUsage;
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, int& status) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      program.add_subcommand("bench", "Time the benchmark cases, each checked first, against this machine's measured ceilings");
+  command->add_option("--case", options->name, "Only cases whose name contains this");
+  command->add_option("--implementation", options->implementation,
+                      "The first implementation whose name contains this, instead of the one that planning chooses");
+  command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(CLI::PositiveNumber);
+  command->add_option("--seconds", options->seconds, "Time for each case")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--json", options->json, "Also write the results to this file");
+  command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings");
+  command->add_flag("--list", options->list, "Only name the cases");
+  command->footer(
+      "Rates count each multiplication and addition, and each byte that must move, once. The last column is the least possible time at "
+      "the\n"
+      "ceilings over the measured time. For PyTorch beside it: ./dev bench. Exit status 1 when a result is wrong.");
+  command->callback([options, &status] { status = bench(*options); });
+}
+
+}  // namespace fovea::cli

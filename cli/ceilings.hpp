@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+namespace fovea::cli {
+
+/// What this machine can do at best with some threads, measured here and now: every rate is printed as a fraction of these.
+struct Ceilings {
+  int threads = 0;
+  double read_bandwidth = 0;  ///< bytes/s out of memory
+  double f32_peak = 0;        ///< FLOP/s of fused multiply-adds in the widest registers
+  double bf16_peak = 0;       ///< FLOP/s of the fastest bf16 products; f32_peak where there is no such instruction
+  std::string_view f32_instruction{}, bf16_instruction{};
+};
+
+Ceilings measure_ceilings(int threads);
+
+}  // namespace fovea::cli

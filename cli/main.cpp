@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <exception>
+
+#include "commands.hpp"
+#include "fovea/info.hpp"
+
+int main(int argc, char** argv) {
+  using namespace fovea::cli;
+  CLI::App program("Fovea: attention operations. Says what this machine can run, proves that it is right, and measures it.", "fovea");
+  program.footer(
+      "Exit status: 0 when all is well, 1 when a check failed, 2 when the call was wrong or nothing accepts the problem.\n"
+      "`fovea COMMAND --help` tells more about a command.");
+  program.set_version_flag("--version", std::string(fovea::version()));
+  program.require_subcommand(1);
+  int status = kOk;
+  add_info(program, status);
+  add_check(program, status);
+  add_bench(program, status);
+  add_explain(program, status);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return program.exit(error) == 0 ? kOk : kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fovea: {}\n", error.what());
+    return kUsage;
+  }
+  return status;
+}

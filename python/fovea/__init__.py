@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fovea: attention operations for PyTorch.
+
+>>> import fovea
+>>> out = fovea.attention(q, k, v, causal=True)  # q [batch, seq_q, head, head_dim], k and v [batch, seq_k, kv_head, head_dim]
+
+The operators behind these functions are ``torch.ops.fovea.*``: they write into tensors that the caller gives, and
+``torch.compile(fullgraph=True)`` traces through them.
+
+A call that contradicts itself raises ``ValueError``; one that no kernel accepts raises ``NotImplementedError``, which says who
+declined it and why. Outputs are untouched then.
+"""
+
+from fovea._attention import attention
+from fovea._explain import explain
+from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
+from fovea._library import version as _version
+from fovea._merge import merge_states
+from fovea._paged import paged_attention, paged_cache_append
+
+__version__: str = _version()
+
+__all__ = [
+    "Device",
+    "Implementation",
+    "attention",
+    "devices",
+    "explain",
+    "get_num_threads",
+    "implementations",
+    "merge_states",
+    "paged_attention",
+    "paged_cache_append",
+    "set_num_threads",
+]

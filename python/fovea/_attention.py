@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense attention."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fovea._library import band, empty_out, refuse_gradients, scale_tensor, typed
+
+_attention = torch.ops.fovea.attention.default
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    anchor: Literal["bottom_right", "top_left"] = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    q_scale: Tensor | float | None = None,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    implementation: str | None = None,
+    batch_invariant: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention, ``softmax(mask(softcap(scale * q @ k^T))) @ v`` for each head.
+
+    Args:
+        q: ``[batch, seq_q, head, dqk]``, or ``[total_q, head, dqk]`` of a ragged batch. float32, float16, bfloat16 or
+            float8_e4m3fn.
+        k: ``[batch, seq_k, kv_head, dqk]`` or ``[total_k, kv_head, dqk]``, dtype of q. ``head`` is a multiple of ``kv_head`` (GQA).
+        v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 256.
+        causal: A query sees the keys up to its own position.
+        window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
+            Hugging Face's ``sliding_window=w`` is ``causal=True, window=(w - 1, None)``.
+        anchor: Whether positions are counted from the last query and last key (the default: a query is what was just appended) or
+            from the first.
+        scale: Multiplies the scores; None is ``dqk ** -0.5``.
+        softcap: c > 0 bounds the scores, ``c * tanh(s / c)``, before the mask; 0 is none.
+        sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
+        cu_seqlens_q: int32 ``[batch + 1]``, the rows of a ragged batch: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1`` of q.
+        cu_seqlens_k: int32 ``[batch + 1]``, likewise for k and v.
+        max_seqlen_q: A bound of the query lengths of a ragged batch; None is ``total_q``.
+        max_seqlen_k: A bound of the key lengths of a ragged batch; None is ``total_k``.
+        q_scale: For float8_e4m3fn: what multiplies the codes of q. float32, one element, ``[kv_head]`` or ``[batch, kv_head]``.
+        k_scale: As ``q_scale``, for k.
+        v_scale: As ``q_scale``, for v.
+        out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).
+        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``.
+        return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
+        implementation: Forces one of :func:`fovea.implementations` by name.
+        batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
+
+    Returns:
+        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
+
+    Raises:
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+
+    Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
+    """
+    refuse_gradients(q, k, v)
+    if out is None:
+        out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
+    if lse is None and return_lse:
+        ragged = q.dim() == 3
+        lse = q.new_empty(q.shape[:2] if ragged else (q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    if anchor not in ("bottom_right", "top_left"):
+        raise ValueError(f"anchor: got {anchor!r}, want 'bottom_right' or 'top_left'")
+    left, right = band(causal, window)
+    try:
+        _attention(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            left,
+            right,
+            anchor == "top_left",
+            scale or 0.0,
+            softcap,
+            sink,
+            scale_tensor(q_scale, q.device),
+            scale_tensor(k_scale, q.device),
+            scale_tensor(v_scale, q.device),
+            implementation or "",
+            batch_invariant,
+        )
+    except RuntimeError as error:
+        raise typed(error) from None
+    return out if lse is None else (out, lse)

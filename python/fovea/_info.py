@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this build holds and what this machine can run."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation of one operation, as ``implementation=`` takes its name."""
+
+    name: str
+    operation: str
+    backend: str
+    accepts: str
+    unavailable_because: str
+    """Why this machine cannot run it; empty when it can."""
+
+    @property
+    def available(self) -> bool:
+        return not self.unavailable_because
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that kernels exist for."""
+
+    backend: str
+    name: str
+    features: tuple[str, ...]
+    """Instruction sets that kernels exist for and the device has."""
+    cores: int
+
+
+def implementations() -> list[Implementation]:
+    """Every implementation in the build, in the order in which they are asked, operation by operation."""
+    return [Implementation(*row.split("\t")) for row in torch.ops.fovea.implementations().splitlines()]
+
+
+def devices() -> list[Device]:
+    """The devices that this process may use."""
+    rows = (row.split("\t") for row in torch.ops.fovea.devices().splitlines())
+    return [Device(backend, name, tuple(features.split()), int(cores)) for backend, name, features, cores in rows]
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads that later calls use on the CPU, out of torch's own pool; 0 (the default) means as many as torch uses."""
+    torch.ops.fovea.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """Threads that the next call would use on the CPU."""
+    return torch.ops.fovea.num_threads()

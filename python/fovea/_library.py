@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the operators, and what the Python functions over them share."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_EXTENSION = Path(__file__).parent / "_fovea.so"
+if not _EXTENSION.is_file():
+    raise ImportError(f"fovea is not built: {_EXTENSION} is missing (pip install ., or a build folder's python/ in PYTHONPATH)")
+torch.ops.load_library(str(_EXTENSION))
+
+_UNSUPPORTED = "unsupported: "
+
+
+def _register_fakes() -> None:
+    """The operators return nothing and their outputs are the caller's, so tracing has nothing to work out."""
+    for operation in ("attention", "paged_attention", "paged_cache_append", "merge_states"):
+        torch.library.register_fake(f"fovea::{operation}", lambda *args, **kwargs: None)
+
+
+_register_fakes()
+
+
+def typed(error: RuntimeError) -> RuntimeError:
+    """The exception that tells what happened: of an operator's errors, torch's stable ABI has a type for ValueError alone."""
+    text = str(error)
+    return NotImplementedError(text.removeprefix(_UNSUPPORTED)) if text.startswith(_UNSUPPORTED) else error
+
+
+def refuse_gradients(*inputs: Tensor) -> None:
+    """Says so when autograd would expect a backward pass, rather than cutting the graph silently."""
+    if not torch.is_grad_enabled():
+        return
+    for tensor in inputs:
+        if tensor.requires_grad:
+            raise NotImplementedError("requires_grad: got True, want False (no backward pass yet; use torch.no_grad() or detach())")
+
+
+def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A new tensor of q's shape, but for the head dim, which is v's."""
+    if q.size(-1) == v.size(-1):
+        return torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)  # twice as fast as new_empty
+    return q.new_empty((*q.shape[:-1], v.size(-1)), dtype=dtype)
+
+
+def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """The bounds of the mask, None where there is none; causal is a right bound of 0."""
+    left, right = (None, None) if window is None else window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return left, right
+
+
+def scale_tensor(scale: Tensor | float | None, device: torch.device) -> Tensor | None:
+    """A dequantisation scale as the operators want it: an f32 tensor."""
+    if scale is None or isinstance(scale, Tensor):
+        return scale
+    return torch.tensor(scale, dtype=torch.float32, device=device)
+
+
+def version() -> str:
+    """The library's version, which is the package's."""
+    return torch.ops.fovea.version()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging partial attention results."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fovea._library import refuse_gradients, typed
+
+_merge_states = torch.ops.fovea.merge_states.default
+
+
+def merge_states(
+    outs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = True,
+    implementation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over disjoint sets of keys, merged into attention over all of them.
+
+    ``lse = log(sum_i exp(lses[i]))`` and ``out = sum_i exp(lses[i] - lse) * outs[i]``.
+
+    Args:
+        outs: One or more of ``[total_q, head, dv]``, all float32, float16 or bfloat16.
+        lses: For each of them its log-sum-exp, float32 ``[total_q, head]``; a ``[head, total_q]`` tensor is passed as
+            ``lse.transpose(0, 1)``. +inf, -inf and NaN mark an empty part, whose out is never read into the result.
+        out: Written and returned instead of a new tensor; it may be one of outs.
+        lse: Written and returned instead of a new tensor; it may be one of lses.
+        return_lse: Whether to return the merged log-sum-exp too.
+        implementation: Forces one of :func:`fovea.implementations` by name.
+
+    Returns:
+        (out, lse), or out alone without ``return_lse`` and ``lse``. Where all parts are empty: 0 and -inf.
+
+    Raises:
+        ValueError: The call contradicts itself: tensor (``parts[i].out`` and ``parts[i].lse`` are those of outs and lses), field,
+            value and expectation are named.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+
+    Source: online softmax (Milakov and Gimelshein 2018).
+    """
+    outs, lses = list(outs), list(lses)
+    refuse_gradients(*outs, *lses)
+    if not outs:
+        raise ValueError("outs (parts): got none, want at least one")
+    if out is None:
+        out = outs[0].new_empty(outs[0].shape)
+    if lse is None and return_lse:
+        lse = outs[0].new_empty(outs[0].shape[:-1], dtype=torch.float32)
+    try:
+        _merge_states(outs, lses, out, lse, implementation or "")
+    except RuntimeError as error:
+        raise typed(error) from None
+    return out if lse is None else (out, lse)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a block-table cache, and writing into that cache."""
+
+import torch
+from torch import Tensor
+
+from fovea._library import band, empty_out, refuse_gradients, scale_tensor, typed
+
+_paged_attention = torch.ops.fovea.paged_attention.default
+_paged_cache_append = torch.ops.fovea.paged_cache_append.default
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    kv_len: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    *,
+    max_seqlen_q: int = 0,
+    max_kv_len: int = 0,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    implementation: str | None = None,
+    batch_invariant: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over a block-table cache: prefill, decode and any mix of both in one call.
+
+    Token t of sequence b lies in block ``block_table[b, t // page]``, slot ``t % page``. The query rows of a sequence are its last
+    tokens: row r sits at position ``kv_len - q_len + r``. Entries of the block table that no visible key needs, and unused slots,
+    may hold anything.
+
+    Args:
+        q: ``[total_q, head, dqk]``, the query rows of all sequences one after another. float32, float16 or bfloat16.
+        k_cache: ``[blocks, page, kv_head, dqk]``, dtype of q or float8_e4m3fn; block, token and head strides are free.
+        v_cache: ``[blocks, page, kv_head, dv]``, likewise.
+        block_table: int32 ``[batch, max_blocks]``.
+        kv_len: int32 ``[batch]``, tokens of each sequence in the cache, those of this call's queries included.
+        cu_seqlens_q: int32 ``[batch + 1]``: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1`` of q. None: one row a sequence.
+        max_seqlen_q: A bound of the query lengths; 0 is ``total_q``.
+        max_kv_len: A bound of ``kv_len``; 0 is what the block table can hold.
+        causal: A query sees the keys up to its own position.
+        window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
+            Hugging Face's ``sliding_window=w`` is ``window=(w - 1, None)``.
+        scale: Multiplies the scores; None is ``dqk ** -0.5``.
+        softcap: c > 0 bounds the scores, ``c * tanh(s / c)``, before the mask; 0 is none.
+        sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
+        k_scale: For a float8_e4m3fn cache: what multiplies its codes. float32, one element or ``[kv_head]``.
+        v_scale: As ``k_scale``, for v.
+        out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q.
+        lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``.
+        return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
+        implementation: Forces one of :func:`fovea.implementations` by name.
+        batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
+
+    Returns:
+        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
+
+    Raises:
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+
+    Source: PagedAttention (Kwon et al. 2023).
+    """
+    refuse_gradients(q, k_cache, v_cache)
+    if out is None:
+        out = empty_out(q, v_cache)
+    if lse is None and return_lse:
+        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    left, right = band(causal, window)
+    try:
+        _paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            cu_seqlens_q,
+            kv_len,
+            out,
+            lse,
+            max_seqlen_q,
+            max_kv_len,
+            left,
+            right,
+            scale or 0.0,
+            softcap,
+            sink,
+            scale_tensor(k_scale, q.device),
+            scale_tensor(v_scale, q.device),
+            implementation or "",
+            batch_invariant,
+        )
+    except RuntimeError as error:
+        raise typed(error) from None
+    return out if lse is None else (out, lse)
+
+
+def paged_cache_append(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scale: Tensor | float | None = None,
+    v_scale: Tensor | float | None = None,
+    implementation: str | None = None,
+) -> None:
+    """Writes new rows of k and v into a block-table cache: row t goes to block ``slot // page``, slot ``slot % page`` of it.
+
+    Args:
+        k: ``[tokens, kv_head, dqk]``, float32, float16 or bfloat16.
+        v: ``[tokens, kv_head, dv]``, dtype of k.
+        k_cache: ``[blocks, page, kv_head, dqk]``, written in place: dtype of k, or float8_e4m3fn, which stores
+            ``k / k_scale`` rounded to nearest even and saturated at 448.
+        v_cache: ``[blocks, page, kv_head, dv]``, likewise.
+        slot_mapping: int64 ``[tokens]``; -1 skips a row. With the same slot twice, either row may win.
+        k_scale: For a float8_e4m3fn cache: float32, one element or ``[kv_head]``; None is 1.
+        v_scale: As ``k_scale``, for v.
+        implementation: Forces one of :func:`fovea.implementations` by name.
+
+    Raises:
+        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        NotImplementedError: No implementation accepts it, each with its reason.
+
+    Source: PagedAttention (Kwon et al. 2023).
+    """
+    refuse_gradients(k, v)
+    try:
+        _paged_cache_append(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            scale_tensor(k_scale, k.device),
+            scale_tensor(v_scale, k.device),
+            implementation or "",
+        )
+    except RuntimeError as error:
+        raise typed(error) from None

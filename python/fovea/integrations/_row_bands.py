@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a boolean mask into one band of visible keys for each batch row, exactly or not at all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROWS_AT_ONCE = 256  # of the mask: a long prompt's mask is never held whole
+
+
+@dataclass(frozen=True)
+class RowBand:
+    """What the queries of one batch row see.
+
+    Query i of ``queries`` sees key j of ``keys`` iff ``-left <= j - i <= right``, both counted from 0 in their ranges; None is
+    no bound. Queries outside of ``queries`` see nothing.
+    """
+
+    queries: slice
+    keys: slice | tuple[int, ...]
+    """A range of keys, or the keys one by one where they have gaps."""
+    left: int | None
+    right: int | None
+
+
+class MaskRefused(NotImplementedError):
+    """The mask is not a band of visible keys beside padding."""
+
+
+def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int) -> tuple[RowBand, ...]:
+    """The bands of a mask given in pieces.
+
+    Args:
+        visible: The mask's rows from and to a query, bool ``[batch, rows, seq_k]``, True where the query sees the key.
+        batch, seq_q, seq_k: The mask's shape.
+
+    Raises:
+        MaskRefused: Some row's visible keys are not such a band.
+    """
+    seen = torch.zeros(batch, seq_k, dtype=torch.bool)
+    ranges = []
+    for begin in range(0, seq_q, _ROWS_AT_ONCE):
+        piece = visible(begin, min(begin + _ROWS_AT_ONCE, seq_q)).cpu()
+        seen |= piece.any(dim=1)
+        ranges.append(_ranges(piece))
+    first, end, count = (torch.cat([piece[part] for piece in ranges], dim=1) for part in range(3))
+    return tuple(_row_band(row, first[row], end[row], count[row], seen[row]) for row in range(batch))
+
+
+def _ranges(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First visible key of each query, one past the last, and how many; (0, 0, 0) where there is none."""
+    seq_k = visible.shape[-1]
+    count = visible.sum(dim=-1)
+    as_number = visible.to(torch.uint8)
+    first = as_number.argmax(dim=-1)
+    end = seq_k - as_number.flip(-1).argmax(dim=-1)
+    return first, torch.where(count == 0, 0, end), count
+
+
+def _row_band(row: int, first: Tensor, end: Tensor, count: Tensor, seen: Tensor) -> RowBand:
+    """Finds the band, and proves it by computing every query's range back from it."""
+    queries_that_see = count.nonzero().flatten()
+    if len(queries_that_see) == 0:
+        return RowBand(slice(0, 0), slice(0, 0), None, None)
+    queries = slice(int(queries_that_see[0]), int(queries_that_see[-1]) + 1)
+    keys = seen.nonzero().flatten()
+    has_gaps = int(keys[-1]) - int(keys[0]) + 1 != len(keys)
+    key_range = tuple(keys.tolist()) if has_gaps else slice(int(keys[0]), int(keys[-1]) + 1)
+    if len(queries_that_see) == 1:
+        return RowBand(queries, key_range, None, None)
+    # Keys that nobody sees (padding) are left out, and positions counted among the others.
+    position = torch.cat([torch.zeros(1, dtype=torch.long), seen.cumsum(0)])
+    first, end, count = position[first[queries]], position[end[queries]], count[queries]
+    total, index = len(keys), torch.arange(len(first))
+
+    left = _common((index - first)[first > 0])
+    right = _common((end - 1 - index)[end < total])
+    begins = torch.zeros_like(index) if left is None else (index - left).clamp(min=0)
+    ends = torch.full_like(index, total) if right is None else (index + right + 1).clamp(max=total)
+    empty = ends <= begins
+    exact = torch.equal(count, torch.where(empty, 0, end - first)) and bool(((begins == first) & (ends == end) | empty).all())
+    if not exact:
+        raise MaskRefused(
+            f"attention_mask (row {row} of the batch): got visible keys that are no band beside padding, "
+            "want causal, sliding-window or full attention over one run of keys (other masks need attn_implementation='eager')"
+        )
+    return RowBand(queries, key_range, left, right)
+
+
+def _common(values: Tensor) -> int | None:
+    """The first of some values that should all be the same; None where there is none."""
+    return int(values[0]) if len(values) else None

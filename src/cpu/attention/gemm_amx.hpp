@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The products of gemm.hpp on AMX tiles: 32 rows by 32 columns in four tiles of sums, two tiles of rows and two of columns. A bf16 panel
+/// of 32 columns is already what a tile wants: 16 pairs of the contracted dimension by 16 columns, twice.
+#pragma once
+
+#include "cpu/attention/gemm.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+inline constexpr int kTileRows = 16, kTileDepth = 32;  // of 64 bytes each
+static_assert(kPanel == 2 * kTileRows);
+
+/// The layout that ldtilecfg reads.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+/// Around each item: whoever else uses tiles in this thread has a configuration of their own.
+static void enter_tiles() {
+  static constexpr TileConfig kConfig{};
+  _tile_loadconfig(&kConfig);
+}
+static void leave_tiles() { _tile_release(); }
+
+/// Sums 0 and 1 (and with kBoth 2 and 3, of rows 16 to 31) += a * b.
+template <bool kBoth>
+FOVEA_INLINE void multiply_tiles(const std::uint16_t* a, std::int64_t a_stride, const std::uint16_t* b, std::int64_t k) {
+  constexpr int kPairRow = 2 * kPanel;  // operands
+  for (std::int64_t at = 0; at < k; at += kTileDepth, a += kTileDepth, b += kTileDepth * kPanel) {
+    _tile_loadd(6, b, kPairRow * 2);
+    _tile_loadd(7, b + kPairRow / 2, kPairRow * 2);
+    _tile_loadd(4, a, a_stride * 2);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kBoth) {
+      _tile_loadd(5, a + kTileRows * a_stride, a_stride * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+}
+
+template <bool kBoth>
+FOVEA_INLINE void store_tiles(float* c, std::int64_t c_stride) {
+  _tile_stored(0, c, c_stride * 4);
+  _tile_stored(1, c + kTileRows, c_stride * 4);
+  if constexpr (kBoth) {
+    _tile_stored(2, c + kTileRows * c_stride, c_stride * 4);
+    _tile_stored(3, c + kTileRows * c_stride + kTileRows, c_stride * 4);
+  }
+}
+
+template <bool kBoth>
+FOVEA_INLINE void score_tiles(const ScoreTile& tile, const RowBlock& block, int key) {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kBoth) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.q) + block.row * tile.q_stride, tile.q_stride,
+                        static_cast<const std::uint16_t*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim, tile.head_dim);
+  store_tiles<kBoth>(tile.scores + block.row * tile.score_stride + key, tile.score_stride);
+}
+
+/// Rows are computed by sixteen; the scratch has room for those past the last, and nobody reads them.
+static void tile_scores(const ScoreTile& tile) {
+  for (int i = 0; i < tile.block_count; ++i) {
+    const RowBlock& block = tile.blocks[i];
+    for (int key = block.key_begin / kPanel * kPanel; key < block.key_end; key += kPanel) {
+      block.rows > kTileRows ? score_tiles<true>(tile, block, key) : score_tiles<false>(tile, block, key);
+    }
+  }
+}
+
+template <bool kBoth>
+FOVEA_INLINE void value_tiles(const ValueTile& tile, const RowBlock& block, int column) {
+  float* acc = tile.acc + block.row * tile.acc_stride + column;
+  _tile_loadd(0, acc, tile.acc_stride * 4);
+  _tile_loadd(1, acc + kTileRows, tile.acc_stride * 4);
+  if constexpr (kBoth) {
+    _tile_loadd(2, acc + kTileRows * tile.acc_stride, tile.acc_stride * 4);
+    _tile_loadd(3, acc + kTileRows * tile.acc_stride + kTileRows, tile.acc_stride * 4);
+  }
+  multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.p) + block.row * tile.p_stride + block.key_begin, tile.p_stride,
+                        static_cast<const std::uint16_t*>(tile.values) + static_cast<std::int64_t>(column) * tile.kv_tile +
+                            static_cast<std::int64_t>(block.key_begin) * kPanel,
+                        block.key_end - block.key_begin);
+  store_tiles<kBoth>(acc, tile.acc_stride);
+}
+
+static void tile_values(const ValueTile& tile) {
+  for (int i = 0; i < tile.block_count; ++i) {
+    const RowBlock& block = tile.blocks[i];
+    for (int row = block.row; row < block.row + block.rows; ++row) {
+      if (tile.rescale[row] == 1.0f) continue;  // the usual case once a row has met its largest scores
+      const Vec rescale = splat(tile.rescale[row]);
+      float* acc = tile.acc + row * tile.acc_stride;
+      for (int d = 0; d < tile.head_dim; d += kLanes) store(F32{}, acc + d, mul(load(F32{}, acc + d), rescale));
+    }
+    for (int column = 0; column < tile.head_dim; column += kPanel) {
+      block.rows > kTileRows ? value_tiles<true>(tile, block, column) : value_tiles<false>(tile, block, column);
+    }
+  }
+}
+
+}  // namespace fovea::cpu::FOVEA_ISA

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernels whose products run on AMX tiles; everything else comes from the AVX-512 object.
+#include FOVEA_ISA_HEADER
+
+#include "cpu/attention/gemm_amx.hpp"
+#include "cpu/attention/pack.hpp"
+#include "cpu/attention/softmax.hpp"
+#include "cpu/attention/stream.hpp"
+
+namespace fovea::cpu::FOVEA_ISA {
+
+extern constexpr AttentionKernels kAttention{
+    .arithmetic = "bf16 AMX",
+    .block_rows = 2 * kTileRows,
+    .panel = kPanel,
+    .depth = kTileDepth,
+    .operand_bytes = sizeof(BF16Math::Operand),
+    .row_bytes = kRowBytes,
+    .tile_bytes = kTileBytes,
+    .enter = enter_tiles,
+    .leave = leave_tiles,
+    .load_q = {nullptr, nullptr, load_q<BF16Math, BF16>, load_q<BF16Math, E4M3>},
+    .pack_keys = {nullptr, nullptr, pack_keys<BF16Math, BF16>, pack_keys<BF16Math, E4M3>},
+    .pack_values = {nullptr, nullptr, pack_values<BF16Math, BF16>, pack_values<BF16Math, E4M3>},
+    .scores = tile_scores,
+    .softmax = softmax<BF16Math>,
+    .values = tile_values,
+    .stream_scores = {nullptr, nullptr, stream_scores<BF16Math, BF16>, stream_scores<BF16Math, E4M3>},
+};
+
+}  // namespace fovea::cpu::FOVEA_ISA

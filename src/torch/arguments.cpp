@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arguments.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string_view>
+
+namespace fovea::binding {
+namespace {
+
+/// Promised at most: the widest vector that a kernel loads at once.
+constexpr std::uintptr_t kLargestAlignment = 64;
+
+struct TypePair {
+  std::int32_t torch;
+  DType fovea;
+};
+
+const std::array<TypePair, 6>& type_pairs() {
+  static const std::array<TypePair, 6> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+                                               {aoti_torch_dtype_bfloat16(), DType::bf16},
+                                               {aoti_torch_dtype_float16(), DType::f16},
+                                               {aoti_torch_dtype_float8_e4m3fn(), DType::e4m3},
+                                               {aoti_torch_dtype_int32(), DType::i32},
+                                               {aoti_torch_dtype_int64(), DType::i64}}};
+  return kPairs;
+}
+
+std::optional<DType> dtype_of(const Tensor& tensor) {
+  std::int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  for (const TypePair& pair : type_pairs()) {
+    if (pair.torch == dtype) return pair.fovea;
+  }
+  return std::nullopt;
+}
+
+std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
+
+/// Every operator is registered for every device, so that a tensor elsewhere gets this text and not the dispatcher's.
+void require_cpu(const Tensor& tensor, const char* name) {
+  if (tensor.is_cpu()) return;
+  raise_invalid(field(name, "device"), tensor.is_cuda() ? "cuda" : "another device", "cpu (this build has CPU kernels only)");
+}
+
+/// "[2, 8]"
+template <class Extents>
+std::string shape_text(const Extents& extents) {
+  std::string text("[");
+  for (const std::int64_t extent : extents) text.append(text.size() > 1 ? ", " : "").append(std::to_string(extent));
+  return text.append("]");
+}
+
+void require_dtype(const Tensor& tensor, const char* name, DType want) {
+  if (dtype_of(tensor) == want) return;
+  raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()), std::string(name_of(want)));
+}
+
+const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
+  require_cpu(tensor, name);
+  require_dtype(tensor, name, dtype);
+  if (tensor.dim() != 1 || tensor.size(0) != count) {
+    raise_invalid(field(name, "shape"), shape_text(tensor.sizes()), shape_text(std::array{count}));
+  }
+  if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
+  return data(tensor);
+}
+
+struct FreeAligned {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+std::atomic<int>& requested_threads() {
+  static std::atomic<int> threads = 0;
+  return threads;
+}
+
+/// Fovea's work on torch's own threads: a second pool beside it would keep the cores busy waiting.
+void torch_parallel(int threads, void (*body)(void* context, int thread), void* context) {
+  struct Call {
+    void (*body)(void*, int);
+    void* context;
+  } call{body, context};
+  const auto run_range = [](std::int64_t begin, std::int64_t end, void* data) {
+    const Call& work = *static_cast<const Call*>(data);
+    for (std::int64_t thread = begin; thread < end; ++thread) work.body(work.context, static_cast<int>(thread));
+  };
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, threads, 1, run_range, &call));
+}
+
+}  // namespace
+
+void raise(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::invalid_argument: throw std::invalid_argument(to_string(error));
+    case ErrorCode::unsupported: throw std::runtime_error("unsupported: " + to_string(error));
+    case ErrorCode::out_of_workspace:
+    case ErrorCode::device_error: break;
+  }
+  throw std::runtime_error(to_string(error));
+}
+
+void raise_invalid(const std::string& subject, const std::string& got, const std::string& want) {
+  throw std::invalid_argument(subject + ": got " + got + ", want " + want);
+}
+
+void* data(const Tensor& tensor) { return tensor.data_ptr(); }
+
+TensorDesc describe(const Tensor& tensor, const char* name) {
+  require_cpu(tensor, name);
+  TensorDesc desc{};
+  const std::int64_t rank = tensor.dim();
+  if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
+  const std::optional<DType> dtype = dtype_of(tensor);
+  if (!dtype) {
+    raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()),
+                  "float32, float16, bfloat16, float8_e4m3fn, int32 or int64, as the operation says");
+  }
+  desc.dtype = *dtype;
+  desc.rank = static_cast<int>(rank);
+  std::ranges::copy(tensor.sizes(), desc.shape.begin());
+  std::ranges::copy(tensor.strides(), desc.strides.begin());
+  const auto address = reinterpret_cast<std::uintptr_t>(data(tensor));
+  const std::uintptr_t lowest_bit = address & (~address + 1);
+  desc.alignment = static_cast<std::int32_t>(address == 0 ? kLargestAlignment : std::min(lowest_bit, kLargestAlignment));
+  return desc;
+}
+
+std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name) {
+  if (!tensor) return std::nullopt;
+  return describe(*tensor, name);
+}
+
+const std::int32_t* int32_vector(const Tensor& tensor, const char* name, std::int64_t count) {
+  return static_cast<const std::int32_t*>(vector_data(tensor, name, DType::i32, count));
+}
+
+const std::int64_t* int64_vector(const Tensor& tensor, const char* name, std::int64_t count) {
+  return static_cast<const std::int64_t*>(vector_data(tensor, name, DType::i64, count));
+}
+
+const float* float_vector(const OptionalTensor& tensor, const char* name, std::int64_t count) {
+  return tensor ? static_cast<const float*>(vector_data(*tensor, name, DType::f32, count)) : nullptr;
+}
+
+std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head) {
+  if (!tensor) return std::nullopt;
+  require_cpu(*tensor, name);
+  require_dtype(*tensor, name, DType::f32);
+  const std::int64_t rank = tensor->dim();
+  if (tensor->numel() == 1) return ScaleDesc{};
+  if (rank == 1 && tensor->size(0) == kv_head) return ScaleDesc{.batch_stride = 0, .head_stride = tensor->stride(0)};
+  if (batch > 0 && rank == 2 && tensor->size(0) == batch && tensor->size(1) == kv_head) {
+    return ScaleDesc{.batch_stride = tensor->stride(0), .head_stride = tensor->stride(1)};
+  }
+  std::string want("one element, or ");
+  want.append(shape_text(std::array{kv_head}));
+  if (batch > 0) want.append(", or ").append(shape_text(std::array{batch, kv_head}));
+  raise_invalid(field(name, "shape"), shape_text(tensor->sizes()), want);
+}
+
+Workspace workspace(std::size_t bytes) {
+  thread_local std::unique_ptr<void, FreeAligned> memory;
+  thread_local std::size_t capacity = 0;
+  if (bytes > capacity) {
+    const std::size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    capacity = 0;
+    memory.reset();
+    memory.reset(std::aligned_alloc(kWorkspaceAlignment, rounded));
+    if (memory == nullptr) throw std::bad_alloc();
+    capacity = rounded;
+  }
+  return {memory.get(), capacity};
+}
+
+void follow_torch_threads() {
+  std::uint32_t threads = 0;
+  if (requested_threads() == 0 && torch_get_num_threads(&threads) == TORCH_SUCCESS) set_num_threads(static_cast<int>(threads));
+}
+
+void use_torch_threads(int requested) {
+  requested_threads() = requested;
+  set_parallel_for(torch_parallel);
+  if (requested != 0) set_num_threads(requested);
+}
+
+}  // namespace fovea::binding

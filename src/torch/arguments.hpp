@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From torch's values to Fovea's: what the operators of this extension share.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fovea/fovea.hpp"
+
+namespace fovea::binding {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// The arguments of one call, taken from torch's stack in the order of the schema.
+class Arguments {
+ public:
+  explicit Arguments(StableIValue* stack) : next_(stack) {}
+
+  template <class T>
+  T take() {
+    return torch::stable::detail::to<T>(*next_++);
+  }
+  Tensor tensor() { return take<Tensor>(); }
+  OptionalTensor optional_tensor() { return take<OptionalTensor>(); }
+  std::int64_t integer() { return take<std::int64_t>(); }
+  std::int64_t integer_or(std::int64_t absent) { return take<std::optional<std::int64_t>>().value_or(absent); }
+  float real() { return static_cast<float>(take<double>()); }
+  bool flag() { return take<bool>(); }
+  std::string text() { return take<std::string>(); }
+  std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }
+
+ private:
+  StableIValue* next_;
+};
+
+/// Raises ValueError for invalid_argument, and RuntimeError otherwise, with a prefix that the Python functions read for
+/// unsupported (the stable ABI has no way to raise NotImplementedError).
+[[noreturn]] void raise(const Error& error);
+
+/// `subject: got X, want Y`, as the library says it.
+[[noreturn]] void raise_invalid(const std::string& subject, const std::string& got, const std::string& want);
+
+/// The value, or the library's own error raised.
+template <class T>
+T value_or_raise(Result<T> result) {
+  if (!result) raise(result.error());
+  return std::move(result).value();
+}
+
+inline void raise_if_failed(const Result<void>& result) {
+  if (!result) raise(result.error());
+}
+
+/// Shape, strides, dtype and the alignment that the pointer really has.
+TensorDesc describe(const Tensor& tensor, const char* name);
+std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
+
+void* data(const Tensor& tensor);
+
+template <class T>
+T* data_or_null(const OptionalTensor& tensor) {
+  return tensor ? static_cast<T*>(data(*tensor)) : nullptr;
+}
+
+/// A vector that the library reads by pointer alone, checked here: dtype, one dimension of `count` elements, contiguous.
+const std::int32_t* int32_vector(const Tensor& tensor, const char* name, std::int64_t count);
+const std::int64_t* int64_vector(const Tensor& tensor, const char* name, std::int64_t count);
+const float* float_vector(const OptionalTensor& tensor, const char* name, std::int64_t count);
+
+/// Strides of a dequantisation scale: one element, [kv_head], or (with `batch` > 0) [batch, kv_head].
+std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head);
+
+/// Scratch memory of the calling thread, grown when needed and kept for the next call.
+Workspace workspace(std::size_t bytes);
+
+/// Runs Fovea on torch's threads: `requested` of them, or with 0 as many as torch itself uses.
+void use_torch_threads(int requested);
+
+/// Before each plan: passes on the number of threads that torch uses now.
+void follow_torch_threads();
+
+}  // namespace fovea::binding

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The judge is judged: each mistake that it exists to catch is made on purpose.
+#include "compare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "run_case.hpp"
+
+namespace fovea::check {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr Tolerance kTolerance{.absolute = 1e-3};
+
+struct Pair {
+  std::vector<float> got;
+  std::vector<double> want;
+};
+
+/// A million right elements, each with an error of half the tolerance.
+Pair million() {
+  Pair pair;
+  for (int i = 0; i < 1'000'000; ++i) {
+    pair.want.push_back(std::sin(0.37 * i));
+    pair.got.push_back(static_cast<float>(pair.want.back() + (i % 2 == 0 ? 5e-4 : -5e-4)));
+  }
+  return pair;
+}
+
+TEST(Compare, AcceptsWhatIsRight) {
+  const Pair pair = million();
+  const Comparison result = compare(pair.got, pair.want, kTolerance);
+  EXPECT_TRUE(result.ok());
+  EXPECT_NEAR(result.largest_ratio, 0.5, 0.01);
+  EXPECT_TRUE(compare({kNaN, kInf, -kInf, 0.0f}, {kNaN, kInf, -kInf, -0.0}, {}).ok());
+}
+
+TEST(Compare, RejectsOneWrongElementInAMillion) {
+  Pair pair = million();
+  pair.got[765'432] += 2e-3f;
+  const Comparison result = compare(pair.got, pair.want, kTolerance);
+  EXPECT_EQ(result.wrong, 1);
+  EXPECT_EQ(result.worst_index, 765'432);
+  EXPECT_NE(describe(result, {1000, 1000}).find("[765, 432]"), std::string::npos);
+}
+
+TEST(Compare, RejectsNaNAgainstNumberAndNumberAgainstNaN) {
+  EXPECT_EQ(compare({1.0f, kNaN}, {1.0, 2.0}, {.absolute = 1e30}).wrong, 1);
+  EXPECT_EQ(compare({1.0f, 2.0f}, {1.0, kNaN}, {.absolute = 1e30}).wrong, 1);
+  EXPECT_EQ(compare({kNaN}, {kInf}, {.absolute = 1e30}).wrong, 1);
+}
+
+TEST(Compare, RejectsMisplacedInfinities) {
+  EXPECT_EQ(compare({kInf}, {1e30}, {.absolute = 1e30, .relative = 1.0}).wrong, 1);
+  EXPECT_EQ(compare({1e30f}, {kInf}, {.absolute = 1e30, .relative = 1.0}).wrong, 1);
+  EXPECT_EQ(compare({-kInf}, {kInf}, {.absolute = 1e30, .relative = 1.0}).wrong, 1);
+}
+
+TEST(Compare, RejectsAllZerosAndShiftedRows) {
+  Pair pair = million();
+  std::vector<float> shifted(pair.got.begin() + 64, pair.got.end());
+  EXPECT_FALSE(compare(shifted, pair.want, kTolerance).ok()) << "elements are missing";
+  shifted.resize(pair.got.size());
+  EXPECT_GT(compare(shifted, pair.want, kTolerance).wrong, 900'000);
+  EXPECT_GT(compare(std::vector<float>(pair.got.size()), pair.want, kTolerance).wrong, 900'000);
+  EXPECT_FALSE(compare({}, {1.0}, kTolerance).ok());
+}
+
+/// A case run by the reference, whose result is then spoilt.
+class Judge : public ::testing::Test {
+ protected:
+  Judge() : bound_(bind(*find_case("attention/ragged/bf16-mixed"))), expected_(expect(*bound_)) {
+    const auto planned = plan(bound_->request, {.implementation = "reference.attention"});
+    EXPECT_TRUE(planned && planned->run({}));
+  }
+  bool rejected() { return !judge(*bound_, expected_).ok; }
+  std::int64_t out_at(std::int64_t row, std::int64_t head) { return bound_->row_offset(bound_->out, row, head); }
+
+  std::unique_ptr<BoundCase> bound_;
+  Expected expected_;
+};
+
+TEST_F(Judge, AcceptsTheReference) { EXPECT_EQ(judge(*bound_, expected_).message, ""); }
+
+TEST_F(Judge, RejectsRowsThatWereNotWritten) {
+  bound_->reset_outputs();
+  EXPECT_TRUE(rejected());
+}
+
+TEST_F(Judge, RejectsAShiftedRow) {
+  for (std::int64_t x = 0; x < bound_->spec.dv; ++x) bound_->out.set(out_at(40, 1) + x, bound_->out.at(out_at(41, 1) + x));
+  EXPECT_TRUE(rejected());
+}
+
+TEST_F(Judge, RejectsOneElementThatIsTwoUlpsOff) {
+  const auto tolerance = static_cast<float>(expected_.out_tolerance().absolute);
+  const std::int64_t at = out_at(7, 2) + 13;
+  bound_->out.set(at, bound_->out.at(at) + 2.5f * tolerance);
+  EXPECT_TRUE(rejected());
+}
+
+TEST_F(Judge, RejectsASlightlyWrongLse) {
+  const std::int64_t at = bound_->lse_offset(20, 3);
+  bound_->lse.set(at, bound_->lse.at(at) * 1.0005f + 0.0005f);
+  EXPECT_TRUE(rejected());
+}
+
+TEST_F(Judge, RejectsAWriteToAPaddingRow) {
+  bound_->out.set(out_at(bound_->flat_rows() - 1, 0), 0.0f);
+  EXPECT_TRUE(rejected());
+}
+
+TEST_F(Judge, RejectsAWriteToTheRedZone) {
+  const auto past_the_end = span_of(bound_->out.desc()) + 5;
+#if !defined(__SANITIZE_ADDRESS__)  // which would stop here by itself
+  bound_->out.set(past_the_end, 0.0f);
+  EXPECT_TRUE(rejected());
+#else
+  static_cast<void>(past_the_end);
+#endif
+}
+
+TEST_F(Judge, RejectsAChangedInput) {
+  bound_->k.set(0, bound_->k.at(0) + 1.0f);
+  EXPECT_TRUE(rejected());
+}
+
+TEST(Numeric, RoundsToNearestEvenAndSaturatesE4m3) {
+  EXPECT_EQ(rounded(DType::bf16, 1.0f + 1.0f / 256), 1.0f);       // a tie, down to even
+  EXPECT_EQ(rounded(DType::bf16, 1.0f + 3.0f / 256), 1.015625f);  // a tie, up to even
+  EXPECT_EQ(rounded(DType::f16, 65520.0f), kInf);                 // the first number that overflows
+  EXPECT_EQ(rounded(DType::f16, 5.9604645e-8f), 5.9604645e-8f);   // the smallest subnormal
+  EXPECT_EQ(rounded(DType::e4m3, 1000.0f), 448.0f);
+  EXPECT_EQ(rounded(DType::e4m3, -0.001953125f), -0.001953125f);  // the smallest subnormal
+  EXPECT_EQ(rounded(DType::e4m3, 17.0f), 16.0f);
+  EXPECT_TRUE(std::isnan(rounded(DType::e4m3, kNaN)) && std::isnan(rounded(DType::f16, kNaN)) && std::isnan(rounded(DType::bf16, kNaN)));
+  EXPECT_EQ(ulp(DType::bf16, 3.0), 1.0 / 64);
+  EXPECT_EQ(ulp(DType::f16, 1.0), 1.0 / 1024);
+}
+
+TEST(Table, NamesAreUnique) {
+  std::vector<std::string> names;
+  for (const Case& spec : all_cases()) names.push_back(spec.name);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+}  // namespace
+}  // namespace fovea::check

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch asks of operators: schemas that tell the truth, fake kernels, torch.compile; and what the library says of itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fovea
+
+NO_MASK = (None, None)
+
+
+def attention_arguments():
+    q, k, v = torch.randn(2, 5, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
+    out, lse = torch.empty_like(q), torch.empty(2, 4, 5)
+    return (q, k, v, out, lse, None, None, None, None, *NO_MASK, False, 0.0, 0.0, torch.randn(4), None, None, None, "", False)
+
+
+def paged_arguments():
+    q, cache = torch.randn(3, 4, 64), torch.randn(2, 6, 8, 2, 64)
+    table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([12, 9], dtype=torch.int32)
+    cu = torch.tensor([0, 2, 3], dtype=torch.int32)
+    return (
+        q,
+        cache[0],
+        cache[1],
+        table,
+        cu,
+        kv_len,
+        torch.empty_like(q),
+        None,
+        0,
+        0,
+        None,
+        0,
+        0.0,
+        0.0,
+        None,
+        None,
+        None,
+        "",
+        False,
+    )
+
+
+def append_arguments():
+    k, cache = torch.randn(2, 3, 2, 64), torch.zeros(2, 2, 8, 2, 64)
+    return (k[0], k[1], cache[0].clone(), cache[1].clone(), torch.tensor([5, -1, 9]), None, None, "")
+
+
+def merge_arguments():
+    outs, lses = list(torch.randn(2, 3, 2, 64)), list(torch.randn(2, 3, 2))
+    return (outs, lses, torch.empty(3, 2, 64), torch.empty(3, 2), "")
+
+
+OPERATORS = {
+    "attention": attention_arguments,
+    "paged_attention": paged_arguments,
+    "paged_cache_append": append_arguments,
+    "merge_states": merge_arguments,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_opcheck(name):
+    torch.library.opcheck(getattr(torch.ops.fovea, name).default, OPERATORS[name]())
+
+
+def transformer_step(q, k, v, caches, places):
+    k_cache, v_cache = caches
+    slots, table, kv_len = places
+    fovea.paged_cache_append(k * 2, v, k_cache, v_cache, slots)
+    out, lse = fovea.paged_attention(q + 1, k_cache, v_cache, table, kv_len, return_lse=True, window=(20, None))
+    dense = fovea.attention(q[:, None], k[:, None], v[:, None], causal=True, sink=torch.zeros(q.shape[1]))[:, 0]
+    merged, _ = fovea.merge_states([out, dense], [lse, torch.zeros_like(lse)])
+    return merged.tanh()
+
+
+def test_compile_fullgraph():
+    torch._dynamo.reset()
+    compiled = torch.compile(transformer_step, fullgraph=True, dynamic=False)
+    caches = [[torch.zeros(6, 8, 2, 64) for _ in "kv"] for _ in range(2)]
+    results = []
+    for step, cache in zip((transformer_step, compiled), caches, strict=True):
+        torch.manual_seed(1)
+        q, k, v = torch.randn(2, 4, 64), torch.randn(2, 2, 64), torch.randn(2, 2, 64)
+        table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([3, 9], dtype=torch.int32)
+        results.append(step(q, k, v, cache, (torch.tensor([2, 24]), table, kv_len)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
+    for got, want in zip(caches[1], caches[0], strict=True):
+        assert torch.equal(got, want) and got.any()
+
+
+def test_compile_with_changing_lengths():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k: fovea.attention(q, k, k, causal=True, return_lse=True), fullgraph=True, dynamic=True)
+    for seq in (4, 7, 11):
+        q, k = torch.randn(1, seq, 4, 32), torch.randn(1, seq + 3, 2, 32)
+        for got, want in zip(compiled(q, k), fovea.attention(q, k, k, causal=True, return_lse=True), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_explain_names_the_implementation_and_computes_nothing():
+    q = torch.randn(1, 8, 2, 64)
+    out = torch.full_like(q, torch.nan)
+    text = fovea.explain(fovea.attention, q, q, q, causal=True, out=out)
+    names = [row.name for row in fovea.implementations() if row.operation == "attention" and row.available]
+    assert text.split(":")[0] in names
+    assert out.isnan().all()
+    forced = fovea.explain(fovea.attention, q, q, q, implementation="reference.attention")
+    assert forced.startswith("reference.attention:")
+    with pytest.raises(ValueError, match=r"options\.implementation"):
+        fovea.explain(fovea.attention, q, q, q, implementation="nonsense")
+
+
+def test_every_operation_has_implementations():
+    rows = fovea.implementations()
+    assert {row.operation for row in rows} == set(OPERATORS)
+    for operation in OPERATORS:
+        last = [row for row in rows if row.operation == operation][-1]
+        assert last.name == f"reference.{operation}" and last.available and last.accepts
+    assert all(row.available == (row.unavailable_because == "") for row in rows)
+
+
+def test_devices_and_version():
+    assert fovea.devices()[0].backend == "cpu" and fovea.devices()[0].cores >= 1
+    assert fovea.__version__.count(".") == 2
+
+
+def test_threads_follow_torch_until_told():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert fovea.get_num_threads() == 1
+        fovea.set_num_threads(3)
+        assert fovea.get_num_threads() == 3
+        q = torch.randn(1, 70, 2, 32)
+        three = fovea.attention(q, q, q)
+        fovea.set_num_threads(0)
+        assert fovea.get_num_threads() == 1
+        torch.testing.assert_close(fovea.attention(q, q, q), three)
+    finally:
+        fovea.set_num_threads(0)
+        torch.set_num_threads(before)
+
+
+def test_many_threads_at_once():
+    """Calls from several Python threads, each with its own workspace."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    q = torch.randn(1, 64, 4, 64)
+    want = fovea.attention(q, q, q, causal=True)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: fovea.attention(q, q, q, causal=True), range(32)):
+            assert torch.equal(got, want)
+
+
+def test_needs_no_python_symbols():
+    """One binary for every Python: the extension must not refer to libpython, nor to torch beyond its stable C functions."""
+    path = Path(fovea.__file__).parent / "_fovea.so"
+    names = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True)
+    if names.returncode != 0:
+        pytest.skip("nm is not installed")
+    symbols = [line.split()[-1] for line in names.stdout.splitlines()]
+    assert not [name for name in symbols if name.startswith(("Py", "_Py"))]
+    assert not [name for name in symbols if "c10" in name or "at6Tensor" in name]
+    assert any(name.startswith("aoti_torch") for name in symbols)
+
+
+def test_imports_without_side_effects_on_torch():
+    """A fresh process: importing fovea must not change how many threads torch uses."""
+    code = "import torch; n = torch.get_num_threads(); import fovea; assert torch.get_num_threads() == n == fovea.get_num_threads()"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attn_implementation="fovea" against eager attention, on tiny models with random weights."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertConfig,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+import fovea.integrations.transformers
+from fovea.integrations._row_bands import MaskRefused, row_bands
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = 6
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, sliding_window=WINDOW, attn_logit_softcapping=5.0, query_pre_attn_scalar=16)
+    ),
+    "gpt_oss": lambda: GptOssForCausalLM(
+        GptOssConfig(
+            **SIZES,
+            sliding_window=WINDOW,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )
+    ),
+}
+LENGTH = 17
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    fovea.integrations.transformers.register()
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def build(name):
+    """The same random weights twice: with Fovea's attention, and with eager attention."""
+    pair = []
+    for implementation in ("fovea", "eager"):
+        torch.manual_seed(3)
+        model = MODELS[name]().eval()
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("sinks"):
+                torch.nn.init.normal_(parameter)
+        model.set_attn_implementation(implementation)
+        pair.append(model)
+    return pair
+
+
+def padded(lengths, side):
+    """Token ids and their mask, padded on one side to LENGTH; a pad token holds a valid id, as generate() has it."""
+    ids, mask = torch.randint(3, 97, (len(lengths), LENGTH)), torch.zeros(len(lengths), LENGTH, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        mask[row, LENGTH - length :] = 1 if side == "left" else 0
+        if side == "right":
+            mask[row, :length] = 1
+    return ids, mask
+
+
+def positions(mask):
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def assert_same(got, want, mask=None, atol=2e-5):
+    if mask is not None:
+        got, want = got[mask.bool()], want[mask.bool()]
+    assert not got.isnan().any()
+    torch.testing.assert_close(got, want, atol=atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill(name):
+    model, eager = build(name)
+    ids = torch.randint(3, 97, (2, LENGTH))
+    assert_same(model(ids).logits, eager(ids).logits)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", MODELS)
+def test_padding(name, side):
+    model, eager = build(name)
+    ids, mask = padded([LENGTH, 5, 11, 1], side)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask)}
+    assert_same(model(**inputs).logits, eager(**inputs).logits, mask)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_does_not_matter(name):
+    """What a sequence gives must not depend on the padding beside it: alone, left- and right-padded."""
+    model, _ = build(name)
+    ids, mask = padded([9], "left")
+    alone = model(ids[:, LENGTH - 9 :]).logits
+    left = model(ids, attention_mask=mask, position_ids=positions(mask)).logits
+    assert_same(left[:, LENGTH - 9 :], alone)
+    right = model(ids.roll(9, dims=1), attention_mask=mask.flip(1)).logits
+    assert_same(right[:, :9], alone)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate(name, cache):
+    model, eager = build(name)
+    ids, mask = padded([LENGTH, 4, 10], "left")
+    options = {
+        "max_new_tokens": 12,
+        "min_new_tokens": 12,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    if cache == "static":
+        options["cache_implementation"] = "static"
+    got, want = (each.generate(input_ids=ids, attention_mask=mask, **options) for each in (model, eager))
+    assert torch.equal(got.sequences, want.sequences)
+    assert_same(torch.stack(got.logits), torch.stack(want.logits))
+
+
+def test_decode_after_right_padding_sees_around_the_hole():
+    model, eager = build("llama")
+    ids, mask = padded([LENGTH, 5], "right")
+    results = []
+    for each in (model, eager):
+        first = each(ids, attention_mask=mask, use_cache=True)
+        longer = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], dim=1)
+        next_positions = mask.sum(-1, keepdim=True)
+        results.append(
+            each(ids[:, :1], attention_mask=longer, position_ids=next_positions, past_key_values=first.past_key_values).logits
+        )
+    assert_same(*results)
+
+
+def test_chunked_prefill():
+    model, eager = build("mistral")
+    ids = torch.randint(3, 97, (2, LENGTH))
+    results = []
+    for each in (model, eager):
+        first = each(ids[:, :10], use_cache=True)
+        results.append(each(ids[:, 10:], past_key_values=first.past_key_values).logits)
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    model, eager = (each.to(dtype) for each in build("llama"))
+    ids, mask = padded([LENGTH, 6], "left")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    assert_same(model(**inputs).logits.float(), eager(**inputs).logits.float(), mask, atol=2e-2)
+
+
+def test_encoder():
+    sizes = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    torch.manual_seed(3)
+    model = BertModel(BertConfig(**sizes)).eval()
+    ids, mask = padded([LENGTH, 8], "right")
+    results = []
+    for implementation in ("fovea", "eager"):
+        model.set_attn_implementation(implementation)
+        results.append(model(ids, attention_mask=mask).last_hidden_state)
+    assert_same(*results, mask)
+
+
+def test_mask_of_four_dimensions():
+    model, eager = build("llama")
+    ids = torch.randint(3, 97, (1, LENGTH))
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(-4)
+    for mask in (visible[None, None], torch.where(visible, 0.0, torch.finfo(torch.float32).min)[None, None]):
+        additive = mask if mask.dtype != torch.bool else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+        assert_same(model(ids, attention_mask=mask).logits, eager(ids, attention_mask=additive).logits)
+    for refused in (torch.randn(1, 1, LENGTH, LENGTH), torch.zeros(1, 4, LENGTH, LENGTH), visible.roll(1, 0)[None, None]):
+        with pytest.raises(NotImplementedError, match="attention_mask"):
+            model(ids, attention_mask=refused)
+
+
+def test_a_mask_that_is_written_to_is_read_again():
+    model, _ = build("llama")
+    ids = torch.randint(3, 97, (1, LENGTH))
+    mask = torch.full((1, 1, LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)
+    model(ids, attention_mask=mask)
+    mask[:, :, :, :3] = torch.finfo(torch.float32).min
+    mask[:, :, :3, 0] = 0.0
+    with pytest.raises(MaskRefused):
+        model(ids, attention_mask=mask)
+
+
+def test_packed_sequences_are_refused():
+    model, _ = build("llama")
+    ids = torch.randint(3, 97, (1, 8))
+    with pytest.raises(MaskRefused, match="row 0"):
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), use_cache=False)
+
+
+def test_refusals():
+    model, _ = build("llama")
+    ids = torch.randint(3, 97, (1, 8))
+    forward = AttentionInterface()["fovea"]
+    q, k = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 8, 16)
+    for word, option in (
+        ("dropout", 0.1),
+        ("output_attentions", True),
+        ("position_bias", torch.zeros(1)),
+        ("cu_seq_lens_q", torch.zeros(2)),
+    ):
+        with pytest.raises(NotImplementedError, match=word):
+            forward(model, q, k, k, None, **{word: option})
+    with pytest.raises(NotImplementedError, match="a mask that says where"):
+        forward(model, q, torch.randn(1, 2, 11, 16), torch.randn(1, 2, 11, 16), None, is_causal=True)
+    lost = AttentionMaskInterface()["fovea"](batch_size=1, q_length=8, kv_length=8).clone()
+    with pytest.raises(NotImplementedError, match="attention_mask"):
+        forward(model, q, k, k, lost)
+    model.train()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with pytest.raises(NotImplementedError, match="dropout"):
+        model(ids)
+
+
+def test_gradients_are_refused():
+    model, _ = build("llama")
+    with torch.enable_grad(), pytest.raises(NotImplementedError, match="requires_grad"):
+        model(torch.randint(3, 97, (1, 8)))
+
+
+def test_output_attentions_is_refused():
+    model, _ = build("llama")
+    with pytest.raises((NotImplementedError, ValueError)):
+        model(torch.randint(3, 97, (1, 8)), output_attentions=True)
+
+
+def test_forced_implementation():
+    fovea.integrations.transformers.register("fovea-reference", implementation="reference.attention")
+    model, eager = build("llama")
+    model.set_attn_implementation("fovea-reference")
+    ids = torch.randint(3, 97, (1, 8))
+    assert_same(model(ids).logits, eager(ids).logits)
+
+
+def test_bands_are_exact_for_every_small_mask():
+    """Of every mask of these shapes: either the bands give it back, or it is refused."""
+    refused = 0
+    for seq_q, seq_k in ((3, 3), (2, 4), (1, 5), (4, 2)):
+        for bits in range(1 << (seq_q * seq_k)):
+            flat = torch.tensor([bits >> place & 1 for place in range(seq_q * seq_k)], dtype=torch.bool)
+            mask = flat.view(1, seq_q, seq_k)
+            try:
+                (band,) = row_bands(lambda begin, end, mask=mask: mask[:, begin:end], 1, seq_q, seq_k)
+            except MaskRefused:
+                refused += 1
+                continue
+            assert torch.equal(visible(band, seq_q, seq_k), mask[0])
+    assert 0 < refused < 900
+
+
+def test_bands_beside_padding_are_never_refused():
+    for _ in range(300):
+        seq_q, seq_k, offset, left, right, before, after = torch.randint(0, 9, (7,)).tolist()
+        seq_q, seq_k = seq_q + 1, seq_k + 1
+        distance = torch.arange(seq_k)[None] - torch.arange(seq_q)[:, None] - offset % (seq_k + 1)
+        mask = (distance <= right) & (distance >= -left)
+        mask[:, :before] = False
+        mask[:, max(seq_k - after, 0) :] = False
+        (band,) = row_bands(lambda begin, end, mask=mask: mask[None, begin:end], 1, seq_q, seq_k)
+        assert torch.equal(visible(band, seq_q, seq_k), mask)
+
+
+def visible(band, seq_q, seq_k):
+    """The mask that a band describes, pair by pair."""
+    mask = torch.zeros(seq_q, seq_k, dtype=torch.bool)
+    keys = range(seq_k)[band.keys] if isinstance(band.keys, slice) else band.keys
+    for i, query in enumerate(range(seq_q)[band.queries]):
+        for j, key in enumerate(keys):
+            mask[query, key] = (band.left is None or -band.left <= j - i) and (band.right is None or j - i <= band.right)
+    return mask

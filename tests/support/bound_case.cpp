@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bound_case.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "values.hpp"
+
+namespace fovea::check {
+namespace {
+
+/// A number that looks like none: read as a block number, it leaves any cache.
+constexpr std::int32_t kGarbageBlock = 2147480000;
+
+std::size_t misalignment(const Case& spec, DType dtype) { return spec.layout == Layout::unaligned ? size_of(dtype) : 0; }
+
+HostileTensor allocate(const Case& spec, const TensorDesc& desc) { return HostileTensor(desc, misalignment(spec, desc.dtype)); }
+
+/// Stores real values; those of an e4m3 tensor divided by its scale.
+struct Scaled {
+  const Case& spec;
+  const Generator& values;
+  char tensor;
+
+  float operator()(DType dtype, float value, std::int64_t kv_head) const {
+    return dtype == DType::e4m3 && spec.scales != Scales::none ? value / values.scale(tensor, kv_head) : value;
+  }
+};
+
+HostileTensor vector_of(const std::vector<std::int32_t>& values) {
+  HostileTensor tensor(contiguous(DType::i32, {static_cast<std::int64_t>(values.size())}));
+  std::copy(values.begin(), values.end(), tensor.as<std::int32_t>());
+  return tensor;
+}
+
+/// Row numbers at which sequences start, and the end.
+HostileTensor cumulative(const Case& spec, std::int64_t Sequence::*length) {
+  std::vector<std::int32_t> starts{0};
+  for (const Sequence& sequence : spec.sequences) starts.push_back(starts.back() + static_cast<std::int32_t>(sequence.*length));
+  return vector_of(starts);
+}
+
+std::vector<std::int32_t> shuffled(const Generator& values, std::int64_t count) {
+  std::vector<std::int32_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[values.hash(20, static_cast<std::int64_t>(i)) % i]);
+  return order;
+}
+
+void bind_scales(BoundCase& bound, const Generator& values) {
+  const Case& spec = bound.spec;
+  if (spec.scales == Scales::none || (spec.kv_dtype != DType::e4m3)) return;
+  // Only dense attention has a scale per sequence; its sequences all use the same ones.
+  const bool dense = spec.operation == Operation::attention;
+  const std::int64_t batch = dense ? std::max<std::int64_t>(static_cast<std::int64_t>(spec.sequences.size()), 1) : 1;
+  const bool per_head = spec.scales == Scales::per_head;
+  const auto make = [&](char tensor) {
+    HostileTensor scale(contiguous(DType::f32, {per_head ? batch * spec.kv_head : 1}));
+    for_each_element(scale.desc(), [&](std::int64_t i, auto, auto, auto, std::int64_t offset) {
+      scale.set(offset, values.scale(tensor, per_head ? i % spec.kv_head : 0));
+    });
+    return scale;
+  };
+  if (dense) bound.q_scale = make('q');
+  bound.k_scale = make('k');
+  bound.v_scale = make('v');
+}
+
+void bind_sink(BoundCase& bound, const Generator& values) {
+  if (bound.spec.sink == Sink::none) return;
+  bound.sink = HostileTensor(contiguous(DType::f32, {bound.spec.head}));
+  for (std::int64_t head = 0; head < bound.spec.head; ++head) bound.sink.set(head, values.sink(head));
+}
+
+/// K and V in one allocation when they alternate, else one each.
+void allocate_caches(BoundCase& bound, const TensorDesc& k, const TensorDesc& v) {
+  if (bound.spec.layout != Layout::interleaved) {
+    bound.k = allocate(bound.spec, k);
+    bound.v = allocate(bound.spec, v);
+    return;
+  }
+  const std::int64_t elements = k.shape[0] * k.strides[0];
+  const auto storage = std::make_shared<Storage>(static_cast<std::size_t>(elements) * size_of(k.dtype), 0);
+  bound.k = HostileTensor(k, storage, 0);
+  bound.v = HostileTensor(v, storage, bound.spec.kv_head * bound.spec.dqk);
+}
+
+/// q of all sequences; padding rows stay poisoned.
+void fill_q(BoundCase& bound, const Generator& values) {
+  const Case& spec = bound.spec;
+  const Scaled scaled{spec, values, 'q'};
+  const std::int64_t group = spec.head / spec.kv_head;
+  for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b)
+    for (std::int64_t row = 0; row < spec.sequences[static_cast<std::size_t>(b)].q; ++row)
+      for (std::int64_t head = 0; head < spec.head; ++head) {
+        const std::int64_t at = bound.row_offset(bound.q, bound.flat_row(b, row), head);
+        for (std::int64_t x = 0; x < spec.dqk; ++x) bound.q.set(at + x, scaled(spec.dtype, values.q({b, row, head, x}), head / group));
+      }
+}
+
+void fill_kv(BoundCase& bound, const Generator& values) {
+  const Case& spec = bound.spec;
+  const Scaled scaled_k{spec, values, 'k'}, scaled_v{spec, values, 'v'};
+  for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
+    const std::int64_t kv = spec.sequences[static_cast<std::size_t>(b)].kv;
+    for (std::int64_t token = 0; token < kv; ++token)
+      for (std::int64_t head = 0; head < spec.kv_head; ++head) {
+        const std::int64_t k = bound.kv_offset(bound.k, b, token, head), v = bound.kv_offset(bound.v, b, token, head);
+        for (std::int64_t x = 0; x < spec.dqk; ++x) bound.k.set(k + x, scaled_k(spec.kv_dtype, values.k({b, token, head, x}, kv), head));
+        for (std::int64_t x = 0; x < spec.dv; ++x) bound.v.set(v + x, scaled_v(spec.kv_dtype, values.v({b, token, head, x}, kv), head));
+      }
+  }
+}
+
+void bind_attention(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
+  const Case& spec = bound.spec;
+  const AttentionDesc& desc = request.desc;
+  bound.q = allocate(spec, desc.q);
+  bound.k = allocate(spec, desc.k);
+  bound.v = allocate(spec, desc.v);
+  bound.out = allocate(spec, desc.out);
+  if (desc.lse) bound.lse = allocate(spec, *desc.lse);
+  bound.cu_q = cumulative(spec, &Sequence::q);
+  bound.cu_k = cumulative(spec, &Sequence::kv);
+  fill_q(bound, values);
+  fill_kv(bound, values);
+  request.args = {.q = bound.q.data(),
+                  .k = bound.k.data(),
+                  .v = bound.v.data(),
+                  .out = bound.out.data(),
+                  .lse = bound.lse.as<float>(),
+                  .sink = bound.sink.as<float>(),
+                  .cu_seqlens_q = spec.ragged ? bound.cu_q.as<std::int32_t>() : nullptr,
+                  .cu_seqlens_k = spec.ragged ? bound.cu_k.as<std::int32_t>() : nullptr,
+                  .q_scale = bound.q_scale.as<float>(),
+                  .k_scale = bound.k_scale.as<float>(),
+                  .v_scale = bound.v_scale.as<float>()};
+}
+
+/// Blocks in random order; entries that no token needs hold garbage, gaps between rows too.
+HostileTensor make_block_table(const Case& spec, const Generator& values, const TensorDesc& desc, std::int64_t blocks) {
+  HostileTensor table(desc);
+  std::fill_n(table.as<std::int32_t>(), span_of(desc), kGarbageBlock);
+  std::int64_t shared = 0;
+  if (spec.shared_prefix) {
+    shared = max_kv(spec);
+    for (const Sequence& sequence : spec.sequences) shared = std::min(shared, sequence.kv);
+    shared /= spec.page;
+  }
+  const std::vector<std::int32_t> order = shuffled(values, blocks);
+  auto next = order.begin();
+  for (std::size_t b = 0; b < spec.sequences.size(); ++b) {
+    auto* row = table.as<std::int32_t>() + table.offset(static_cast<std::int64_t>(b));
+    for (std::int64_t i = 0; i * spec.page < spec.sequences[b].kv; ++i)
+      row[i] = b > 0 && i < shared ? table.as<std::int32_t>()[i] : *next++;
+  }
+  return table;
+}
+
+void bind_paged(BoundCase& bound, const Generator& values, Request<PagedAttentionDesc, PagedAttentionArgs>& request) {
+  const Case& spec = bound.spec;
+  const PagedAttentionDesc& desc = request.desc;
+  bound.q = allocate(spec, desc.q);
+  allocate_caches(bound, desc.k_cache, desc.v_cache);
+  bound.out = allocate(spec, desc.out);
+  if (desc.lse) bound.lse = allocate(spec, *desc.lse);
+  bound.cu_q = cumulative(spec, &Sequence::q);
+  std::vector<std::int32_t> lengths;
+  for (const Sequence& sequence : spec.sequences) lengths.push_back(static_cast<std::int32_t>(sequence.kv));
+  bound.kv_len = vector_of(lengths);
+  bound.block_table = make_block_table(spec, values, desc.block_table, desc.k_cache.shape[0]);
+  fill_q(bound, values);
+  fill_kv(bound, values);
+  request.args = {.q = bound.q.data(),
+                  .k_cache = bound.k.data(),
+                  .v_cache = bound.v.data(),
+                  .out = bound.out.data(),
+                  .lse = bound.lse.as<float>(),
+                  .sink = bound.sink.as<float>(),
+                  .block_table = bound.block_table.as<std::int32_t>(),
+                  .cu_seqlens_q = bound.cu_q.as<std::int32_t>(),
+                  .kv_len = bound.kv_len.as<std::int32_t>(),
+                  .k_scale = bound.k_scale.as<float>(),
+                  .v_scale = bound.v_scale.as<float>()};
+}
+
+void bind_append(BoundCase& bound, const Generator& values, Request<PagedCacheAppendDesc, PagedCacheAppendArgs>& request) {
+  const Case& spec = bound.spec;
+  const PagedCacheAppendDesc& desc = request.desc;
+  allocate_caches(bound, desc.k_cache, desc.v_cache);
+  bound.new_k = allocate(spec, desc.k);
+  bound.new_v = allocate(spec, desc.v);
+  const std::int64_t rows = desc.k.shape[0];
+  const auto fill = [&](HostileTensor& tensor, auto value) {
+    for_each_element(tensor.desc(), [&](std::int64_t row, std::int64_t head, std::int64_t x, auto, std::int64_t offset) {
+      tensor.set(offset, value(Index{0, row, head, x}));
+    });
+  };
+  fill(bound.new_k, [&](Index at) { return values.k(at, rows); });
+  fill(bound.new_v, [&](Index at) { return values.v(at, rows); });
+  const std::vector<std::int32_t> order = shuffled(values, desc.k_cache.shape[0] * spec.page);
+  bound.slots = HostileTensor(contiguous(DType::i64, {rows}));
+  for (std::int64_t row = 0; row < rows; ++row)
+    bound.slots.as<std::int64_t>()[row] = row % 5 == 3 ? -1 : order[static_cast<std::size_t>(row)];
+  request.args = {.k = bound.new_k.data(),
+                  .v = bound.new_v.data(),
+                  .k_cache = bound.k.data(),
+                  .v_cache = bound.v.data(),
+                  .slot_mapping = bound.slots.as<std::int64_t>(),
+                  .k_scale = bound.k_scale.as<float>(),
+                  .v_scale = bound.v_scale.as<float>()};
+}
+
+void bind_merge(BoundCase& bound, const Generator& values, Request<MergeStatesDesc, MergeStatesArgs>& request) {
+  const Case& spec = bound.spec;
+  for (int part = 0; part < spec.parts; ++part) {
+    const auto& desc = request.desc.parts[static_cast<std::size_t>(part)];
+    PartTensors tensors{allocate(spec, desc.out), allocate(spec, desc.lse)};
+    for_each_element(desc.out, [&](std::int64_t row, std::int64_t head, std::int64_t x, auto, std::int64_t offset) {
+      tensors.out.set(offset, values.part_out(part, row, head, x));
+    });
+    for_each_element(desc.lse, [&](std::int64_t row, std::int64_t head, auto, auto, std::int64_t offset) {
+      tensors.lse.set(offset, values.part_lse(part, row, head));
+    });
+    bound.part_args.push_back({tensors.out.data(), tensors.lse.as<float>()});
+    bound.parts.push_back(std::move(tensors));
+  }
+  bound.out = spec.in_place ? bound.parts[0].out : allocate(spec, request.desc.out);
+  if (spec.lse) bound.lse = spec.in_place ? bound.parts[0].lse : allocate(spec, *request.desc.lse);
+  request.args = {.parts = bound.part_args, .out = bound.out.data(), .lse = bound.lse.as<float>()};
+}
+
+}  // namespace
+
+std::int64_t BoundCase::flat_rows() const {
+  const bool fixed = spec.operation == Operation::attention && !spec.ragged;
+  return fixed ? static_cast<std::int64_t>(spec.sequences.size()) * max_q(spec) : total_q(spec);
+}
+
+std::int64_t BoundCase::flat_row(std::int64_t sequence, std::int64_t row) const { return cu_q.as<std::int32_t>()[sequence] + row; }
+
+std::int64_t BoundCase::row_offset(const HostileTensor& tensor, std::int64_t flat, std::int64_t head) const {
+  if (tensor.desc().rank == 3) return tensor.offset(flat, head);
+  return tensor.offset(flat / tensor.desc().shape[1], flat % tensor.desc().shape[1], head);
+}
+
+std::int64_t BoundCase::lse_offset(std::int64_t flat, std::int64_t head) const {
+  if (lse.desc().rank == 2) return lse.offset(flat, head);
+  return lse.offset(flat / lse.desc().shape[2], head, flat % lse.desc().shape[2]);
+}
+
+std::int64_t BoundCase::kv_offset(const HostileTensor& tensor, std::int64_t sequence, std::int64_t token, std::int64_t head) const {
+  if (spec.operation == Operation::paged_attention) {
+    const std::int64_t block = block_table.as<std::int32_t>()[block_table.offset(sequence, token / spec.page)];
+    return tensor.offset(block, token % spec.page, head);
+  }
+  return spec.ragged ? tensor.offset(cu_k.as<std::int32_t>()[sequence] + token, head) : tensor.offset(sequence, token, head);
+}
+
+std::int64_t BoundCase::slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const {
+  return cache.offset(slot / spec.page, slot % spec.page, head);
+}
+
+std::vector<Named> BoundCase::inputs() const {
+  std::vector<Named> list{{"q", q},
+                          {"cu_seqlens_q", cu_q},
+                          {"cu_seqlens_k", cu_k},
+                          {"kv_len", kv_len},
+                          {"block_table", block_table},
+                          {"slots", slots},
+                          {"sink", sink},
+                          {"q_scale", q_scale},
+                          {"k_scale", k_scale},
+                          {"v_scale", v_scale},
+                          {"k", new_k},
+                          {"v", new_v}};
+  if (spec.operation != Operation::paged_cache_append) list.insert(list.end(), {{"k", k}, {"v", v}});
+  for (std::size_t i = spec.in_place ? 1 : 0; i < parts.size(); ++i)
+    list.insert(list.end(), {{"parts.out", parts[i].out}, {"parts.lse", parts[i].lse}});
+  std::erase_if(list, [](const Named& named) { return !named.tensor; });
+  return list;
+}
+
+std::vector<Named> BoundCase::outputs() const {
+  std::vector<Named> list{{"out", out}, {"lse", lse}};
+  if (spec.operation == Operation::paged_cache_append) list = {{"k_cache", k}, {"v_cache", v}};
+  std::erase_if(list, [](const Named& named) { return !named.tensor; });
+  return list;
+}
+
+void BoundCase::reset_outputs() {
+  for (const Named& named : outputs()) named.tensor.storage().restore();
+}
+
+std::unique_ptr<BoundCase> bind(const Case& spec) {
+  auto bound = std::make_unique<BoundCase>();
+  bound->spec = spec;
+  bound->request = describe(spec);
+  const Generator values(bound->spec);
+  bind_scales(*bound, values);
+  bind_sink(*bound, values);
+  struct Binder {
+    BoundCase& bound;
+    const Generator& values;
+    void operator()(Request<AttentionDesc, AttentionArgs>& request) { bind_attention(bound, values, request); }
+    void operator()(Request<PagedAttentionDesc, PagedAttentionArgs>& request) { bind_paged(bound, values, request); }
+    void operator()(Request<PagedCacheAppendDesc, PagedCacheAppendArgs>& request) { bind_append(bound, values, request); }
+    void operator()(Request<MergeStatesDesc, MergeStatesArgs>& request) { bind_merge(bound, values, request); }
+  };
+  std::visit(Binder{*bound, values}, bound->request);
+  for (const Named& named : bound->inputs()) named.tensor.storage().seal(false);
+  for (const Named& named : bound->outputs()) named.tensor.storage().seal(true);
+  return bound;
+}
+
+namespace {
+
+auto plan_of(const AttentionDesc& desc, const PlanOptions& options) { return plan_attention(desc, {}, options); }
+auto plan_of(const PagedAttentionDesc& desc, const PlanOptions& options) { return plan_paged_attention(desc, {}, options); }
+auto plan_of(const PagedCacheAppendDesc& desc, const PlanOptions& options) { return plan_paged_cache_append(desc, {}, options); }
+auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options) { return plan_merge_states(desc, {}, options); }
+
+}  // namespace
+
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options) {
+  return std::visit(
+      [&](const auto& one) -> Result<AnyPlan> {
+        auto planned = plan_of(one.desc, options);
+        if (!planned) return planned.error();
+        const auto& args = one.args;
+        return AnyPlan{.implementation = std::string(planned->implementation()),
+                       .workspace_bytes = planned->workspace_bytes(),
+                       .explanation = planned->explain(),
+                       .prepare = [plan = *planned, &args](Workspace workspace) { return plan.prepare(args, workspace); },
+                       .run = [plan = *planned, &args](Workspace workspace) { return plan.run(args, workspace); },
+                       .run_prepared = [plan = *planned, &args](Workspace workspace) { return plan.run_prepared(args, workspace); }};
+      },
+      request);
+}
+
+}  // namespace fovea::check

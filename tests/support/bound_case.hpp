@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A case made real: the description that planning sees, hostile tensors, and the arguments of the call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "case.hpp"
+#include "fovea/attention.hpp"
+#include "fovea/merge.hpp"
+#include "fovea/paged_attention.hpp"
+#include "hostile_tensor.hpp"
+
+namespace fovea::check {
+
+template <class Desc, class Args>
+struct Request {
+  Desc desc{};
+  Args args{};
+};
+using AnyRequest = std::variant<Request<AttentionDesc, AttentionArgs>, Request<PagedAttentionDesc, PagedAttentionArgs>,
+                                Request<PagedCacheAppendDesc, PagedCacheAppendArgs>, Request<MergeStatesDesc, MergeStatesArgs>>;
+
+/// The description alone: no memory is touched.
+AnyRequest describe(const Case& spec);
+
+struct Named {
+  std::string_view name;
+  HostileTensor tensor;
+};
+
+struct PartTensors {
+  HostileTensor out{}, lse{};
+};
+
+struct BoundCase {
+  Case spec{};
+  HostileTensor q{}, k{}, v{}, out{}, lse{};  ///< paged: k and v are the caches; append: q and out are unused
+  HostileTensor new_k{}, new_v{};             ///< append
+  HostileTensor cu_q{}, cu_k{}, kv_len{}, block_table{}, slots{}, sink{}, q_scale{}, k_scale{}, v_scale{};
+  std::vector<PartTensors> parts{};  ///< merge
+  std::vector<MergeStatesArgs::Part> part_args{};
+  AnyRequest request{};
+
+  BoundCase() = default;
+  BoundCase(const BoundCase&) = delete;
+  BoundCase& operator=(const BoundCase&) = delete;
+
+  /// Rows of q and out counted through: a fixed batch has batch * seq_q of them, none of them padding.
+  std::int64_t flat_rows() const;
+  std::int64_t flat_row(std::int64_t sequence, std::int64_t row) const;
+  /// Offsets of a head's row in q or out, of one lse value, of a token's row in K or V (or their caches).
+  std::int64_t row_offset(const HostileTensor& tensor, std::int64_t flat, std::int64_t head) const;
+  std::int64_t lse_offset(std::int64_t flat, std::int64_t head) const;
+  std::int64_t kv_offset(const HostileTensor& tensor, std::int64_t sequence, std::int64_t token, std::int64_t head) const;
+  std::int64_t slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const;
+
+  /// What the call must not change, and what it writes.
+  std::vector<Named> inputs() const;
+  std::vector<Named> outputs() const;
+  void reset_outputs();
+};
+
+/// Allocates, fills and seals everything.
+std::unique_ptr<BoundCase> bind(const Case& spec);
+
+/// A plan whose operation is forgotten.
+struct AnyPlan {
+  std::string implementation{};
+  std::size_t workspace_bytes = 0;
+  std::string explanation{};
+  std::function<Result<void>(Workspace)> prepare{}, run{}, run_prepared{};
+};
+/// The request's arguments are read at each run; it must outlive the plan.
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options);
+
+}  // namespace fovea::check

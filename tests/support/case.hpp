@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One case of the table in tests/cases.hpp: plain data, from which tensors, expectations and names follow.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/mask.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea::check {
+
+enum class Operation : std::uint8_t { attention, paged_attention, paged_cache_append, merge_states };
+
+/// quick: also under sanitizers. full: the whole table. bench: checked on sampled rows, then timed.
+enum class Tier : std::uint8_t { quick, full, bench };
+
+struct Sequence {
+  std::int64_t q = 0;
+  std::int64_t kv = 0;
+};
+
+/// Inputs that make a mistake visible; uniform noise hides them.
+enum class Values : std::uint8_t {
+  normal,         ///< near-normal, variance 1
+  sharp,          ///< queries x 20: a nearly one-hot softmax
+  huge_scores,    ///< |s| up to several hundreds, both signs: exp overflows without a running maximum, a naive tanh gives NaN
+  descending,     ///< the first keys' scores lie hundreds above the last ones'
+  ascending,      ///< the other way round: every tile rescales
+  very_negative,  ///< all scores near -10000, far below any finite stand-in for -inf that is too small
+  large_offset,   ///< all scores near +5000, differing by units
+  ties,           ///< all keys equal
+  dominant_key,   ///< one key takes nearly all the weight
+  nan_value,      ///< a NaN in a V row that some queries see
+  nan_key,        ///< a NaN in a K row that some queries see
+};
+
+enum class Sink : std::uint8_t { none, finite, minus_inf, plus_inf, mixed };
+
+enum class Layout : std::uint8_t {
+  contiguous,
+  padded,       ///< gaps after rows, heads, tokens and blocks; rows stay 16-byte aligned
+  odd_rows,     ///< gaps that leave rows aligned to the element only
+  unaligned,    ///< pointers aligned to the element only
+  head_major,   ///< [batch, head, seq, dim] in memory; lse [head, total_q]
+  broadcast,    ///< K and V with stride 0 over batch and heads
+  interleaved,  ///< caches: K and V of a token side by side in one allocation
+  far,          ///< offsets beyond 2^31 elements
+};
+
+/// Scale tensors of e4m3 values.
+enum class Scales : std::uint8_t { none, one_value, per_head };
+
+/// merge_states: which (part, row, head) triples carry the mark of an empty part, with NaN in out.
+enum class Empties : std::uint8_t { none, some, all };
+
+struct Case {
+  std::string name{};
+  Operation operation{};
+  Tier tier = Tier::full;
+
+  DType dtype = DType::bf16;     ///< q; append: k and v; merge: parts and out
+  DType kv_dtype = DType::bf16;  ///< k and v, or the caches
+  DType out_dtype = DType::bf16;
+  std::int64_t head = 4, kv_head = 2, dqk = 64, dv = 64;
+  std::vector<Sequence> sequences{};  ///< append and merge use the first one's q as the number of rows
+  bool ragged = false;                ///< attention only; paged attention always is
+  std::int64_t padding_rows = 0;      ///< rows of q and out past the last sequence, which are never written
+  std::int64_t page = 16;
+  bool shared_prefix = false;  ///< paged: all sequences start with the same blocks
+
+  BandMask mask{};
+  float scale = 0.0f, softcap = 0.0f;
+  Sink sink = Sink::none;
+  bool lse = true;
+  Values values = Values::normal;
+  Layout layout = Layout::contiguous;
+  Scales scales = Scales::none;
+
+  int parts = 2;                    ///< merge
+  Empties empties = Empties::none;  ///< merge
+  bool in_place = false;            ///< merge
+};
+
+std::string_view name_of(Operation operation);
+
+/// Rows of q: those of the sequences and the padding.
+std::int64_t total_q(const Case& spec);
+std::int64_t max_q(const Case& spec);
+std::int64_t max_kv(const Case& spec);
+
+/// The keys [begin, end) that row `row` of a sequence sees: the mask once more, told as plainly as possible.
+struct Keys {
+  std::int64_t begin = 0, end = 0;
+};
+Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row);
+
+/// What the operation must compute and move at least: for rates against the ceilings.
+struct Work {
+  double flops = 0;
+  double bytes = 0;
+};
+Work work_of(const Case& spec);
+
+/// The table, once per process.
+const std::vector<Case>& all_cases();
+const Case* find_case(std::string_view name);
+
+}  // namespace fovea::check

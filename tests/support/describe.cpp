@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "bound_case.hpp"
+
+namespace fovea::check {
+namespace {
+
+constexpr std::int64_t kTwoGiga = std::int64_t{1} << 31;
+
+std::size_t at(int axis) { return static_cast<std::size_t>(axis); }
+
+/// Strides of an array that lies in memory as `order` says, outermost first, with gaps of `gap[axis]` elements after each extent.
+void lay_out(TensorDesc& desc, std::initializer_list<int> order, std::int64_t row_gap, bool outer_gaps) {
+  std::int64_t stride = 1, row = 0;
+  for (auto axis = std::rbegin(order); axis != std::rend(order); ++axis) {
+    desc.strides[at(*axis)] = stride;
+    stride *= desc.shape[at(*axis)];
+    if (axis == std::rbegin(order))
+      stride += row_gap, row = stride;
+    else if (outer_gaps)
+      stride += row;
+  }
+}
+
+/// q, k, v, out and caches: the last dimension contiguous, the others as the layout wants.
+TensorDesc strided(TensorDesc desc, Layout layout) {
+  const auto per_16_bytes = static_cast<std::int64_t>(16 / size_of(desc.dtype));
+  const std::int64_t row = desc.shape[at(desc.rank - 1)];
+  switch (layout) {
+    case Layout::padded:
+    case Layout::odd_rows: {
+      const std::int64_t aligned = (row + per_16_bytes - 1) / per_16_bytes * per_16_bytes - row + per_16_bytes;
+      const std::int64_t gap = layout == Layout::padded ? aligned : 1;
+      if (desc.rank == 3)
+        lay_out(desc, {0, 1, 2}, gap, true);
+      else
+        lay_out(desc, {0, 1, 2, 3}, gap, true);
+      break;
+    }
+    case Layout::head_major:
+      if (desc.rank == 3)
+        lay_out(desc, {1, 0, 2}, 0, false);
+      else
+        lay_out(desc, {0, 2, 1, 3}, 0, false);
+      break;
+    default: break;
+  }
+  return desc;
+}
+
+/// As strided(), and what only inputs K and V may be.
+TensorDesc strided_kv(TensorDesc desc, Layout layout) {
+  if (layout == Layout::broadcast) {
+    desc.strides[at(desc.rank - 2)] = 0;
+    if (desc.rank == 4) desc.strides[0] = 0;
+  }
+  if (layout == Layout::far)
+    desc.strides[0] = std::max<std::int64_t>(desc.strides[0], kTwoGiga / std::max<std::int64_t>(desc.shape[0] - 1, 1) + 64);
+  return strided(desc, layout);
+}
+
+/// lse: every stride is free.
+TensorDesc strided_lse(TensorDesc desc, Layout layout) {
+  if (layout == Layout::head_major && desc.rank == 2) lay_out(desc, {1, 0}, 0, false);
+  if (layout == Layout::head_major && desc.rank == 3) lay_out(desc, {0, 2, 1}, 0, false);
+  if (layout == Layout::padded || layout == Layout::odd_rows)
+    for (int axis = 0; axis < desc.rank; ++axis) desc.strides[at(axis)] *= 3;
+  return desc;
+}
+
+void caches(const Case& spec, std::int64_t blocks, TensorDesc& k, TensorDesc& v) {
+  k = strided_kv(contiguous(spec.kv_dtype, {blocks, spec.page, spec.kv_head, spec.dqk}),
+                 spec.layout == Layout::broadcast ? Layout::contiguous : spec.layout);
+  v = strided_kv(contiguous(spec.kv_dtype, {blocks, spec.page, spec.kv_head, spec.dv}),
+                 spec.layout == Layout::broadcast ? Layout::contiguous : spec.layout);
+  if (spec.layout == Layout::broadcast) k.strides[2] = v.strides[2] = 0;
+  if (spec.layout == Layout::interleaved) {
+    k.strides[1] = v.strides[1] = spec.kv_head * (spec.dqk + spec.dv);
+    k.strides[0] = v.strides[0] = spec.page * k.strides[1];
+  }
+}
+
+std::optional<ScaleDesc> scale_desc(const Case& spec) {
+  if (spec.scales == Scales::none) return std::nullopt;
+  if (spec.scales == Scales::one_value) return ScaleDesc{};
+  return ScaleDesc{.batch_stride = spec.kv_head, .head_stride = 1};
+}
+
+AttentionDesc describe_attention(const Case& spec) {
+  const auto batch = static_cast<std::int64_t>(spec.sequences.size());
+  AttentionDesc desc{.mask = spec.mask, .scale = spec.scale, .softcap = spec.softcap, .has_sink = spec.sink != Sink::none};
+  std::int64_t total_k = 0;
+  for (const Sequence& sequence : spec.sequences) total_k += sequence.kv;
+  const std::int64_t rows = spec.ragged ? total_q(spec) : max_q(spec), keys = spec.ragged ? total_k : max_kv(spec);
+  const auto shaped = [&](DType dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+    return spec.ragged ? contiguous(dtype, {tokens, heads, dim}) : contiguous(dtype, {batch, tokens, heads, dim});
+  };
+  desc.q = strided(shaped(spec.dtype, rows, spec.head, spec.dqk), spec.layout);
+  desc.k = strided_kv(shaped(spec.kv_dtype, keys, spec.kv_head, spec.dqk), spec.layout);
+  desc.v = strided_kv(shaped(spec.kv_dtype, keys, spec.kv_head, spec.dv), spec.layout);
+  desc.out = strided(shaped(spec.out_dtype, rows, spec.head, spec.dv), spec.layout);
+  if (spec.lse)
+    desc.lse = strided_lse(spec.ragged ? contiguous(DType::f32, {rows, spec.head}) : contiguous(DType::f32, {batch, spec.head, rows}),
+                           spec.layout);
+  if (spec.ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = max_q(spec), .max_seq_k = max_kv(spec)};
+  if (spec.dtype == DType::e4m3) desc.q_scale = desc.k_scale = desc.v_scale = scale_desc(spec);
+  return desc;
+}
+
+PagedAttentionDesc describe_paged(const Case& spec) {
+  PagedAttentionDesc desc{.max_seq_q = max_q(spec),
+                          .max_kv_len = max_kv(spec),
+                          .mask = spec.mask,
+                          .scale = spec.scale,
+                          .softcap = spec.softcap,
+                          .has_sink = spec.sink != Sink::none};
+  std::int64_t blocks = 3;  // never used
+  for (const Sequence& sequence : spec.sequences) blocks += (sequence.kv + spec.page - 1) / spec.page;
+  const std::int64_t table_width = (max_kv(spec) + spec.page - 1) / spec.page + 2;
+  caches(spec, blocks, desc.k_cache, desc.v_cache);
+  desc.q = strided(contiguous(spec.dtype, {total_q(spec), spec.head, spec.dqk}), spec.layout);
+  desc.out = strided(contiguous(spec.out_dtype, {total_q(spec), spec.head, spec.dv}), spec.layout);
+  desc.block_table = contiguous(DType::i32, {static_cast<std::int64_t>(spec.sequences.size()), table_width});
+  if (spec.layout == Layout::padded) desc.block_table.strides[0] += 3;
+  if (spec.lse) desc.lse = strided_lse(contiguous(DType::f32, {total_q(spec), spec.head}), spec.layout);
+  if (spec.kv_dtype == DType::e4m3) desc.k_scale = desc.v_scale = scale_desc(spec);
+  return desc;
+}
+
+PagedCacheAppendDesc describe_append(const Case& spec) {
+  PagedCacheAppendDesc desc{};
+  const std::int64_t rows = total_q(spec);
+  // Slots for twice the rows, so that many stay as they are.
+  caches(spec, 2 * rows / spec.page + 2, desc.k_cache, desc.v_cache);
+  desc.k = strided(contiguous(spec.dtype, {rows, spec.kv_head, spec.dqk}), spec.layout);
+  desc.v = strided(contiguous(spec.dtype, {rows, spec.kv_head, spec.dv}), spec.layout);
+  if (spec.kv_dtype == DType::e4m3) desc.k_scale = desc.v_scale = scale_desc(spec);
+  return desc;
+}
+
+MergeStatesDesc describe_merge(const Case& spec) {
+  MergeStatesDesc desc{};
+  desc.out = strided(contiguous(spec.out_dtype, {total_q(spec), spec.head, spec.dv}), spec.layout);
+  const TensorDesc lse = strided_lse(contiguous(DType::f32, {total_q(spec), spec.head}), spec.layout);
+  desc.parts.assign(static_cast<std::size_t>(spec.parts), {.out = desc.out, .lse = lse});
+  if (spec.lse) desc.lse = lse;
+  return desc;
+}
+
+}  // namespace
+
+AnyRequest describe(const Case& spec) {
+  switch (spec.operation) {
+    case Operation::attention: return Request<AttentionDesc, AttentionArgs>{describe_attention(spec), {}};
+    case Operation::paged_attention: return Request<PagedAttentionDesc, PagedAttentionArgs>{describe_paged(spec), {}};
+    case Operation::paged_cache_append: return Request<PagedCacheAppendDesc, PagedCacheAppendArgs>{describe_append(spec), {}};
+    case Operation::merge_states: break;
+  }
+  return Request<MergeStatesDesc, MergeStatesArgs>{describe_merge(spec), {}};
+}
+
+}  // namespace fovea::check

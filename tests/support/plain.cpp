@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plain.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace fovea::check {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+/// One f32 accumulator, term by term: what each lane of a matrix product does.
+float dot(const float* a, const float* b, std::size_t size) {
+  float sum = 0;
+  for (std::size_t i = 0; i < size; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+/// The usual f32 form that survives large arguments; libm's is closer to exact than any kernel needs to be.
+float saturating_tanh(float x) { return 1.0f - 2.0f / (std::exp(2.0f * x) + 1.0f); }
+
+/// What a matrix unit would take as the operand P.
+DType weight_dtype(DType input) { return input == DType::e4m3 ? DType::bf16 : input; }
+
+/// K or V of one sequence and kv head, dense, as stored (scales come later).
+std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, std::int64_t sequence, std::int64_t kv_head,
+                          std::int64_t dim) {
+  const std::int64_t tokens = bound.spec.sequences[index(sequence)].kv;
+  std::vector<float> rows(index(tokens * dim));
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const std::int64_t at = bound.kv_offset(tensor, sequence, token, kv_head);
+    for (std::int64_t x = 0; x < dim; ++x) rows[index(token * dim + x)] = tensor.at(at + x);
+  }
+  return rows;
+}
+
+struct HeadScales {
+  float score, value;
+};
+
+HeadScales head_scales(const BoundCase& bound, std::int64_t kv_head) {
+  const Case& spec = bound.spec;
+  const auto of = [&](const HostileTensor& scale) { return scale ? scale.at(spec.scales == Scales::per_head ? kv_head : 0) : 1.0f; };
+  const float scale = spec.scale != 0 ? spec.scale : 1.0f / std::sqrt(static_cast<float>(spec.dqk));
+  return {scale * of(bound.q_scale) * of(bound.k_scale), of(bound.v_scale)};
+}
+
+/// One query row against the keys it sees.
+struct PlainRow {
+  const Case& spec;
+  const std::vector<float>&k, &v;
+  HeadScales scales;
+  float sink;
+  std::vector<float> scores{}, sums{};
+
+  void attend(const float* q, Keys keys, float* out) {
+    scores.resize(index(keys.end - keys.begin));
+    sums.assign(index(spec.dv), 0.0f);
+    float largest = -kInf;
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      float s = scales.score * dot(q, &k[index(key * spec.dqk)], index(spec.dqk));
+      if (spec.softcap > 0) s = spec.softcap * saturating_tanh(s / spec.softcap);
+      scores[index(key - keys.begin)] = s;
+      largest = std::max(largest, s);
+    }
+    float denominator = 0;
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      const float weight = std::exp(scores[index(key - keys.begin)] - largest);
+      denominator += weight;
+      const float operand = rounded(weight_dtype(spec.dtype), weight);
+      for (std::int64_t x = 0; x < spec.dv; ++x) sums[index(x)] += operand * v[index(key * spec.dv + x)];
+    }
+    denominator += std::exp(sink - largest);
+    for (std::int64_t x = 0; x < spec.dv; ++x) out[x] = rounded(spec.out_dtype, sums[index(x)] / denominator * scales.value);
+  }
+};
+
+void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, std::vector<float>& out) {
+  const Case& spec = bound.spec;
+  const Sequence sequence = spec.sequences[index(b)];
+  const std::vector<float> k = gather(bound, bound.k, b, kv_head, spec.dqk), v = gather(bound, bound.v, b, kv_head, spec.dv);
+  const std::int64_t group = spec.head / spec.kv_head;
+  std::vector<float> q(index(spec.dqk));
+  for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    PlainRow plain{spec, k, v, head_scales(bound, kv_head), bound.sink ? bound.sink.at(head) : -kInf};
+    for (std::int64_t row = 0; row < sequence.q; ++row) {
+      const std::int64_t flat = bound.flat_row(b, row);
+      const Keys keys = visible_keys(spec.mask, sequence, row);
+      if (!wanted[index(flat)] || keys.begin == keys.end) continue;
+      const std::int64_t at = bound.row_offset(bound.q, flat, head);
+      for (std::int64_t x = 0; x < spec.dqk; ++x) q[index(x)] = bound.q.at(at + x);
+      plain.attend(q.data(), keys, &out[index((flat * spec.head + head) * spec.dv)]);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<float> plain_attention(const BoundCase& bound, const std::vector<char>& wanted) {
+  const Case& spec = bound.spec;
+  std::vector<float> out(index(bound.flat_rows() * spec.head * spec.dv));
+  for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
+    bool any = false;
+    for (std::int64_t row = 0; row < spec.sequences[index(b)].q; ++row) any |= wanted[index(bound.flat_row(b, row))] != 0;
+    for (std::int64_t kv_head = 0; any && kv_head < spec.kv_head; ++kv_head) plain_kv_head(bound, b, kv_head, wanted, out);
+  }
+  return out;
+}
+
+std::vector<float> plain_merge_states(const BoundCase& bound) {
+  const Case& spec = bound.spec;
+  std::vector<float> out(index(bound.flat_rows() * spec.head * spec.dv));
+  for (std::int64_t row = 0; row < bound.flat_rows(); ++row)
+    for (std::int64_t head = 0; head < spec.head; ++head) {
+      float largest = -kInf, sum = 0;
+      for (const PartTensors& part : bound.parts) {
+        const float lse = part.lse.at(part.lse.offset(row, head));
+        if (std::isfinite(lse)) largest = std::max(largest, lse);
+      }
+      std::vector<float> sums(index(spec.dv));
+      for (const PartTensors& part : bound.parts) {
+        const float lse = part.lse.at(part.lse.offset(row, head));
+        if (!std::isfinite(lse)) continue;
+        const float weight = std::exp(lse - largest);
+        sum += weight;
+        for (std::int64_t x = 0; x < spec.dv; ++x) sums[index(x)] += weight * part.out.at(part.out.offset(row, head) + x);
+      }
+      for (std::int64_t x = 0; x < spec.dv; ++x)
+        out[index((row * spec.head + head) * spec.dv + x)] = rounded(spec.out_dtype, sum > 0 ? sums[index(x)] / sum : 0.0f);
+    }
+  return out;
+}
+
+}  // namespace fovea::check

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "values.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace fovea::check {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::uint64_t mix(std::uint64_t x) {  // the finaliser of splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// Sum of four uniforms, scaled to variance 1: close enough to a normal distribution, and cheap.
+float near_normal(std::uint64_t bits) {
+  std::int64_t sum = -131070;
+  for (int shift = 0; shift < 64; shift += 16) sum += static_cast<std::int64_t>((bits >> shift) & 0xffff);
+  return static_cast<float>(sum) * (1.7320508f / 65536.0f);
+}
+
+}  // namespace
+
+Generator::Generator(const Case& spec) : spec_(spec), seed_(0x2545f4914f6cdd1du) {
+  // FNV-1a by hand: std::hash may differ from one standard library to the next, and inputs must not.
+  for (const char letter : spec.name) seed_ = (seed_ ^ static_cast<unsigned char>(letter)) * 0x100000001b3u;
+  const float scale = spec.scale != 0 ? spec.scale : 1.0f / std::sqrt(static_cast<float>(spec.dqk));
+  key_per_score_ = 1.0f / (scale * static_cast<float>(spec.dqk));
+}
+
+std::uint64_t Generator::hash(std::uint64_t tag, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
+  const auto fold = [](std::int64_t x) { return static_cast<std::uint64_t>(x); };
+  const std::uint64_t outer = seed_ + tag * 0x9e3779b97f4a7c15u + fold(a) * 0xd1342543de82ef95u + fold(b) * 0xaf251af3b0f025b5u;
+  return mix(outer + fold(c) * 0xb564ef22ec7aece5u + fold(d) * 0xf7c2ebc08f67f2b5u);
+}
+
+float Generator::normal(std::uint64_t tag, Index at) const { return near_normal(hash(tag, at.sequence, at.token, at.head, at.channel)); }
+
+bool Generator::aimed() const {
+  switch (spec_.values) {
+    case Values::huge_scores:
+    case Values::descending:
+    case Values::ascending:
+    case Values::very_negative:
+    case Values::large_offset:
+    case Values::dominant_key: return true;
+    default: return false;
+  }
+}
+
+float Generator::target_score(Index at, std::int64_t kv_len) const {
+  const auto token = static_cast<float>(at.token);
+  const float noise = near_normal(hash(7, at.sequence, at.token, at.head));
+  switch (spec_.values) {
+    case Values::huge_scores: return 300.0f * noise;
+    case Values::descending: return 200.0f - 4.0f * token;
+    case Values::ascending: return -200.0f + 4.0f * token;
+    case Values::very_negative: return -10000.0f + 3.0f * noise;
+    case Values::large_offset: return 5000.0f + 3.0f * noise;
+    case Values::dominant_key: return at.token == kv_len * 2 / 3 ? 40.0f : noise;
+    default: return 0.0f;
+  }
+}
+
+float Generator::q(Index at) const {
+  const float noise = normal(1, at);
+  if (aimed()) return 1.0f + 0.1f * noise;
+  return spec_.values == Values::sharp ? 20.0f * noise : noise;
+}
+
+float Generator::k(Index at, std::int64_t kv_len) const {
+  if (spec_.operation == Operation::paged_cache_append && spec_.values == Values::huge_scores) return 300.0f * normal(2, at);
+  if (spec_.values == Values::nan_key && at.token == kv_len / 2 && at.head == 0 && at.channel == 5) return kNaN;
+  if (spec_.values == Values::ties) at.token = 0;
+  const float noise = normal(2, at);
+  return aimed() ? target_score(at, kv_len) * key_per_score_ + 0.02f * noise : noise;
+}
+
+float Generator::v(Index at, std::int64_t kv_len) const {
+  if (spec_.values == Values::nan_value && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
+  return normal(3, at);
+}
+
+float Generator::sink(std::int64_t head) const {
+  const float strong = 4.0f + 0.5f * static_cast<float>(head % 5);  // about the lse of some hundred keys: leaving it out shows
+  switch (spec_.sink) {
+    case Sink::minus_inf: return -kInf;
+    case Sink::plus_inf: return kInf;
+    case Sink::mixed: {
+      const float values[] = {-kInf, strong, kInf, 300.0f, -1e30f};
+      return values[head % 5];
+    }
+    default: return strong;
+  }
+}
+
+float Generator::scale(char tensor, std::int64_t kv_head) const {
+  const float base = tensor == 'q' ? 2.0f : tensor == 'k' ? 0.5f : 0.25f;
+  return spec_.scales == Scales::per_head ? base * (1.0f + 0.37f * static_cast<float>(kv_head % 4)) : base;
+}
+
+bool Generator::empty(int part, std::int64_t row, std::int64_t head) const {
+  if (spec_.empties == Empties::all) return true;
+  return spec_.empties == Empties::some && hash(4, part, row, head) % 3 == 0;
+}
+
+float Generator::part_out(int part, std::int64_t row, std::int64_t head, std::int64_t channel) const {
+  return empty(part, row, head) ? kNaN : near_normal(hash(5, part, row, head, channel));
+}
+
+float Generator::part_lse(int part, std::int64_t row, std::int64_t head) const {
+  const float marks[] = {-kInf, kInf, kNaN};
+  if (empty(part, row, head)) return marks[hash(6, part, row, head) % 3];
+  const float noise = near_normal(hash(8, part, row, head));
+  if (spec_.values == Values::huge_scores) return 500.0f * noise;
+  return spec_.values == Values::very_negative ? -30000.0f + noise : 3.0f * noise;
+}
+
+}  // namespace fovea::check

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Packing, both products and the streamed forms of every instruction set, against plain loops. Inputs are small integers, so that every
+/// sum is exact in any order and equality can be asked for.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "fovea/tensor.hpp"
+#include "op/common/numeric.hpp"
+#include "unit/cpu_tables.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr auto kBf16 = static_cast<std::size_t>(DType::bf16);
+
+/// [rows][columns] in bf16 with a gap between rows, and the same as numbers.
+struct Matrix {
+  Matrix(int row_count, int column_count, int seed) : rows(row_count), columns(column_count), stride(column_count + 24) {
+    codes.assign(static_cast<std::size_t>(rows * stride), 0x7fc0);  // NaN in the gaps
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < columns; ++c) codes[at(r, c)] = detail::bf16_from_f32(static_cast<float>((r * 7 + c * 5 + r * c + seed) % 9 - 4));
+    }
+    for (int r = 0; r < rows; ++r) pointers.push_back(&codes[at(r, 0)]);
+    zeros.assign(static_cast<std::size_t>(columns), 0);
+  }
+  std::size_t at(int r, int c) const { return static_cast<std::size_t>(r * stride + c); }
+  float number(int r, int c) const { return detail::f32_from_bf16(codes[at(r, c)]); }
+  /// Rows, then rows of zeros up to a multiple.
+  std::vector<Row> padded(int multiple) const {
+    std::vector<Row> all = pointers;
+    while (static_cast<int>(all.size()) % multiple != 0) all.push_back(zeros.data());
+    return all;
+  }
+
+  int rows, columns, stride;
+  std::vector<std::uint16_t> codes, zeros;
+  std::vector<Row> pointers{};
+};
+
+int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+class CpuKernels : public testing::TestWithParam<NamedAttention> {
+ protected:
+  const AttentionKernels& kernels() const { return *GetParam().kernels; }
+  void SetUp() override {
+    if (kernels().enter != nullptr) kernels().enter();
+  }
+  void TearDown() override {
+    if (kernels().leave != nullptr) kernels().leave();
+  }
+  /// Room for `count` operands, all of them NaN.
+  std::vector<std::byte> operands(int count) const {
+    return std::vector<std::byte>(static_cast<std::size_t>(count * kernels().operand_bytes), std::byte{0xff});
+  }
+  std::vector<std::byte> load(const Matrix& q, int stride) const {
+    std::vector<std::byte> packed = operands(round_up(q.rows, 32) * stride);
+    for (int r = 0; r < q.rows; ++r)
+      kernels().load_q[kBf16](q.pointers[static_cast<std::size_t>(r)], q.columns, stride, false,
+                              packed.data() + r * stride * kernels().operand_bytes);
+    return packed;
+  }
+};
+
+TEST_P(CpuKernels, PackedScores) {
+  for (const int head_dim : {8, 40, 64, 136}) {
+    for (int rows = 1; rows <= kernels().block_rows; ++rows) {
+      const int count = 3 * kernels().panel - 5, keys = round_up(count, kernels().panel), stride = round_up(head_dim, 32);
+      const int padded = round_up(head_dim, kernels().depth), score_stride = keys + 32;
+      const Matrix q(rows, head_dim, 1), k(count, head_dim, 2);
+      const std::vector<std::byte> left = load(q, stride);
+      std::vector<std::byte> panels = operands(keys * padded);
+      kernels().pack_keys[kBf16](k.padded(kernels().panel).data(), keys, head_dim, padded, panels.data());
+      std::vector<float> scores(static_cast<std::size_t>(round_up(rows, 32) * score_stride), -1.0f);
+      const RowBlock block{0, rows, 0, round_up(count, kernels().depth)};
+      kernels().scores({.q = left.data(),
+                        .keys = panels.data(),
+                        .scores = scores.data(),
+                        .q_stride = stride,
+                        .score_stride = score_stride,
+                        .head_dim = padded,
+                        .blocks = &block,
+                        .block_count = 1});
+      for (int r = 0; r < rows; ++r) {
+        for (int key = 0; key < keys; ++key) {
+          float want = 0;
+          for (int d = 0; d < head_dim && key < count; ++d) want += q.number(r, d) * k.number(key, d);
+          ASSERT_EQ(scores[static_cast<std::size_t>(r * score_stride + key)], want) << head_dim << " " << rows << ": " << r << ", " << key;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuKernels, PackedValues) {
+  for (const int head_dim : {8, 40, 64, 136}) {
+    for (int rows = 1; rows <= kernels().block_rows; ++rows) {
+      const int count = 3 * kernels().panel - 5, keys = round_up(count, kernels().panel),
+                columns = round_up(round_up(head_dim, 32), kernels().panel);
+      const Matrix weights(rows, keys, 3), v(count, head_dim, 4);
+      const std::vector<std::byte> left = load(weights, keys);
+      std::vector<std::byte> panels = operands(keys * columns);
+      EXPECT_TRUE(kernels().pack_values[kBf16](v.padded(kernels().panel).data(), keys, head_dim, keys, panels.data()));
+      std::vector<float> acc(static_cast<std::size_t>(round_up(rows, 32) * columns), 2.0f), rescale(static_cast<std::size_t>(rows));
+      for (int r = 0; r < rows; ++r) rescale[static_cast<std::size_t>(r)] = static_cast<float>(r % 3);
+      const int begin = kernels().depth;
+      const RowBlock block{0, rows, begin, keys};
+      kernels().values({.p = left.data(),
+                        .values = panels.data(),
+                        .acc = acc.data(),
+                        .rescale = rescale.data(),
+                        .p_stride = keys,
+                        .acc_stride = columns,
+                        .kv_tile = keys,
+                        .head_dim = head_dim,
+                        .blocks = &block,
+                        .block_count = 1});
+      for (int r = 0; r < rows; ++r) {
+        for (int d = 0; d < head_dim; ++d) {
+          float want = 2.0f * static_cast<float>(r % 3);
+          for (int key = begin; key < count; ++key) want += weights.number(r, key) * v.number(key, d);
+          ASSERT_EQ(acc[static_cast<std::size_t>(r * columns + d)], want) << head_dim << " " << rows << ": " << r << ", " << d;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuKernels, PackingValuesReportsWhatIsNotFinite) {
+  for (const float special : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    const int count = kernels().panel, columns = round_up(72, 32);
+    for (const int key : {0, 1, count - 1}) {
+      Matrix v(count, 72, 5);
+      std::vector<std::byte> panels = operands(count * columns);
+      EXPECT_TRUE(kernels().pack_values[kBf16](v.pointers.data(), count, 72, count, panels.data()));
+      v.codes[v.at(key, 71)] = detail::bf16_from_f32(special);
+      EXPECT_FALSE(kernels().pack_values[kBf16](v.pointers.data(), count, 72, count, panels.data()));
+    }
+  }
+}
+
+TEST_P(CpuKernels, StreamedScoresAndValues) {
+  for (const int head_dim : {8, 40, 64, 136}) {
+    for (int rows = 1; rows <= 8; ++rows) {
+      for (const int count : {1, 5, 37}) {
+        const int stride = round_up(head_dim, 32), score_stride = round_up(count, 16);
+        const Matrix q(rows, head_dim, 6), k(count, head_dim, 7), v(count, head_dim, 8);
+        const std::vector<std::byte> left = load(q, stride);
+        std::vector<float> scores(static_cast<std::size_t>(rows * score_stride)), acc(static_cast<std::size_t>(rows * stride), 1.0f),
+            rescale(8, 3.0f);
+        kernels().stream_scores[kBf16]({.q = left.data(),
+                                        .keys = k.padded(4).data(),
+                                        .next = v.pointers.data(),
+                                        .scores = scores.data(),
+                                        .q_stride = stride,
+                                        .score_stride = score_stride,
+                                        .rows = rows,
+                                        .count = count,
+                                        .head_dim = head_dim,
+                                        .next_bytes = 2 * head_dim});
+        GetParam().rows->stream_values[kBf16]({.p = scores.data(),
+                                               .values = v.pointers.data(),
+                                               .acc = acc.data(),
+                                               .rescale = rescale.data(),
+                                               .p_stride = score_stride,
+                                               .acc_stride = stride,
+                                               .rows = rows,
+                                               .count = count,
+                                               .head_dim = head_dim});
+        for (int r = 0; r < rows; ++r) {
+          std::vector<float> want(static_cast<std::size_t>(head_dim), 3.0f);
+          for (int key = 0; key < count; ++key) {
+            float score = 0;
+            for (int d = 0; d < head_dim; ++d) score += q.number(r, d) * k.number(key, d);
+            ASSERT_EQ(scores[static_cast<std::size_t>(r * score_stride + key)], score);
+            for (int d = 0; d < head_dim; ++d) want[static_cast<std::size_t>(d)] += score * v.number(key, d);
+          }
+          for (int d = 0; d < head_dim; ++d) ASSERT_EQ(acc[static_cast<std::size_t>(r * stride + d)], want[static_cast<std::size_t>(d)]);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, CpuKernels, testing::ValuesIn(attention_tables()),
+                         [](const testing::TestParamInfo<NamedAttention>& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fovea::cpu
