@@ -85,7 +85,11 @@ void spoil(Bytes& bytes, TensorDesc& desc) {
       case 2: desc.shape[static_cast<std::size_t>(bytes.small(3))] = bytes.number(); break;
       case 3: desc.strides[static_cast<std::size_t>(bytes.small(3))] = bytes.number(); break;
       case 4: desc.alignment = static_cast<std::int32_t>(bytes.number()); break;
-      default: desc.strides[static_cast<std::size_t>(bytes.small(3))] *= 2; break;
+      default: {
+        std::int64_t& stride = desc.strides[static_cast<std::size_t>(bytes.small(3))];
+        stride = static_cast<std::int64_t>(2 * static_cast<std::uint64_t>(stride));  // wraps
+        break;
+      }
     }
   }
 }
