@@ -28,6 +28,7 @@ struct AttentionBackwardArgs {
 
 using AttentionBackwardPlan = Plan<AttentionBackwardArgs>;
 
-Result<AttentionBackwardPlan> plan_attention_backward(const AttentionBackwardDesc& desc, Device device = {}, const PlanOptions& options = {});
+Result<AttentionBackwardPlan> plan_attention_backward(const AttentionBackwardDesc& desc, Device device = {},
+                                                      const PlanOptions& options = {});
 
 }  // namespace fovea

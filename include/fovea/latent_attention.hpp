@@ -15,18 +15,18 @@ namespace fovea {
 /// whole row, V its first 512 values.
 struct LatentCacheDesc {
   CacheFormat format = CacheFormat::rows;
-  TensorDesc rows{};               ///< format rows: [blocks, page, kv_head, 576 or 512] in f32 (CPU), f16, bf16 or e4m3
-  std::int64_t blocks = 0;         ///< packed formats (one kv head)
-  std::int64_t page = 0;           ///< packed formats
-  std::int64_t block_stride = 0;   ///< packed formats: bytes from block to block, at least page * bytes; 0 means exactly that
+  TensorDesc rows{};              ///< format rows: [blocks, page, kv_head, 576 or 512] in f32 (CPU), f16, bf16 or e4m3
+  std::int64_t blocks = 0;        ///< packed formats (one kv head)
+  std::int64_t page = 0;          ///< packed formats
+  std::int64_t block_stride = 0;  ///< packed formats: bytes from block to block, at least page * bytes; 0 means exactly that
 };
 
 /// Dense MLA decode over a block-table cache of latent rows (MQA: all heads of a group share one row).
 ///
 /// q [batch, seq_q, head, d], or ragged [total_q, head, d] with cu_seqlens_q; out like q with 512 values; lse [batch, head, seq_q] or
 /// [total_q, head]; block_table i32 [batch, max_blocks]. d is 576 or 512, as the cache's rows.
-/// Any head count that kv_head divides, any page size, any query length; kv_len 0 gives out = 0 and lse = -inf. Queries are the last rows of
-/// their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
+/// Any head count that kv_head divides, any page size, any query length; kv_len 0 gives out = 0 and lse = -inf. Queries are the last rows
+/// of their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
 /// Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
 struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};
@@ -35,7 +35,7 @@ struct LatentAttentionDesc {
   std::int64_t max_seq_q = 0;   ///< ragged: bound of every q_len; 0 means total_q
   std::int64_t max_kv_len = 0;  ///< bound of every kv_len; 0 means max_blocks * page
   BandMask mask = causal();
-  float scale = 0.0f;  ///< 0 means d ** -0.5; models usually want (192) ** -0.5
+  float scale = 0.0f;      ///< 0 means d ** -0.5; models usually want (192) ** -0.5
   bool has_scale = false;  ///< e4m3 rows: args.cache_scale points to one f32
 };
 
@@ -63,8 +63,8 @@ Result<LatentAttentionPlan> plan_latent_attention(const LatentAttentionDesc& des
 /// topk_length i32 [batch].
 ///
 /// index = physical_block * page + slot. Indices outside the cache are ignored, whatever they are; so are those past topk_length. An
-/// index that occurs twice counts twice. A second cache (`extra`), with a page size, indices and lengths of its own, joins the same softmax.
-/// max_logits is the row maximum of s in natural units, -inf when nothing is visible. lse excludes the sink. V is the first 512
+/// index that occurs twice counts twice. A second cache (`extra`), with a page size, indices and lengths of its own, joins the same
+/// softmax. max_logits is the row maximum of s in natural units, -inf when nothing is visible. lse excludes the sink. V is the first 512
 /// values of the decoded row. Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
 struct SparseLatentAttentionDesc {
   struct Selection {
@@ -97,7 +97,7 @@ struct SparseLatentAttentionArgs {
 using SparseLatentAttentionPlan = Plan<SparseLatentAttentionArgs>;
 
 Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLatentAttentionDesc& desc, Device device = {},
-                                                              const PlanOptions& options = {});
+                                                               const PlanOptions& options = {});
 
 /// How a quantiser picks the scale of a group from its largest magnitude. Formats whose scales are ue8m0 round it up to a power of two
 /// in either mode; e4m3 scales (fp4) are rounded to nearest.
@@ -132,8 +132,8 @@ using QuantizeLatentCachePlan = Plan<QuantizeLatentCacheArgs>;
 using DequantizeLatentCachePlan = Plan<DequantizeLatentCacheArgs>;
 
 Result<QuantizeLatentCachePlan> plan_quantize_latent_cache(const LatentCacheConversionDesc& desc, Device device = {},
-                                                          const PlanOptions& options = {});
+                                                           const PlanOptions& options = {});
 Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCacheConversionDesc& desc, Device device = {},
-                                                              const PlanOptions& options = {});
+                                                               const PlanOptions& options = {});
 
 }  // namespace fovea

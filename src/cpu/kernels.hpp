@@ -10,6 +10,8 @@ namespace fovea::cpu {
 /// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3.
 inline constexpr int kStorages = 4;
 inline constexpr int kPackedFormatCount = 5;
+/// Rows that pack_keys and pack_values take at a time.
+inline constexpr int kPackedRows = 8;
 
 /// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the kv tile that some of
 /// them see. The bounds are multiples of PackedKernels::depth.
@@ -128,7 +130,7 @@ struct AttentionKernels {
   void (*load_q[kStorages])(Row source, int count, int padded, bool negate, void* operands) = {};
   /// Panels [panel][padded head_dim][kPanel] of `count` rows, a multiple of the panel.
   void (*pack_keys[kStorages])(const Row* rows, int count, int head_dim, int padded, void* panels) = {};
-  /// Panels [panel][kv_tile][kPanel] of `count` rows; false when some element is not finite.
+  /// Panels [panel][kv_tile][kPanel] of `count` rows, a multiple of kPackedRows; false when some element is not finite.
   bool (*pack_values[kStorages])(const Row* rows, int count, int head_dim, int kv_tile, void* panels) = {};
   void (*scores)(const ScoreTile&) = nullptr;
   void (*softmax)(const SoftmaxTile&) = nullptr;

@@ -51,7 +51,7 @@ struct DequantizeLatentCache : OperationTypes<DequantizeLatentCacheProblem, Dequ
 };
 
 /// In the order in which they are listed to people.
-using Operations = std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention, SparseLatentAttention,
-                              QuantizeLatentCache, DequantizeLatentCache>;
+using Operations = std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention,
+                              SparseLatentAttention, QuantizeLatentCache, DequantizeLatentCache>;
 
 }  // namespace fovea::detail

@@ -37,15 +37,18 @@ Result<LatentAttentionPlan> plan_latent_attention(const LatentAttentionDesc& des
   return plan<detail::LatentAttention>(detail::validate(desc, options), device, options);
 }
 
-Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLatentAttentionDesc& desc, Device device, const PlanOptions& options) {
+Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLatentAttentionDesc& desc, Device device,
+                                                               const PlanOptions& options) {
   return plan<detail::SparseLatentAttention>(detail::validate(desc, options), device, options);
 }
 
-Result<QuantizeLatentCachePlan> plan_quantize_latent_cache(const LatentCacheConversionDesc& desc, Device device, const PlanOptions& options) {
+Result<QuantizeLatentCachePlan> plan_quantize_latent_cache(const LatentCacheConversionDesc& desc, Device device,
+                                                           const PlanOptions& options) {
   return plan<detail::QuantizeLatentCache>(detail::validate_quantize(desc), device, options);
 }
 
-Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCacheConversionDesc& desc, Device device, const PlanOptions& options) {
+Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCacheConversionDesc& desc, Device device,
+                                                               const PlanOptions& options) {
   return plan<detail::DequantizeLatentCache>(detail::validate_dequantize(desc), device, options);
 }
 

@@ -12,7 +12,8 @@ namespace fovea::detail {
 
 /// Plans with `candidate`, or says why not. Any error but `unsupported` means that the search must stop.
 template <class Operation>
-PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& candidate, const typename Operation::Problem& problem, Device device) {
+PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& candidate, const typename Operation::Problem& problem,
+                                               Device device) {
   if (candidate.backend != device.backend) return declined("device.backend", "another backend", "the one the implementation runs on");
   if (const std::string_view reason = candidate.unavailable(); !reason.empty()) {
     return Error{ErrorCode::unsupported, "not available on this machine: " + std::string(reason)};

@@ -22,26 +22,31 @@ struct Span {
 
 Span span_of(const detail::AttentionBackwardProblem& problem, const AttentionArgs& args, std::int64_t b) {
   if (!problem.ragged) return {b * problem.max_seq_q, problem.max_seq_q, b * problem.max_seq_k, problem.max_seq_k};
-  return {args.cu_seqlens_q[b], args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b], args.cu_seqlens_k[b], args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b]};
+  return {args.cu_seqlens_q[b], args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b], args.cu_seqlens_k[b],
+          args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b]};
 }
 
 /// The tensors of one (sequence, head) in double precision.
 struct Head {
   Matrix q, k, v, dout;
   std::vector<std::int64_t> visible;  ///< of the row at hand
+  std::int64_t index = 0;             ///< of the query head
 };
 
 /// One query row: p and ds from the row's own lse and delta, then the three outer products.
-void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArgs& args, const Head& head, std::int64_t row, std::int64_t head_index,
+void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArgs& args, const Head& head, std::int64_t row,
              const Span& span, BackwardOutput& result) {
+  const std::int64_t head_index = head.index;
   const std::int64_t kv_head = head_index / problem.group();
-  const RowOptions options{.scale = problem.scale, .softcap = problem.softcap,
+  const RowOptions options{.scale = problem.scale,
+                           .softcap = problem.softcap,
                            .sink = problem.has_sink ? std::optional<double>(args.sink[head_index]) : std::nullopt};
   std::vector<double> out(static_cast<std::size_t>(problem.head_dim_v));
   const RowResult forward = attend(head.q.row(row), head.k, head.v, head.visible, options, out.data());
   if (std::isinf(forward.lse) && forward.lse < 0) return;
   if (options.sink && std::isinf(*options.sink) && *options.sink > 0) return;  // out is 0 whatever the inputs are
-  const double total = problem.has_sink ? forward.lse + std::log1p(std::exp(*options.sink - forward.lse)) : forward.lse;  // log of the denominator
+  const double total =
+      problem.has_sink ? forward.lse + std::log1p(std::exp(*options.sink - forward.lse)) : forward.lse;  // log of the denominator
   const double delta = dot(head.dout.row(row), out.data(), problem.head_dim_v);
   if (problem.has_sink) result.dsink[static_cast<std::size_t>(head_index)] -= std::exp(*options.sink - total) * delta;
 
@@ -63,7 +68,8 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
   }
 }
 
-Head load_head(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args, std::int64_t b, const Span& span, std::int64_t head) {
+Head load_head(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args, std::int64_t b, const Span& span,
+               std::int64_t head) {
   const std::int64_t kv_head = head / problem.group();
   const std::int64_t q_row = problem.ragged ? span.q_begin : 0, k_row = problem.ragged ? span.k_begin : 0;
   const auto rows = [&](const detail::RowStrides& s, std::int64_t first, std::int64_t h, std::int64_t count) {
@@ -79,19 +85,23 @@ Head load_head(const detail::AttentionBackwardProblem& problem, const AttentionB
 }  // namespace
 
 BackwardOutput attention_backward(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
-  const auto zeros = [](std::int64_t rows, std::int64_t heads, std::int64_t dim) { return std::vector<double>(static_cast<std::size_t>(rows * heads * dim)); };
-  BackwardOutput result{zeros(problem.total_q, problem.heads, problem.head_dim_qk), zeros(problem.total_k, problem.kv_heads, problem.head_dim_qk),
-                        zeros(problem.total_k, problem.kv_heads, problem.head_dim_v), zeros(1, problem.heads, 1),
-                        std::vector<char>(static_cast<std::size_t>(problem.total_q)), std::vector<char>(static_cast<std::size_t>(problem.total_k))};
+  const auto zeros = [](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return std::vector<double>(static_cast<std::size_t>(rows * heads * dim));
+  };
+  BackwardOutput result{
+      zeros(problem.total_q, problem.heads, problem.head_dim_qk),   zeros(problem.total_k, problem.kv_heads, problem.head_dim_qk),
+      zeros(problem.total_k, problem.kv_heads, problem.head_dim_v), zeros(1, problem.heads, 1),
+      std::vector<char>(static_cast<std::size_t>(problem.total_q)), std::vector<char>(static_cast<std::size_t>(problem.total_k))};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Span span = span_of(problem, args.forward, b);
     std::fill_n(result.q_written.begin() + span.q_begin, span.q_size, 1);
     std::fill_n(result.k_written.begin() + span.k_begin, span.k_size, 1);
     for (std::int64_t head = 0; head < problem.heads; ++head) {
       Head tensors = load_head(problem, args, b, span, head);
+      tensors.index = head;
       for (std::int64_t row = 0; row < span.q_size; ++row) {
         tensors.visible = visible_keys(problem.mask, row, span.q_size, span.k_size);
-        add_row(problem, args.forward, tensors, row, head, span, result);
+        add_row(problem, args.forward, tensors, row, span, result);
       }
     }
   }

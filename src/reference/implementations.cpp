@@ -76,8 +76,10 @@ Result<void> run_merge_states(const detail::MergeStatesProblem& problem, const M
   if (Result<void> good = check_args(problem, args); !good) return good;
   const AttentionOutput result = merge_states(problem, args);
   const detail::MergeStatesProblem::Strides& to = problem.out;
-  round_rows({result.out, result.written, problem.total_q, problem.heads, problem.head_dim_v}, problem.dtype, {0, to.out_row, to.out_head}, args.out);
-  if (problem.has_lse) round_rows({result.lse, result.written, problem.total_q, problem.heads}, DType::f32, {0, to.lse_row, to.lse_head}, args.lse);
+  round_rows({result.out, result.written, problem.total_q, problem.heads, problem.head_dim_v}, problem.dtype, {0, to.out_row, to.out_head},
+             args.out);
+  if (problem.has_lse)
+    round_rows({result.lse, result.written, problem.total_q, problem.heads}, DType::f32, {0, to.lse_row, to.lse_head}, args.lse);
   return {};
 }
 
@@ -149,18 +151,20 @@ detail::Implementations<detail::LatentAttention> implementations(detail::LatentA
 }
 
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) {
-  static const auto kRow = row<detail::SparseLatentAttention>(kAnyCache, plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
+  static const auto kRow =
+      row<detail::SparseLatentAttention>(kAnyCache, plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
   return {&kRow, 1};
 }
 
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache) {
-  static const auto kRow = row<detail::QuantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::QuantizeLatentCache, run_quantize>);
+  static const auto kRow =
+      row<detail::QuantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::QuantizeLatentCache, run_quantize>);
   return {&kRow, 1};
 }
 
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache) {
-  static const auto kRow =
-      row<detail::DequantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::DequantizeLatentCache, run_dequantize>);
+  static const auto kRow = row<detail::DequantizeLatentCache>("f32, f16, bf16 rows; every packed format",
+                                                              plan_any<detail::DequantizeLatentCache, run_dequantize>);
   return {&kRow, 1};
 }
 

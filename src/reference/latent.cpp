@@ -41,8 +41,8 @@ Matrix query(const detail::AttentionCore& core, const void* q, std::int64_t at) 
 }
 
 /// The slots of the tokens that one row lists, good indices only.
-void append_rows(const SparseLatentAttentionArgs::Selection& args, const detail::SparseSelection& selection, std::int64_t index_at, std::int64_t length,
-                 std::vector<std::vector<double>>& rows) {
+void append_rows(const SparseLatentAttentionArgs::Selection& args, const detail::SparseSelection& selection, std::int64_t index_at,
+                 std::int64_t length, std::vector<std::vector<double>>& rows) {
   for (std::int64_t i = 0; i < std::min(length, selection.topk); ++i) {
     const std::int64_t slot = args.indices[index_at + i];
     if (slot < 0 || slot >= selection.cache.slots()) continue;
@@ -52,7 +52,8 @@ void append_rows(const SparseLatentAttentionArgs::Selection& args, const detail:
 }
 
 /// K of one query row: its tokens from both caches.
-Matrix selected_rows(const detail::SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args, std::int64_t b, std::int64_t row) {
+Matrix selected_rows(const detail::SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args, std::int64_t b,
+                     std::int64_t row) {
   std::vector<std::vector<double>> rows;
   const auto append = [&](const detail::SparseSelection& selection, const SparseLatentAttentionArgs::Selection& from) {
     const std::int64_t length = selection.has_topk_length ? from.topk_length[problem.flat ? row : b] : selection.topk;

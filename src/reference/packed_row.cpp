@@ -97,7 +97,8 @@ void decode_row(const PackedFormat& format, const void* block, std::int64_t slot
   const auto* bytes = static_cast<const std::uint8_t*>(block);
   const std::uint8_t* codes = bytes + format.codes_at(slot);
   const std::uint8_t* scales = bytes + format.scales_at(slot, page);
-  for (int i = 0; i < format.codes; ++i) row[i] = decode_code(format.code_type, codes, i) * decode_scale(format.scale_type, scales, i / format.group);
+  for (int i = 0; i < format.codes; ++i)
+    row[i] = decode_code(format.code_type, codes, i) * decode_scale(format.scale_type, scales, i / format.group);
   for (int i = 0; i < format.rope; ++i) {
     std::uint16_t bits = 0;  // a row of 656 bytes need not be aligned
     std::memcpy(&bits, bytes + format.rope_at(slot) + 2 * i, 2);

@@ -25,7 +25,7 @@ namespace fovea::reference {
 /// Rows of no sequence are not `written`, and their values mean nothing.
 struct AttentionOutput {
   std::vector<double> out, lse;
-  std::vector<char> written;  ///< [total_q]
+  std::vector<char> written;         ///< [total_q]
   std::vector<double> max_logits{};  ///< [total_q, head], sparse latent attention only
 };
 

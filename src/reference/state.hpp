@@ -40,7 +40,8 @@ inline std::string_view always_available() { return {}; }
 
 /// The list of one operation: the reference alone.
 template <class Operation>
-detail::Implementation<Operation> row(std::string_view accepts, detail::PlanResult<typename Operation::Args> (*plan)(const typename Operation::Problem&, Device)) {
+detail::Implementation<Operation> row(std::string_view accepts,
+                                      detail::PlanResult<typename Operation::Args> (*plan)(const typename Operation::Problem&, Device)) {
   return {State<Operation>::kName, accepts, Backend::cpu, always_available, plan};
 }
 

@@ -2,30 +2,29 @@
 /// The backward pass: every implementation that this machine can run, forced by name, against the fp64 reference.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "allocations.hpp"
 #include "backward_case.hpp"
 #include "fovea/info.hpp"
 #include "run_case.hpp"
-
-namespace {
-std::atomic<std::int64_t> allocations{0};
-}
-
-void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace fovea::check {
 namespace {
 
 using Values = BackwardCase::Values;
+
+std::vector<BackwardCase> cases_that_are_not_finite() {
+  std::vector<BackwardCase> cases;
+  for (const bool masked : {true, false}) {
+    const BandMask mask = masked ? causal() : BandMask{};
+    const std::string suffix = masked ? "-causal" : "-full";
+    cases.push_back({.name = "nan-query" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_query});
+    cases.push_back({.name = "nan-key" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_key});
+    cases.push_back({.name = "nan-value" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_value});
+    cases.push_back({.name = "nan-dout" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_dout});
+    cases.push_back({.name = "infinite-key" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::infinite_key});
+  }
+  return cases;
+}
 
 std::vector<BackwardCase> table() {
   const BandMask top_left = causal(Anchor::top_left);
@@ -34,7 +33,7 @@ std::vector<BackwardCase> table() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const auto add = [&](BackwardCase spec) {
       spec.dtype = dtype;
-      spec.name += "-" + std::string(name_of(dtype));
+      spec.name.append("-").append(name_of(dtype));
       cases.push_back(std::move(spec));
     };
     add({.name = "full", .sequences = {{128, 96}, {128, 96}}});
@@ -81,15 +80,7 @@ std::vector<BackwardCase> table() {
          .sequences = {{70, 90}, {70, 90}},
          .mask = window,
          .padded = true});
-    for (const bool masked : {true, false}) {
-      const BandMask mask = masked ? causal() : BandMask{};
-      const std::string suffix = masked ? "-causal" : "-full";
-      add({.name = "nan-query" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_query});
-      add({.name = "nan-key" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_key});
-      add({.name = "nan-value" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_value});
-      add({.name = "nan-dout" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::nan_dout});
-      add({.name = "infinite-key" + suffix, .sequences = {{192, 192}}, .mask = mask, .values = Values::infinite_key});
-    }
+    for (BackwardCase& spec : cases_that_are_not_finite()) add(std::move(spec));
   }
   return cases;
 }
@@ -154,9 +145,9 @@ TEST(AttentionBackward, RunAllocatesNothing) {
     const auto plan = plan_attention_backward(bound.desc, {}, {.implementation = implementation});
     ASSERT_TRUE(plan);
     const HostileWorkspace workspace(plan->workspace_bytes());
-    const std::int64_t before = allocations;
+    const std::int64_t before = allocations();
     const bool done = static_cast<bool>(plan->run(bound.args, workspace.view()));
-    EXPECT_EQ(allocations - before, 0) << implementation;
+    EXPECT_EQ(allocations() - before, 0) << implementation;
     EXPECT_TRUE(done);
   }
 }

@@ -25,8 +25,8 @@ struct Item {
 /// Addresses of the rows of keys [begin, end) of the item's sequence and head.
 void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows);
 
-/// Rows of K and V of keys [begin, end), at most one tile; `buffer` is that of the tile. Returns how many there are: a list may hold indices
-/// that name nothing.
+/// Rows of K and V of keys [begin, end), at most one tile; `buffer` is that of the tile. Returns how many there are: a list may hold
+/// indices that name nothing.
 int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
 
 /// The same for a latent cache (latent_attention/gather.cpp).

@@ -58,17 +58,16 @@ static void pack_keys(const Row* rows, int count, int head_dim, int padded, void
 /// Infinities and NaNs are looked for here, where every element passes once: they decide whether a zero weight may be multiplied.
 template <class Math, class S>
 static bool pack_values(const Row* rows, int count, int head_dim, int kv_tile, void* panels) {
-  constexpr int kKeys = 8;  // at a time, so that neither the rows nor the panels, both far apart, drive each other out of the cache
   using Operand = typename Math::Operand;
   const int padded = (head_dim + kPanel - 1) / kPanel * kPanel;
   typename Math::Finite finite{};
-  for (int first = 0; first < count; first += kKeys) {
+  for (int first = 0; first < count; first += kPackedRows) {  // so that neither rows nor panels, both far apart, drive each other out
     for (int column = 0; column < padded; column += kLanes) {
       const int here = head_dim - column < kLanes ? head_dim - column : kLanes;
       // (kv_tile / kPair, kPanel, kPair) of this column's panel, from this column on
       Operand* panel =
           static_cast<Operand*>(panels) + static_cast<std::int64_t>(column / kPanel) * kPanel * kv_tile + column % kPanel * Math::kPair;
-      for (int key = first; key < first + kKeys; key += Math::kPair) {
+      for (int key = first; key < first + kPackedRows; key += Math::kPair) {
         Operand* to = panel + static_cast<std::int64_t>(key) * kPanel;
         if (here == kLanes) {
           Math::template interleave<S>(rows + key, column, to, finite);

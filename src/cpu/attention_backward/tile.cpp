@@ -253,7 +253,7 @@ bool load_keys(const Head& head, std::int64_t begin, int count) {
     kernels.load_q[head.dtype()](s.k_rows[key], qk, static_cast<int>(e.qk_row), false, s.k + key * e.qk_row * kernels.operand_bytes);
     kernels.load_q[head.dtype()](s.v_rows[key], dv, static_cast<int>(e.v_row), false, s.v + key * e.v_row * kernels.operand_bytes);
   }
-  const int padded = static_cast<int>(round_up(count, kernels.depth));
+  const int padded = static_cast<int>(round_up(count, std::max(kernels.depth, kPackedRows)));
   for (int key = count; key < padded; ++key) s.k_rows[key] = zero_row();
   return kernels.pack_values[head.dtype()](s.k_rows, padded, qk, head.setup.tuning.kv_tile, s.k_values);
 }

@@ -109,7 +109,8 @@ detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Devi
 }
 
 template <class Isa>
-constexpr detail::Implementation<detail::MergeStates> kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::MergeStates> kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu,
+                                                           Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

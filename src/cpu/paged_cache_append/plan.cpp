@@ -92,8 +92,8 @@ detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& pro
 }
 
 template <class Isa>
-constexpr detail::Implementation<detail::PagedCacheAppend> kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", Backend::cpu,
-                                                      Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::PagedCacheAppend> kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches",
+                                                                Backend::cpu, Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

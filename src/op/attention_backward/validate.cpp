@@ -19,7 +19,8 @@ RowStrides check_gradient(Checker& check, std::string_view name, const TensorDes
   const std::array same{of.dtype};
   check_dtype(check, tensor, same);
   if (!check.ok()) return {};
-  for (int axis = 0; axis < of.rank; ++axis) check_extent(check, tensor, axis, of.shape[static_cast<std::size_t>(axis)], "the forward tensor");
+  for (int axis = 0; axis < of.rank; ++axis)
+    check_extent(check, tensor, axis, of.shape[static_cast<std::size_t>(axis)], "the forward tensor");
   const auto& s = gradient.strides;
   return of.rank == 4 ? RowStrides{s[0], s[1], s[2]} : RowStrides{0, s[0], s[1]};
 }

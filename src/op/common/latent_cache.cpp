@@ -35,7 +35,8 @@ LatentCacheView packed_view(Checker& check, std::string_view name, const LatentC
   const std::int64_t stride = desc.block_stride == 0 ? least : desc.block_stride;
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 48;
   if (stride < least || stride > kMostBytes) {
-    check.fail(invalid(field(name, "block_stride (bytes)"), stride, std::to_string(least) + " (page * bytes of " + std::string(format.name) + ") to 2^48"));
+    check.fail(invalid(field(name, "block_stride (bytes)"), stride,
+                       std::to_string(least) + " (page * bytes of " + std::string(format.name) + ") to 2^48"));
   }
   return {desc.format, DType::bf16, desc.blocks, desc.page, 1, format.row(), {}, stride, 1};
 }

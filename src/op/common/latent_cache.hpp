@@ -14,10 +14,10 @@ struct LatentCacheView {
   CacheFormat format{};
   DType dtype{};  ///< of plain rows; bf16 (what they decode to) when packed
   std::int64_t blocks = 0, page = 0, kv_heads = 1;
-  std::int64_t row = 0;             ///< values in a row: 576 or 512
-  CacheStrides strides{};           ///< plain rows, in elements
-  std::int64_t block_stride = 0;    ///< packed, in bytes
-  std::int32_t alignment = 1;       ///< bytes, of the pointer
+  std::int64_t row = 0;           ///< values in a row: 576 or 512
+  CacheStrides strides{};         ///< plain rows, in elements
+  std::int64_t block_stride = 0;  ///< packed, in bytes
+  std::int32_t alignment = 1;     ///< bytes, of the pointer
 
   constexpr std::int64_t slots() const { return blocks * page; }
 };

@@ -17,7 +17,8 @@ constexpr std::array<std::string_view, 3> kRaggedOutAxes{"total_q", "head", "lat
 constexpr std::array<std::string_view, 2> kTableAxes{"batch", "max_blocks"};
 constexpr std::array kQueryDTypes{DType::f32, DType::f16, DType::bf16};
 
-std::span<const std::string_view> axes(bool ragged, const std::array<std::string_view, 4>& fixed, const std::array<std::string_view, 3>& rows) {
+std::span<const std::string_view> axes(bool ragged, const std::array<std::string_view, 4>& fixed,
+                                       const std::array<std::string_view, 3>& rows) {
   return ragged ? std::span<const std::string_view>(rows) : std::span<const std::string_view>(fixed);
 }
 
@@ -88,7 +89,8 @@ void check_bounds(Checker& check, const LatentAttentionDesc& desc, const LatentA
   if (check.ok() && (desc.max_kv_len < 0 || desc.max_kv_len > capacity)) {
     check.fail(invalid("max_kv_len", desc.max_kv_len, "0 to " + std::to_string(capacity) + " (max_blocks * page of the block table)"));
   }
-  check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left", "bottom_right (queries are the last rows of a sequence)");
+  check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left",
+               "bottom_right (queries are the last rows of a sequence)");
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConver
   return validate_conversion<DequantizeLatentCacheProblem>(desc, true);
 }
 
-Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache, const std::int64_t* slot_mapping) {
+Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache,
+                        const std::int64_t* slot_mapping) {
   Checker check;
   const bool any = problem.tokens > 0;
   check_pointer(check, "rows", rows, any, problem.rows_alignment);

@@ -31,7 +31,8 @@ void check_queries(Checker& check, const SparseLatentAttentionDesc& desc, bool f
 }
 
 /// Checks one cache with its indices and turns them into a selection.
-SparseSelection check_selection(Checker& check, const std::string& name, const SparseLatentAttentionDesc::Selection& desc, const TensorDesc& q) {
+SparseSelection check_selection(Checker& check, const std::string& name, const SparseLatentAttentionDesc::Selection& desc,
+                                const TensorDesc& q) {
   constexpr std::array kIndexDTypes{DType::i32};
   const bool flat = q.rank == 3;
   SparseSelection selection;
@@ -73,7 +74,9 @@ SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
   problem.kv_heads = 1;
   problem.head_dim_qk = desc.q.shape[first + 2];
   problem.head_dim_v = kLatentDim;
-  const auto strides = [&](const TensorDesc& t) { return RowStrides{problem.flat ? 0 : t.strides[0], t.strides[first], t.strides[first + 1]}; };
+  const auto strides = [&](const TensorDesc& t) {
+    return RowStrides{problem.flat ? 0 : t.strides[0], t.strides[first], t.strides[first + 1]};
+  };
   problem.q = strides(desc.q);
   problem.out = strides(desc.out);
   problem.has_sink = desc.has_sink;
@@ -89,7 +92,8 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
   check_queries(check, desc, flat);
   if (!check.ok()) return check.error();
   const SparseSelection main = check_selection(check, "main", desc.main, desc.q);
-  check.expect(main.cache.format != CacheFormat::v41_fp4, "main.cache.format", "v41_fp4", "another format (fp4 rows occur only in the extra cache)");
+  check.expect(main.cache.format != CacheFormat::v41_fp4, "main.cache.format", "v41_fp4",
+               "another format (fp4 rows occur only in the extra cache)");
   std::optional<SparseSelection> extra;
   if (desc.extra) extra = check_selection(check, "extra", *desc.extra, desc.q);
   if (!check.ok()) return check.error();
@@ -111,8 +115,8 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
 
 namespace {
 
-void check_selection_args(Checker& check, std::string_view name, const SparseSelection& selection, const SparseLatentAttentionArgs::Selection& args,
-                          bool any_q) {
+void check_selection_args(Checker& check, std::string_view name, const SparseSelection& selection,
+                          const SparseLatentAttentionArgs::Selection& args, bool any_q) {
   const std::string prefix = std::string(name) + ".";
   const bool any = any_q && selection.topk > 0;
   check_pointer(check, prefix + "cache", args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
