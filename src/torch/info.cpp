@@ -15,15 +15,6 @@ std::string row(std::initializer_list<std::string_view> fields) {
   return text;
 }
 
-std::string_view name_of(Backend backend) {
-  switch (backend) {
-    case Backend::cpu: return "cpu";
-    case Backend::cuda: return "cuda";
-    case Backend::hip: return "hip";
-  }
-  return "unknown";
-}
-
 }  // namespace
 
 void implementations(StableIValue* stack, std::uint64_t, std::uint64_t) {
