@@ -10,6 +10,21 @@
 
 namespace fovea::check {
 
+/// A NaN or an infinity in one input, where some see it.
+inline std::vector<std::pair<std::string, BackwardCase>> not_finite_cases() {
+  using Values = BackwardCase::Values;
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  for (const auto& [name, values] : {std::pair{"nan-query", Values::nan_query},
+                                     {"nan-key", Values::nan_key},
+                                     {"nan-value", Values::nan_value},
+                                     {"nan-dout", Values::nan_dout},
+                                     {"infinite-key", Values::infinite_key}})
+    for (const bool masked : {true, false})
+      cases.emplace_back(fmt::format("{}-{}", name, masked ? "causal" : "full"),
+                         BackwardCase{.sequences = {{192, 192}}, .mask = masked ? causal() : BandMask{}, .values = values});
+  return cases;
+}
+
 inline std::vector<BackwardCase> backward_cases() {
   using Values = BackwardCase::Values;
   std::vector<BackwardCase> table;
@@ -59,23 +74,12 @@ inline std::vector<BackwardCase> backward_cases() {
          .values = Values::unseen_nan});
     add("layout", "padded",
         {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true});
-    for (const auto& [name, values] : {std::pair{"nan-query", Values::nan_query},
-                                       {"nan-key", Values::nan_key},
-                                       {"nan-value", Values::nan_value},
-                                       {"nan-dout", Values::nan_dout},
-                                       {"infinite-key", Values::infinite_key}})
-      for (const bool masked : {true, false})
-        add("values", fmt::format("{}-{}", name, masked ? "causal" : "full"),
-            {.sequences = {{192, 192}}, .mask = masked ? causal() : BandMask{}, .values = values});
+    for (const auto& [variant, spec] : not_finite_cases()) add("values", variant, spec);
   }
-  table.push_back({.name = "attention_backward/bench/bf16-d128-h16-s2048-causal",
-                   .tier = Tier::bench,
-                   .head = 16,
-                   .kv_head = 16,
-                   .dqk = 128,
-                   .dv = 128,
-                   .sequences = {{2048, 2048}},
-                   .mask = causal()});
+  BackwardCase bench{.head = 16, .kv_head = 16, .dqk = 128, .dv = 128, .sequences = {{2048, 2048}}, .mask = causal()};
+  bench.name = "attention_backward/bench/bf16-d128-h16-s2048-causal";
+  bench.tier = Tier::bench;
+  table.push_back(bench);
   return table;
 }
 

@@ -67,11 +67,31 @@ inline std::vector<LatentCase> latent_cases() {
   return table;
 }
 
+inline void sparse_bench_cases(std::vector<SparseCase>& table) {
+  const auto add = [&](const char* name, SparseCase spec) {
+    spec.name = fmt::format("sparse_latent_attention/bench/{}", name);
+    spec.tier = Tier::bench;
+    table.push_back(std::move(spec));
+  };
+  SparseCase decode{
+      .head = 128, .batch = 8, .gap = 0, .main = {.format = CacheFormat::v32_fp8, .topk = 2048, .blocks = 1024}, .lists = Lists::full};
+  add("decode-v32_fp8-h128-b8-topk2048", decode);
+  decode.main.format = CacheFormat::rows;
+  add("decode-bf16-h128-b8-topk2048", decode);
+  const SparseCase prefill{.head = 128,
+                           .batch = 1,
+                           .seq_q = 64,
+                           .gap = 0,
+                           .main = {.topk = 2048, .page = 8192, .blocks = 1},
+                           .flat = true,
+                           .lists = Lists::full};
+  add("prefill-bf16-h128-q64-topk2048", prefill);
+}
+
 inline std::vector<SparseCase> sparse_cases() {
   std::vector<SparseCase> table;
-  const auto add = [&](const char* name, SparseCase spec, Tier tier = Tier::quick) {
+  const auto add = [&](const char* name, SparseCase spec) {
     spec.name = fmt::format("sparse_latent_attention/{}", name);
-    spec.tier = tier;
     table.push_back(std::move(spec));
   };
   using List = SparseCase::List;
@@ -117,18 +137,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("sink/bf16", {.sink = true});
   add("values/bf16-nan-token", {.batch = 3, .main = {.topk = 40}, .lists = Lists::full, .nan_token = true});
 
-  SparseCase decode{.head = 128, .batch = 8, .gap = 0, .main = {.format = v32, .topk = 2048, .blocks = 1024}, .lists = Lists::full};
-  add("bench/decode-v32_fp8-h128-b8-topk2048", decode, Tier::bench);
-  decode.main.format = rows;
-  add("bench/decode-bf16-h128-b8-topk2048", decode, Tier::bench);
-  const SparseCase prefill{.head = 128,
-                           .batch = 1,
-                           .seq_q = 64,
-                           .gap = 0,
-                           .main = {.topk = 2048, .page = 8192, .blocks = 1},
-                           .flat = true,
-                           .lists = Lists::full};
-  add("bench/prefill-bf16-h128-q64-topk2048", prefill, Tier::bench);
+  sparse_bench_cases(table);
   return table;
 }
 
