@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "bound_case.hpp"
+#include "fovea/info.hpp"
 
 namespace fovea::check {
 namespace {
@@ -148,6 +149,14 @@ TEST(Table, NamesAreUnique) {
   for (const AnyCase& entry : all_cases()) names.push_back(entry.name);
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+TEST(Table, HasCasesOfEveryOperation) {
+  for (const ImplementationInfo& info : implementations())
+    for (const Tier tier : {Tier::quick, Tier::bench})
+      EXPECT_TRUE(std::any_of(all_cases().begin(), all_cases().end(),
+                              [&](const AnyCase& entry) { return entry.operation == info.operation && entry.tier == tier; }))
+          << info.operation;
 }
 
 }  // namespace
