@@ -133,6 +133,12 @@ def comparisons(results: dict) -> str:
         together, decodes, alone = (median[part] for part in parts)
         share = 100 * together / (decodes + alone)
         lines.append(f"* A prefill of 2048 tokens beside 31 decodes takes {share:.0f} % of the sum of the two alone.")
+    dense, sparse = "decode-bf16-h128-b8-kv2048", "decode-v32_fp8-h128-b8-topk2048"
+    if dense in median and sparse in median:
+        share = 100 * median[dense] / median[sparse]
+        lines.append(
+            f"* Sparse latent decode from `v32_fp8` runs at {share:.0f} % of the rate of dense bf16 latent decode at equal tokens."
+        )
     if "one-token-bf16-d64-h8x2" in median:
         lines.append(
             f"* One token of one sequence takes {median['one-token-bf16-d64-h8x2'] * 1e6:.1f} us from C++ (`run`) "
