@@ -56,6 +56,8 @@ inline std::vector<BackwardCase> backward_cases() {
     add("values", "sharp", {.sequences = {{90, 90}}, .mask = causal(), .values = Values::sharp});
     add("scale", "negative", {.sequences = {{90, 90}}, .scale = -0.3f});
     add("sink", "all-kinds", {.head = 4, .kv_head = 2, .sequences = {{90, 90}, {90, 90}}, .mask = causal(), .sink = true});
+    add("sink", "nobody-sees",
+        {.head = 4, .sequences = {{40, 40}}, .mask = {.left = -30, .right = 20}, .sink = true, .values = Values::unseen_nan});
     add("ragged", "mixed",
         {.head = 4,
          .kv_head = 2,

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -210,6 +211,45 @@ TEST(Behaviour, BatchInvariantRowsDoNotDependOnTheBatch) {
         ASSERT_TRUE(planned->run(scratch.view()));
       }
       EXPECT_EQ(bits_of(*bound), whole);
+    }
+  }
+}
+
+/// The last row of a long sequence in a call of its own is split over keys; among forty rows it is not.
+TEST(Behaviour, SplitResultsEqualUnsplitOnes) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::int64_t last = 39;
+    const auto together = bind({.name = "split and not",
+                                .operation = Operation::paged_attention,
+                                .dtype = dtype,
+                                .kv_dtype = dtype,
+                                .out_dtype = dtype,
+                                .sequences = {{last + 1, 3000}},
+                                .mask = causal()});
+    const double tolerance = together->answers().front().tolerance().absolute;
+    auto lone = std::get<Request<PagedAttentionDesc, PagedAttentionArgs>>(together->request);
+    lone.desc.q.shape[0] = lone.desc.out.shape[0] = lone.desc.lse->shape[0] = lone.desc.max_seq_q = 1;
+    const HostileTensor out(lone.desc.out), lse(*lone.desc.lse);
+    const std::int32_t cu_seqlens_q[] = {0, 1};
+    lone.args.q = together->q.as<char>() + together->row_offset(together->q, last, 0) * static_cast<std::int64_t>(size_of(dtype));
+    lone.args.out = out.data();
+    lone.args.lse = lse.as<float>();
+    lone.args.cu_seqlens_q = cu_seqlens_q;
+    const AnyRequest request = lone;
+    for (const ImplementationInfo& info : implementations()) {
+      if (info.operation != "paged_attention" || !info.available) continue;
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::string(info.name));
+      const auto unsplit = together->plan({.implementation = info.name}), split = plan(request, {.implementation = info.name});
+      if (!unsplit || !split) continue;
+      const HostileWorkspace one(unsplit->workspace_bytes), other(split->workspace_bytes);
+      ASSERT_TRUE(unsplit->run(one.view()) && split->run(other.view()));
+      for (std::int64_t head = 0; head < together->spec.head; ++head) {
+        const std::int64_t row = together->row_offset(together->out, last, head);
+        EXPECT_NEAR(lse.at(lse.offset(0, head)), together->lse.at(together->lse_offset(last, head)),
+                    kLseTolerance.absolute + kLseTolerance.relative * std::fabs(lse.at(lse.offset(0, head))));
+        for (std::int64_t x = 0; x < together->spec.dv; ++x)
+          ASSERT_NEAR(out.at(out.offset(0, head) + x), together->out.at(row + x), tolerance) << head << " " << x;
+      }
     }
   }
 }

@@ -154,9 +154,9 @@ TEST(Table, NamesAreUnique) {
 TEST(Table, HasCasesOfEveryOperation) {
   for (const ImplementationInfo& info : implementations())
     for (const Tier tier : {Tier::quick, Tier::bench})
-      EXPECT_TRUE(std::any_of(all_cases().begin(), all_cases().end(),
-                              [&](const AnyCase& entry) { return entry.operation == info.operation && entry.tier == tier; }))
-          << info.operation;
+      EXPECT_TRUE(std::any_of(all_cases().begin(), all_cases().end(), [&](const AnyCase& entry) {
+        return entry.operation == info.operation && entry.tier == tier;
+      })) << info.operation;
 }
 
 }  // namespace
