@@ -131,6 +131,41 @@ TEST_F(Judge, RejectsAChangedInput) {
   EXPECT_TRUE(rejected());
 }
 
+/// A case of each operation, run by the reference and spoilt in every way that does not depend on what it computes.
+TEST(JudgeOfEveryOperation, RejectsMissingWrongAndStrayWrites) {
+  for (const char* name : {"attention/gqa/bf16-9on3", "attention_backward/sink/bf16-all-kinds", "paged_attention/mixed/bf16-page16",
+                           "paged_cache_append/page/bf16-page16", "merge_states/parts/bf16-3", "latent_attention/decode/bf16-h16",
+                           "sparse_latent_attention/paged/bf16", "quantize_latent_cache/format/v32_fp8-bf16-exact",
+                           "dequantize_latent_cache/format/v32_fp8-bf16"}) {
+    SCOPED_TRACE(name);
+    const AnyCase& entry = *find_any_case(name);
+    const auto trial = entry.bind();
+    trial->answers();
+    EXPECT_FALSE(trial->judge().ok) << "nothing was written";
+    const auto planned = trial->plan({.implementation = "reference." + std::string(entry.operation)});
+    ASSERT_TRUE(planned);
+    const auto judge_after = [&](auto&& spoil) {
+      EXPECT_TRUE(planned->run({}));
+      spoil();
+      return trial->judge().message;
+    };
+    EXPECT_EQ(judge_after([] {}), "");
+    for (const Named& output : trial->outputs()) {
+      SCOPED_TRACE(output.name);
+      const Storage& storage = output.tensor.storage();
+      const std::size_t size = size_of(output.tensor.desc().dtype), last_byte = storage.bytes() / 2 / size * size + size - 1;
+      EXPECT_NE(judge_after([&] { storage.data()[last_byte] ^= std::byte{0x40}; }), "") << "an exponent in the middle, written or not";
+      EXPECT_NE(judge_after([&] { output.tensor.storage().restore(); }), "") << "this output is missing";
+    }
+    for (const Named& input : trial->inputs()) {
+      SCOPED_TRACE(input.name);
+      EXPECT_NE(judge_after([&] { input.tensor.storage().data()[0] ^= std::byte{0x01}; }), "") << "an input was changed";
+      input.tensor.storage().data()[0] ^= std::byte{0x01};
+    }
+    EXPECT_EQ(judge_after([] {}), "") << "all was put back";
+  }
+}
+
 TEST(Numeric, RoundsToNearestEvenAndSaturatesE4m3) {
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 1.0f / 256), 1.0f);       // a tie, down to even
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 3.0f / 256), 1.015625f);  // a tie, up to even
