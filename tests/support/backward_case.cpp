@@ -90,12 +90,7 @@ class BackwardTrial final : public Trial {
   }
   /// Five products of each visible pair where the forward pass has two.
   Work work() const override {
-    double pairs = 0;
-    for (const Sequence& s : spec_.sequences)
-      for (std::int64_t row = 0; row < s.q; ++row) {
-        const Keys seen = visible_keys(spec_.mask, s, row);
-        pairs += static_cast<double>(seen.end - seen.begin);
-      }
+    const double pairs = visible_pairs(spec_.mask, spec_.sequences);
     const double products = static_cast<double>(spec_.head * (3 * spec_.dqk + 2 * spec_.dv));
     const std::int64_t q_elements = total_q() * spec_.head * 2 * (spec_.dqk + spec_.dv),
                        k_elements = total_k() * spec_.kv_head * 2 * (spec_.dqk + spec_.dv);

@@ -61,6 +61,16 @@ Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row) {
   return {begin, std::max(begin, end)};
 }
 
+double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences) {
+  std::int64_t pairs = 0;
+  for (const Sequence& sequence : sequences)
+    for (std::int64_t row = 0; row < sequence.q; ++row) {
+      const Keys seen = visible_keys(mask, sequence, row);
+      pairs += seen.end - seen.begin;
+    }
+  return static_cast<double>(pairs);
+}
+
 BandMask mask_of_row(const BandMask& mask, Sequence sequence, std::int64_t row) {
   const std::int64_t diagonal = row + (mask.anchor == Anchor::bottom_right ? sequence.kv - sequence.q : 0);
   const std::int64_t shift = diagonal - (sequence.kv - 1);

@@ -95,6 +95,9 @@ struct Keys {
 };
 Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row);
 
+/// How many (query, key) pairs there are to compute, for each head.
+double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences);
+
 /// The band of a lone query row: its own position becomes the last one (bottom-right with one query).
 BandMask mask_of_row(const BandMask& mask, Sequence sequence, std::int64_t row);
 

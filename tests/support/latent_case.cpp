@@ -81,12 +81,7 @@ class DenseTrial final : public LatentTrial {
   }
 
   Work work() const override {
-    double pairs = 0;
-    for (const Sequence& sequence : spec_.sequences)
-      for (std::int64_t row = 0; row < sequence.q; ++row) {
-        const Keys seen = visible_keys(spec_.mask, sequence, row);
-        pairs += static_cast<double>(seen.end - seen.begin);
-      }
+    const double pairs = visible_pairs(spec_.mask, spec_.sequences);
     return {2 * pairs * static_cast<double>(spec_.head * (spec_.row + kLatent)), cache_.bytes() + io_bytes(), spec_.dtype};
   }
 
