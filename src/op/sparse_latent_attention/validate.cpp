@@ -80,7 +80,7 @@ SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
   problem.q = strides(desc.q);
   problem.out = strides(desc.out);
   problem.has_sink = desc.has_sink;
-  set_alignments(problem, desc.q, desc.main.cache.rows, desc.main.cache.rows, desc.out);
+  set_alignments(problem, desc.q, rows_of(desc.main.cache), rows_of(desc.main.cache), desc.out);
   return problem;
 }
 
