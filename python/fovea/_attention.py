@@ -75,43 +75,20 @@ def attention(
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
-    left, right = band(causal, window)
-    if wants_gradients(q, k, v, sink):
-        _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-        lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        options = (left, right, top_left(anchor), scale or 0.0, softcap, implementation or "", batch_invariant)
-        try:
-            new_out, new_lse = differentiable_attention(q, k, v, sink, *lengths, *options)
-        except RuntimeError as error:
-            raise typed(error) from None
-        return (new_out, new_lse) if return_lse else new_out
-    if out is None:
-        out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
-    if lse is None and return_lse:
-        lse = empty_lse(q)
+    mask = (*band(causal, window), top_left(anchor))
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = (implementation or "", batch_invariant)
     try:
-        _attention(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            left,
-            right,
-            top_left(anchor),
-            scale or 0.0,
-            softcap,
-            sink,
-            scale_tensor(q_scale, q.device),
-            scale_tensor(k_scale, q.device),
-            scale_tensor(v_scale, q.device),
-            implementation or "",
-            batch_invariant,
-        )
+        if wants_gradients(q, k, v, sink):
+            _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+            both = differentiable_attention(q, k, v, sink, *lengths, *mask, scale or 0.0, softcap, *options)
+            return both if return_lse else both[0]
+        if out is None:
+            out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
+        if lse is None and return_lse:
+            lse = empty_lse(q)
+        scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
+        _attention(q, k, v, out, lse, *lengths, *mask, scale or 0.0, softcap, sink, *scales, *options)
     except RuntimeError as error:
         raise typed(error) from None
     return out if lse is None else (out, lse)
@@ -123,4 +100,6 @@ def _refuse_with_gradients(q: Tensor, **arguments: Tensor | float | None) -> Non
         raise NotImplementedError("q.dtype: got float8_e4m3fn, want float32, float16 or bfloat16 where a gradient is wanted")
     for name, value in arguments.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())")
+            raise NotImplementedError(
+                f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())"
+            )

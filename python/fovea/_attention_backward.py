@@ -39,12 +39,13 @@ def attention_backward(
         dout: The gradient of ``out``, in its shape and dtype, with any strides whose last is 1.
         q, k, v: As in the forward pass: float32, float16, bfloat16 or (by the reference) float64.
         out, lse: What the forward pass gave.
-        causal, window, anchor, scale, softcap, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
+        causal, window, anchor, scale, softcap, sink: As in the forward pass.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Returns:
-        (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query heads
-        of a group. Rows of no sequence of a ragged batch are 0. The same bits from run to run.
+        (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query
+        heads of a group. Rows of no sequence of a ragged batch are 0. The same bits from run to run.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
@@ -72,30 +73,14 @@ def _gradients(forward: tuple[Any, ...], dout: Tensor, implementation: str = "")
     return tuple(gradients) if dsink is None else (*gradients, dsink)
 
 
-def new_outputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    window_left: int | None,
-    window_right: int | None,
-    top_left: bool,
-    scale: float,
-    softcap: float,
-    implementation: str,
-    batch_invariant: bool,
-) -> tuple[Tensor, Tensor]:
+def new_outputs(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
     """The kernel of differentiable_attention, and its fake kernel too, as the operator inside has one."""
+    *forward, implementation, batch_invariant = options
     out, lse = empty_out(q, v), empty_lse(q)
-    if cu_seqlens_q is not None:
-        out.zero_()  # rows of no sequence are not written
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    mask = (window_left, window_right, top_left)
-    _attention(q, k, v, out, lse, *lengths, *mask, scale, softcap, sink, None, None, None, implementation, batch_invariant)
+    if forward[0] is not None:  # ragged: rows of no sequence are not written
+        out.zero_()
+        lse.fill_(-torch.inf)
+    _attention(q, k, v, out, lse, *forward, sink, None, None, None, implementation, batch_invariant)
     return out, lse
 
 

@@ -11,7 +11,8 @@ from fovea._attention_backward import differentiable_attention, new_outputs
 from fovea._library import OPERATIONS, typed
 
 _EXPLAIN = {
-    getattr(torch.ops.fovea, operation).default: getattr(torch.ops.fovea, f"explain_{operation}").default for operation in OPERATIONS
+    getattr(torch.ops.fovea, operation).default: getattr(torch.ops.fovea, f"explain_{operation}").default
+    for operation in OPERATIONS
 }
 
 

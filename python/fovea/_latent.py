@@ -35,8 +35,8 @@ def latent_attention(
     """Multi-head latent attention (MLA) in absorbed form over a block-table cache: decode, speculative decode and prefill.
 
     A row of the cache is 512 latent values and 64 rotary ones (d = 576), or 512 values in all; K is the whole row, V its first 512
-    values. Token t of sequence b lies in block ``block_table[b, t // page]``, slot ``t % page``; the query rows of a sequence are its
-    last tokens. Entries of the block table that no visible key needs, and unused slots, may hold anything.
+    values. Token t of sequence b lies in block ``block_table[b, t // page]``, slot ``t % page``; the query rows of a sequence are
+    its last tokens. Entries of the block table that no visible key needs, and unused slots, may hold anything.
 
     Args:
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]``, the rows of all sequences one after another. float32, float16 or
@@ -45,14 +45,14 @@ def latent_attention(
             uint8 ``[blocks, page, bytes]`` with a free block stride.
         block_table: int32 ``[batch, max_blocks]``.
         kv_len: int32 ``[batch]``, tokens of each sequence in the cache, those of this call's queries included.
-        cu_seqlens_q: int32 ``[batch + 1]``, for q without a batch: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1``. None: one row
-            a sequence.
+        cu_seqlens_q: int32 ``[batch + 1]``, for q without a batch: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1``. None: one
+            row a sequence.
         format: "rows", or the packed format of the cache, one of :func:`fovea.cache_formats` but v41_fp4.
         max_seqlen_q: A bound of the query lengths in a q without a batch; 0 is ``total_q``.
         max_kv_len: A bound of ``kv_len``; 0 is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
-        scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of their keys before absorption, mostly ``192 ** -0.5``.
+        scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.
         cache_scale: For a float8_e4m3fn cache: what multiplies its codes. float32, one element.
         out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q.
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]`` or ``[total_q, head]``.
@@ -129,8 +129,8 @@ def sparse_latent_attention(
     Args:
         q: float32, float16 or bfloat16; bfloat16 over a packed cache. d is 576 or 512, as the rows of the cache.
         cache: dtype of q; or, packed, uint8 ``[blocks, page, bytes]`` with a free block stride. V is the first 512 values of a row.
-        indices: int32: ``block * page + slot`` of each token. What lies outside of the cache, negative or too large, is ignored; what
-            occurs twice counts twice.
+        indices: int32: ``block * page + slot`` of each token. What lies outside of the cache, negative or too large, is ignored;
+            what occurs twice counts twice.
         topk_length: int32: entries of a list from here on are ignored, whatever they hold.
         format: "rows", or the packed format of the cache, one of :func:`fovea.cache_formats` but v41_fp4.
         extra_cache: A second cache, with a page size of its own, that joins the same softmax.

@@ -35,7 +35,7 @@ class CacheFormat:
     rope: int
     """bfloat16 values behind the codes."""
     planar: bool
-    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token lies in one piece."""
+    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token is in one piece."""
 
     def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
         """A new cache, uint8 ``[blocks, page, bytes]``, with whatever was in that memory."""
@@ -46,7 +46,9 @@ def _read_formats() -> dict[str, CacheFormat]:
     formats = {}
     for line in torch.ops.fovea.cache_formats().splitlines():
         name, size, row, codes, code_type, group, scale_type, rope, planar = line.split("\t")
-        formats[name] = CacheFormat(name, int(size), int(row), int(codes), code_type, int(group), scale_type, int(rope), bool(planar))
+        formats[name] = CacheFormat(
+            name, int(size), int(row), int(codes), code_type, int(group), scale_type, int(rope), bool(planar)
+        )
     return formats
 
 
@@ -74,8 +76,8 @@ def quantize_latent_cache(
         cache: uint8 ``[blocks, page, bytes]``, written in place; the block stride is free.
         slot_mapping: int64 ``[tokens]``; -1 skips a row.
         format: One of :func:`fovea.cache_formats`.
-        exact_scale: Whether the scale of a group is its largest magnitude over 448, rather than the next power of two. Formats whose
-            scales are powers of two round up in either mode.
+        exact_scale: Whether the scale of a group is its largest magnitude over 448, rather than the next power of two. Formats
+            whose scales are powers of two round up in either mode.
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Raises:

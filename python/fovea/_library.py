@@ -61,7 +61,7 @@ def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def empty_lse(q: Tensor) -> Tensor:
-    """A new tensor of one number for each row and head: ``[batch, head, seq_q]``, or ``[total_q, head]`` for rows without a batch."""
+    """A new tensor of one number for each row and head: ``[batch, head, seq_q]``, or without a batch ``[total_q, head]``."""
     shape = (q.size(0), q.size(2), q.size(1)) if q.dim() == 4 else q.shape[:-1]
     return q.new_empty(shape, dtype=torch.float32)
 

@@ -7,7 +7,8 @@
 
 Padding on either side, sliding windows, softcap, attention sinks and grouped-query attention give what eager attention gives.
 What the library cannot compute exactly (dropout, attention weights as an output, biases, masks that are no band beside
-padding, gradients) raises NotImplementedError. Queries that see no key, such as padding on the left, give zeros.
+padding) raises NotImplementedError. Queries that see no key, such as padding on the left, give zeros. Training works: attention
+is differentiable.
 """
 
 from collections.abc import Callable
@@ -111,20 +112,26 @@ def attention_forward(
         "implementation": implementation,
         "anchor": "top_left",
     }
+    sink = options["sink"]
+    differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, sink))
     whole = all(band.queries == slice(0, q.shape[1]) for band in bands)
     shape = (*q.shape[:-1], v.shape[-1])
-    out = q.new_empty(shape) if whole else q.new_zeros(shape)
+    out = q.new_empty(shape) if whole and not differentiable else q.new_zeros(shape)
     for band, run in groupby(range(len(bands)), key=bands.__getitem__):
         rows = list(run)
         batch = slice(rows[0], rows[-1] + 1)
-        fovea.attention(
+        place = out[batch, band.queries]
+        given = {} if differentiable else {"out": place}
+        result = fovea.attention(
             q[batch, band.queries],
             _take(k[batch], band.keys),
             _take(v[batch], band.keys),
             window=(band.left, band.right),
-            out=out[batch, band.queries],
+            **given,
             **options,
         )
+        if differentiable:
+            place.copy_(result)
     return out, None
 
 
