@@ -28,7 +28,7 @@ import fovea
 
 LATENT, ROPE = 512, 64
 PROMPT_LENGTHS = [7, 40, 61]
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 PAGE = 16
 TOP_K = 24
 F32_TOLERANCE = 1e-4  # what f32 rounding may add up to in a few layers

@@ -152,12 +152,12 @@ def test_flat(dtype, d, sparse_latent_attention_implementation):
     assert torch.equal(out[:, 2], torch.zeros_like(out[:, 2]))  # an infinite sink takes everything
 
 
-@pytest.mark.parametrize("format", ["rows", *DENSE_FORMATS])
-@pytest.mark.parametrize("extra", [None, "rows", "v41_fp4", "v41_fp8"])
-def test_paged_with_an_extra_cache(format, extra, sparse_latent_attention_implementation):
-    d = 576 if format in ("rows", "v32_fp8") and extra in (None, "rows") else 512
-    if format == "v32_fp8" and d == 512:
-        pytest.skip("rows of 576 and of 512 do not mix")
+PAIRS = [(576, main, extra) for main in ("rows", "v32_fp8") for extra in (None, "rows", "v32_fp8")]
+PAIRS += [(512, main, extra) for main in ("rows", *DENSE_FORMATS[1:]) for extra in (None, "rows", "v41_fp4", "v41_fp8")]
+
+
+@pytest.mark.parametrize(("d", "format", "extra"), PAIRS)
+def test_paged_with_an_extra_cache(d, format, extra, sparse_latent_attention_implementation):
     main = Pages([30, 21], d=d, dtype=torch.bfloat16, format=format)
     q = torch.randn(2, 3, 16, d).bfloat16()
     lengths = torch.tensor([40, 17], dtype=torch.int32)
