@@ -49,8 +49,6 @@ def test_quantised_values(format, exact, dtype, quantize_latent_cache_implementa
         codes = (groups / scale[..., None]).to(torch.float8_e4m3fn).float()
         assert torch.equal(got[:, : layout.codes], (codes * scale[..., None]).flatten(1))
     else:  # the nearest of the values that e2m1 has
-        distance = (groups[..., None] / scale[..., None, None].clamp(min=1e-30) - packed.E2M1[:8].tolist()[-1]).abs()
-        assert distance.isfinite().all()
         nearest = (groups.abs() / scale[..., None].clamp(min=1e-30))[..., None].sub(packed.E2M1[:8]).abs().amin(dim=-1)
         error = (got.unflatten(1, (-1, layout.group)) - groups).abs()
         torch.testing.assert_close(error, nearest * scale[..., None], rtol=1e-5, atol=1e-6)

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import fovea
+from fovea._library import wants_gradients
 from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands
 
 _NEED_EAGER = "use attn_implementation='eager' for it"
@@ -112,8 +113,7 @@ def attention_forward(
         "implementation": implementation,
         "anchor": "top_left",
     }
-    sink = options["sink"]
-    differentiable = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (q, k, v, sink))
+    differentiable = wants_gradients(q, k, v, options["sink"])
     whole = all(band.queries == slice(0, q.shape[1]) for band in bands)
     shape = (*q.shape[:-1], v.shape[-1])
     out = q.new_empty(shape) if whole and not differentiable else q.new_zeros(shape)
