@@ -19,7 +19,7 @@
 namespace fovea::cli {
 namespace {
 
-using check::Case;
+using check::AnyCase;
 
 struct Options {
   std::string name, implementation, json;
@@ -34,12 +34,14 @@ struct Timing {
 };
 
 struct Row {
-  const Case* spec = nullptr;
+  const AnyCase* entry = nullptr;
   std::string implementation{};
   Timing timing{};
   check::Work work{};
-  double floor = 0;  ///< seconds: the larger of compute and traffic at the ceilings
-  bool memory_bound = false;
+  double compute = 0, traffic = 0;  ///< seconds that the arithmetic and the bytes take at the ceilings: the two roofs
+
+  double floor() const { return std::max(compute, traffic); }
+  bool memory_bound() const { return traffic > compute; }
 };
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -62,33 +64,31 @@ Timing time(Run run, double seconds) {
 }
 
 /// The name asked for, or the one that planning chooses.
-std::string implementation_for(const check::BoundCase& bound, const Options& options) {
-  if (options.implementation.empty()) return check::plan(bound.request, {}).value().implementation;
+std::string implementation_for(const AnyCase& entry, const check::Trial& trial, const Options& options) {
+  if (options.implementation.empty()) return trial.plan({}).value().implementation;
   for (const ImplementationInfo& row : implementations()) {
-    if (row.available && row.operation == name_of(bound.spec.operation) && row.name.find(options.implementation) != std::string::npos)
+    if (row.available && row.operation == entry.operation && row.name.find(options.implementation) != std::string::npos)
       return std::string(row.name);
   }
   return {};
 }
 
-Row measure(const Case& spec, const Options& options, const Ceilings& ceilings) {
-  Row row{.spec = &spec};
-  const std::unique_ptr<check::BoundCase> bound = check::bind(spec);
-  row.implementation = implementation_for(*bound, options);
+Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilings) {
+  Row row{.entry = &entry};
+  const std::unique_ptr<check::Trial> trial = entry.bind();
+  row.implementation = implementation_for(entry, *trial, options);
   if (row.implementation.empty()) return row;
-  const check::Report report = check::run_case(*bound, check::expect(*bound), row.implementation);
+  const check::Report report = check::run_case(*trial, row.implementation);
   if (report.status != check::Status::passed)
-    throw std::runtime_error(fmt::format("{} on {}: {}", spec.name, row.implementation, report.message));
+    throw std::runtime_error(fmt::format("{} on {}: {}", entry.name, row.implementation, report.message));
 
-  const check::AnyPlan plan = check::plan(bound->request, {.implementation = row.implementation}).value();
+  const check::AnyPlan plan = trial->plan({.implementation = row.implementation}).value();
   const check::HostileWorkspace workspace(plan.workspace_bytes);
   row.timing = time([&] { plan.run(workspace.view()).value(); }, options.seconds);
-  row.work = check::work_of(spec);
-  const bool bf16 = spec.dtype == DType::bf16 || spec.dtype == DType::e4m3;
-  const double compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak),
-               traffic = row.work.bytes / ceilings.read_bandwidth;
-  row.floor = std::max(compute, traffic);
-  row.memory_bound = traffic > compute;
+  row.work = trial->work();
+  const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
+  row.compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak);
+  row.traffic = row.work.bytes / ceilings.read_bandwidth;
   return row;
 }
 
@@ -99,11 +99,12 @@ nlohmann::json as_json(const Ceilings& ceilings) {
 }
 
 nlohmann::json as_json(const Row& row) {
-  return {{"case", row.spec->name},        {"implementation", row.implementation},
-          {"median_s", row.timing.median}, {"low_s", row.timing.low},
-          {"high_s", row.timing.high},     {"runs", row.timing.runs},
-          {"flops", row.work.flops},       {"bytes", row.work.bytes},
-          {"floor_s", row.floor},          {"bound", row.memory_bound ? "memory" : "compute"}};
+  return {{"case", row.entry->name},        {"implementation", row.implementation},
+          {"median_s", row.timing.median},  {"low_s", row.timing.low},
+          {"high_s", row.timing.high},      {"runs", row.timing.runs},
+          {"flops", row.work.flops},        {"bytes", row.work.bytes},
+          {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
+          {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
 }
 
 void print(const Ceilings& ceilings) {
@@ -119,27 +120,30 @@ void print(const std::vector<Row>& rows) {
                {"10 % - 90 %", Align::right},
                {"GFLOP/s", Align::right},
                {"GB/s", Align::right},
-               {"of the ceiling", Align::right}});
+               {"of the peak", Align::right},
+               {"of the bandwidth", Align::right},
+               {"bound by"}});
   const auto milliseconds = [](double seconds) { return fmt::format("{:.4g}", seconds * 1e3); };
   for (const Row& row : rows) {
-    table.add({row.spec->name, row.implementation, milliseconds(row.timing.median) + " ms",
+    const auto share = [&](double floor) { return fmt::format("{:.0f} %", 100 * floor / row.timing.median); };
+    table.add({row.entry->name, row.implementation, milliseconds(row.timing.median) + " ms",
                milliseconds(row.timing.low) + " - " + milliseconds(row.timing.high),
                fmt::format("{:.1f}", row.work.flops / row.timing.median / 1e9),
-               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9),
-               fmt::format("{:.0f} % ({})", 100 * row.floor / row.timing.median, row.memory_bound ? "memory" : "compute")});
+               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9), share(row.compute), share(row.traffic),
+               row.memory_bound() ? "memory" : "compute"});
   }
   fmt::print("{}", table.text());
 }
 
 int bench(const Options& options) {
   if (options.threads > 0) set_num_threads(options.threads);
-  std::vector<const Case*> cases;
-  for (const Case& spec : check::all_cases()) {
-    const bool matches = options.name.empty() || spec.name.find(options.name) != std::string::npos;
-    if (spec.tier == check::Tier::bench && matches && !options.ceilings_only) cases.push_back(&spec);
+  std::vector<const AnyCase*> cases;
+  for (const AnyCase& entry : check::all_cases()) {
+    const bool matches = options.name.empty() || entry.name.find(options.name) != std::string::npos;
+    if (entry.tier == check::Tier::bench && matches && !options.ceilings_only) cases.push_back(&entry);
   }
   if (options.list) {
-    for (const Case* spec : cases) fmt::print("{}\n", spec->name);
+    for (const AnyCase* entry : cases) fmt::print("{}\n", entry->name);
     return kOk;
   }
   if (cases.empty() && !options.ceilings_only) {
@@ -192,9 +196,9 @@ void add_bench(CLI::App& program, int& status) {
   command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings");
   command->add_flag("--list", options->list, "Only name the cases");
   command->footer(
-      "Rates count each multiplication and addition, and each byte that must move, once. The last column is the least possible time at "
-      "the\n"
-      "ceilings over the measured time. For PyTorch beside it: ./dev bench. Exit status 1 when a result is wrong.");
+      "Rates count each multiplication and addition, and each byte that must move, once. The shares are the least possible time at\n"
+      "each of the two ceilings over the measured time; the larger one says what the case is bound by. For PyTorch beside it:\n"
+      "./dev bench. Exit status 1 when a result is wrong.");
   command->callback([options, &status] { status = bench(*options); });
 }
 

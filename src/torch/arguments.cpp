@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string_view>
 
@@ -21,8 +22,9 @@ struct TypePair {
   DType fovea;
 };
 
-const std::array<TypePair, 6>& type_pairs() {
-  static const std::array<TypePair, 6> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+const std::array<TypePair, 7>& type_pairs() {
+  static const std::array<TypePair, 7> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+                                               {aoti_torch_dtype_float64(), DType::f64},
                                                {aoti_torch_dtype_bfloat16(), DType::bf16},
                                                {aoti_torch_dtype_float16(), DType::f16},
                                                {aoti_torch_dtype_float8_e4m3fn(), DType::e4m3},
@@ -31,26 +33,23 @@ const std::array<TypePair, 6>& type_pairs() {
   return kPairs;
 }
 
-std::optional<DType> dtype_of(const Tensor& tensor) {
+std::int32_t torch_dtype_of(const Tensor& tensor) {
   std::int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+std::optional<DType> dtype_of(const Tensor& tensor) {
+  const std::int32_t dtype = torch_dtype_of(tensor);
   for (const TypePair& pair : type_pairs()) {
     if (pair.torch == dtype) return pair.fovea;
   }
   return std::nullopt;
 }
 
-std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
-
-/// Every operator is registered for every device, so that a tensor elsewhere gets this text and not the dispatcher's.
-void require_cpu(const Tensor& tensor, const char* name) {
-  if (tensor.is_cpu()) return;
-  raise_invalid(field(name, "device"), tensor.is_cuda() ? "cuda" : "another device", "cpu (this build has CPU kernels only)");
-}
-
 /// "[2, 8]"
 template <class Extents>
-std::string shape_text(const Extents& extents) {
+std::string list_text(const Extents& extents) {
   std::string text("[");
   for (const std::int64_t extent : extents) text.append(text.size() > 1 ? ", " : "").append(std::to_string(extent));
   return text.append("]");
@@ -58,14 +57,14 @@ std::string shape_text(const Extents& extents) {
 
 void require_dtype(const Tensor& tensor, const char* name, DType want) {
   if (dtype_of(tensor) == want) return;
-  raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()), std::string(name_of(want)));
+  raise_invalid(field(name, "dtype"), dtype_text(tensor), std::string(name_of(want)));
 }
 
 const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
   require_cpu(tensor, name);
   require_dtype(tensor, name, dtype);
   if (tensor.dim() != 1 || tensor.size(0) != count) {
-    raise_invalid(field(name, "shape"), shape_text(tensor.sizes()), shape_text(std::array{count}));
+    raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
   }
   if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
   return data(tensor);
@@ -109,6 +108,19 @@ void raise_invalid(const std::string& subject, const std::string& got, const std
   throw std::invalid_argument(subject + ": got " + got + ", want " + want);
 }
 
+std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
+
+void require_cpu(const Tensor& tensor, const char* name) {
+  if (tensor.is_cpu()) return;
+  raise_invalid(field(name, "device"), tensor.is_cuda() ? "cuda" : "another device", "cpu (this build has CPU kernels only)");
+}
+
+std::string shape_text(const Tensor& tensor) { return list_text(tensor.sizes()); }
+
+std::string dtype_text(const Tensor& tensor) { return torch::headeronly::toString(tensor.scalar_type()); }
+
+bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_torch_dtype_uint8(); }
+
 void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
 TensorDesc describe(const Tensor& tensor, const char* name) {
@@ -118,8 +130,8 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
   const std::optional<DType> dtype = dtype_of(tensor);
   if (!dtype) {
-    raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()),
-                  "float32, float16, bfloat16, float8_e4m3fn, int32 or int64, as the operation says");
+    raise_invalid(field(name, "dtype"), dtype_text(tensor),
+                  "float32, float16, bfloat16, float8_e4m3fn, float64, int32 or int64, as the operation says");
   }
   desc.dtype = *dtype;
   desc.rank = static_cast<int>(rank);
@@ -159,9 +171,29 @@ std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char
     return ScaleDesc{.batch_stride = tensor->stride(0), .head_stride = tensor->stride(1)};
   }
   std::string want("one element, or ");
-  want.append(shape_text(std::array{kv_head}));
-  if (batch > 0) want.append(", or ").append(shape_text(std::array{batch, kv_head}));
-  raise_invalid(field(name, "shape"), shape_text(tensor->sizes()), want);
+  want.append(list_text(std::array{kv_head}));
+  if (batch > 0) want.append(", or ").append(list_text(std::array{batch, kv_head}));
+  raise_invalid(field(name, "shape"), shape_text(*tensor), want);
+}
+
+const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64_t batch) {
+  if (cu_seqlens_q) return int32_vector(*cu_seqlens_q, "cu_seqlens_q", batch + 1);
+  thread_local std::vector<std::int32_t> lengths;
+  const auto count = static_cast<std::size_t>(batch + 1);
+  if (lengths.size() < count) {
+    lengths.resize(count);
+    std::iota(lengths.begin(), lengths.end(), 0);
+  }
+  return lengths.data();
+}
+
+std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_seqlen_q, std::int64_t rows, std::int64_t batch) {
+  if (cu_seqlens_q) return max_seqlen_q;
+  if (rows != batch) {
+    raise_invalid("cu_seqlens_q", "none",
+                  "a tensor, as " + std::to_string(rows) + " query rows are not one for each of " + std::to_string(batch) + " sequences");
+  }
+  return max_seqlen_q == 0 ? 1 : max_seqlen_q;
 }
 
 Workspace workspace(std::size_t bytes) {

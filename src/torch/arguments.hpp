@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/fovea.hpp"
@@ -34,6 +35,10 @@ class Arguments {
   bool flag() { return take<bool>(); }
   std::string text() { return take<std::string>(); }
   std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }
+  BandMask band() {
+    const std::int64_t left = integer_or(kUnbounded);
+    return {.left = left, .right = integer_or(kUnbounded)};
+  }
 
  private:
   StableIValue* next_;
@@ -45,6 +50,11 @@ class Arguments {
 
 /// `subject: got X, want Y`, as the library says it.
 [[noreturn]] void raise_invalid(const std::string& subject, const std::string& got, const std::string& want);
+
+/// What such a text is made of: "cache.shape", "[2, 8]", "Float".
+std::string field(const char* name, std::string_view member);
+std::string shape_text(const Tensor& tensor);
+std::string dtype_text(const Tensor& tensor);
 
 /// The value, or the library's own error raised.
 template <class T>
@@ -61,6 +71,12 @@ inline void raise_if_failed(const Result<void>& result) {
 TensorDesc describe(const Tensor& tensor, const char* name);
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
 
+/// Every operator is registered for every device, so that a tensor elsewhere gets the library's text and not the dispatcher's.
+void require_cpu(const Tensor& tensor, const char* name);
+
+/// Whether the dtype is uint8, which no operation computes with: packed bytes.
+bool holds_bytes(const Tensor& tensor);
+
 void* data(const Tensor& tensor);
 
 template <class T>
@@ -75,6 +91,12 @@ const float* float_vector(const OptionalTensor& tensor, const char* name, std::i
 
 /// Strides of a dequantisation scale: one element, [kv_head], or (with `batch` > 0) [batch, kv_head].
 std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head);
+
+/// The rows of each sequence in a ragged q. Without cu_seqlens_q, 0, 1, 2, ..: one row each.
+const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64_t batch);
+
+/// The bound of query lengths to plan with: 1 without cu_seqlens_q, as kernels like to know, if there is one row for each sequence.
+std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_seqlen_q, std::int64_t rows, std::int64_t batch);
 
 /// Scratch memory of the calling thread, grown when needed and kept for the next call.
 Workspace workspace(std::size_t bytes);

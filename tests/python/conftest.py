@@ -17,7 +17,7 @@ def available(operation: str) -> list[str]:
 
 def pytest_generate_tests(metafunc):
     """A test with an argument named after an operation and `_implementation` runs once for each of its implementations."""
-    for operation in ("attention", "paged_attention", "paged_cache_append", "merge_states"):
+    for operation in dict.fromkeys(row.operation for row in fovea.implementations()):
         argument = f"{operation}_implementation"
         if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, available(operation))

@@ -288,9 +288,7 @@ std::vector<Named> BoundCase::outputs() const {
   return list;
 }
 
-void BoundCase::reset_outputs() {
-  for (const Named& named : outputs()) named.tensor.storage().restore();
-}
+Result<AnyPlan> BoundCase::plan(const PlanOptions& options) const { return check::plan(request, options); }
 
 std::unique_ptr<BoundCase> bind(const Case& spec) {
   auto bound = std::make_unique<BoundCase>();
@@ -308,8 +306,7 @@ std::unique_ptr<BoundCase> bind(const Case& spec) {
     void operator()(Request<MergeStatesDesc, MergeStatesArgs>& request) { bind_merge(bound, values, request); }
   };
   std::visit(Binder{*bound, values}, bound->request);
-  for (const Named& named : bound->inputs()) named.tensor.storage().seal(false);
-  for (const Named& named : bound->outputs()) named.tensor.storage().seal(true);
+  bound->seal();
   return bound;
 }
 
@@ -323,19 +320,7 @@ auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options) { return p
 }  // namespace
 
 Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options) {
-  return std::visit(
-      [&](const auto& one) -> Result<AnyPlan> {
-        auto planned = plan_of(one.desc, options);
-        if (!planned) return planned.error();
-        const auto& args = one.args;
-        return AnyPlan{.implementation = std::string(planned->implementation()),
-                       .workspace_bytes = planned->workspace_bytes(),
-                       .explanation = planned->explain(),
-                       .prepare = [plan = *planned, &args](Workspace workspace) { return plan.prepare(args, workspace); },
-                       .run = [plan = *planned, &args](Workspace workspace) { return plan.run(args, workspace); },
-                       .run_prepared = [plan = *planned, &args](Workspace workspace) { return plan.run_prepared(args, workspace); }};
-      },
-      request);
+  return std::visit([&](const auto& one) -> Result<AnyPlan> { return forget_operation(plan_of(one.desc, options), one.args); }, request);
 }
 
 }  // namespace fovea::check

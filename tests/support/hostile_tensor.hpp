@@ -82,6 +82,9 @@ class HostileTensor {
   std::int64_t first_ = 0;
 };
 
+/// The tensor with `gap` unused elements after each row, and as many after each plane of rows.
+TensorDesc with_gaps(TensorDesc desc, std::int64_t gap);
+
 /// Elements from the first to the last, gaps included; 0 for an empty tensor.
 std::int64_t span_of(const TensorDesc& desc);
 

@@ -5,8 +5,8 @@
 
 namespace fovea::check {
 
-Report run_case(BoundCase& bound, const Expected& expected, std::string_view implementation, bool batch_invariant) {
-  const auto planned = plan(bound.request, {.implementation = implementation, .batch_invariant = batch_invariant});
+Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant) {
+  const auto planned = trial.plan({.implementation = implementation, .batch_invariant = batch_invariant});
   if (!planned) {
     const Error& error = planned.error();
     if (error.code == ErrorCode::unsupported && error.declines.size() == 1) return {Status::declined, error.declines[0].reason};
@@ -15,13 +15,14 @@ Report run_case(BoundCase& bound, const Expected& expected, std::string_view imp
   if (planned->implementation != implementation) {
     return {Status::failed, fmt::format("forced {}, but the plan is of {}", implementation, planned->implementation)};
   }
+  trial.answers();  // before the run: outputs may lie on inputs
   const HostileWorkspace workspace(planned->workspace_bytes);
   if (const Result<void> ran = planned->run(workspace.view()); !ran) {
-    const std::string changed = what_changed(bound);
+    const std::string changed = trial.what_changed();
     return {Status::failed, fmt::format("run: {}{}{}", to_string(ran.error()), changed.empty() ? "" : "; and ", changed)};
   }
-  const Judgement verdict = judge(bound, expected);
-  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.out_ratio, verdict.lse_ratio};
+  const Judgement verdict = trial.judge();
+  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst};
   if (!workspace.red_zones_intact()) {
     report.status = Status::failed;
     report.message += report.message.empty() ? "memory outside the workspace was written" : "; memory outside the workspace was written";
@@ -29,8 +30,8 @@ Report run_case(BoundCase& bound, const Expected& expected, std::string_view imp
   return report;
 }
 
-std::string reproduce(const Case& spec, std::string_view implementation) {
-  return fmt::format("fovea check --case {} --implementation {}", spec.name, implementation);
+std::string reproduce(std::string_view name, std::string_view implementation) {
+  return fmt::format("fovea check --case {} --implementation {}", name, implementation);
 }
 
 }  // namespace fovea::check

@@ -6,8 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "bound_case.hpp"
-#include "expected.hpp"
+#include "trial.hpp"
 
 namespace fovea::check {
 
@@ -30,13 +29,13 @@ enum class Status : std::uint8_t { passed, failed, declined };
 struct Report {
   Status status = Status::passed;
   std::string message{};  ///< what is wrong, or why it was declined
-  double out_ratio = 0, lse_ratio = 0;
+  double worst = 0;       ///< largest error / tolerance
 };
 
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.
-Report run_case(BoundCase& bound, const Expected& expected, std::string_view implementation, bool batch_invariant = false);
+Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant = false);
 
 /// "fovea check --case attention/gqa/bf16-9on3 --implementation cpu.avx2.attention"
-std::string reproduce(const Case& spec, std::string_view implementation);
+std::string reproduce(std::string_view name, std::string_view implementation);
 
 }  // namespace fovea::check
