@@ -67,8 +67,8 @@ class BackwardTrial final : public Trial {
     seal();
   }
 
-  Result<AnyPlan> plan(const PlanOptions& options) const override {
-    return forget_operation(plan_attention_backward(desc_, {}, options), args_);
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place) const override {
+    return forget_operation(plan_attention_backward(desc_, place.device, options), args_, place);
   }
   std::vector<Named> inputs() const override {
     std::vector<Named> list{{"q", q_},

@@ -288,7 +288,7 @@ std::vector<Named> BoundCase::outputs() const {
   return list;
 }
 
-Result<AnyPlan> BoundCase::plan(const PlanOptions& options) const { return check::plan(request, options); }
+Result<AnyPlan> BoundCase::plan(const PlanOptions& options, const Place& place) const { return check::plan(request, options, place); }
 
 std::unique_ptr<BoundCase> bind(const Case& spec) {
   auto bound = std::make_unique<BoundCase>();
@@ -312,15 +312,21 @@ std::unique_ptr<BoundCase> bind(const Case& spec) {
 
 namespace {
 
-auto plan_of(const AttentionDesc& desc, const PlanOptions& options) { return plan_attention(desc, {}, options); }
-auto plan_of(const PagedAttentionDesc& desc, const PlanOptions& options) { return plan_paged_attention(desc, {}, options); }
-auto plan_of(const PagedCacheAppendDesc& desc, const PlanOptions& options) { return plan_paged_cache_append(desc, {}, options); }
-auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options) { return plan_merge_states(desc, {}, options); }
+auto plan_of(const AttentionDesc& desc, const PlanOptions& options, Device device) { return plan_attention(desc, device, options); }
+auto plan_of(const PagedAttentionDesc& desc, const PlanOptions& options, Device device) {
+  return plan_paged_attention(desc, device, options);
+}
+auto plan_of(const PagedCacheAppendDesc& desc, const PlanOptions& options, Device device) {
+  return plan_paged_cache_append(desc, device, options);
+}
+auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options, Device device) { return plan_merge_states(desc, device, options); }
 
 }  // namespace
 
-Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options) {
-  return std::visit([&](const auto& one) -> Result<AnyPlan> { return forget_operation(plan_of(one.desc, options), one.args); }, request);
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options, const Place& place) {
+  return std::visit(
+      [&](const auto& one) -> Result<AnyPlan> { return forget_operation(plan_of(one.desc, options, place.device), one.args, place); },
+      request);
 }
 
 }  // namespace fovea::check

@@ -48,7 +48,7 @@ struct BoundCase final : Trial {
   std::int64_t kv_offset(const HostileTensor& tensor, std::int64_t sequence, std::int64_t token, std::int64_t head) const;
   std::int64_t slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const;
 
-  Result<AnyPlan> plan(const PlanOptions& options) const override;
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place = {}) const override;
   std::vector<Named> inputs() const override;
   std::vector<Named> outputs() const override;
   Work work() const override { return work_of(spec); }
@@ -64,6 +64,6 @@ struct BoundCase final : Trial {
 std::unique_ptr<BoundCase> bind(const Case& spec);
 
 /// The request's arguments are read at each run; it must outlive the plan.
-Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options);
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options, const Place& place = {});
 
 }  // namespace fovea::check

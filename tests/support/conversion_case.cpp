@@ -66,9 +66,9 @@ class ConversionTrial final : public Trial {
     seal();
   }
 
-  Result<AnyPlan> plan(const PlanOptions& options) const override {
-    return spec_.quantize ? forget_operation(plan_quantize_latent_cache(desc_, {}, options), to_cache_)
-                          : forget_operation(plan_dequantize_latent_cache(desc_, {}, options), to_rows_);
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place) const override {
+    return spec_.quantize ? forget_operation(plan_quantize_latent_cache(desc_, place.device, options), to_cache_, place)
+                          : forget_operation(plan_dequantize_latent_cache(desc_, place.device, options), to_rows_, place);
   }
 
   std::vector<Named> inputs() const override { return {spec_.quantize ? rows() : cache(), {"slot_mapping", slots_}}; }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ class Storage {
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
+  /// All of it, red zones included: to be looked at between guard(false) and guard(true).
+  std::span<std::byte> allocation() const { return {base_, total_}; }
+  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
+
   /// Notes the present contents, red zones included, as those that must stay. `keep_copy` makes restore() possible.
   void seal(bool keep_copy);
   bool sealed_contents_intact() const;
@@ -34,8 +39,6 @@ class Storage {
   void restore();
 
  private:
-  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
-
   std::byte* base_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, total_ = 0;

@@ -70,8 +70,8 @@ class DenseTrial final : public LatentTrial {
     seal();
   }
 
-  Result<AnyPlan> plan(const PlanOptions& options) const override {
-    return forget_operation(plan_latent_attention(desc_, {}, options), args_);
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place) const override {
+    return forget_operation(plan_latent_attention(desc_, place.device, options), args_, place);
   }
 
   std::vector<Named> inputs() const override {

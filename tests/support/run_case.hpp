@@ -13,15 +13,28 @@ namespace fovea::check {
 /// Scratch memory of exactly the size a plan asked for: poisoned, between red zones.
 class HostileWorkspace {
  public:
-  explicit HostileWorkspace(std::size_t bytes) : bytes_(bytes) {
-    if (bytes > 0) storage_ = std::make_unique<Storage>(bytes, 0);
-  }
-  Workspace view() const { return storage_ ? Workspace{storage_->data(), bytes_} : Workspace{}; }
-  bool red_zones_intact() const { return !storage_ || storage_->red_zones_intact(); }
+  explicit HostileWorkspace(std::size_t bytes, Device device = {});
+  Workspace view() const;
+  bool red_zones_intact() const;
 
  private:
-  std::size_t bytes_;
-  std::unique_ptr<Storage> storage_{};
+  std::vector<Named> tensors_{};  ///< one, or none
+  std::unique_ptr<DeviceMemory> memory_{};
+};
+
+/// A case in the memory of the device on which an implementation runs: for the CPU, where it is.
+class PlacedTrial {
+ public:
+  PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream = {});
+  const Place& place() const { return place_; }
+  /// What the host's tensors hold goes over; what the device has made of them comes back, once it is done. Another trial of the
+  /// same shapes may take the place of the first.
+  void upload(const Trial& from) const;
+  Result<void> download(const Trial& to) const;
+
+ private:
+  std::unique_ptr<DeviceMemory> memory_{};
+  Place place_;
 };
 
 enum class Status : std::uint8_t { passed, failed, declined };

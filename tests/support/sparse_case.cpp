@@ -124,8 +124,8 @@ class SparseTrial final : public LatentTrial {
     seal();
   }
 
-  Result<AnyPlan> plan(const PlanOptions& options) const override {
-    return forget_operation(plan_sparse_latent_attention(desc_, {}, options), args_);
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place) const override {
+    return forget_operation(plan_sparse_latent_attention(desc_, place.device, options), args_, place);
   }
 
   std::vector<Named> inputs() const override {

@@ -32,6 +32,12 @@ std::string Trial::what_changed() const {
   return {};
 }
 
+std::vector<Named> Trial::tensors() const {
+  std::vector<Named> all = inputs();
+  for (Named& named : outputs()) all.push_back(std::move(named));
+  return all;
+}
+
 void Trial::reset_outputs() const {
   for (const Named& named : outputs()) named.tensor.storage().restore();
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "answer.hpp"
+#include "device_memory.hpp"
 #include "fovea/plan.hpp"
 
 namespace fovea::check {
@@ -18,16 +19,18 @@ namespace fovea::check {
 /// quick: also under sanitizers. full: the whole table. bench: checked on sampled rows, then timed.
 enum class Tier : std::uint8_t { quick, full, bench };
 
-struct Named {
-  std::string_view name;
-  HostileTensor tensor;
-};
-
 /// What the operation must compute and move at least: for rates against the ceilings.
 struct Work {
   double flops = 0;
   double bytes = 0;
   DType operands = DType::f32;  ///< of the products
+};
+
+/// Where a call runs: on the CPU over the tensors themselves, or on a device over their copies.
+struct Place {
+  Device device{};
+  const DeviceMemory* memory = nullptr;
+  Stream stream{};
 };
 
 /// A plan whose operation is forgotten.
@@ -38,16 +41,20 @@ struct AnyPlan {
   std::function<Result<void>(Workspace)> prepare{}, run{}, run_prepared{};
 };
 
-/// The arguments are read at each run; they must outlive the plan.
+/// The arguments are read at each run; they and the place's memory must outlive the plan.
 template <class Args>
-Result<AnyPlan> forget_operation(const Result<Plan<Args>>& planned, const Args& args) {
+Result<AnyPlan> forget_operation(const Result<Plan<Args>>& planned, const Args& args, const Place& place) {
   if (!planned) return planned.error();
+  const auto moved = place.memory != nullptr ? std::make_shared<const DeviceArgs<Args>>(args, *place.memory) : nullptr;
+  const auto call = [plan = *planned, &args, moved, stream = place.stream](auto member) {
+    return [=, &args](Workspace workspace) { return (plan.*member)(moved ? moved->args : args, workspace, stream); };
+  };
   return AnyPlan{.implementation = std::string(planned->implementation()),
                  .workspace_bytes = planned->workspace_bytes(),
                  .explanation = planned->explain(),
-                 .prepare = [plan = *planned, &args](Workspace workspace) { return plan.prepare(args, workspace); },
-                 .run = [plan = *planned, &args](Workspace workspace) { return plan.run(args, workspace); },
-                 .run_prepared = [plan = *planned, &args](Workspace workspace) { return plan.run_prepared(args, workspace); }};
+                 .prepare = call(&Plan<Args>::prepare),
+                 .run = call(&Plan<Args>::run),
+                 .run_prepared = call(&Plan<Args>::run_prepared)};
 }
 
 /// A case bound to memory: hostile tensors, filled and sealed, the arguments of the call, and what it must give.
@@ -58,11 +65,12 @@ class Trial {
   Trial& operator=(const Trial&) = delete;
   virtual ~Trial() = default;
 
-  virtual Result<AnyPlan> plan(const PlanOptions& options) const = 0;
-  /// What the call must not change, and what it writes.
+  virtual Result<AnyPlan> plan(const PlanOptions& options, const Place& place = {}) const = 0;
+  /// What the call must not change, and what it writes. All pointers of the call lie in these.
   virtual std::vector<Named> inputs() const = 0;
   virtual std::vector<Named> outputs() const = 0;
   virtual Work work() const = 0;
+  std::vector<Named> tensors() const;  ///< inputs, then outputs
 
   /// What the outputs must hold: computed once, when first asked for, which must be before a run that works in place.
   const std::vector<Answer>& answers();
