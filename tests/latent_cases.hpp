@@ -34,6 +34,13 @@ inline std::vector<LatentCase> latent_cases() {
   add("decode/f16-h17", {.dtype = f16, .rows = f16, .head = 17, .sequences = of_lengths(1, {129})});
   add("decode/f32-h17", {.dtype = f32, .rows = f32, .head = 17, .sequences = of_lengths(1, {129})});
   add("decode/bf16-nothing", {.sequences = of_lengths(1, {0, 0})});
+  add("decode/bf16-h128-q2", {.head = 128, .sequences = of_lengths(2, {5, 130, 777})}, Tier::full);
+  add("decode/f16-row512-h64-page8",
+      {.dtype = f16, .rows = f16, .row = 512, .head = 64, .page = 8, .sequences = of_lengths(1, {1, 127, 129, 640})});
+  add("decode/bf16-h48on3-q2-page32", {.head = 48, .kv_head = 3, .page = 32, .sequences = of_lengths(2, {333, 1000})}, Tier::full);
+  add("decode/bf16-many-h128", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(60, 61))}, Tier::full);
+  add("mask/bf16-window-h128-q3", {.head = 128, .sequences = of_lengths(3, {700, 64}), .mask = sliding_window(130)}, Tier::full);
+  add("ragged/bf16-h128", {.head = 128, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}, {1, 513}}, .ragged = true}, Tier::full);
   add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
   add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
   add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);

@@ -9,6 +9,9 @@
 #ifdef FOVEA_HAS_CUDA
 #include "gpu/devices.hpp"
 #endif
+#ifdef FOVEA_HAS_CUDA_SM90
+#include "gpu/cuda/sm90/implementations.hpp"
+#endif
 #ifdef FOVEA_HAS_CUDA_PORTABLE
 #include "gpu/cuda/portable/implementations.hpp"
 #endif
@@ -23,6 +26,9 @@ template <class Operation>
 std::vector<Implementation<Operation>> collect() {
   std::vector<Implementation<Operation>> all;
   const auto append = [&](Implementations<Operation> rows) { all.insert(all.end(), rows.begin(), rows.end()); };
+#ifdef FOVEA_HAS_CUDA_SM90
+  if constexpr (requires { gpu::sm90::implementations(Operation{}); }) append(gpu::sm90::implementations(Operation{}));
+#endif
 #ifdef FOVEA_HAS_CUDA_PORTABLE
   if constexpr (requires { gpu::portable::implementations(Operation{}); }) append(gpu::portable::implementations(Operation{}));
 #endif

@@ -88,6 +88,9 @@ class HostileTensor {
 /// The tensor with `gap` unused elements after each row, and as many after each plane of rows.
 TensorDesc with_gaps(TensorDesc desc, std::int64_t gap);
 
+/// What a description may promise of rows with such gaps: kernels that want 16 bytes then take the call.
+constexpr std::int32_t promised_alignment(std::int64_t gap) { return gap % 8 == 0 ? 16 : 0; }
+
 /// Elements from the first to the last, gaps included; 0 for an empty tensor.
 std::int64_t span_of(const TensorDesc& desc);
 

@@ -26,6 +26,7 @@ LatentCache::LatentCache(const LatentCacheShape& shape) : shape_(shape), filled_
   desc_.rows = contiguous(shape.dtype, {shape.blocks, shape.page, shape.kv_heads, shape.row});
   const std::int64_t head = shape.row + shape.gap, token = shape.kv_heads * head + 3 * shape.gap;
   desc_.rows.strides = {shape.page * token + 2 * shape.gap, token, head, 1};
+  desc_.rows.alignment = promised_alignment(shape.gap);
   rows_ = HostileTensor(desc_.rows);
 }
 

@@ -23,9 +23,11 @@ LatentTrial::LatentTrial(const LatentShape& shape, bool max_logits, Random& rand
 }
 
 TensorDesc LatentTrial::row_shape(std::int64_t last) const {
-  return with_gaps(shape_.rows > 0 ? contiguous(shape_.dtype, {shape_.rows, shape_.heads, last})
-                                   : contiguous(shape_.dtype, {shape_.batch, shape_.seq_q, shape_.heads, last}),
-                   shape_.gap);
+  TensorDesc desc = with_gaps(shape_.rows > 0 ? contiguous(shape_.dtype, {shape_.rows, shape_.heads, last})
+                                              : contiguous(shape_.dtype, {shape_.batch, shape_.seq_q, shape_.heads, last}),
+                              shape_.gap);
+  desc.alignment = promised_alignment(shape_.gap);
+  return desc;
 }
 
 std::vector<Named> LatentTrial::outputs() const {
