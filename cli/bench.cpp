@@ -84,9 +84,8 @@ Timing time_on_device(const check::AnyPlan& plan, Workspace workspace, const che
   return timing;
 }
 
-/// The name asked for, or the one that planning chooses.
-std::string implementation_for(const AnyCase& entry, const check::Trial& trial, const Options& options) {
-  if (options.implementation.empty()) return trial.plan({}).value().implementation;
+/// The first implementation whose name holds the one asked for; empty when there is none.
+std::string named_implementation(const AnyCase& entry, const Options& options) {
   for (const ImplementationInfo& row : implementations()) {
     if (row.available && row.operation == entry.operation && row.name.find(options.implementation) != std::string::npos)
       return std::string(row.name);
@@ -96,9 +95,10 @@ std::string implementation_for(const AnyCase& entry, const check::Trial& trial, 
 
 Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilings) {
   Row row{.entry = &entry};
-  const std::unique_ptr<check::Trial> trial = entry.bind();
-  row.implementation = implementation_for(entry, *trial, options);
+  row.implementation = named_implementation(entry, options);
   if (row.implementation.empty()) return row;
+  const std::unique_ptr<check::Trial> trial = entry.bind();
+  if (options.implementation.empty()) row.implementation = trial->plan({}).value().implementation;
   const check::Report report = check::run_case(*trial, row.implementation);
   if (report.status == check::Status::declined && !options.implementation.empty()) return {};
   if (report.status != check::Status::passed)
