@@ -61,7 +61,7 @@ void require_dtype(const Tensor& tensor, const char* name, DType want) {
 }
 
 const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
-  require_cpu(tensor, name);
+  check_device(tensor, name);
   require_dtype(tensor, name, dtype);
   if (tensor.dim() != 1 || tensor.size(0) != count) {
     raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
@@ -69,10 +69,6 @@ const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std
   if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
   return data(tensor);
 }
-
-struct FreeAligned {
-  void operator()(void* memory) const { std::free(memory); }
-};
 
 std::atomic<int>& requested_threads() {
   static std::atomic<int> threads = 0;
@@ -110,11 +106,6 @@ void raise_invalid(const std::string& subject, const std::string& got, const std
 
 std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
 
-void require_cpu(const Tensor& tensor, const char* name) {
-  if (tensor.is_cpu()) return;
-  raise_invalid(field(name, "device"), tensor.is_cuda() ? "cuda" : "another device", "cpu (this build has CPU kernels only)");
-}
-
 std::string shape_text(const Tensor& tensor) { return list_text(tensor.sizes()); }
 
 std::string dtype_text(const Tensor& tensor) { return torch::headeronly::toString(tensor.scalar_type()); }
@@ -124,7 +115,7 @@ bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_t
 void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
 TensorDesc describe(const Tensor& tensor, const char* name) {
-  require_cpu(tensor, name);
+  check_device(tensor, name);
   TensorDesc desc{};
   const std::int64_t rank = tensor.dim();
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
@@ -162,7 +153,7 @@ const float* float_vector(const OptionalTensor& tensor, const char* name, std::i
 
 std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head) {
   if (!tensor) return std::nullopt;
-  require_cpu(*tensor, name);
+  check_device(*tensor, name);
   require_dtype(*tensor, name, DType::f32);
   const std::int64_t rank = tensor->dim();
   if (tensor->numel() == 1) return ScaleDesc{};
@@ -178,6 +169,7 @@ std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char
 
 const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64_t batch) {
   if (cu_seqlens_q) return int32_vector(*cu_seqlens_q, "cu_seqlens_q", batch + 1);
+  if (call_device().backend != Backend::cpu) raise_invalid("cu_seqlens_q", "none", "a tensor on the device of q");
   thread_local std::vector<std::int32_t> lengths;
   const auto count = static_cast<std::size_t>(batch + 1);
   if (lengths.size() < count) {
@@ -194,20 +186,6 @@ std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_se
                   "a tensor, as " + std::to_string(rows) + " query rows are not one for each of " + std::to_string(batch) + " sequences");
   }
   return max_seqlen_q == 0 ? 1 : max_seqlen_q;
-}
-
-Workspace workspace(std::size_t bytes) {
-  thread_local std::unique_ptr<void, FreeAligned> memory;
-  thread_local std::size_t capacity = 0;
-  if (bytes > capacity) {
-    const std::size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-    capacity = 0;
-    memory.reset();
-    memory.reset(std::aligned_alloc(kWorkspaceAlignment, rounded));
-    if (memory == nullptr) throw std::bad_alloc();
-    capacity = rounded;
-  }
-  return {memory.get(), capacity};
 }
 
 void follow_torch_threads() {

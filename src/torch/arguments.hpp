@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device.hpp"
 #include "fovea/fovea.hpp"
 
 namespace fovea::binding {
@@ -21,7 +22,7 @@ using OptionalTensor = std::optional<Tensor>;
 /// The arguments of one call, taken from torch's stack in the order of the schema.
 class Arguments {
  public:
-  explicit Arguments(StableIValue* stack) : next_(stack) {}
+  explicit Arguments(StableIValue* stack) : next_(stack) { begin_call(); }
 
   template <class T>
   T take() {
@@ -67,12 +68,9 @@ inline void raise_if_failed(const Result<void>& result) {
   if (!result) raise(result.error());
 }
 
-/// Shape, strides, dtype and the alignment that the pointer really has.
+/// Shape, strides, dtype and the alignment that the pointer really has. Like all that name a tensor, it checks the device.
 TensorDesc describe(const Tensor& tensor, const char* name);
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
-
-/// Every operator is registered for every device, so that a tensor elsewhere gets the library's text and not the dispatcher's.
-void require_cpu(const Tensor& tensor, const char* name);
 
 /// Whether the dtype is uint8, which no operation computes with: packed bytes.
 bool holds_bytes(const Tensor& tensor);
@@ -97,9 +95,6 @@ const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64
 
 /// The bound of query lengths to plan with: 1 without cu_seqlens_q, as kernels like to know, if there is one row for each sequence.
 std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_seqlen_q, std::int64_t rows, std::int64_t batch);
-
-/// Scratch memory of the calling thread, grown when needed and kept for the next call.
-Workspace workspace(std::size_t bytes);
 
 /// Runs Fovea on torch's threads: `requested` of them, or with 0 as many as torch itself uses.
 void use_torch_threads(int requested);

@@ -26,7 +26,7 @@ AttentionPlan make_plan(const Call& call) {
   desc.k_scale = describe_scale(call.k_scale, "k_scale", batch, kv_head);
   desc.v_scale = describe_scale(call.v_scale, "v_scale", batch, kv_head);
   follow_torch_threads();
-  return value_or_raise(plan_attention(desc, {}, call.options));
+  return value_or_raise(plan_attention(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ void attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   args.q_scale = data_or_null<const float>(call.q_scale);
   args.k_scale = data_or_null<const float>(call.k_scale);
   args.v_scale = data_or_null<const float>(call.v_scale);
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

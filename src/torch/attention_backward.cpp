@@ -35,7 +35,7 @@ AttentionBackwardPlan make_plan(const Call& call) {
                                    .dk = describe(call.dk, "dk"),
                                    .dv = describe(call.dv, "dv")};
   follow_torch_threads();
-  return value_or_raise(plan_attention_backward(desc, {}, call.options));
+  return value_or_raise(plan_attention_backward(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                    .dk = data(call.dk),
                                    .dv = data(call.dv),
                                    .dsink = data_or_null<float>(call.dsink)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -59,7 +59,7 @@ LatentAttentionPlan make_plan(const Call& call) {
     raise_invalid("q.rank", std::to_string(desc.q.rank), "3 ([total_q, head, d]), as cu_seqlens_q is given");
   }
   follow_torch_threads();
-  return value_or_raise(plan_latent_attention(desc, {}, call.options));
+  return value_or_raise(plan_latent_attention(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ void latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                  .cu_seqlens_q = call.ragged() ? query_lengths(call.cu_seqlens_q, batch) : nullptr,
                                  .kv_len = int32_vector(call.kv_len, "kv_len", batch),
                                  .cache_scale = data_or_null<const float>(call.cache_scale)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -35,14 +35,14 @@ auto make_plan(const Call& call, PlanFunction plan) {
   const LatentCacheConversionDesc desc{
       .rows = describe(call.rows, "rows"), .cache = describe_cache(call.cache, call.format, "cache"), .rule = call.rule};
   follow_torch_threads();
-  return value_or_raise(plan(desc, Device{}, call.options));
+  return value_or_raise(plan(desc, call_device(), call.options));
 }
 
 /// Runs with the arguments in the order that both directions have: rows, cache, slots.
 template <class Args, class Plan>
 void run(const Call& call, const Plan& plan) {
   const std::int64_t* slots = int64_vector(call.slot_mapping, "slot_mapping", call.rows.size(0));
-  raise_if_failed(plan.run(Args{data(call.rows), data(call.cache), slots}, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, Args{data(call.rows), data(call.cache), slots}));
 }
 
 std::string every_format() {
@@ -59,7 +59,7 @@ const PackedFormat& find_format(const std::string& name) {
 }
 
 LatentCacheDesc describe_packed(const Tensor& cache, const PackedFormat& format, const char* name) {
-  require_cpu(cache, name);
+  check_device(cache, name);
   if (!holds_bytes(cache)) raise_invalid(field(name, "dtype"), dtype_text(cache), "uint8 (" + std::string(format.name) + ")");
   const std::string bytes = std::to_string(format.bytes());
   if (cache.dim() != 3 || cache.size(2) != format.bytes()) {

@@ -77,7 +77,7 @@ PagedAttentionPlan make_plan(const AttentionCall& call) {
   desc.k_scale = describe_scale(call.k_scale, "k_scale", 0, desc.k_cache.shape[2]);
   desc.v_scale = describe_scale(call.v_scale, "v_scale", 0, desc.k_cache.shape[2]);
   follow_torch_threads();
-  return value_or_raise(plan_paged_attention(desc, {}, call.options));
+  return value_or_raise(plan_paged_attention(desc, call_device(), call.options));
 }
 
 PagedCacheAppendPlan make_plan(const AppendCall& call) {
@@ -88,7 +88,7 @@ PagedCacheAppendPlan make_plan(const AppendCall& call) {
   desc.k_scale = describe_scale(call.k_scale, "k_scale", 0, desc.k_cache.shape[2]);
   desc.v_scale = describe_scale(call.v_scale, "v_scale", 0, desc.k_cache.shape[2]);
   follow_torch_threads();
-  return value_or_raise(plan_paged_cache_append(desc, {}, call.options));
+  return value_or_raise(plan_paged_cache_append(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                 .kv_len = int32_vector(call.kv_len, "kv_len", call.block_table.size(0)),
                                 .k_scale = data_or_null<const float>(call.k_scale),
                                 .v_scale = data_or_null<const float>(call.v_scale)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -127,7 +127,7 @@ void paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                   .slot_mapping = int64_vector(call.slot_mapping, "slot_mapping", call.k.size(0)),
                                   .k_scale = data_or_null<const float>(call.k_scale),
                                   .v_scale = data_or_null<const float>(call.v_scale)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {

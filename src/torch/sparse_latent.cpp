@@ -72,7 +72,7 @@ SparseLatentAttentionPlan make_plan(const Call& call) {
                                  .has_sink = call.sink.has_value()};
   if (call.extra) desc.extra = describe_selection(*call.extra, "extra.cache", "extra.indices");
   follow_torch_threads();
-  return value_or_raise(plan_sparse_latent_attention(desc, {}, call.options));
+  return value_or_raise(plan_sparse_latent_attention(desc, call_device(), call.options));
 }
 
 /// topk_length has one number for each row (flat) or sequence (paged): the first dimension of q.
@@ -96,7 +96,7 @@ void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) 
                                  .max_logits = data_or_null<float>(call.max_logits),
                                  .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2))};
   if (call.extra) args.extra = selection_args(*call.extra, "extra.topk_length", lists);
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

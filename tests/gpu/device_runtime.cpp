@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 
@@ -42,6 +44,21 @@ void copy_to_device(Device device, void* to, std::span<const std::byte> from) {
 void copy_from_device(Device device, std::span<std::byte> to, const void* from) {
   use(device);
   require(cudaMemcpy(to.data(), from, to.size(), cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
+}
+
+double device_copy_seconds(Device device, std::size_t bytes) {
+  const SideStream side(device);
+  void *from = device_allocate(device, bytes), *to = device_allocate(device, bytes);
+  const Graph copy(device, side.get(), [&]() -> Result<void> {
+    require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, native(side.get())), "cudaMemcpyAsync");
+    return {};
+  });
+  std::array<double, 20> samples{};
+  for (double& sample : samples) sample = copy.seconds(1);
+  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+  device_free(device, from);
+  device_free(device, to);
+  return samples[samples.size() / 2];
 }
 
 Result<void> synchronize(Device device) {

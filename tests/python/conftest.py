@@ -11,8 +11,8 @@ def seeded():
 
 
 def available(operation: str) -> list[str]:
-    """The implementations of an operation that this machine can run."""
-    return [row.name for row in fovea.implementations() if row.operation == operation and row.available]
+    """The implementations of an operation that take CPU tensors and that this machine can run."""
+    return [row.name for row in fovea.implementations() if row.operation == operation and row.backend == "cpu" and row.available]
 
 
 def pytest_generate_tests(metafunc):

@@ -21,6 +21,9 @@ void device_free(Device device, void* memory);
 void copy_to_device(Device device, void* to, std::span<const std::byte> from);
 void copy_from_device(Device device, std::span<std::byte> to, const void* from);
 
+/// Seconds that a copy inside the device's memory takes: the median of twenty.
+double device_copy_seconds(Device device, std::size_t bytes);
+
 /// Waits for all work on the device; the failure of a kernel comes out here.
 Result<void> synchronize(Device device);
 
