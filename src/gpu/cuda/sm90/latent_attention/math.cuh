@@ -365,6 +365,7 @@ struct Math {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
       if (lane() % 4 == 0) storage.sum[q_parity][kWarpgroupIndex][first_row() + 8 * r] = sum[r];
     }
+    __threadfence_block();  // arriving does not order what was written before
     named_arrive(kSums + kWarpgroupIndex, kMathThreads);
     named_sync(kSums + 1 - kWarpgroupIndex, kMathThreads);
 #pragma unroll
