@@ -245,7 +245,7 @@ inline void merge_cases(Table& table) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const auto name = name_of(dtype);
     Case base = sized({.operation = Operation::merge_states, .head = 5, .sequences = {{23, 0}}}, dtype);
-    for (const int parts : {1, 2, 3, 8, 33}) {
+    for (const int parts : {1, 2, 3, 8, 33, 130}) {
       Case spec = base;
       spec.parts = parts;
       add(table, fmt::format("parts/{}-{}", name, parts), spec, Tier::quick);
