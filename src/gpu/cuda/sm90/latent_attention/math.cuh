@@ -13,11 +13,10 @@ namespace fovea::gpu::sm90::latent {
 
 /// Named barriers, with who arrives and who waits. 0 is that of the whole CTA.
 enum : int {
-  kEvenReady = 1,   // maximum[0], rescale[0] and P of the even tile: warpgroup 0 arrives, 1 waits
-  kOddReady = 2,    // maximum[1], rescale[1] and P of the odd tile: 1 arrives, 0 waits
+  kEvenReady = 1,   // maximum[0], rescale[0] and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
+  kOddReady = 2,    // maximum[1], rescale[1] and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
-  kSums = 4,        // and 5: the sum of the even tiles, of the odd ones: the one that has it arrives, the other waits
-  kWarpgroup = 6,   // and 7: one warpgroup alone
+  kWarpgroup = 4,   // and 5: one warpgroup alone
 };
 
 inline constexpr float kSlack = 8.0f;  // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
@@ -65,6 +64,7 @@ struct Math {
     pin(scores);
     if (!kNext) release_queries();
     weigh<0>(key, rescale);
+    if (!kNext) publish_sum<0>();
     rescale_out(rescale);
     clear_unseen_values<0>(key);
     values_from_registers<0>();
@@ -78,6 +78,7 @@ struct Math {
 
     named_sync(kOddReady, kMathThreads);
     read_back<1>(rescale);
+    if (!kNext) take_sum<1>();
     rescale_out(rescale);
     wait_full<1, 0>();
     clear_unseen_values<1>(key + kKeyTile);
@@ -112,12 +113,14 @@ struct Math {
     if (!kNext) release_queries();
     named_sync(kEvenReady, kMathThreads);
     read_back<0>(rescale);
+    if (!kNext) add_sum<0>();
     rescale_out(rescale);
     wait_full<0, 1>();
     clear_unseen_values<0>(key);
     values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
 
     weigh<1>(key + kKeyTile, rescale);
+    if (!kNext) publish_sum<1>();
     store_probabilities(shared_address(storage.p), kGroupBytes);
     fence_shared_for_async();
     named_arrive(kOddReady, kMathThreads);
@@ -261,6 +264,40 @@ struct Math {
     rescale_sum(rescale);
   }
 
+  // The sum of a row lies with four lanes. With the last pair the warpgroups also exchange what each has of it: the even tiles' sum goes to
+  // the odd ones' warpgroup, which adds its own and gives the total back.
+  __device__ void reduce_sum() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+    }
+  }
+  template <int kOwner>
+  __device__ void publish_sum() {
+    reduce_sum();
+    keep_sum_once();
+    if (lane() % 4 == 0) {
+      storage.sum[kOwner][first_row()] = sum[0];
+      storage.sum[kOwner][first_row() + 8] = sum[1];
+    }
+  }
+  template <int kOwner>
+  __device__ void add_sum() {
+    if (lane() % 4 == 0) {
+      sum[0] += storage.sum[kOwner][first_row()];
+      sum[1] += storage.sum[kOwner][first_row() + 8];
+    }
+  }
+  template <int kOwner>
+  __device__ void take_sum() {
+    sum[0] = sum[1] = 0;
+    add_sum<kOwner>();
+  }
+  __device__ void keep_sum_once() {
+    if (lane() % 4 != 0) sum[0] = sum[1] = 0;
+  }
+
   /// P as rows of 128 bytes, for the other warpgroup.
   __device__ void store_probabilities(std::uint32_t to, int group_bytes) {
     const int row = warp() * 16 + lane() % 16;
@@ -359,17 +396,7 @@ struct Math {
   }
 
   __device__ void finish(const Request& request, int slot) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-      if (lane() % 4 == 0) storage.sum[q_parity][kWarpgroupIndex][first_row() + 8 * r] = sum[r];
-    }
-    __threadfence_block();  // arriving does not order what was written before
-    named_arrive(kSums + kWarpgroupIndex, kMathThreads);
-    named_sync(kSums + 1 - kWarpgroupIndex, kMathThreads);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] += storage.sum[q_parity][1 - kWarpgroupIndex][first_row() + 8 * r];
+    reduce_sum();
     float normalise[2], lse[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -17,7 +17,7 @@ struct Storage {
   Job jobs[2];                 // by turns: written by the loader before it fills q, read by the math until it has stored the results
   float maximum[2][kRowTile];  // of the rows, in base 2, after the even tile (by warpgroup 0) and after the odd one (by 1)
   float rescale[2][kRowTile];  // what that did to the accumulator
-  float sum[2][2][kRowTile];   // by turns, as the jobs: of each warpgroup's own tiles, at the end
+  float sum[2][kRowTile];      // after the last even tile, of those tiles; after the last odd one, of all
   alignas(8) std::uint64_t full[kHalves];  // by the copy engine: a half has arrived
   std::uint64_t empty[kHalves];            // by the four warps of the half's last reader, in each CTA of the cluster
   std::uint64_t q_full;                    // by every load thread
