@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense MLA decode on this machine's GPU: checks each case on sampled sequences, times it, and measures the ceilings beside it. Writes a
-JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph."""
+"""Dense MLA decode on this machine's GPU: checks each case on sampled sequences, times it, and measures the ceilings beside it.
+
+Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph."""
 
 import argparse
 import json
@@ -112,7 +113,7 @@ def copy_rate() -> float:
 def measure(case: Case, matrix: tuple[torch.Tensor, torch.Tensor], copy: float) -> dict:
     decode, ceiling = Decode(case), matrix_rate(*matrix)
     error = decode.error()
-    if not error < 6e-3:  # noqa: SIM300 - NaN must fail too
+    if not error < 6e-3:  # NaN must fail too
         raise SystemExit(f"{case.name}: relative error {error:.1e}")
     time, tokens = decode.milliseconds(), int(decode.kv_len.sum())
     flops = 2 * case.seq_q * case.heads * (ROW + LATENT) * tokens
