@@ -18,8 +18,8 @@ struct TileRange {
 struct SplitSchedule {
   const int* prefix = nullptr;  ///< [batch + 1] costs before each request
   int batch = 0;
-  int length = 1;    ///< of a part
-  int overhead = 0;  ///< of a request, in tiles
+  int length = 1;      ///< of a part
+  int overhead = 0;    ///< of a request, in tiles
   bool whole = false;  ///< never split a request: it belongs to the part where it begins
 
   /// At least 1: a request that sees nothing still has outputs to write.
