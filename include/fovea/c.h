@@ -251,6 +251,7 @@ typedef struct fovea_latent_cache {
   fovea_tensor rows;    /* FOVEA_ROWS only */
   int64_t blocks, page; /* packed formats only, here and below */
   int64_t block_stride; /* bytes; 0: blocks without gaps */
+  int32_t alignment;    /* bytes that the pointer given to run will be aligned to; 0 promises none */
 } fovea_latent_cache;
 
 typedef struct fovea_latent_attention_desc {

@@ -19,6 +19,7 @@ struct LatentCacheDesc {
   std::int64_t blocks = 0;        ///< packed formats (one kv head)
   std::int64_t page = 0;          ///< packed formats
   std::int64_t block_stride = 0;  ///< packed formats: bytes from block to block, at least page * bytes; 0 means exactly that
+  std::int32_t alignment = 0;     ///< packed formats: bytes to which the pointer given to run() will be aligned; 0 promises none
 };
 
 /// Dense MLA decode over a block-table cache of latent rows (MQA: all heads of a group share one row).

@@ -58,6 +58,7 @@ LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view na
   desc.blocks = from.blocks;
   desc.page = from.page;
   desc.block_stride = from.block_stride;
+  desc.alignment = from.alignment;
   return desc;
 }
 

@@ -114,6 +114,12 @@ bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_t
 
 void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
+std::int32_t alignment_of(const Tensor& tensor) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data(tensor));
+  const std::uintptr_t lowest_bit = address & (~address + 1);
+  return static_cast<std::int32_t>(address == 0 ? kLargestAlignment : std::min(lowest_bit, kLargestAlignment));
+}
+
 TensorDesc describe(const Tensor& tensor, const char* name) {
   check_device(tensor, name);
   TensorDesc desc{};
@@ -128,9 +134,7 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   desc.rank = static_cast<int>(rank);
   std::ranges::copy(tensor.sizes(), desc.shape.begin());
   std::ranges::copy(tensor.strides(), desc.strides.begin());
-  const auto address = reinterpret_cast<std::uintptr_t>(data(tensor));
-  const std::uintptr_t lowest_bit = address & (~address + 1);
-  desc.alignment = static_cast<std::int32_t>(address == 0 ? kLargestAlignment : std::min(lowest_bit, kLargestAlignment));
+  desc.alignment = alignment_of(tensor);
   return desc;
 }
 

@@ -72,6 +72,9 @@ inline void raise_if_failed(const Result<void>& result) {
 TensorDesc describe(const Tensor& tensor, const char* name);
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
 
+/// Bytes to which the tensor's memory is aligned, up to 64 or so: what a plan may rely on.
+std::int32_t alignment_of(const Tensor& tensor);
+
 /// Whether the dtype is uint8, which no operation computes with: packed bytes.
 bool holds_bytes(const Tensor& tensor);
 

@@ -71,7 +71,11 @@ LatentCacheDesc describe_packed(const Tensor& cache, const PackedFormat& format,
     raise_invalid(field(name, "strides[1]"), std::to_string(cache.stride(1)), bytes + " (only blocks may lie apart)");
   }
   if (blocks > 1 && cache.stride(0) == 0) raise_invalid(field(name, "strides[0]"), "0", std::to_string(page * format.bytes()) + " or more");
-  return {.format = format.format, .blocks = blocks, .page = page, .block_stride = blocks > 1 ? cache.stride(0) : 0};
+  return {.format = format.format,
+          .blocks = blocks,
+          .page = page,
+          .block_stride = blocks > 1 ? cache.stride(0) : 0,
+          .alignment = alignment_of(cache)};
 }
 
 }  // namespace

@@ -8,7 +8,11 @@
 namespace fovea::check {
 namespace {
 
-constexpr std::int64_t kPackedGap = 37;  ///< bytes after a block: odd, so that hardly anything is aligned
+/// Bytes from block to block. Blocks lie apart; where `gap` is odd hardly anything is aligned.
+std::int64_t block_bytes(std::int64_t bytes, std::int64_t gap) {
+  if (gap == 0) return bytes;
+  return promised_alignment(gap) == 0 ? bytes + 37 : (bytes + 15) / 16 * 16 + 48;
+}
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -19,13 +23,15 @@ LatentCache::LatentCache(const LatentCacheShape& shape) : shape_(shape), filled_
   if (const PackedFormat* packed = packed_format(shape.format)) {
     desc_.blocks = shape.blocks;
     desc_.page = shape.page;
-    desc_.block_stride = shape.page * packed->bytes() + (shape.gap > 0 ? kPackedGap : 0);
-    rows_ = HostileTensor(contiguous(DType::e4m3, {shape.blocks * desc_.block_stride}), shape.gap > 0 ? 1 : 0);
+    desc_.block_stride = block_bytes(shape.page * packed->bytes(), shape.gap);
+    desc_.alignment = promised_alignment(shape.gap);
+    rows_ = HostileTensor(contiguous(DType::e4m3, {shape.blocks * desc_.block_stride}), desc_.alignment > 0 ? 16 : 1);
     return;
   }
   desc_.rows = contiguous(shape.dtype, {shape.blocks, shape.page, shape.kv_heads, shape.row});
-  const std::int64_t head = shape.row + shape.gap, token = shape.kv_heads * head + 3 * shape.gap;
-  desc_.rows.strides = {shape.page * token + 2 * shape.gap, token, head, 1};
+  const std::int64_t gap = shape.gap * (size_of(shape.dtype) == 1 ? 2 : 1);  // 8 elements of 16 bits are 16 of 8
+  const std::int64_t head = shape.row + gap, token = shape.kv_heads * head + 3 * gap;
+  desc_.rows.strides = {shape.page * token + 2 * gap, token, head, 1};
   desc_.rows.alignment = promised_alignment(shape.gap);
   rows_ = HostileTensor(desc_.rows);
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "op/common/latent_cache.hpp"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 
 namespace fovea::detail {
 namespace {
@@ -31,6 +33,8 @@ LatentCacheView packed_view(Checker& check, std::string_view name, const LatentC
   check.expect(desc.blocks >= 0 && desc.blocks < kLargest, field(name, "blocks"), desc.blocks, "0 to 2^31 - 1");
   check.expect(desc.page >= 1 && desc.page < kLargest, field(name, "page"), desc.page, "1 to 2^31 - 1");
   if (!check.ok()) return {};
+  const bool alignment_ok = desc.alignment == 0 || (desc.alignment > 0 && std::has_single_bit(static_cast<std::uint32_t>(desc.alignment)));
+  check.expect(alignment_ok, field(name, "alignment"), desc.alignment, "0 or a power of two");
   const std::int64_t least = desc.page * format.bytes();
   const std::int64_t stride = desc.block_stride == 0 ? least : desc.block_stride;
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 48;
@@ -38,7 +42,7 @@ LatentCacheView packed_view(Checker& check, std::string_view name, const LatentC
     check.fail(invalid(field(name, "block_stride (bytes)"), stride,
                        std::to_string(least) + " (page * bytes of " + std::string(format.name) + ") to 2^48"));
   }
-  return {desc.format, DType::bf16, desc.blocks, desc.page, 1, format.row(), {}, stride, 1};
+  return {desc.format, DType::bf16, desc.blocks, desc.page, 1, format.row(), {}, stride, std::max(desc.alignment, 1)};
 }
 
 }  // namespace
