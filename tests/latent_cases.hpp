@@ -44,6 +44,9 @@ inline std::vector<LatentCase> latent_cases() {
   add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
   add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
   add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
+  add("split/bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
+  add("split/bf16-on-e4m3-h128-q2", {.rows = e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
+  add("split/v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {2049, 3})}, Tier::full);
   add("kv_heads/bf16-18on3-page16", {.head = 18, .kv_head = 3, .page = 16, .sequences = of_lengths(1, {40, 41})});
   add("speculative/bf16-h20", {.head = 20, .sequences = of_lengths(3, {90, 2})});
   add("prefill/bf16-h6-page3", {.head = 6, .page = 3, .sequences = of_lengths(40, {70})});
@@ -61,6 +64,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("layout/bf16-contiguous", {.head = 17, .gap = 0, .sequences = of_lengths(2, {70, 129})});
   add("packed/v32_fp8-h64", {.format = CacheFormat::v32_fp8, .head = 64, .sequences = of_lengths(1, {200, 0, 64})});
   add("packed/v32_fp8-h7-page5", {.format = CacheFormat::v32_fp8, .head = 7, .page = 5, .sequences = of_lengths(1, {200, 63})});
+  add("packed/v32_fp8-odd-rows", {.format = CacheFormat::v32_fp8, .head = 5, .page = 6, .gap = 1, .sequences = of_lengths(1, {90})});
   add("packed/v4_fp8-page16", {.format = CacheFormat::v4_fp8, .row = 512, .page = 16, .sequences = of_lengths(2, {100})});
   add("packed/v41_fp8", {.format = CacheFormat::v41_fp8, .row = 512, .sequences = of_lengths(1, {1100})});
   add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
@@ -97,8 +101,9 @@ inline void sparse_bench_cases(std::vector<SparseCase>& table) {
 
 inline std::vector<SparseCase> sparse_cases() {
   std::vector<SparseCase> table;
-  const auto add = [&](const char* name, SparseCase spec) {
+  const auto add = [&](const char* name, SparseCase spec, Tier tier = Tier::quick) {
     spec.name = fmt::format("sparse_latent_attention/{}", name);
+    spec.tier = tier;
     table.push_back(std::move(spec));
   };
   using List = SparseCase::List;
@@ -126,9 +131,16 @@ inline std::vector<SparseCase> sparse_cases() {
   add("packed/v4_fp8-h17-page5", {.row = 512, .head = 17, .main = {.format = v4, .page = 5}});
   add("packed/v41_fp8-q3", {.row = 512, .seq_q = 3, .main = {.format = v41}});
   add("packed/v41_fp8_planar-page1", {.row = 512, .main = {.format = planar, .page = 1}});
-  add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}});
+  add("packed/v32_fp8-odd-rows", {.head = 5, .gap = 1, .main = {.format = v32, .page = 6}});
+  add("packed/v4_fp8-odd-rows", {.row = 512, .gap = 1, .main = {.format = v4, .page = 3}});
+  add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}, .max_logits = false});
   add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}});
-  add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}}, listed(v32, 900, {900, 31})));
+  add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}, .max_logits = false}, listed(v32, 900, {900, 31})));
+  add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true, .max_logits = false},
+      Tier::full);
+  add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}, .max_logits = false}, Tier::full);
+  add("flat/bf16-h128-many", {.head = 128, .batch = 1, .seq_q = 150, .main = {.topk = 140}, .flat = true, .sink = true}, Tier::full);
+  add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);
   add("extra/v4_fp8-sink", with_extra({.row = 512, .main = {.format = v4}, .sink = true}, listed(v4, 90)));
   add("extra/v41_fp8-and-fp4-h64", with_extra({.row = 512, .head = 64, .main = {.format = v41}}, listed(fp4, 33)));
   add("extra/v41_fp8-and-fp4-h4", with_extra({.row = 512, .head = 4, .main = {.format = v41}}, listed(fp4, 33)));

@@ -14,16 +14,14 @@ struct ExpectedDecline {
   std::string_view implementation, part, reason;
 };
 
-inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention";
+inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
-    {kSm90Latent, "-on-e4m3", "cache.rows.dtype: got e4m3"},
-    {kSm90Latent, "packed/v4", "cache.format: got v4"},
-    {kSm90Latent, "packed/v32", "cache.format: got v32_fp8"},
-    {kSm90Latent, "-page1$", "cache.rows.shape[1] (page): got 1, want a multiple of 8"},
-    {kSm90Latent, "-page3$", "cache.rows.shape[1] (page): got 3, want a multiple of 8"},
     {kSm90Latent, "-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "rows at multiples of 16 bytes"},
+    {kSm90Sparse, "/f32-", "q.dtype: got f32"},
+    {kSm90Sparse, "-negative", "scale: got a negative one"},
+    {kSm90Sparse, "-odd-rows", "rows at multiples of 16 bytes"},
 };
 
 /// A part of the reason; empty when `implementation` must take the case.

@@ -47,7 +47,7 @@ struct SparseCase {
   std::int64_t row = 576, head = 16, batch = 2, seq_q = 1, gap = 8;
   List main{};
   std::optional<List> extra{};
-  bool flat = false, sink = false;
+  bool flat = false, sink = false, max_logits = true;
   Lists lists = Lists::mixed;
   bool nan_token = false;  ///< plain rows: a NaN in a token that the second row lists
   float scale = 0.0f;

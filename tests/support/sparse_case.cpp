@@ -98,25 +98,18 @@ LatentShape q_shape(const SparseCase& spec) {
 class SparseTrial final : public LatentTrial {
  public:
   SparseTrial(const SparseCase& spec, Random random)
-      : LatentTrial(q_shape(spec), true, random), spec_(spec), main_(spec_, spec_.main, random) {
+      : LatentTrial(q_shape(spec), spec.max_logits, random), spec_(spec), main_(spec_, spec_.main, random) {
     if (spec_.extra) extra_.emplace(spec_, *spec_.extra, random);
     if (spec_.nan_token) main_.cache.set(main_.tokens(1, 0).front(), 17, std::numeric_limits<float>::quiet_NaN());
     if (spec_.sink) sink_ = HostileTensor(contiguous(DType::f32, {spec_.head}));
     for (std::int64_t head = 0; spec_.sink && head < spec_.head; ++head)
       sink_.set(head, head == 0 ? kInf : head == 1 ? -kInf : 3 * random.normal());
-    desc_ = {.q = q_.desc(),
-             .out = out_.desc(),
-             .main = main_.desc(),
-             .lse = lse_.desc(),
-             .max_logits = max_logits_.desc(),
-             .scale = spec_.scale,
-             .has_sink = spec_.sink};
-    args_ = {.q = q_.data(),
-             .out = out_.data(),
-             .main = main_.args(),
-             .lse = lse_.as<float>(),
-             .max_logits = max_logits_.as<float>(),
-             .sink = sink_.as<float>()};
+    desc_ = {.q = q_.desc(), .out = out_.desc(), .main = main_.desc(), .lse = lse_.desc(), .scale = spec_.scale, .has_sink = spec_.sink};
+    args_ = {.q = q_.data(), .out = out_.data(), .main = main_.args(), .lse = lse_.as<float>(), .sink = sink_.as<float>()};
+    if (spec_.max_logits) {
+      desc_.max_logits = max_logits_.desc();
+      args_.max_logits = max_logits_.as<float>();
+    }
     if (extra_) {
       desc_.extra = extra_->desc();
       args_.extra = extra_->args();

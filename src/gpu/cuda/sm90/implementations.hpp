@@ -9,5 +9,6 @@ namespace fovea::gpu::sm90 {
 inline constexpr int kCapability = 90;
 
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 
 }  // namespace fovea::gpu::sm90

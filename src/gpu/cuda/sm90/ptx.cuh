@@ -96,6 +96,13 @@ __device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ inline void copy_async(std::uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
+__device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+/// Arrives at the barrier when this thread's copies so far are there.
+__device__ inline void copy_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ---- matrix fragments -----------------------------------------------------------------------------------------------------------

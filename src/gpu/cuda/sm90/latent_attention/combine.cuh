@@ -16,7 +16,7 @@ inline constexpr int kMaxParts = 160;  // of a request; more SMs than any Hopper
 template <class Element, int kGroups>
 __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ Params params) {
   constexpr int kColumns = 4, kBlocks = kPartialChunks / kColumns;
-  __shared__ float weights[kMaxParts][kGroups > 1 ? 16 : kRowTile], totals[kRowTile], lses[kRowTile];
+  __shared__ float weights[kMaxParts][kGroups > 1 ? 16 : kRowTile], totals[kRowTile], maxima[kRowTile];
   __shared__ float4 sums[kGroups > 1 ? kGroups : 1][kColumns][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = kGroups > 1 ? warp : 0;
   const int math_warp = kGroups > 1 ? blockIdx.x % kGroups : warp;
@@ -37,20 +37,20 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
   constexpr int kRows = kGroups > 1 ? 16 : kRowTile, kRowLanes = kCombineThreads / kRows;
   const int row_begin = kGroups > 1 ? math_warp % 4 * 16 : 0, my_row = threadIdx.x / kRowLanes;
   float largest = kNothing, sum = 0;
-  const auto lse_of = [&](int part) { return params.partial_lse[tile_of(part) * kRowTile + row_begin + my_row]; };
+  const auto lse_of_part = [&](int part) { return params.partial_lse[tile_of(part) * kRowTile + row_begin + my_row]; };
 #pragma unroll 4
-  for (int part = parts.begin + threadIdx.x % kRowLanes; part < parts.end; part += kRowLanes) largest = fmaxf(largest, lse_of(part));
+  for (int part = parts.begin + threadIdx.x % kRowLanes; part < parts.end; part += kRowLanes) largest = fmaxf(largest, lse_of_part(part));
   for (int step = kRowLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
 #pragma unroll 4
   for (int part = parts.begin + threadIdx.x % kRowLanes; part < parts.end; part += kRowLanes) {
-    const float weight = exp2f(lse_of(part) - largest);
+    const float weight = exp2f(lse_of_part(part) - largest);
     weights[part - parts.begin][my_row] = weight;
     sum += weight;
   }
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (threadIdx.x % kRowLanes == 0) {
     totals[my_row] = sum;
-    lses[my_row] = sum == 0 ? -INFINITY : largest + log2f(sum);
+    maxima[my_row] = largest;
   }
   __syncthreads();
 
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int local = first_row - row_begin + 8 * r;
-    const float normalise = totals[local] == 0 ? 0.0f : 1.0f / totals[local];
     const OutputRow row(params, request, blockIdx.z, tile * kRowTile + first_row + 8 * r);
+    const float normalise = row.normalise(params, totals[local], maxima[local]);
 #pragma unroll
     for (int i = 0; i < kColumns; i += 4) {
       float x[8];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
       }
       row.store<Element>(thread / 128 * (kValueDim / 2) + 8 * (chunk + i), lane, x);
     }
-    if (chunk == 0 && math_warp < 4 && lane % 4 == 0) row.store_lse(lses[local]);
+    if (chunk == 0 && math_warp < 4 && lane % 4 == 0) row.store_lse(lse_of(totals[local], maxima[local]));
   }
 }
 

@@ -19,9 +19,7 @@ inline constexpr int kBoxRows = 8;                          // keys of one copy:
 
 /// Roles: two math warpgroups and four load warps.
 inline constexpr int kMathThreads = 256, kLoadThreads = 128, kThreads = kMathThreads + kLoadThreads;
-inline constexpr int kMathRegisters = 224, kLoadRegisters = 56;
 inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
-static_assert(2 * kMathRegisters + kLoadRegisters <= 3 * kLaunchRegisters);
 
 /// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (chunk, thread, 4).
 inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
@@ -29,15 +27,26 @@ inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
 /// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
 inline constexpr int kHalves = 4;  // buffer * 2 + half
 
-template <class Element_, int kHeadDim_, int kCluster_>
+/// How keys come into shared memory.
+enum class Load {
+  boxes,  // eight at once, by the copy engine: dense attention over pages of a multiple of eight
+  rows,   // one by one, as they are: any page, or the tokens that a query lists
+  codes,  // one by one, decoded from 8 or 4 bits where the cache holds such
+};
+
+template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_>
 struct Config {
   using Element = Element_;
+  static constexpr Load kLoad = kLoad_;
+  static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 208;
+  static constexpr int kLoadRegisters = 3 * kLaunchRegisters - 2 * kMathRegisters;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all
   static constexpr int kSlices = kHeadDim / kSlice;
   static constexpr int kQueryGroup = kSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
   static_assert(kGroups % kCluster == 0);
+  static_assert(kLoad == Load::boxes || kCluster == 1, "rows come one by one for one CTA");
 };
 
 }  // namespace fovea::gpu::sm90::latent

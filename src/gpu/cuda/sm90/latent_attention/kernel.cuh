@@ -15,24 +15,26 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Pa
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     for (int half = 0; half < kHalves; ++half) {
-      barrier_init(shared_address(&storage.full[half]), 1);
+      barrier_init(shared_address(&storage.full[half]), Loader<Config>::KeyLoader::kArrivals);
       barrier_init(shared_address(&storage.empty[half]), 4 * Config::kCluster);
     }
     barrier_init(shared_address(&storage.q_full), kLoadThreads);
     barrier_init(shared_address(&storage.q_empty), kMathThreads);
     fence_barrier_init();
-    prefetch_map(&params.left);
-    prefetch_map(&params.right);
+    if (Config::kLoad == Load::boxes) {
+      prefetch_map(&params.left);
+      prefetch_map(&params.right);
+    }
     if (params.copy_queries) prefetch_map(&params.queries);
   }
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
   wait_for_previous_kernel();
 
-  if (warpgroup == 2) {
-    registers_shrink<kLoadRegisters>();
+  if (warpgroup >= 2) {
+    registers_shrink<Config::kLoadRegisters>();
     Loader<Config>(params, storage)();
   } else {
-    registers_grow<kMathRegisters>();
+    registers_grow<Config::kMathRegisters>();
     if (warpgroup == 0) {
       Math<Config, 0>(params, storage)();
     } else {

@@ -26,9 +26,12 @@ struct Math {
   using Element = typename Config::Element;
   using Mma = Product<Element>;
 
-  __device__ Math(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+  __device__ Math(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {
+    if (Config::kLoad == Load::codes)
+      scale_of_codes = params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f);
+  }
 
-  __device__ void operator()() {
+  __device__ __forceinline__ void operator()() {
     for (;;) {
       barrier_wait(shared_address(&storage.q_full), q_parity);
       const Job& job = storage.jobs[q_parity];
@@ -46,6 +49,8 @@ struct Math {
   }
 
  private:
+  static constexpr bool kSingleKeys = Config::kLoad != Load::boxes;
+
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
   /// Both go over pairs of an even and an odd tile, and both do O = O * rescale + P V for the even tile, then for the odd one. Between
@@ -114,6 +119,7 @@ struct Math {
     named_sync(kEvenReady, kMathThreads);
     read_back<0>(rescale);
     if (!kNext) add_sum<0>();
+    if (!kNext) take_largest();
     rescale_out(rescale);
     wait_full<0, 1>();
     clear_unseen_values<0>(key);
@@ -178,26 +184,35 @@ struct Math {
   /// Scores become probabilities: masked, against the new maximum, which the other warpgroup is told.
   template <int kOwner>
   __device__ void weigh(int key, float (&rescale)[2]) {
-    mask(key);
-    grow_maximum(rescale);
+    mask<kOwner>(key);
+    grow_maximum<kOwner>(rescale);
     exponentiate(rescale);
     publish<kOwner>(rescale);
   }
 
+  template <int kOwner>
   __device__ void mask(int key) {
-    const bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
+    bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
+    std::uint32_t present[2] = {~0u, ~0u};  // a bit for each key
+    if constexpr (kSingleKeys) {
+      const uint2 bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
+      present[0] = bits.x, present[1] = bits.y;
+      whole = whole && (present[0] & present[1]) == ~0u;
+    }
     if (__all_sync(~0u, whole)) return;
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int column = key + i / 4 * 8 + lane() % 4 * 2 + i % 2;
+      const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
       const detail::TileRange& row = seen[i / 2 % 2];
-      if (column < row.begin || column >= row.end) scores[i] = -INFINITY;
+      const bool absent = kSingleKeys && (present[i / 16] >> column % 32 & 1) == 0;
+      if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
     }
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
   /// The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are.
+  template <int kOwner>
   __device__ void grow_maximum(float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -208,10 +223,26 @@ struct Math {
       }
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      largest *= params.scale_log2;
+      largest *= scale_log2();
+      note_largest<kOwner>(r, largest);
       const float old = maximum[r];
       if (largest > old + kSlack) maximum[r] = largest;
       rescale[r] = exp2_approximate(old - maximum[r]);
+    }
+  }
+
+  /// The maximum does not follow its row closely; who asks for the largest score gets it from here.
+  template <int kOwner>
+  __device__ void note_largest(int r, float largest) {
+    if (!kSingleKeys || params.max_logits == nullptr || lane() % 4 != 0) return;
+    float& noted = storage.largest[kOwner][first_row() + 8 * r];
+    noted = fmaxf(noted, largest);
+  }
+  /// The odd tiles' warpgroup takes over what the even ones had.
+  __device__ void take_largest() {
+    if constexpr (kSingleKeys) {
+      if (params.max_logits == nullptr) return;
+      for (int r = 0; r < 2; ++r) note_largest<1>(r, storage.largest[0][first_row() + 8 * r]);
     }
   }
 
@@ -220,7 +251,7 @@ struct Math {
     rescale_sum(rescale);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      scores[i] = exp2_approximate(fmaf(scores[i], params.scale_log2, -maximum[i / 2 % 2]));
+      scores[i] = exp2_approximate(fmaf(scores[i], scale_log2(), -maximum[i / 2 % 2]));
       sum[i / 2 % 2] += scores[i];
     }
     pack_probabilities();
@@ -343,14 +374,14 @@ struct Math {
   /// Slots that no row sees may hold anything, and zero times NaN is NaN: their values become zeros.
   template <int kBuffer>
   __device__ void clear_unseen_values(int key) {
-    if (key >= keys.begin && key + kKeyTile <= keys.end) return;
+    if (kSingleKeys || (key >= keys.begin && key + kKeyTile <= keys.end)) return;  // single keys that are none come as zeros
     const std::uint32_t to = shared_address(storage.k[kBuffer]) + kWarpgroupIndex * kHalfSlices * kGroupBytes;
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < kKeyTile * kHalfSlices * 8; i += 128) {
       const int row = i / (kHalfSlices * 8), chunk = i % (kHalfSlices * 8);
       if (key + row >= keys.begin && key + row < keys.end) continue;
       const std::uint32_t at = to + row / 8 * kKeyGroup + chunk / 8 * kGroupBytes + row % 8 * 128 + chunk % 8 * 16;
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+      store_shared(at, 0, 0, 0, 0);
     }
     fence_shared_for_async();
     named_sync(kWarpgroup + kWarpgroupIndex, 128);
@@ -361,6 +392,7 @@ struct Math {
   template <int kBuffer, int kHalf>
   __device__ void wait_full() {
     barrier_wait(shared_address(&storage.full[kBuffer * 2 + kHalf]), parity);
+    if (Config::kLoad == Load::rows) fence_shared_for_async();  // its loader does not wait until it could do it
   }
 
   /// This warp has read the half for the last time.
@@ -384,6 +416,7 @@ struct Math {
     for (int r = 0; r < 2; ++r) {
       maximum[r] = kNothing;
       sum[r] = 0;
+      if (kSingleKeys && lane() % 4 == 0) storage.largest[kWarpgroupIndex][first_row() + 8 * r] = -INFINITY;
       const int token = (blockIdx.x * kRowTile + first_row() + 8 * r) / params.heads_per_kv;
       seen[r] = {};
       if (token < request.q_rows) {
@@ -397,32 +430,30 @@ struct Math {
 
   __device__ void finish(const Request& request, int slot) {
     reduce_sum();
-    float normalise[2], lse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      normalise[r] = sum[r] == 0 ? 0.0f : 1.0f / sum[r];
-      lse[r] = sum[r] == 0 ? -INFINITY : maximum[r] + log2f(sum[r]);
-    }
-    slot >= 0 ? store_partial(slot, normalise, lse) : store(request, normalise, lse);
+    slot >= 0 ? store_partial(slot) : store(request);
   }
 
-  __device__ void store(const Request& request, const float (&normalise)[2], const float (&lse)[2]) {
+  __device__ void store(const Request& request) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const OutputRow row(params, request, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const float normalise = row.normalise(params, sum[r], maximum[r]);
 #pragma unroll
       for (int i = 0; i < 32; i += 4) {
         float x[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = out[4 * (i + j / 2) + 2 * r + j % 2] * normalise[r];
+        for (int j = 0; j < 8; ++j) x[j] = out[4 * (i + j / 2) + 2 * r + j % 2] * normalise;
         row.template store<Element>(kWarpgroupIndex * (kValueDim / 2) + 8 * i, lane(), x);
       }
-      if (kWarpgroupIndex == 0 && lane() % 4 == 0) row.store_lse(lse[r]);
+      if (lane() % 4 != 0) continue;
+      if (kWarpgroupIndex == 0) row.store_lse(lse_of(sum[r], maximum[r]));
+      if (kSingleKeys && kWarpgroupIndex == 1) row.store_largest(storage.largest[1][first_row() + 8 * r]);
     }
   }
 
   /// In the order of the accumulator's registers, so that each store of a warp is contiguous; combine() reads them alike.
-  __device__ void store_partial(int slot, const float (&normalise)[2], const float (&lse)[2]) {
+  __device__ void store_partial(int slot) {
+    const float normalise[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
     const std::int64_t tile = (static_cast<std::int64_t>(slot) * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x;
     float4* to = params.partial + (tile * kPartialChunks) * kMathThreads + threadIdx.x;
 #pragma unroll
@@ -431,13 +462,14 @@ struct Math {
                               out[4 * i + 3] * normalise[1]};
     }
     if (kWarpgroupIndex == 0 && lane() % 4 == 0) {
-      params.partial_lse[tile * kRowTile + first_row()] = lse[0];
-      params.partial_lse[tile * kRowTile + first_row() + 8] = lse[1];
+      params.partial_lse[tile * kRowTile + first_row()] = lse_of(sum[0], maximum[0]);
+      params.partial_lse[tile * kRowTile + first_row() + 8] = lse_of(sum[1], maximum[1]);
     }
   }
 
   // Asked for where they are needed: kept, they would cost registers that the accumulators have.
   static __device__ int lane() { return lane_index(); }
+  __device__ float scale_log2() const { return Config::kLoad == Load::codes ? scale_of_codes : params.scale_log2; }
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane() / 4; }
 
@@ -446,6 +478,7 @@ struct Math {
   detail::TileRange keys;     // that some row of the request sees
   detail::TileRange seen[2];  // keys that this thread's two rows see
   float out[128], scores[32], maximum[2], sum[2];
+  float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale
   std::uint32_t probabilities[16];
   std::uint32_t parity = 0, q_parity = 0;
 };

@@ -6,18 +6,24 @@
 
 namespace fovea::gpu::sm90::latent {
 
+inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 inline constexpr float kNothing = -1e30f;  // maximum of a row that has seen nothing: finite, so that no difference is NaN
+
+/// In base 2.
+__device__ inline float lse_of(float sum, float maximum) { return sum == 0 ? -INFINITY : maximum + log2f(sum); }
 
 /// A row of a tile: query token major, head minor. Rows past the last token are not written.
 struct OutputRow {
   __device__ OutputRow(const Params& params, const Request& request, int kv_head, int packed) {
     const int token = packed / params.heads_per_kv;
-    const std::int64_t batch = params.cu_seqlens_q != nullptr ? 0 : request.index;
-    const std::int64_t row = request.q_begin + token, head = kv_head * params.heads_per_kv + packed - token * params.heads_per_kv;
+    const std::int64_t batch = request.batch, row = request.q_begin + token;
+    head = kv_head * params.heads_per_kv + packed - token * params.heads_per_kv;
     valid = token < request.q_rows;
     out = batch * params.out_batch + row * params.out_row + head * params.out_head;
     base = params.out;
     if (params.lse != nullptr) lse = params.lse + batch * params.lse_batch + row * params.lse_row + head * params.lse_head;
+    if (params.max_logits != nullptr)
+      largest = params.max_logits + batch * params.max_batch + row * params.max_row + head * params.max_head;
   }
 
   /// Four lanes hold 32 columns between them, each two neighbours of every eight (x). They trade, so that each can store 16 bytes at once;
@@ -35,10 +41,19 @@ struct OutputRow {
       *reinterpret_cast<uint4*>(static_cast<Element*>(base) + out + column + lane % 4 * 8) = {pairs[0], pairs[1], pairs[2], pairs[3]};
   }
 
+  /// What turns the accumulators of a row into its result: its sum and the sink's share of it, relative to 2^maximum, and V's scale.
+  __device__ float normalise(const Params& params, float sum, float maximum) const {
+    if (sum == 0) return 0;
+    if (params.sink != nullptr) sum += exp2f(fmaf(params.sink[head], kLog2e, -maximum));
+    return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum;
+  }
+
   /// From base 2.
   __device__ void store_lse(float value) const {
-    constexpr float kLn2 = 0.693147180559945309f;
     if (valid && lse != nullptr) *lse = value * kLn2;
+  }
+  __device__ void store_largest(float value) const {
+    if (valid && largest != nullptr) *largest = value * kLn2;
   }
 
  private:
@@ -51,8 +66,8 @@ struct OutputRow {
   }
 
   void* base = nullptr;
-  float* lse = nullptr;
-  std::int64_t out = 0;
+  float *lse = nullptr, *largest = nullptr;
+  std::int64_t out = 0, head = 0;
   bool valid = false;
 };
 

@@ -10,6 +10,24 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// What one token of a cache looks like.
+enum class Row : int { plain, e4m3, v32, v4, v41, fp4 };
+
+/// A cache that is read token by token. Strides and offsets in bytes.
+struct RowCache {
+  const std::byte* data = nullptr;
+  Row row = Row::plain;
+  int blocks = 0, page = 1;
+  std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+  int scales_at = 0, scale_stride = 0;  // scales of the first token of a block, and of each next one
+  int rope_at = 0;                      // from a token's first byte
+  // Where queries list their tokens:
+  const std::int32_t* indices = nullptr;  // (batch, row, topk): block * page + slot
+  const std::int32_t* lengths = nullptr;  // of the lists, or null: topk
+  std::int64_t indices_batch = 0, indices_row = 0;
+  int topk = 0;
+};
+
 struct Params {
   CUtensorMap left, right;  // boxes of 8 keys: columns [0, 256) and the rest
   CUtensorMap queries;      // boxes of 8 heads of one query token
@@ -23,7 +41,7 @@ struct Params {
   std::int64_t out_batch = 0, out_row = 0, out_head = 0;
   std::int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
   std::int64_t table_stride = 0;
-  int batch = 0, seq_q = 0, max_kv_len = 0;
+  int batch = 0, seq_q = 0, max_kv_len = 0;  // batch: requests; where queries list their tokens, each token is one
   int heads_per_kv = 0, kv_heads = 0, row_tiles = 0, parts = 0;
   int page = 0, blocks = 0, max_blocks = 0;
   BandMask mask{};
@@ -31,6 +49,15 @@ struct Params {
   int overhead = 0;           // of a request, in pairs of key tiles
   bool whole = false;         // requests are not split
   bool copy_queries = false;  // eight rows are one box of `queries`; otherwise they are gathered
+
+  // Caches that are read token by token; where the queries list the tokens, `extra` may have more of them.
+  RowCache main, extra;
+  bool listed = false;
+  bool length_per_row = false;         // lengths are those of query rows, not of the batch
+  const float* cache_scale = nullptr;  // of e4m3 rows; null: 1
+  const float* sink = nullptr;         // (heads), or null
+  float* max_logits = nullptr;         // or null; only where requests are whole
+  std::int64_t max_batch = 0, max_row = 0, max_head = 0;
 
   // Workspace.
   int* prefix = nullptr;         // (batch + 1) costs, then the length of a part

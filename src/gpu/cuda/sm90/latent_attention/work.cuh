@@ -12,9 +12,12 @@ namespace fovea::gpu::sm90::latent {
 
 /// One request's bounds.
 struct Request {
-  int index = 0;
-  int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the tensor's first row (ragged) or is 0
+  int index = 0;                // in the schedule
+  int batch = 0;                // of the tensors: 0 when they are ragged
+  int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the first row of the batch
   int kv_len = 0;
+  int extra_begin = 0;  // listed: the key from which on the extra cache's list is read; between the lists a tile may have holes
+  int main_len = 0;     // listed: the length of the first list
   detail::Band band{};
   detail::TileRange keys{};  // that some row sees
 
@@ -23,8 +26,27 @@ struct Request {
   __device__ int pairs() const { return max((keys.end + kPair - 1) / kPair - first_pair(), 1); }
 };
 
+__device__ inline int list_length(const RowCache& cache, int at) {
+  return cache.lengths == nullptr ? cache.topk : max(min(cache.lengths[at], cache.topk), 0);
+}
+
+/// One query token and the keys that it lists: those of the main cache, then, from a tile's begin on, those of the extra one.
+__device__ inline Request listed_request(const Params& params, int index) {
+  Request request{.index = index, .batch = index / params.seq_q, .q_rows = 1};
+  request.q_begin = index - request.batch * params.seq_q;
+  const int at = params.length_per_row ? request.q_begin : request.batch;
+  const int extra = list_length(params.extra, at);
+  request.main_len = list_length(params.main, at);
+  request.extra_begin = (request.main_len + kKeyTile - 1) / kKeyTile * kKeyTile;
+  request.kv_len = extra > 0 ? request.extra_begin + extra : request.main_len;
+  request.band = detail::make_band({}, 1, request.kv_len);
+  request.keys = {0, request.kv_len};
+  return request;
+}
+
 __device__ inline Request request_at(const Params& params, int index) {
-  Request request{.index = index, .q_rows = params.seq_q};
+  if (params.listed) return listed_request(params, index);
+  Request request{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q};
   if (params.cu_seqlens_q != nullptr) {
     request.q_begin = params.cu_seqlens_q[index];
     request.q_rows = max(min(params.cu_seqlens_q[index + 1] - request.q_begin, params.seq_q), 0);

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "gpu/tensor_map.hpp"
+#include "op/common/checks.hpp"
+#include "plan/implementation.hpp"
+
+namespace fovea::gpu::sm90::latent {
+namespace {
+
+using detail::declined;
+
+constexpr std::int64_t kMaxPairs = std::int64_t{1} << 30;
+constexpr std::size_t kAlignment = 256;
+constexpr std::int64_t kRowAlignment = 16;  // bytes
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
+
+/// 16-bit strides in elements.
+constexpr bool is_copyable(std::int64_t stride) { return stride * 2 % kRowAlignment == 0; }
+constexpr bool is_copyable(const detail::RowStrides& s) { return is_copyable(s.batch) && is_copyable(s.row) && is_copyable(s.head); }
+
+Row row_of(CacheFormat format) {
+  switch (format) {
+    case CacheFormat::v32_fp8: return Row::v32;
+    case CacheFormat::v4_fp8: return Row::v4;
+    case CacheFormat::v41_fp8:
+    case CacheFormat::v41_fp8_planar: return Row::v41;
+    case CacheFormat::v41_fp4: return Row::fp4;
+    case CacheFormat::rows: break;
+  }
+  return Row::plain;
+}
+
+using Attend = Result<void> (*)(const Params&, int, Stream);
+
+template <class Element, int kHeadDim>
+Attend attend_of(Load load, int cluster) {
+  switch (load) {
+    case Load::rows: return launch_attend<Config<Element, kHeadDim, 1, Load::rows>>;
+    case Load::codes: return launch_attend<Config<Element, kHeadDim, 1, Load::codes>>;
+    case Load::boxes: break;
+  }
+  return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes>> : launch_attend<Config<Element, kHeadDim, 1, Load::boxes>>;
+}
+
+template <class Element>
+Attend attend_of(const Recipe& recipe) {
+  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe.load, recipe.cluster)
+                                : attend_of<Element, 512>(recipe.load, recipe.cluster);
+}
+
+/// Lays out the workspace, from `base` on, and returns its size. Partial results are booked for all parts of the device, which is the
+/// most that any bound can need: a part has two of them.
+std::size_t map(Params& params, int processors, std::byte* base) {
+  std::size_t at = 0;
+  const auto take = [&](auto*& pointer, std::size_t count) {
+    using Item = std::remove_reference_t<decltype(*pointer)>;
+    pointer = reinterpret_cast<Item*>(base + std::exchange(at, at + aligned(count * sizeof(Item))));
+  };
+  const std::size_t slots = 2 * static_cast<std::size_t>(processors);
+  take(params.prefix, static_cast<std::size_t>(params.batch) + 2);
+  take(params.first_request, static_cast<std::size_t>(processors));
+  take(params.partial_lse, slots * kRowTile);
+  take(params.partial, slots * kRowTile * kValueDim / 4);
+  return at + kAlignment;  // the workspace itself is aligned to less
+}
+
+}  // namespace
+
+Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, std::int64_t requests, std::int64_t tokens)
+    : device(device_), dtype(core.q_dtype), head_dim(static_cast<int>(core.head_dim_qk)), load(load_) {
+  processors = properties(device.ordinal)->multiprocessors;
+  params.q_batch = core.q.batch, params.q_row = core.q.row, params.q_head = core.q.head;
+  params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
+  params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;
+  params.batch = static_cast<int>(requests);
+  params.seq_q = static_cast<int>(core.max_seq_q);
+  params.max_kv_len = static_cast<int>(core.max_seq_k);
+  params.heads_per_kv = static_cast<int>(core.group());
+  params.kv_heads = static_cast<int>(core.kv_heads);
+  params.row_tiles = static_cast<int>(tiles_of(tokens * core.group(), kRowTile));
+  params.parts = std::max(processors / (params.row_tiles * params.kv_heads), 1);
+  params.mask = core.mask;
+  params.scale_log2 = core.scale * 1.44269504088896341f;
+  params.overhead = kRequestOverhead;
+  params.whole = core.batch_invariant;
+  if (load == Load::boxes && params.row_tiles % 2 == 0) cluster = 2;
+}
+
+std::size_t Recipe::workspace_bytes() const {
+  Params mapped = params;
+  return map(mapped, processors, nullptr);
+}
+
+Params Recipe::params_in(Workspace workspace) const {
+  Params mapped = params;
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  map(mapped, processors, reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment));
+  return mapped;
+}
+
+Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) const {
+  if (!prepared) {
+    if (Result<void> good = launch_schedule(ready, stream); !good) return good;
+  }
+  const Attend attend = dtype == DType::f16 ? attend_of<__half>(*this) : attend_of<__nv_bfloat16>(*this);
+  if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
+  if (ready.parts == 1 || ready.whole) return {};
+  const int groups = ready.parts / ready.batch >= 4 ? 8 : 1;
+  return (dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, groups, stream);
+}
+
+std::string Recipe::tuning() const {
+  const char* keys = load == Load::boxes ? "boxes of 8 keys" : load == Load::rows ? "keys one by one" : "keys one by one, decoded";
+  return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
+         " row tiles, clusters of " + std::to_string(cluster) + ", " + keys;
+}
+
+bool is_plain(const detail::LatentCacheView& cache, DType q_dtype) { return cache.format == CacheFormat::rows && cache.dtype == q_dtype; }
+
+RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
+  RowCache rows{.row = row_of(cache.format), .blocks = static_cast<int>(cache.blocks), .page = static_cast<int>(cache.page)};
+  if (const PackedFormat* format = packed_format(cache.format)) {
+    rows.block_stride = cache.block_stride;
+    rows.token_stride = format->codes_at(1);
+    rows.scales_at = static_cast<int>(format->scales_at(0, cache.page));
+    rows.scale_stride = static_cast<int>(format->scales_at(1, cache.page)) - rows.scales_at;
+    rows.rope_at = static_cast<int>(format->rope_at(0));
+    return rows;
+  }
+  if (cache.dtype != q_dtype) rows.row = Row::e4m3;
+  const auto bytes = static_cast<std::int64_t>(size_of(cache.dtype));
+  rows.block_stride = cache.strides.block * bytes;
+  rows.token_stride = cache.strides.token * bytes;
+  rows.head_stride = cache.strides.head * bytes;
+  return rows;
+}
+
+Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc) {
+  const Result<CUtensorMap> encoded = encode_tensor_map(base, desc);
+  if (!encoded) return encoded.error();
+  map = *encoded;
+  return {};
+}
+
+Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) {
+  params.copy_queries = params.heads_per_kv % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
+                        (core.q.batch > 0 || ragged || core.batch == 1);
+  if (!params.copy_queries) return {};
+  const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
+  const std::int64_t slices = core.head_dim_qk / kSlice;
+  TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
+  queries.dimensions = {{{kSlice, 1, kSlice},
+                         {core.heads, core.q.head, kBoxRows},
+                         {slices, kSlice, static_cast<int>(slices)},
+                         {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
+                         {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
+  return encode(params.queries, q, queries);
+}
+
+Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows) {
+  if (core.q_dtype == DType::f32) return declined("q.dtype", "f32", "f16 or bf16");
+  if (core.scale < 0) return declined("scale", "a negative one", "a positive one");
+  if (!is_copyable(core.q) || !is_copyable(core.out) || core.q_base_alignment < kRowAlignment || core.out_base_alignment < kRowAlignment)
+    return declined("q, out (strides and alignment)", "rows at odd addresses", "rows at multiples of 16 bytes");
+  const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kRequestOverhead;
+  if (pairs > kMaxPairs / std::max<std::int64_t>(requests, 1))
+    return declined("keys of a request", core.max_seq_k, "fewer tokens in the whole batch");
+  if (rows > (1 << 26)) return declined("query rows of a request", rows, "fewer");
+  return {};
+}
+
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  const std::string text(name);
+  const bool packed = cache.format != CacheFormat::rows;
+  const auto bytes = static_cast<std::int64_t>(packed ? 1 : size_of(cache.dtype));
+  const auto copyable = [&](std::int64_t stride) { return stride * bytes % kRowAlignment == 0; };
+  const detail::CacheStrides& strides = cache.strides;
+  const bool at_multiples = packed ? cache.blocks <= 1 || copyable(cache.block_stride)
+                                   : copyable(strides.block) && copyable(strides.token) && copyable(strides.head);
+  if (!at_multiples || cache.alignment < kRowAlignment)
+    return declined(text + " (strides and alignment)", "rows at odd addresses", "rows at multiples of 16 bytes");
+  if (!packed && (strides.token == 0 || strides.block == 0)) return declined(text + ".rows.strides", "a broadcast one", "none");
+  if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "fewer");
+  // One by one, the places of tokens are kept in 32 bits: in units of 16 bytes, those of scales of 8.
+  const std::int64_t most = (kMost + 1) * 2 * (packed ? 8 : 16), stride = packed ? cache.block_stride : strides.block * bytes;
+  if (load != Load::boxes && stride > most / std::max<std::int64_t>(cache.blocks, 1))
+    return declined(text + " (bytes)", "more than " + std::to_string(most), "fewer");
+  if (packed && cache.block_stride > kMost) return declined(text + ".block_stride", cache.block_stride, "less than 2^31");
+  return {};
+}
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the plans of dense and of token-sparse attention share: the choice of a kernel, its workspace, its launches.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/tensor_map.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/common/latent_cache.hpp"
+
+namespace fovea::gpu::sm90::latent {
+
+inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; H200: 0 to 3 are within noise, 6 costs 4 % at 128 requests of 4096
+
+/// A planned launch. `params` holds all that is known before a run, which adds the pointers.
+struct Recipe {
+  Device device{};
+  DType dtype{};  ///< of q, and of the products
+  int head_dim = 0, processors = 0, cluster = 1;
+  Load load = Load::boxes;
+  Params params{};
+
+  /// `tokens` query tokens make a request, and `requests` the batch.
+  Recipe(const detail::AttentionCore& core, Device device, Load load, std::int64_t requests, std::int64_t tokens);
+
+  std::size_t workspace_bytes() const;
+  /// A copy of `params` with its pointers into the workspace.
+  Params params_in(Workspace workspace) const;
+  Result<void> run(const Params& params, Stream stream, bool prepared) const;
+  std::string tuning() const;
+};
+
+/// How `cache` is read token by token; a run adds the pointers.
+RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype);
+bool is_plain(const detail::LatentCacheView& cache, DType q_dtype);
+
+/// Eight heads of a token come as one box where their layout allows it. Fills in params.queries.
+Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q);
+Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc);
+
+/// Reasons to decline.
+Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows);
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load);
+
+}  // namespace fovea::gpu::sm90::latent

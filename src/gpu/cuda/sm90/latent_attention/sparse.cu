@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Token-sparse attention, flat and paged: every query token is a request of its own, whose keys are the tokens that it lists.
+#include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "op/sparse_latent_attention/validate.hpp"
+
+namespace fovea::gpu::sm90::latent {
+namespace {
+
+using Args = SparseLatentAttentionArgs;
+using Problem = detail::SparseLatentAttentionProblem;
+
+constexpr std::string_view kName = "cuda.sm90.sparse_latent_attention";
+
+Load load_of(const Problem& problem) {
+  const bool plain = is_plain(problem.main.cache, problem.q_dtype) && (!problem.extra || is_plain(problem.extra->cache, problem.q_dtype));
+  return plain ? Load::rows : Load::codes;
+}
+
+/// The core of a problem whose requests are its query tokens. The extra list begins with a tile.
+detail::AttentionCore core_of(const Problem& problem) {
+  detail::AttentionCore core = problem;
+  core.max_seq_k = problem.main.topk + (problem.extra ? kKeyTile + problem.extra->topk : 0);
+  return core;
+}
+
+RowCache listed_cache(const detail::SparseSelection& selection, DType q_dtype) {
+  RowCache cache = row_cache(selection.cache, q_dtype);
+  cache.indices_batch = selection.batch_stride;
+  cache.indices_row = selection.row_stride;
+  cache.topk = static_cast<int>(selection.topk);
+  return cache;
+}
+
+void set_pointers(RowCache& cache, const detail::SparseSelection& selection, const Args::Selection& args) {
+  cache.data = static_cast<const std::byte*>(args.cache);
+  cache.indices = args.indices;
+  cache.lengths = selection.has_topk_length ? args.topk_length : nullptr;
+}
+
+class State final : public detail::PlanState<Args> {
+ public:
+  State(const Problem& problem, Device device)
+      : problem_(problem), recipe_(core_of(problem), device, load_of(problem), problem.total_q, 1) {
+    implementation = kName;
+    Params& params = recipe_.params;
+    params.listed = true;
+    params.length_per_row = problem.flat;
+    params.main = listed_cache(problem.main, problem.q_dtype);
+    if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype);
+    params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
+    params.whole = params.whole || problem.has_max_logits;  // parts of a request do not hand on their largest score
+    if (problem.total_q > 0) workspace_bytes = recipe_.workspace_bytes();
+  }
+
+  Result<void> prepare(const Args& args, Workspace workspace, Stream stream) const override {
+    return with_params(args, workspace, [&](const Params& params) { return launch_schedule(params, stream); });
+  }
+
+  Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const override {
+    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
+  }
+
+  std::string tuning() const override { return recipe_.tuning(); }
+
+ private:
+  template <class Run>
+  Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    if (problem_.total_q == 0) return {};
+    const ScopedDevice device(recipe_.device.ordinal);
+    if (!device.status()) return device.status();
+    Params params = recipe_.params_in(workspace);
+    params.q = args.q;
+    params.out = args.out;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    params.max_logits = problem_.has_max_logits ? args.max_logits : nullptr;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    set_pointers(params.main, problem_.main, args.main);
+    if (problem_.extra) set_pointers(params.extra, *problem_.extra, args.extra);
+    if (Result<void> good = encode_queries(params, problem_, false, args.q); !good) return good;
+    return run(params);
+  }
+
+  Problem problem_;
+  Recipe recipe_;
+};
+
+detail::PlanResult<Args> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
+  if (Result<void> good = accept_core(core_of(problem), problem.total_q, problem.heads); !good) return good.error();
+  if (Result<void> good = accept_cache("main.cache", problem.main.cache, load_of(problem)); !good) return good.error();
+  if (problem.extra) {
+    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, load_of(problem)); !good) return good.error();
+  }
+  return std::shared_ptr<const detail::PlanState<Args>>(std::make_shared<State>(problem, device));
+}
+
+constexpr detail::Implementation<detail::SparseLatentAttention> kRow{
+    kName, "f16 and bf16 rows and every packed format, of 576 or 512; any heads, top-k and page, an extra cache, sinks, max_logits",
+    Backend::cuda, unavailable<kCapability, kCapability>, plan};
+
+}  // namespace
+}  // namespace fovea::gpu::sm90::latent
+
+namespace fovea::gpu::sm90 {
+
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) { return {&latent::kRow, 1}; }
+
+}  // namespace fovea::gpu::sm90
