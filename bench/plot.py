@@ -127,6 +127,7 @@ caches. Fovea and PyTorch run in turn in one process.
 def main() -> None:
     found = [(section, *result) for result in latest_results("cpu")]
     found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
+    found += [(plot_latent.sparse_section, *result) for result in latest_results("sparse-latent")]
     text = HEAD + "\n".join(make(path, results) for make, path, results in found)
     (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
     print(f"docs/performance.md: {len(found)} section{'s' if len(found) != 1 else ''}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of docs/performance.md on dense MLA decode on a GPU, from a file that bench/latent_decode.py wrote."""
+"""The sections of docs/performance.md on MLA on a GPU: dense decode, from a file that bench/latent_decode.py wrote, and
+token-sparse prefill and decode, from one of bench/sparse_latent.py."""
 
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def peers(rows: list[dict]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.get("peers", {})))
 
 
-def plot_ceilings(results: dict, path: Path) -> None:
+def plot_ceilings(results: dict, title: str, path: Path) -> None:
     rows = results["cases"][::-1]
     figure, axes = plt.subplots(figsize=(9, 0.4 * len(rows) + 1.1))
     share = [100 * ceiling_share(row) for row in rows]
@@ -40,7 +41,7 @@ def plot_ceilings(results: dict, path: Path) -> None:
     axes.set_xlim(0, 110)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured beside it (dark: arithmetic, light: memory bandwidth)")
-    finish(figure, axes, title(results), path)
+    finish(figure, axes, title, path)
 
 
 def rate_ceiling(row: dict, copy_rate: float) -> float:
@@ -82,8 +83,6 @@ def plot_sweeps(results: dict, path: Path) -> None:
     plt.close(figure)
 
 
-def title(results: dict) -> str:
-    return f"{results['device']}: dense MLA decode"
 
 
 def case_table(rows: list[dict]) -> str:
@@ -127,30 +126,56 @@ def sweep_picture(results: dict, device: str) -> str:
     return f"![Rate against batch, length and heads](performance-{device}-latent-sweeps.svg)\n"
 
 
-def section(path: Path, results: dict) -> str:
-    device = path.parent.name
-    plot_ceilings(results, DOCS / f"performance-{device}-latent-ceilings.svg")
-    matrix = [row["matrix_rate"] / 1e12 for row in results["cases"]]
+def provenance(path: Path, results: dict, script: str) -> str:
     file = path.relative_to(ROOT)
+    return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
+PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wrote."""
+
+
+def ceilings(results: dict) -> str:
+    matrix = [row["matrix_rate"] / 1e12 for row in results["cases"]]
+    return f"""Ceilings: copy within device memory {results["copy_rate"] / 1e12:.2f} TB/s (read and written), bf16 product of PyTorch's
+library {min(matrix):.0f} to {max(matrix):.0f} TFLOP/s, measured again beside each case."""
+
+
+def section(path: Path, results: dict) -> str:
+    device, title = path.parent.name, f"{results['device']}: dense MLA decode"
+    plot_ceilings(results, title, DOCS / f"performance-{device}-latent-ceilings.svg")
     others = " and ".join(peers(results["cases"]))
     beside = (
         f" Every time is that of a whole call, scheduling included; {others} ran on the same inputs in the same process."
         if others
         else ""
     )
-    return f"""## {title(results)}
+    return f"""## {title}
 
-{results["date"][:10]}, commit {results["commit"]}, driver {results["driver"]}, {results["clocks_max"]},
-PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/latent_decode.py` wrote.
+{provenance(path, results, "latent_decode.py")}
 
 bf16 rows of 576 values in pages of 64 tokens. A case says how many sequences it has, the query tokens and cached tokens of each
 (`~`: normal around that number with half of it as deviation; `=`: all equal) and the heads. L2 is flushed before each call.{beside}
 
-Ceilings: copy within device memory {results["copy_rate"] / 1e12:.2f} TB/s (read and written), bf16 product of PyTorch's library
-{min(matrix):.0f} to {max(matrix):.0f} TFLOP/s, measured again beside each case.
+{ceilings(results)}
 
 ![Fraction of the ceilings](performance-{device}-latent-ceilings.svg)
 
 {case_table(results["cases"])}
 {small_batches(results)}
 {sweep_picture(results, device)}"""
+
+
+def sparse_section(path: Path, results: dict) -> str:
+    device, title = path.parent.name, f"{results['device']}: token-sparse MLA"
+    plot_ceilings(results, title, DOCS / f"performance-{device}-sparse-ceilings.svg")
+    return f"""## {title}
+
+{provenance(path, results, "sparse_latent.py")}
+
+A case says how many sequences it has, the query tokens and cached tokens of each, the heads, how many tokens a query lists (and
+of the extra cache) and the format of the cache; lists are random. Times are those of a whole call, scheduling included; of the
+cache each byte that is read counts once.
+
+{ceilings(results)}
+
+![Fraction of the ceilings](performance-{device}-sparse-ceilings.svg)
+
+{case_table(results["cases"])}"""
