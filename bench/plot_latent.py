@@ -134,7 +134,8 @@ PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wro
 
 def ceilings(results: dict) -> str:
     matrix = [row["matrix_rate"] / 1e12 for row in results["cases"]]
-    return f"""Ceilings: copy within device memory {results["copy_rate"] / 1e12:.2f} TB/s (read and written), bf16 product of PyTorch's
+    copy = results["copy_rate"] / 1e12
+    return f"""Ceilings: copy within device memory {copy:.2f} TB/s (read and written), bf16 product of PyTorch's
 library {min(matrix):.0f} to {max(matrix):.0f} TFLOP/s, measured again beside each case."""
 
 
