@@ -41,7 +41,7 @@ const char* fovea_version(void);
 /* ---- tensors and options ----------------------------------------------------------------------------------------------- */
 
 typedef int32_t fovea_dtype;
-enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I32 = 4, FOVEA_I64 = 5 };
+enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I8 = 4, FOVEA_I32 = 5, FOVEA_I64 = 6 };
 
 typedef struct fovea_tensor {
   fovea_dtype dtype;
