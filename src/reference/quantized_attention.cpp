@@ -160,22 +160,40 @@ double v_value(const detail::QuantizedAttentionProblem& problem, const Quantized
   return code;
 }
 
-/// Row `token` of q or k in double precision.
-void dequantize(const std::int8_t* codes, const float* scales, const detail::RowStrides& at, const Int8Groups& groups, bool is_query,
-                const Tokens& tokens, std::int64_t token, std::int64_t head, Matrix& to, std::int64_t row) {
-  const std::int64_t size = is_query ? 128 : 64, per_block = is_query ? groups.q_per_block() : groups.k_per_block();
-  const std::int64_t group = (tokens.first_block + token / size) * per_block + group_in_block(groups, is_query, token);
-  const double scale = scales[tokens.batch * at.batch + head * at.head + group * at.row];
-  for (std::int64_t d = 0; d < to.columns; ++d) to.row(row)[d] = codes[d] * scale;
+/// q or k as codes and scales.
+struct Codes {
+  const std::int8_t* codes;
+  const float* scales;
+  const detail::RowStrides &at, &scale_at;
+  bool is_query;
+};
+
+/// A row of q or k in double precision.
+void dequantize(const Codes& from, const Int8Groups& groups, const Tokens& tokens, std::int64_t token, std::int64_t head,
+                std::span<double> to) {
+  const std::int64_t size = from.is_query ? 128 : 64, per_block = from.is_query ? groups.q_per_block() : groups.k_per_block();
+  const std::int64_t group = (tokens.first_block + token / size) * per_block + group_in_block(groups, from.is_query, token);
+  const double scale = from.scales[tokens.batch * from.scale_at.batch + head * from.scale_at.head + group * from.scale_at.row];
+  const std::int8_t* codes = from.codes + tokens.at(from.at, token, head);
+  for (std::size_t d = 0; d < to.size(); ++d) to[d] = codes[d] * scale;
 }
 
-void attend_head(const detail::QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args, std::int64_t b, const Tokens& rows,
-                 const Tokens& keys, std::int64_t kv_head, AttentionOutput& result) {
+/// One sequence of the batch.
+struct Sequence {
+  std::int64_t index;
+  Tokens rows, keys;
+};
+
+void attend_head(const detail::QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args, const Sequence& sequence,
+                 std::int64_t kv_head, AttentionOutput& result) {
+  const auto& [b, rows, keys] = sequence;
+  const auto dim = static_cast<std::size_t>(problem.head_dim_qk);
+  const Codes q_codes{args.q, args.q_scale, problem.q, problem.q_scales, true},
+      k_codes{args.k, args.k_scale, problem.k, problem.k_scales, false};
   Matrix k(keys.count, problem.head_dim_qk), v(keys.count, problem.head_dim_v), q(1, problem.head_dim_qk);
   for (std::int64_t key = 0; key < keys.count; ++key) {
     if (keys.seen[static_cast<std::size_t>(key)] == 0) continue;
-    dequantize(args.k + keys.at(problem.k, key, kv_head), args.k_scale, problem.k_scales, problem.groups, false, keys, key, kv_head, k,
-               key);
+    dequantize(k_codes, problem.groups, keys, key, kv_head, {k.row(key), dim});
     for (std::int64_t d = 0; d < problem.head_dim_v; ++d) {
       v.row(key)[d] = v_value(problem, args, b, kv_head, d, load(problem.v_dtype, args.v, keys.at(problem.v, key, kv_head) + d));
     }
@@ -183,13 +201,12 @@ void attend_head(const detail::QuantizedAttentionProblem& problem, const Quantiz
   for (std::int64_t row = 0; row < rows.count; ++row) {
     const auto visible = visible_keys(problem.mask, row, rows.count, keys.count);
     for (std::int64_t head = kv_head * problem.group(); head < (kv_head + 1) * problem.group(); ++head) {
-      dequantize(args.q + rows.at(problem.q, row, head), args.q_scale, problem.q_scales, problem.groups, true, rows, row, head, q, 0);
+      dequantize(q_codes, problem.groups, rows, row, head, {q.row(0), dim});
       const std::int64_t flat_row = (problem.ragged ? rows.first : b * problem.max_seq_q) + row, flat = flat_row * problem.heads + head;
-      const RowResult done =
-          attend(q.row(0), k, v, visible, {.scale = problem.scale}, &result.out[static_cast<std::size_t>(flat * problem.head_dim_v)]);
-      const double shift =
-          problem.has_lse_shift ? problem.scale * static_cast<double>(args.lse_shift[rows.at(problem.lse_shift, row, head)]) : 0;
-      result.lse[static_cast<std::size_t>(flat)] = visible.empty() ? done.lse : done.lse + shift;
+      double* out = &result.out[static_cast<std::size_t>(flat * problem.head_dim_v)];
+      const double lse = attend(q.row(0), k, v, visible, {.scale = problem.scale}, out).lse;
+      const double shift = problem.has_lse_shift ? static_cast<double>(args.lse_shift[rows.at(problem.lse_shift, row, head)]) : 0;
+      result.lse[static_cast<std::size_t>(flat)] = visible.empty() ? lse : lse + problem.scale * shift;
       result.written[static_cast<std::size_t>(flat_row)] = 1;
     }
   }
@@ -245,9 +262,9 @@ AttentionOutput quantized_attention(const detail::QuantizedAttentionProblem& pro
   AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
   const detail::TokenBatch batch = token_batch(problem);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const Tokens rows = tokens_of(batch, b, args.cu_seqlens_q, problem.max_seq_q, 128);
-    const Tokens keys = keys_of(batch, b, args.cu_seqlens_q, args.cu_seqlens_k);
-    for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) attend_head(problem, args, b, rows, keys, kv_head, result);
+    const Sequence sequence{b, tokens_of(batch, b, args.cu_seqlens_q, problem.max_seq_q, 128),
+                            keys_of(batch, b, args.cu_seqlens_q, args.cu_seqlens_k)};
+    for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) attend_head(problem, args, sequence, kv_head, result);
   }
   return result;
 }

@@ -88,8 +88,16 @@ struct Grouping {
   std::int64_t of(std::int64_t token) const { return is_query ? groups.q_group(token) : groups.k_group(token); }
 };
 
-void quantize_block(const Side& side, const Grouping& grouping, const Tokens& tokens, std::int64_t head, std::int64_t block,
-                    const float* mean, float* scales) {
+/// One head of one sequence.
+struct Head {
+  const Tokens& tokens;
+  std::int64_t head;
+  const float* mean;
+};
+
+/// `scales` are those of the block.
+void quantize_block(const Side& side, const Grouping& grouping, const Head& of, std::int64_t block, float* scales) {
+  const auto& [tokens, head, mean] = of;
   const QuantizeKernels& kernels = side.with.kernels->quantize;
   const std::int64_t begin = std::max(tokens.begin, block * grouping.block()), end = std::min(tokens.end, (block + 1) * grouping.block());
   const std::int64_t first = block * grouping.per_block();
@@ -112,11 +120,12 @@ void quantize_block(const Side& side, const Grouping& grouping, const Tokens& to
   }
 }
 
-void quantize_head(const Side& side, const Grouping& grouping, const Tokens& tokens, std::int64_t head, const float* mean, float* scale) {
+void quantize_head(const Side& side, const Grouping& grouping, const Head& of, float* scale) {
+  const auto& [tokens, head, mean] = of;
   const std::int64_t first = tokens.ragged ? Int8Groups::first_block(tokens.first, tokens.index, grouping.block()) : 0;
   float* scales = scale + tokens.batch * side.tensor.scale.batch + head * side.tensor.scale.head;
   for (std::int64_t block = 0; block * grouping.block() < tokens.count; ++block) {
-    quantize_block(side, grouping, tokens, head, block, mean, scales + (first + block) * grouping.per_block() * side.tensor.scale.row);
+    quantize_block(side, grouping, of, block, scales + (first + block) * grouping.per_block() * side.tensor.scale.row);
   }
 }
 
@@ -180,11 +189,11 @@ void quantize_qk_int8(const Quantizer& with, const detail::QuantizeQkInt8Problem
   each_head(with, problem.batch, problem.k.heads, [&](std::int64_t b, std::int64_t head) {
     const Tokens keys = keys_of(problem, b, args.cu_seqlens_q, args.cu_seqlens_k);
     if (problem.k.has_mean) write_mean(k, keys, head, mean_of(b, head));
-    quantize_head(k, {problem.groups, false}, keys, head, problem.k.has_mean ? mean_of(b, head) : kZeros.data(), args.k_scale);
+    quantize_head(k, {problem.groups, false}, {keys, head, problem.k.has_mean ? mean_of(b, head) : kZeros.data()}, args.k_scale);
   });
   each_head(with, problem.batch, problem.q.heads, [&](std::int64_t b, std::int64_t head) {
     const Tokens rows = tokens_of(problem, b, args.cu_seqlens_q, problem.max_seq_q);
-    quantize_head(q, {problem.groups, true}, rows, head, kZeros.data(), args.q_scale);
+    quantize_head(q, {problem.groups, true}, {rows, head, kZeros.data()}, args.q_scale);
     const std::int64_t kv_head = head / (problem.q.heads / problem.k.heads);
     if (problem.has_lse_shift) write_shift(q, problem, rows, head, mean_of(b, kv_head), args.lse_shift);
   });

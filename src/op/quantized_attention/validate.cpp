@@ -116,6 +116,47 @@ TensorDesc dense_twin(const TensorDesc& like, DType dtype) {
   return like.rank == 4 ? contiguous(dtype, {s[0], s[1], s[2], s[3]}) : contiguous(dtype, {s[0], s[1], s[2]});
 }
 
+/// The descriptions of the steps, with dense tensors between them.
+struct Steps {
+  QuantizeQkInt8Desc qk{};
+  QuantizeVDesc v{};
+  QuantizedAttentionDesc attention{};
+};
+
+Steps steps_of(const QuantizeAndAttendDesc& desc) {
+  const bool e4m3 = desc.v_dtype == DType::e4m3;
+  const TensorDesc channels = Int8Groups::channels(desc.k, desc.ragged), v_channels = Int8Groups::channels(desc.v, desc.ragged);
+  const auto when = [](bool wanted, const TensorDesc& tensor) { return wanted ? std::optional(tensor) : std::nullopt; };
+  QuantizeQkInt8Desc qk{.q = desc.q, .k = desc.k, .ragged = desc.ragged, .groups = desc.groups};
+  qk.q_int8 = dense_twin(desc.q, DType::i8);
+  qk.k_int8 = dense_twin(desc.k, DType::i8);
+  qk.q_scale = desc.groups.q_scale(desc.q, desc.ragged);
+  qk.k_scale = desc.groups.k_scale(desc.k, desc.ragged);
+  qk.k_mean = when(desc.smooth_k, channels);
+  if (desc.smooth_k && desc.lse) {
+    const auto& s = desc.lse->shape;
+    qk.lse_shift = desc.ragged ? contiguous(DType::f32, {s[0], s[1]}) : contiguous(DType::f32, {s[0], s[1], s[2]});
+  }
+  QuantizeVDesc v{.v = desc.v, .v_out = dense_twin(desc.v, desc.v_dtype), .ragged = desc.ragged};
+  v.v_scale = when(e4m3, v_channels);
+  v.v_mean = when(desc.smooth_v, v_channels);
+  QuantizedAttentionDesc attention{.q = qk.q_int8,
+                                   .k = qk.k_int8,
+                                   .v = v.v_out,
+                                   .out = desc.out,
+                                   .q_scale = qk.q_scale,
+                                   .k_scale = qk.k_scale,
+                                   .v_scale = v.v_scale,
+                                   .v_mean = v.v_mean,
+                                   .lse = desc.lse,
+                                   .lse_shift = qk.lse_shift,
+                                   .ragged = desc.ragged,
+                                   .mask = desc.mask,
+                                   .scale = desc.scale,
+                                   .groups = desc.groups};
+  return {qk, v, attention};
+}
+
 std::optional<Error> decline_dim(std::string_view subject, std::int64_t dim) {
   if (dim == 64 || dim == 96 || dim == 128 || dim == 256) return std::nullopt;
   return declined(subject, dim, "64, 96, 128 or 256");
@@ -224,39 +265,11 @@ Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, con
   if (!whole) return whole.error();
   Checker check;
   check_groups(check, desc.groups);
-  const bool e4m3 = desc.v_dtype == DType::e4m3;
-  check.expect(e4m3 || desc.v_dtype == DType::f16, "v_dtype", name_of(desc.v_dtype), "f16 or e4m3");
+  const bool known = desc.v_dtype == DType::f16 || desc.v_dtype == DType::e4m3;
+  check.expect(known, "v_dtype", name_of(desc.v_dtype), "f16 or e4m3");
   if (!check.ok()) return check.error();
 
-  const TensorDesc channels = Int8Groups::channels(desc.k, desc.ragged), v_channels = Int8Groups::channels(desc.v, desc.ragged);
-  const auto when = [](bool wanted, const TensorDesc& tensor) { return wanted ? std::optional(tensor) : std::nullopt; };
-  QuantizeQkInt8Desc qk{.q = desc.q, .k = desc.k, .ragged = desc.ragged, .groups = desc.groups};
-  qk.q_int8 = dense_twin(desc.q, DType::i8);
-  qk.k_int8 = dense_twin(desc.k, DType::i8);
-  qk.q_scale = desc.groups.q_scale(desc.q, desc.ragged);
-  qk.k_scale = desc.groups.k_scale(desc.k, desc.ragged);
-  qk.k_mean = when(desc.smooth_k, channels);
-  if (desc.smooth_k && desc.lse) {
-    const auto& s = desc.lse->shape;
-    qk.lse_shift = desc.ragged ? contiguous(DType::f32, {s[0], s[1]}) : contiguous(DType::f32, {s[0], s[1], s[2]});
-  }
-  QuantizeVDesc v{.v = desc.v, .v_out = dense_twin(desc.v, desc.v_dtype), .ragged = desc.ragged};
-  v.v_scale = when(e4m3, v_channels);
-  v.v_mean = when(desc.smooth_v, v_channels);
-  QuantizedAttentionDesc attention{.q = qk.q_int8,
-                                   .k = qk.k_int8,
-                                   .v = v.v_out,
-                                   .out = desc.out,
-                                   .q_scale = qk.q_scale,
-                                   .k_scale = qk.k_scale,
-                                   .v_scale = v.v_scale,
-                                   .v_mean = v.v_mean,
-                                   .lse = desc.lse,
-                                   .lse_shift = qk.lse_shift,
-                                   .ragged = desc.ragged,
-                                   .mask = desc.mask,
-                                   .scale = desc.scale,
-                                   .groups = desc.groups};
+  const auto [qk, v, attention] = steps_of(desc);
   Result<QuantizeQkInt8Problem> first = validate(qk, options);
   if (!first) return first.error();
   Result<QuantizeVProblem> second = validate(v, options);
