@@ -137,7 +137,14 @@ struct Int8Math {
   FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
   FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
   FOVEA_INLINE Reg negated(Reg a) { return {_mm256_sub_epi16(_mm256_setzero_si256(), a.v)}; }
-  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return {_mm256_add_epi32(c.v, _mm256_madd_epi16(a.v, b.v))}; }
+  /// One statement, so that a product lives no longer than this: given the choice, the compiler keeps several and spills the sums.
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
+    __m256i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[c], %[c]"
+        : [c] "+x"(c.v), [product] "=&x"(product)
+        : [a] "x"(a.v), [b] "x"(b.v));
+    return c;
+  }
   FOVEA_INLINE Vec total(Reg sum) { return {_mm256_cvtepi32_ps(sum.v)}; }
   FOVEA_INLINE Reg load_row(I8, const void* p) { return {_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
   template <class S>
