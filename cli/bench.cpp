@@ -12,6 +12,7 @@
 
 #include "ceilings.hpp"
 #include "commands.hpp"
+#include "device_runtime.hpp"
 #include "fovea/info.hpp"
 #include "run_case.hpp"
 #include "table.hpp"
@@ -19,12 +20,12 @@
 namespace fovea::cli {
 namespace {
 
-using check::Case;
+using check::AnyCase;
 
 struct Options {
   std::string name, implementation, json;
   int threads = 0;
-  double seconds = 1.0;
+  double seconds = 1.0, device_peak = 0;
   bool ceilings_only = false, list = false;
 };
 
@@ -34,61 +35,86 @@ struct Timing {
 };
 
 struct Row {
-  const Case* spec = nullptr;
+  const AnyCase* entry = nullptr;
   std::string implementation{};
   Timing timing{};
   check::Work work{};
-  double floor = 0;  ///< seconds: the larger of compute and traffic at the ceilings
-  bool memory_bound = false;
+  double compute = 0, traffic = 0;  ///< seconds that the arithmetic and the bytes take at the ceilings: the two roofs
+
+  double floor() const { return std::max(compute, traffic); }
+  bool memory_bound() const { return traffic > compute; }
 };
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// Runs for about `seconds`, at least five times, after a warm-up.
-template <class Run>
-Timing time(Run run, double seconds) {
-  run();
-  run();
+/// Takes samples (each returns its seconds) for about `seconds`, at least five, after a warm-up.
+template <class Sample>
+Timing time_samples(Sample sample, double seconds) {
+  sample();
+  sample();
   std::vector<double> samples;
   constexpr std::size_t kFewest = 5, kMost = 100'000;
-  for (const double begin = seconds_now(); samples.size() < kFewest || (seconds_now() - begin < seconds && samples.size() < kMost);) {
-    const double start = seconds_now();
-    run();
-    samples.push_back(seconds_now() - start);
-  }
+  for (const double begin = seconds_now(); samples.size() < kFewest || (seconds_now() - begin < seconds && samples.size() < kMost);)
+    samples.push_back(sample());
   std::sort(samples.begin(), samples.end());
   const auto at = [&](double part) { return samples[static_cast<std::size_t>(part * static_cast<double>(samples.size() - 1) + 0.5)]; };
   return {at(0.5), at(0.1), at(0.9), samples.size()};
 }
 
-/// The name asked for, or the one that planning chooses.
-std::string implementation_for(const check::BoundCase& bound, const Options& options) {
-  if (options.implementation.empty()) return check::plan(bound.request, {}).value().implementation;
+template <class Run>
+Timing time(Run run, double seconds) {
+  return time_samples(
+      [&] {
+        const double start = seconds_now();
+        run();
+        return seconds_now() - start;
+      },
+      seconds);
+}
+
+/// On a GPU: one call recorded as a graph and launched again and again, by the device's clock. A sample is as many launches as take
+/// a few milliseconds, so that the clock's steps do not show.
+Timing time_on_device(const check::AnyPlan& plan, Workspace workspace, const check::Place& place, double seconds) {
+  const check::Graph graph(place.device, place.stream, [&] { return plan.run(workspace); });
+  constexpr double kSample = 5e-3;
+  const double once = graph.seconds(3);
+  const int launches = std::clamp(static_cast<int>(kSample / once), 1, 1000);
+  Timing timing = time_samples([&] { return graph.seconds(launches); }, seconds);
+  timing.runs *= static_cast<std::size_t>(launches);
+  return timing;
+}
+
+/// The first implementation whose name holds the one asked for; empty when there is none.
+std::string named_implementation(const AnyCase& entry, const Options& options) {
   for (const ImplementationInfo& row : implementations()) {
-    if (row.available && row.operation == name_of(bound.spec.operation) && row.name.find(options.implementation) != std::string::npos)
+    if (row.available && row.operation == entry.operation && row.name.find(options.implementation) != std::string::npos)
       return std::string(row.name);
   }
   return {};
 }
 
-Row measure(const Case& spec, const Options& options, const Ceilings& ceilings) {
-  Row row{.spec = &spec};
-  const std::unique_ptr<check::BoundCase> bound = check::bind(spec);
-  row.implementation = implementation_for(*bound, options);
+Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilings) {
+  Row row{.entry = &entry};
+  row.implementation = named_implementation(entry, options);
   if (row.implementation.empty()) return row;
-  const check::Report report = check::run_case(*bound, check::expect(*bound), row.implementation);
+  const std::unique_ptr<check::Trial> trial = entry.bind();
+  if (options.implementation.empty()) row.implementation = trial->plan({}).value().implementation;
+  const check::Report report = check::run_case(*trial, row.implementation);
+  if (report.status == check::Status::declined && !options.implementation.empty()) return {};
   if (report.status != check::Status::passed)
-    throw std::runtime_error(fmt::format("{} on {}: {}", spec.name, row.implementation, report.message));
+    throw std::runtime_error(fmt::format("{} on {}: {}", entry.name, row.implementation, report.message));
 
-  const check::AnyPlan plan = check::plan(bound->request, {.implementation = row.implementation}).value();
-  const check::HostileWorkspace workspace(plan.workspace_bytes);
-  row.timing = time([&] { plan.run(workspace.view()).value(); }, options.seconds);
-  row.work = check::work_of(spec);
-  const bool bf16 = spec.dtype == DType::bf16 || spec.dtype == DType::e4m3;
-  const double compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak),
-               traffic = row.work.bytes / ceilings.read_bandwidth;
-  row.floor = std::max(compute, traffic);
-  row.memory_bound = traffic > compute;
+  const Device device = check::device_of(row.implementation);
+  const auto side = device.backend == Backend::cpu ? nullptr : std::make_unique<check::SideStream>(device);
+  const check::PlacedTrial placed(*trial, row.implementation, side ? side->get() : Stream{});
+  const check::AnyPlan plan = trial->plan({.implementation = row.implementation}, placed.place()).value();
+  const check::HostileWorkspace workspace(plan.workspace_bytes, device);
+  row.timing = side ? time_on_device(plan, workspace.view(), placed.place(), options.seconds)
+                    : time([&] { plan.run(workspace.view()).value(); }, options.seconds);
+  row.work = trial->work();
+  const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
+  row.compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak);
+  row.traffic = row.work.bytes / ceilings.read_bandwidth;
   return row;
 }
 
@@ -99,17 +125,18 @@ nlohmann::json as_json(const Ceilings& ceilings) {
 }
 
 nlohmann::json as_json(const Row& row) {
-  return {{"case", row.spec->name},        {"implementation", row.implementation},
-          {"median_s", row.timing.median}, {"low_s", row.timing.low},
-          {"high_s", row.timing.high},     {"runs", row.timing.runs},
-          {"flops", row.work.flops},       {"bytes", row.work.bytes},
-          {"floor_s", row.floor},          {"bound", row.memory_bound ? "memory" : "compute"}};
+  return {{"case", row.entry->name},        {"implementation", row.implementation},
+          {"median_s", row.timing.median},  {"low_s", row.timing.low},
+          {"high_s", row.timing.high},      {"runs", row.timing.runs},
+          {"flops", row.work.flops},        {"bytes", row.work.bytes},
+          {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
+          {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
 }
 
 void print(const Ceilings& ceilings) {
-  fmt::print("{} threads: memory reads {:.1f} GB/s; f32 {:.0f} GFLOP/s ({}); bf16 {:.0f} GFLOP/s ({})\n\n", ceilings.threads,
-             ceilings.read_bandwidth / 1e9, ceilings.f32_peak / 1e9, ceilings.f32_instruction, ceilings.bf16_peak / 1e9,
-             ceilings.bf16_instruction);
+  if (ceilings.threads > 0) fmt::print("{} threads; ", ceilings.threads);
+  fmt::print("memory reads {:.1f} GB/s; f32 {:.0f} GFLOP/s ({}); bf16 {:.0f} GFLOP/s ({})\n\n", ceilings.read_bandwidth / 1e9,
+             ceilings.f32_peak / 1e9, ceilings.f32_instruction, ceilings.bf16_peak / 1e9, ceilings.bf16_instruction);
 }
 
 void print(const std::vector<Row>& rows) {
@@ -119,34 +146,38 @@ void print(const std::vector<Row>& rows) {
                {"10 % - 90 %", Align::right},
                {"GFLOP/s", Align::right},
                {"GB/s", Align::right},
-               {"of the ceiling", Align::right}});
+               {"of the peak", Align::right},
+               {"of the bandwidth", Align::right},
+               {"bound by"}});
   const auto milliseconds = [](double seconds) { return fmt::format("{:.4g}", seconds * 1e3); };
   for (const Row& row : rows) {
-    table.add({row.spec->name, row.implementation, milliseconds(row.timing.median) + " ms",
+    const auto share = [&](double floor) { return fmt::format("{:.0f} %", 100 * floor / row.timing.median); };
+    table.add({row.entry->name, row.implementation, milliseconds(row.timing.median) + " ms",
                milliseconds(row.timing.low) + " - " + milliseconds(row.timing.high),
                fmt::format("{:.1f}", row.work.flops / row.timing.median / 1e9),
-               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9),
-               fmt::format("{:.0f} % ({})", 100 * row.floor / row.timing.median, row.memory_bound ? "memory" : "compute")});
+               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9), share(row.compute), share(row.traffic),
+               row.memory_bound() ? "memory" : "compute"});
   }
   fmt::print("{}", table.text());
 }
 
 int bench(const Options& options) {
   if (options.threads > 0) set_num_threads(options.threads);
-  std::vector<const Case*> cases;
-  for (const Case& spec : check::all_cases()) {
-    const bool matches = options.name.empty() || spec.name.find(options.name) != std::string::npos;
-    if (spec.tier == check::Tier::bench && matches && !options.ceilings_only) cases.push_back(&spec);
+  std::vector<const AnyCase*> cases;
+  for (const AnyCase& entry : check::all_cases()) {
+    const bool matches = options.name.empty() || entry.name.find(options.name) != std::string::npos;
+    if (entry.tier == check::Tier::bench && matches && !options.ceilings_only) cases.push_back(&entry);
   }
   if (options.list) {
-    for (const Case* spec : cases) fmt::print("{}\n", spec->name);
+    for (const AnyCase* entry : cases) fmt::print("{}\n", entry->name);
     return kOk;
   }
   if (cases.empty() && !options.ceilings_only) {
     fmt::print(stderr, "fovea bench: no case matches \"{}\"; `fovea bench --list` names them\n", options.name);
     return kUsage;
   }
-  const Ceilings ceilings = measure_ceilings(num_threads());
+  const bool on_device = check::device_of(options.implementation).backend != Backend::cpu;
+  const Ceilings ceilings = on_device ? device_ceilings({Backend::cuda, 0}, options.device_peak) : measure_ceilings(num_threads());
   print(ceilings);
   std::vector<Row> rows;
   try {
@@ -162,9 +193,10 @@ int bench(const Options& options) {
   }
   if (!options.ceilings_only) print(rows);
   if (options.json.empty()) return kOk;
+  const DeviceInfo device = on_device ? devices().back() : devices().front();
   nlohmann::json json{{"version", version()},
-                      {"cpu", devices().front().name},
-                      {"features", devices().front().features},
+                      {on_device ? "gpu" : "cpu", device.name},
+                      {"features", device.features},
                       {"ceilings", as_json(ceilings)},
                       {"rows", nlohmann::json::array()}};
   for (const Row& row : rows) json["rows"].push_back(as_json(row));
@@ -186,15 +218,17 @@ void add_bench(CLI::App& program, int& status) {
   command->add_option("--case", options->name, "Only cases whose name contains this");
   command->add_option("--implementation", options->implementation,
                       "The first implementation whose name contains this, instead of the one that planning chooses");
+  command->add_option("--device-peak", options->device_peak, "GPU: FLOP/s of its best bf16 matrix product, measured elsewhere")
+      ->check(CLI::PositiveNumber);
   command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(CLI::PositiveNumber);
   command->add_option("--seconds", options->seconds, "Time for each case")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--json", options->json, "Also write the results to this file");
   command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings");
   command->add_flag("--list", options->list, "Only name the cases");
   command->footer(
-      "Rates count each multiplication and addition, and each byte that must move, once. The last column is the least possible time at "
-      "the\n"
-      "ceilings over the measured time. For PyTorch beside it: ./dev bench. Exit status 1 when a result is wrong.");
+      "Rates count each multiplication and addition, and each byte that must move, once. The shares are the least possible time at\n"
+      "each of the two ceilings over the measured time; the larger one says what the case is bound by. For PyTorch beside it:\n"
+      "./dev bench. Exit status 1 when a result is wrong.");
   command->callback([options, &status] { status = bench(*options); });
 }
 

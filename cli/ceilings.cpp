@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "device_runtime.hpp"
 #include "fovea/info.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -183,6 +184,16 @@ Ceilings measure_ceilings(int threads) {
     ceilings.bf16_instruction = f32.instruction;
   }
   return ceilings;
+}
+
+Ceilings device_ceilings(Device device, double matrix_peak) {
+  constexpr std::size_t kBytes = std::size_t{2} << 30;
+  const double bandwidth = 2.0 * static_cast<double>(kBytes) / check::device_copy_seconds(device, kBytes);
+  return {.read_bandwidth = bandwidth,
+          .f32_peak = matrix_peak,
+          .bf16_peak = matrix_peak,
+          .f32_instruction = "as bf16",
+          .bf16_instruction = matrix_peak > 0 ? "the best matrix product" : "not measured"};
 }
 
 }  // namespace fovea::cli

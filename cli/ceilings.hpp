@@ -3,6 +3,8 @@
 
 #include <string_view>
 
+#include "fovea/device.hpp"
+
 namespace fovea::cli {
 
 /// What this machine can do at best with some threads, measured here and now: every rate is printed as a fraction of these.
@@ -15,5 +17,8 @@ struct Ceilings {
 };
 
 Ceilings measure_ceilings(int threads);
+
+/// Of a GPU: copies inside its memory, reads and writes counted; the matrix product comes from a library that the caller has asked.
+Ceilings device_ceilings(Device device, double matrix_peak);
 
 }  // namespace fovea::cli

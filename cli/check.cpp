@@ -16,12 +16,12 @@
 namespace fovea::cli {
 namespace {
 
-using check::Case;
+using check::AnyCase;
 using check::Tier;
 
 struct Options {
   std::string operation, implementation, name;
-  bool quick = false, verbose = false;
+  bool quick = false, verbose = false, list = false;
 };
 
 struct Tally {
@@ -29,9 +29,9 @@ struct Tally {
   double worst = 0;  ///< error / tolerance
 };
 
-bool wanted(const Case& spec, const Options& options) {
-  if (!options.name.empty()) return spec.name.find(options.name) != std::string::npos;
-  return spec.tier <= (options.quick ? Tier::quick : Tier::full);
+bool wanted(const AnyCase& entry, const Options& options) {
+  if (!options.name.empty()) return entry.name.find(options.name) != std::string::npos;
+  return entry.tier <= (options.quick ? Tier::quick : Tier::full);
 }
 
 std::vector<ImplementationInfo> wanted_implementations(const Options& options) {
@@ -44,38 +44,41 @@ std::vector<ImplementationInfo> wanted_implementations(const Options& options) {
   return rows;
 }
 
-void run(const Case& spec, const std::vector<ImplementationInfo>& rows, const Options& options,
+void run(const AnyCase& entry, const std::vector<ImplementationInfo>& rows, const Options& options,
          std::map<std::string_view, Tally>& tallies) {
-  const auto applies = [&](const ImplementationInfo& row) { return row.operation == name_of(spec.operation); };
-  if (std::none_of(rows.begin(), rows.end(), applies)) return;
-  const std::unique_ptr<check::BoundCase> bound = check::bind(spec);
-  const check::Expected expected = check::expect(*bound);
+  const std::unique_ptr<check::Trial> trial = entry.bind();
   for (const ImplementationInfo& row : rows) {
-    if (!applies(row)) continue;
-    const check::Report report = check::run_case(*bound, expected, row.name);
+    if (row.operation != entry.operation) continue;
+    const check::Report report = check::run_case(*trial, row.name);
     Tally& tally = tallies[row.name];
     tally.passed += report.status == check::Status::passed ? 1 : 0;
     tally.failed += report.status == check::Status::failed ? 1 : 0;
     tally.declined += report.status == check::Status::declined ? 1 : 0;
-    tally.worst = std::max({tally.worst, report.out_ratio, report.lse_ratio});
+    tally.worst = std::max(tally.worst, report.worst);
     if (report.status == check::Status::failed) {
-      fmt::print("FAILED {} on {}\n  {}\n  {}\n", spec.name, row.name, report.message, check::reproduce(spec, row.name));
+      fmt::print("FAILED {} on {}\n  {}\n  {}\n", entry.name, row.name, report.message, check::reproduce(entry.name, row.name));
     } else if (options.verbose) {
       const bool passed = report.status == check::Status::passed;
-      fmt::print("{} {} on {}{}\n", passed ? "passed" : "declined", spec.name, row.name, passed ? "" : ": " + report.message);
+      fmt::print("{} {} on {}{}\n", passed ? "passed" : "declined", entry.name, row.name, passed ? "" : ": " + report.message);
     }
   }
 }
 
 int check_all(const Options& options) {
   const std::vector<ImplementationInfo> rows = wanted_implementations(options);
-  std::vector<const Case*> cases;
-  for (const Case& spec : check::all_cases()) {
-    if (wanted(spec, options)) cases.push_back(&spec);
+  std::vector<const AnyCase*> cases;
+  for (const AnyCase& entry : check::all_cases()) {
+    const auto applies = [&](const ImplementationInfo& row) { return row.operation == entry.operation; };
+    if (wanted(entry, options) && std::any_of(rows.begin(), rows.end(), applies)) cases.push_back(&entry);
   }
   if (rows.empty() || cases.empty()) {
-    fmt::print(stderr, "fovea check: no {} here matches; see `fovea info` and tests/cases.hpp\n", rows.empty() ? "implementation" : "case");
+    fmt::print(stderr, "fovea check: no {} here matches; see `fovea info` and `fovea check --list`\n",
+               rows.empty() ? "implementation" : "case");
     return kUsage;
+  }
+  if (options.list) {
+    for (const AnyCase* entry : cases) fmt::print("{}\n", entry->name);
+    return kOk;
   }
   std::map<std::string_view, Tally> tallies;
   {
@@ -114,6 +117,7 @@ void add_check(CLI::App& program, int& status) {
   command->add_option("--implementation", options->implementation, "Only implementations whose name contains this, e.g. avx2");
   command->add_option("--case", options->name, "Only cases whose name contains this, of any size");
   command->add_flag("--quick", options->quick, "The short table (seconds instead of a minute)");
+  command->add_flag("--list", options->list, "Only name the cases");
   command->add_flag("--verbose", options->verbose, "A line for each case");
   command->footer("Each failure prints the line that reproduces it. Exit status 1 when a result is wrong.");
   command->callback([options, &status] { status = check_all(*options); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// THE case table: conformance tests, `fovea check` and `fovea bench` all read it. Families of cases are made by small functions;
-/// names are "operation/family/variant" and stay what they are, because results are filed under them.
+/// The case table of attention, paged attention, appending and merging; latent_cases.hpp and backward_cases.hpp have the others.
+/// Conformance tests, `fovea check` and `fovea bench` all read them. Families of cases are made by small functions; names are
+/// "operation/family/variant" and stay what they are, because results are filed under them.
 #pragma once
 
 #include "case_parts.hpp"
@@ -184,6 +185,24 @@ inline void paged_layouts(Table& table) {
   add(table, "layout/bf16-shared-prefix", shared, Tier::quick);
 }
 
+/// Rows that see nothing give 0 and -inf whatever their sink is: all of them, and some.
+inline void unseen_sinks(Table& table) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto name = name_of(dtype);
+    for (const auto& [sink_name, sink] : kSinks) {
+      Case nobody = with_heads(attention(dtype, {{70, 70}}, {.left = -5, .right = 2}), 5, 1), some = nobody;
+      nobody.sink = some.sink = sink;
+      some.sequences = {{130, 40}};
+      some.mask = causal();
+      add(table, fmt::format("sink/{}-{}-nobody-sees", name, sink_name), with_dims(nobody, 32, 32), Tier::quick);
+      add(table, fmt::format("sink/{}-{}-some-see", name, sink_name), with_dims(some, 32, 32), Tier::quick);
+      Case empty = with_heads(paged(dtype, dtype, {{1, 0}, {3, 1}, {0, 0}, {40, 7}, {1, 2100}}), 5, 1);
+      empty.sink = sink;
+      add(table, fmt::format("sink/{}-{}-some-see", name, sink_name), with_dims(empty, 32, 32), Tier::quick);
+    }
+  }
+}
+
 // Appending and merging ----------------------------------------------------------------------------------------------
 
 inline void append_cases(Table& table) {
@@ -226,7 +245,7 @@ inline void merge_cases(Table& table) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const auto name = name_of(dtype);
     Case base = sized({.operation = Operation::merge_states, .head = 5, .sequences = {{23, 0}}}, dtype);
-    for (const int parts : {1, 2, 3, 8, 33}) {
+    for (const int parts : {1, 2, 3, 8, 33, 130}) {
       Case spec = base;
       spec.parts = parts;
       add(table, fmt::format("parts/{}-{}", name, parts), spec, Tier::quick);
@@ -314,6 +333,7 @@ inline Table case_table() {
   paged_lengths(table);
   paged_masks(table);
   paged_layouts(table);
+  unseen_sinks(table);
   append_cases(table);
   merge_cases(table);
   bench_cases(table);

@@ -23,7 +23,8 @@ struct RaggedDesc {
 /// out [batch, seq_q, head, dv], lse [batch, head, seq_q].
 /// Ragged (`ragged` set): q [total_q, head, dqk], k and v [total_k, kv_head, d], out [total_q, head, dv], lse [total_q, head].
 ///
-/// dtypes: q, k, v of one dtype, f32 (CPU), f16, bf16 or e4m3; out has the dtype of q, bf16 or f32 for e4m3. lse is f32.
+/// dtypes: q, k, v of one dtype, f32 (CPU), f16, bf16, e4m3 or f64; out has the dtype of q, bf16 or f32 for e4m3. lse is f32.
+/// f64 is for checking: the reference alone computes it, in double precision throughout.
 /// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
 ///
 /// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.

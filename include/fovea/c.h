@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. What a tensor, an option or an
- * argument means is said there (attention.hpp, paged_attention.hpp, merge.hpp); the names of the fields are the same.
+ * argument means is said there (attention.hpp, attention_backward.hpp, paged_attention.hpp, merge.hpp, latent_attention.hpp); the names of
+ * the fields are the same.
  *
  *     fovea_plan* plan = NULL;
  *     if (fovea_attention_plan(&desc, NULL, &plan) != FOVEA_OK) puts(fovea_last_error());
@@ -41,7 +42,7 @@ const char* fovea_version(void);
 /* ---- tensors and options ----------------------------------------------------------------------------------------------- */
 
 typedef int32_t fovea_dtype;
-enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I8 = 4, FOVEA_I32 = 5, FOVEA_I64 = 6 };
+enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I8 = 4, FOVEA_I32 = 5, FOVEA_I64 = 6, FOVEA_F64 = 7 };
 
 typedef struct fovea_tensor {
   fovea_dtype dtype;
@@ -139,6 +140,24 @@ fovea_status fovea_attention_prepare(const fovea_plan* plan, const fovea_attenti
 fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
                                           void* stream);
 
+/* ---- gradients of attention -------------------------------------------------------------------------------------------- */
+
+typedef struct fovea_attention_backward_desc {
+  fovea_attention_desc forward; /* its lse is required */
+  fovea_tensor dout, dq, dk, dv;
+} fovea_attention_backward_desc;
+
+typedef struct fovea_attention_backward_args {
+  fovea_attention_args forward; /* out and lse are inputs here */
+  const void* dout;
+  void *dq, *dk, *dv;
+  float* dsink; /* when there was a sink */
+} fovea_attention_backward_args;
+
+fovea_status fovea_attention_backward_plan(const fovea_attention_backward_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_attention_backward_run(const fovea_plan* plan, const fovea_attention_backward_args* args, void* workspace,
+                                          size_t workspace_bytes, void* stream);
+
 /* ---- paged attention --------------------------------------------------------------------------------------------------- */
 
 typedef struct fovea_paged_attention_desc {
@@ -214,6 +233,120 @@ typedef struct fovea_merge_states_args {
 fovea_status fovea_merge_states_plan(const fovea_merge_states_desc* desc, const fovea_options* options, fovea_plan** plan);
 fovea_status fovea_merge_states_run(const fovea_plan* plan, const fovea_merge_states_args* args, void* workspace, size_t workspace_bytes,
                                     void* stream);
+
+/* ---- latent (MLA) attention -------------------------------------------------------------------------------------------- */
+
+typedef int32_t fovea_cache_format;
+enum {
+  FOVEA_ROWS = 0, /* a plain tensor */
+  FOVEA_V32_FP8 = 1,
+  FOVEA_V4_FP8 = 2,
+  FOVEA_V41_FP8 = 3,
+  FOVEA_V41_FP8_PLANAR = 4,
+  FOVEA_V41_FP4 = 5
+};
+
+typedef struct fovea_latent_cache {
+  fovea_cache_format format;
+  fovea_tensor rows;    /* FOVEA_ROWS only */
+  int64_t blocks, page; /* packed formats only, here and below */
+  int64_t block_stride; /* bytes; 0: blocks without gaps */
+} fovea_latent_cache;
+
+typedef struct fovea_latent_attention_desc {
+  fovea_tensor q, out, block_table;
+  fovea_latent_cache cache;
+  const fovea_tensor* lse;
+  int64_t max_seq_q;      /* 0: total_q */
+  int64_t max_kv_len;     /* 0: max_blocks * page */
+  const fovea_mask* mask; /* NULL: causal */
+  float scale;            /* 0: d ** -0.5 */
+  int32_t has_scale;
+} fovea_latent_attention_desc;
+
+typedef struct fovea_latent_attention_args {
+  const void *q, *cache;
+  void* out;
+  float* lse;
+  const int32_t *block_table, *cu_seqlens_q, *kv_len;
+  const float* cache_scale;
+} fovea_latent_attention_args;
+
+fovea_status fovea_latent_attention_plan(const fovea_latent_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
+fovea_status fovea_latent_attention_run(const fovea_plan* plan, const fovea_latent_attention_args* args, void* workspace,
+                                        size_t workspace_bytes, void* stream);
+fovea_status fovea_latent_attention_prepare(const fovea_plan* plan, const fovea_latent_attention_args* args, void* workspace,
+                                            size_t workspace_bytes, void* stream);
+fovea_status fovea_latent_attention_run_prepared(const fovea_plan* plan, const fovea_latent_attention_args* args, void* workspace,
+                                                 size_t workspace_bytes, void* stream);
+
+/* A cache, and the tokens that each query row reads from it. */
+typedef struct fovea_sparse_selection {
+  fovea_latent_cache cache;
+  fovea_tensor indices;
+  int32_t has_topk_length;
+} fovea_sparse_selection;
+
+typedef struct fovea_sparse_latent_attention_desc {
+  fovea_tensor q, out;
+  fovea_sparse_selection main;
+  const fovea_sparse_selection* extra;
+  const fovea_tensor *lse, *max_logits;
+  float scale;
+  int32_t has_sink;
+} fovea_sparse_latent_attention_desc;
+
+typedef struct fovea_sparse_selection_args {
+  const void* cache;
+  const int32_t *indices, *topk_length;
+} fovea_sparse_selection_args;
+
+typedef struct fovea_sparse_latent_attention_args {
+  const void* q;
+  void* out;
+  fovea_sparse_selection_args main, extra;
+  float *lse, *max_logits;
+  const float* sink;
+} fovea_sparse_latent_attention_args;
+
+fovea_status fovea_sparse_latent_attention_plan(const fovea_sparse_latent_attention_desc* desc, const fovea_options* options,
+                                                fovea_plan** plan);
+fovea_status fovea_sparse_latent_attention_run(const fovea_plan* plan, const fovea_sparse_latent_attention_args* args, void* workspace,
+                                               size_t workspace_bytes, void* stream);
+fovea_status fovea_sparse_latent_attention_prepare(const fovea_plan* plan, const fovea_sparse_latent_attention_args* args, void* workspace,
+                                                   size_t workspace_bytes, void* stream);
+fovea_status fovea_sparse_latent_attention_run_prepared(const fovea_plan* plan, const fovea_sparse_latent_attention_args* args,
+                                                        void* workspace, size_t workspace_bytes, void* stream);
+
+typedef int32_t fovea_scale_rule;
+enum { FOVEA_POWER_OF_TWO = 0, FOVEA_EXACT = 1 };
+
+typedef struct fovea_latent_cache_conversion_desc {
+  fovea_tensor rows;
+  fovea_latent_cache cache;
+  fovea_scale_rule rule; /* quantize only */
+} fovea_latent_cache_conversion_desc;
+
+typedef struct fovea_quantize_latent_cache_args {
+  const void* rows;
+  void* cache;
+  const int64_t* slot_mapping;
+} fovea_quantize_latent_cache_args;
+
+typedef struct fovea_dequantize_latent_cache_args {
+  void* rows;
+  const void* cache;
+  const int64_t* slot_mapping;
+} fovea_dequantize_latent_cache_args;
+
+fovea_status fovea_quantize_latent_cache_plan(const fovea_latent_cache_conversion_desc* desc, const fovea_options* options,
+                                              fovea_plan** plan);
+fovea_status fovea_quantize_latent_cache_run(const fovea_plan* plan, const fovea_quantize_latent_cache_args* args, void* workspace,
+                                             size_t workspace_bytes, void* stream);
+fovea_status fovea_dequantize_latent_cache_plan(const fovea_latent_cache_conversion_desc* desc, const fovea_options* options,
+                                                fovea_plan** plan);
+fovea_status fovea_dequantize_latent_cache_run(const fovea_plan* plan, const fovea_dequantize_latent_cache_args* args, void* workspace,
+                                               size_t workspace_bytes, void* stream);
 
 /* ---- threads ----------------------------------------------------------------------------------------------------------- */
 

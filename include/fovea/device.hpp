@@ -9,6 +9,15 @@ namespace fovea {
 
 enum class Backend : std::uint8_t { cpu, cuda, hip };
 
+constexpr std::string_view name_of(Backend backend) {
+  switch (backend) {
+    case Backend::cpu: return "cpu";
+    case Backend::cuda: return "cuda";
+    case Backend::hip: return "hip";
+  }
+  return "unknown";
+}
+
 struct Device {
   Backend backend = Backend::cpu;
   int ordinal = 0;

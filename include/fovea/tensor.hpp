@@ -9,7 +9,7 @@
 
 namespace fovea {
 
-enum class DType : std::uint8_t { f32, f16, bf16, e4m3, i8, i32, i64 };
+enum class DType : std::uint8_t { f32, f16, bf16, e4m3, i8, i32, i64, f64 };
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
@@ -19,14 +19,15 @@ constexpr std::size_t size_of(DType dtype) {
     case DType::bf16: return 2;
     case DType::f32:
     case DType::i32: return 4;
-    case DType::i64: return 8;
+    case DType::i64:
+    case DType::f64: return 8;
   }
   return 0;
 }
 
 /// "bf16", "e4m3", ...
 constexpr std::string_view name_of(DType dtype) {
-  constexpr std::array<std::string_view, 7> kNames{"f32", "f16", "bf16", "e4m3", "i8", "i32", "i64"};
+  constexpr std::array<std::string_view, 8> kNames{"f32", "f16", "bf16", "e4m3", "i8", "i32", "i64", "f64"};
   const auto index = static_cast<std::size_t>(dtype);
   return index < kNames.size() ? kNames[index] : "unknown dtype";
 }

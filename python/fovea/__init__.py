@@ -12,8 +12,11 @@ declined it and why. Outputs are untouched then.
 """
 
 from fovea._attention import attention
+from fovea._attention_backward import attention_backward
 from fovea._explain import explain
 from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
+from fovea._latent import latent_attention, sparse_latent_attention
+from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
 from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
@@ -21,15 +24,22 @@ from fovea._paged import paged_attention, paged_cache_append
 __version__: str = _version()
 
 __all__ = [
+    "CacheFormat",
     "Device",
     "Implementation",
     "attention",
+    "attention_backward",
+    "cache_formats",
+    "dequantize_latent_cache",
     "devices",
     "explain",
     "get_num_threads",
     "implementations",
+    "latent_attention",
     "merge_states",
     "paged_attention",
     "paged_cache_append",
+    "quantize_latent_cache",
     "set_num_threads",
+    "sparse_latent_attention",
 ]

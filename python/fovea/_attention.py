@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_out, refuse_gradients, scale_tensor, typed
+from fovea._attention_backward import differentiable_attention
+from fovea._library import band, empty_lse, empty_out, scale_tensor, top_left, typed, wants_gradients
 
 _attention = torch.ops.fovea.attention.default
 
@@ -39,7 +40,7 @@ def attention(
 
     Args:
         q: ``[batch, seq_q, head, dqk]``, or ``[total_q, head, dqk]`` of a ragged batch. float32, float16, bfloat16 or
-            float8_e4m3fn.
+            float8_e4m3fn; or float64, which the reference alone computes, slowly.
         k: ``[batch, seq_k, kv_head, dqk]`` or ``[total_k, kv_head, dqk]``, dtype of q. ``head`` is a multiple of ``kv_head`` (GQA).
         v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 256.
         causal: A query sees the keys up to its own position.
@@ -60,50 +61,45 @@ def attention(
         out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
-        implementation: Forces one of :func:`fovea.implementations` by name.
+        implementation: Forces one of :func:`fovea.implementations` by name, for the forward pass.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
 
     Returns:
-        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
+        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out is differentiable once with
+        respect to q, k, v and sink (:func:`fovea.attention_backward`); lse is a constant to autograd.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
-        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted of float8_e4m3fn inputs,
+            or together with ``out`` or ``lse``.
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
-    refuse_gradients(q, k, v)
-    if out is None:
-        out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
-    if lse is None and return_lse:
-        ragged = q.dim() == 3
-        lse = q.new_empty(q.shape[:2] if ragged else (q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    if anchor not in ("bottom_right", "top_left"):
-        raise ValueError(f"anchor: got {anchor!r}, want 'bottom_right' or 'top_left'")
-    left, right = band(causal, window)
+    mask = (*band(causal, window), top_left(anchor))
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = (implementation or "", batch_invariant)
     try:
-        _attention(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            max_seqlen_q,
-            max_seqlen_k,
-            left,
-            right,
-            anchor == "top_left",
-            scale or 0.0,
-            softcap,
-            sink,
-            scale_tensor(q_scale, q.device),
-            scale_tensor(k_scale, q.device),
-            scale_tensor(v_scale, q.device),
-            implementation or "",
-            batch_invariant,
-        )
+        if wants_gradients(q, k, v, sink):
+            _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+            both = differentiable_attention(q, k, v, sink, *lengths, *mask, scale or 0.0, softcap, *options)
+            return both if return_lse else both[0]
+        if out is None:
+            out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
+        if lse is None and return_lse:
+            lse = empty_lse(q)
+        scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
+        _attention(q, k, v, out, lse, *lengths, *mask, scale or 0.0, softcap, sink, *scales, *options)
     except RuntimeError as error:
         raise typed(error) from None
     return out if lse is None else (out, lse)
+
+
+def _refuse_with_gradients(q: Tensor, **arguments: Tensor | float | None) -> None:
+    """What the differentiable operator does not take."""
+    if q.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError("q.dtype: got float8_e4m3fn, want float32, float16 or bfloat16 where a gradient is wanted")
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())"
+            )

@@ -14,9 +14,22 @@ torch.ops.load_library(str(_EXTENSION))
 _UNSUPPORTED = "unsupported: "
 
 
+OPERATIONS = (
+    "attention",
+    "attention_backward",
+    "paged_attention",
+    "paged_cache_append",
+    "merge_states",
+    "latent_attention",
+    "sparse_latent_attention",
+    "quantize_latent_cache",
+    "dequantize_latent_cache",
+)
+
+
 def _register_fakes() -> None:
     """The operators return nothing and their outputs are the caller's, so tracing has nothing to work out."""
-    for operation in ("attention", "paged_attention", "paged_cache_append", "merge_states"):
+    for operation in OPERATIONS:
         torch.library.register_fake(f"fovea::{operation}", lambda *args, **kwargs: None)
 
 
@@ -29,13 +42,15 @@ def typed(error: RuntimeError) -> RuntimeError:
     return NotImplementedError(text.removeprefix(_UNSUPPORTED)) if text.startswith(_UNSUPPORTED) else error
 
 
-def refuse_gradients(*inputs: Tensor) -> None:
+def wants_gradients(*inputs: Tensor | None) -> bool:
+    """Whether autograd would expect a backward pass."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+
+
+def refuse_gradients(*inputs: Tensor | None) -> None:
     """Says so when autograd would expect a backward pass, rather than cutting the graph silently."""
-    if not torch.is_grad_enabled():
-        return
-    for tensor in inputs:
-        if tensor.requires_grad:
-            raise NotImplementedError("requires_grad: got True, want False (no backward pass yet; use torch.no_grad() or detach())")
+    if wants_gradients(*inputs):
+        raise NotImplementedError("requires_grad: got True, want False (no backward pass; use torch.no_grad() or detach())")
 
 
 def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -45,12 +60,25 @@ def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return q.new_empty((*q.shape[:-1], v.size(-1)), dtype=dtype)
 
 
+def empty_lse(q: Tensor) -> Tensor:
+    """A new tensor of one number for each row and head: ``[batch, head, seq_q]``, or without a batch ``[total_q, head]``."""
+    shape = (q.size(0), q.size(2), q.size(1)) if q.dim() == 4 else q.shape[:-1]
+    return q.new_empty(shape, dtype=torch.float32)
+
+
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
     """The bounds of the mask, None where there is none; causal is a right bound of 0."""
     left, right = (None, None) if window is None else window
     if causal:
         right = 0 if right is None else min(right, 0)
     return left, right
+
+
+def top_left(anchor: str) -> bool:
+    """Whether positions are counted from the first query and key."""
+    if anchor not in ("bottom_right", "top_left"):
+        raise ValueError(f"anchor: got {anchor!r}, want 'bottom_right' or 'top_left'")
+    return anchor == "top_left"
 
 
 def scale_tensor(scale: Tensor | float | None, device: torch.device) -> Tensor | None:

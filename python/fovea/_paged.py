@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_out, refuse_gradients, scale_tensor, typed
+from fovea._library import band, empty_lse, empty_out, refuse_gradients, scale_tensor, typed
 
 _paged_attention = torch.ops.fovea.paged_attention.default
 _paged_cache_append = torch.ops.fovea.paged_cache_append.default
@@ -71,11 +71,11 @@ def paged_attention(
 
     Source: PagedAttention (Kwon et al. 2023).
     """
-    refuse_gradients(q, k_cache, v_cache)
+    refuse_gradients(q, k_cache, v_cache, sink)
     if out is None:
         out = empty_out(q, v_cache)
     if lse is None and return_lse:
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        lse = empty_lse(q)
     left, right = band(causal, window)
     try:
         _paged_attention(

@@ -3,7 +3,6 @@
 #include "c_api/handle.hpp"
 
 namespace fovea::c_api {
-namespace {
 
 AttentionDesc convert(const fovea_attention_desc& from) {
   AttentionDesc desc{};
@@ -37,7 +36,6 @@ AttentionArgs convert(const fovea_attention_args& from) {
           .v_scale = from.v_scale};
 }
 
-}  // namespace
 }  // namespace fovea::c_api
 
 extern "C" {

@@ -17,8 +17,9 @@ To enumerator(std::int32_t value, int count, const std::string& name) {
   return static_cast<To>(value);
 }
 
-static_assert(static_cast<int>(DType::i64) == FOVEA_I64 && static_cast<int>(DType::e4m3) == FOVEA_E4M3);
+static_assert(static_cast<int>(DType::f64) == FOVEA_F64 && static_cast<int>(DType::e4m3) == FOVEA_E4M3);
 static_assert(static_cast<int>(Anchor::bottom_right) == FOVEA_BOTTOM_RIGHT && static_cast<int>(Backend::hip) == FOVEA_HIP);
+static_assert(static_cast<int>(CacheFormat::v41_fp4) == FOVEA_V41_FP4 && static_cast<int>(ScaleRule::exact) == FOVEA_EXACT);
 static_assert(static_cast<int>(ErrorCode::device_error) + 1 == FOVEA_DEVICE_ERROR);
 
 }  // namespace
@@ -36,7 +37,7 @@ void refuse(std::string message) { throw Exception(Error{ErrorCode::invalid_argu
 
 TensorDesc tensor(const fovea_tensor& from, std::string_view name) {
   TensorDesc desc{};
-  desc.dtype = enumerator<DType>(from.dtype, FOVEA_I64 + 1, std::string(name) + ".dtype");
+  desc.dtype = enumerator<DType>(from.dtype, FOVEA_F64 + 1, std::string(name) + ".dtype");
   desc.rank = from.rank;
   for (std::size_t axis = 0; axis < desc.shape.size(); ++axis) {
     desc.shape[axis] = from.shape[axis];
@@ -49,6 +50,18 @@ TensorDesc tensor(const fovea_tensor& from, std::string_view name) {
 BandMask mask(const fovea_mask& from) {
   return {.left = from.left, .right = from.right, .anchor = enumerator<Anchor>(from.anchor, FOVEA_BOTTOM_RIGHT + 1, "mask.anchor")};
 }
+
+LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view name) {
+  LatentCacheDesc desc{};
+  desc.format = enumerator<CacheFormat>(from.format, FOVEA_V41_FP4 + 1, std::string(name) + ".format");
+  if (desc.format == CacheFormat::rows) desc.rows = tensor(from.rows, std::string(name) + ".rows");
+  desc.blocks = from.blocks;
+  desc.page = from.page;
+  desc.block_stride = from.block_stride;
+  return desc;
+}
+
+ScaleRule scale_rule(fovea_scale_rule from) { return enumerator<ScaleRule>(from, FOVEA_EXACT + 1, "rule"); }
 
 Device device(const fovea_options* from) {
   if (from == nullptr) return {};

@@ -14,6 +14,10 @@ TensorDesc tensor(const fovea_tensor& from, std::string_view name);
 BandMask mask(const fovea_mask& from);
 Device device(const fovea_options* from);
 PlanOptions plan_options(const fovea_options* from);
+AttentionDesc convert(const fovea_attention_desc& from);
+AttentionArgs convert(const fovea_attention_args& from);
+LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view name);
+ScaleRule scale_rule(fovea_scale_rule from);
 
 inline std::optional<TensorDesc> optional_tensor(const fovea_tensor* from, std::string_view name) {
   return from == nullptr ? std::nullopt : std::optional(tensor(*from, name));

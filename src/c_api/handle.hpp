@@ -13,7 +13,10 @@
 #include "fovea/fovea.hpp"
 
 struct fovea_plan {
-  std::variant<fovea::AttentionPlan, fovea::PagedAttentionPlan, fovea::PagedCacheAppendPlan, fovea::MergeStatesPlan> plan;
+  std::variant<fovea::AttentionPlan, fovea::AttentionBackwardPlan, fovea::PagedAttentionPlan, fovea::PagedCacheAppendPlan,
+               fovea::MergeStatesPlan, fovea::LatentAttentionPlan, fovea::SparseLatentAttentionPlan, fovea::QuantizeLatentCachePlan,
+               fovea::DequantizeLatentCachePlan>
+      plan;
   std::string implementation;  // with its terminating zero
 };
 
@@ -32,6 +35,16 @@ template <>
 inline constexpr std::string_view kOperation<PagedCacheAppendPlan> = "a paged_cache_append plan";
 template <>
 inline constexpr std::string_view kOperation<MergeStatesPlan> = "a merge_states plan";
+template <>
+inline constexpr std::string_view kOperation<AttentionBackwardPlan> = "an attention_backward plan";
+template <>
+inline constexpr std::string_view kOperation<LatentAttentionPlan> = "a latent_attention plan";
+template <>
+inline constexpr std::string_view kOperation<SparseLatentAttentionPlan> = "a sparse_latent_attention plan";
+template <>
+inline constexpr std::string_view kOperation<QuantizeLatentCachePlan> = "a quantize_latent_cache plan";
+template <>
+inline constexpr std::string_view kOperation<DequantizeLatentCachePlan> = "a dequantize_latent_cache plan";
 
 /// Runs `body`, which returns a Result<void> or throws, and lets nothing out but a status.
 template <class Body>

@@ -5,9 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
-#include <vector>
-
-#include "fovea/info.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -17,8 +14,7 @@
 #endif
 #endif
 
-namespace fovea {
-namespace cpu {
+namespace fovea::cpu {
 namespace {
 
 #if defined(__x86_64__)
@@ -97,16 +93,14 @@ std::string_view avx512_unavailable() { return features().avx512 ? "" : "needs a
 std::string_view avx512bf16_unavailable() { return features().avx512bf16 ? "" : "needs avx512_bf16"; }
 std::string_view amx_unavailable() { return features().amx_bf16 ? "" : "needs amx_bf16, and the operating system's permission"; }
 
-}  // namespace cpu
-
-std::vector<DeviceInfo> devices() {
-  const cpu::Features& has = cpu::features();
-  DeviceInfo info{.device = {}, .name = cpu::processor_name(), .cores = static_cast<int>(std::thread::hardware_concurrency())};
+void append_devices(std::vector<DeviceInfo>& all) {
+  const Features& has = features();
+  DeviceInfo info{.device = {}, .name = processor_name(), .cores = static_cast<int>(std::thread::hardware_concurrency())};
   if (has.avx2) info.features.emplace_back("avx2");
   if (has.avx512) info.features.emplace_back("avx512");
   if (has.avx512bf16) info.features.emplace_back("avx512bf16");
   if (has.amx_bf16) info.features.emplace_back("amx_bf16");
-  return {info};
+  all.push_back(info);
 }
 
-}  // namespace fovea
+}  // namespace fovea::cpu

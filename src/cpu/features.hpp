@@ -3,6 +3,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "fovea/info.hpp"
 
 namespace fovea::cpu {
 
@@ -15,6 +18,9 @@ struct Features {
 };
 
 const Features& features();
+
+/// This machine's processor.
+void append_devices(std::vector<DeviceInfo>& all);
 
 /// "Intel(R) Xeon(R) ..."
 std::string processor_name();

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ordered lists: fastest first, the reference last. A new backend is a line here.
+/// What the backends of the build bring: their rows, fastest first and the reference last, and their devices. A new backend is a line here.
 #include <vector>
 
 #ifdef FOVEA_HAS_CPU
+#include "cpu/features.hpp"
 #include "cpu/implementations.hpp"
+#endif
+#ifdef FOVEA_HAS_CUDA
+#include "gpu/devices.hpp"
+#endif
+#ifdef FOVEA_HAS_CUDA_SM90
+#include "gpu/cuda/sm90/implementations.hpp"
+#endif
+#ifdef FOVEA_HAS_CUDA_PORTABLE
+#include "gpu/cuda/portable/implementations.hpp"
 #endif
 #include "plan/implementation.hpp"
 #include "reference/implementations.hpp"
@@ -16,6 +26,12 @@ template <class Operation>
 std::vector<Implementation<Operation>> collect() {
   std::vector<Implementation<Operation>> all;
   const auto append = [&](Implementations<Operation> rows) { all.insert(all.end(), rows.begin(), rows.end()); };
+#ifdef FOVEA_HAS_CUDA_SM90
+  if constexpr (requires { gpu::sm90::implementations(Operation{}); }) append(gpu::sm90::implementations(Operation{}));
+#endif
+#ifdef FOVEA_HAS_CUDA_PORTABLE
+  if constexpr (requires { gpu::portable::implementations(Operation{}); }) append(gpu::portable::implementations(Operation{}));
+#endif
 #ifdef FOVEA_HAS_CPU
   if constexpr (requires { cpu::implementations(Operation{}); }) append(cpu::implementations(Operation{}));
 #endif
@@ -46,3 +62,18 @@ template Implementations<QuantizedAttention> implementations_of<QuantizedAttenti
 template Implementations<QuantizeAndAttend> implementations_of<QuantizeAndAttend>();
 
 }  // namespace fovea::detail
+
+namespace fovea {
+
+std::vector<DeviceInfo> devices() {
+  std::vector<DeviceInfo> all;
+#ifdef FOVEA_HAS_CPU
+  cpu::append_devices(all);
+#endif
+#ifdef FOVEA_HAS_CUDA
+  gpu::append_devices(all);
+#endif
+  return all;
+}
+
+}  // namespace fovea

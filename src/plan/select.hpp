@@ -14,7 +14,7 @@ namespace fovea::detail {
 template <class Operation>
 PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& candidate, const typename Operation::Problem& problem,
                                                Device device) {
-  if (candidate.backend != device.backend) return declined("device.backend", "another backend", "the one the implementation runs on");
+  if (candidate.backend != device.backend) return declined("device.backend", name_of(device.backend), name_of(candidate.backend));
   if (const std::string_view reason = candidate.unavailable(); !reason.empty()) {
     return Error{ErrorCode::unsupported, "not available on this machine: " + std::string(reason)};
   }

@@ -117,13 +117,13 @@ constexpr std::string_view kAnyCache = "f32, f16, bf16; plain rows, e4m3 rows an
 }  // namespace
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) {
-  static const auto kRow = row<detail::Attention>("f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256",
+  static const auto kRow = row<detail::Attention>("f32, f16, bf16, e4m3, f64; head dims that are multiples of 8 up to 256",
                                                   plan_head_dims<detail::Attention, run_attention>);
   return {&kRow, 1};
 }
 
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) {
-  static const auto kRow = row<detail::AttentionBackward>("f32, f16, bf16; head dims that are multiples of 8 up to 256",
+  static const auto kRow = row<detail::AttentionBackward>("f32, f16, bf16, f64; head dims that are multiples of 8 up to 256",
                                                           plan_head_dims<detail::AttentionBackward, run_attention_backward>);
   return {&kRow, 1};
 }

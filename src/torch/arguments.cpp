@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <string_view>
 
@@ -21,36 +22,35 @@ struct TypePair {
   DType fovea;
 };
 
-const std::array<TypePair, 6>& type_pairs() {
-  static const std::array<TypePair, 6> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+const std::array<TypePair, 8>& type_pairs() {
+  static const std::array<TypePair, 8> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+                                               {aoti_torch_dtype_float64(), DType::f64},
                                                {aoti_torch_dtype_bfloat16(), DType::bf16},
                                                {aoti_torch_dtype_float16(), DType::f16},
                                                {aoti_torch_dtype_float8_e4m3fn(), DType::e4m3},
+                                               {aoti_torch_dtype_int8(), DType::i8},
                                                {aoti_torch_dtype_int32(), DType::i32},
                                                {aoti_torch_dtype_int64(), DType::i64}}};
   return kPairs;
 }
 
-std::optional<DType> dtype_of(const Tensor& tensor) {
+std::int32_t torch_dtype_of(const Tensor& tensor) {
   std::int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+std::optional<DType> dtype_of(const Tensor& tensor) {
+  const std::int32_t dtype = torch_dtype_of(tensor);
   for (const TypePair& pair : type_pairs()) {
     if (pair.torch == dtype) return pair.fovea;
   }
   return std::nullopt;
 }
 
-std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
-
-/// Every operator is registered for every device, so that a tensor elsewhere gets this text and not the dispatcher's.
-void require_cpu(const Tensor& tensor, const char* name) {
-  if (tensor.is_cpu()) return;
-  raise_invalid(field(name, "device"), tensor.is_cuda() ? "cuda" : "another device", "cpu (this build has CPU kernels only)");
-}
-
 /// "[2, 8]"
 template <class Extents>
-std::string shape_text(const Extents& extents) {
+std::string list_text(const Extents& extents) {
   std::string text("[");
   for (const std::int64_t extent : extents) text.append(text.size() > 1 ? ", " : "").append(std::to_string(extent));
   return text.append("]");
@@ -58,22 +58,18 @@ std::string shape_text(const Extents& extents) {
 
 void require_dtype(const Tensor& tensor, const char* name, DType want) {
   if (dtype_of(tensor) == want) return;
-  raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()), std::string(name_of(want)));
+  raise_invalid(field(name, "dtype"), dtype_text(tensor), std::string(name_of(want)));
 }
 
 const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
-  require_cpu(tensor, name);
+  check_device(tensor, name);
   require_dtype(tensor, name, dtype);
   if (tensor.dim() != 1 || tensor.size(0) != count) {
-    raise_invalid(field(name, "shape"), shape_text(tensor.sizes()), shape_text(std::array{count}));
+    raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
   }
   if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
   return data(tensor);
 }
-
-struct FreeAligned {
-  void operator()(void* memory) const { std::free(memory); }
-};
 
 std::atomic<int>& requested_threads() {
   static std::atomic<int> threads = 0;
@@ -109,17 +105,25 @@ void raise_invalid(const std::string& subject, const std::string& got, const std
   throw std::invalid_argument(subject + ": got " + got + ", want " + want);
 }
 
+std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
+
+std::string shape_text(const Tensor& tensor) { return list_text(tensor.sizes()); }
+
+std::string dtype_text(const Tensor& tensor) { return torch::headeronly::toString(tensor.scalar_type()); }
+
+bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_torch_dtype_uint8(); }
+
 void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
 TensorDesc describe(const Tensor& tensor, const char* name) {
-  require_cpu(tensor, name);
+  check_device(tensor, name);
   TensorDesc desc{};
   const std::int64_t rank = tensor.dim();
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
   const std::optional<DType> dtype = dtype_of(tensor);
   if (!dtype) {
-    raise_invalid(field(name, "dtype"), torch::headeronly::toString(tensor.scalar_type()),
-                  "float32, float16, bfloat16, float8_e4m3fn, int32 or int64, as the operation says");
+    raise_invalid(field(name, "dtype"), dtype_text(tensor),
+                  "float32, float16, bfloat16, float8_e4m3fn, float64, int8, int32 or int64, as the operation says");
   }
   desc.dtype = *dtype;
   desc.rank = static_cast<int>(rank);
@@ -150,7 +154,7 @@ const float* float_vector(const OptionalTensor& tensor, const char* name, std::i
 
 std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head) {
   if (!tensor) return std::nullopt;
-  require_cpu(*tensor, name);
+  check_device(*tensor, name);
   require_dtype(*tensor, name, DType::f32);
   const std::int64_t rank = tensor->dim();
   if (tensor->numel() == 1) return ScaleDesc{};
@@ -159,23 +163,30 @@ std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char
     return ScaleDesc{.batch_stride = tensor->stride(0), .head_stride = tensor->stride(1)};
   }
   std::string want("one element, or ");
-  want.append(shape_text(std::array{kv_head}));
-  if (batch > 0) want.append(", or ").append(shape_text(std::array{batch, kv_head}));
-  raise_invalid(field(name, "shape"), shape_text(tensor->sizes()), want);
+  want.append(list_text(std::array{kv_head}));
+  if (batch > 0) want.append(", or ").append(list_text(std::array{batch, kv_head}));
+  raise_invalid(field(name, "shape"), shape_text(*tensor), want);
 }
 
-Workspace workspace(std::size_t bytes) {
-  thread_local std::unique_ptr<void, FreeAligned> memory;
-  thread_local std::size_t capacity = 0;
-  if (bytes > capacity) {
-    const std::size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-    capacity = 0;
-    memory.reset();
-    memory.reset(std::aligned_alloc(kWorkspaceAlignment, rounded));
-    if (memory == nullptr) throw std::bad_alloc();
-    capacity = rounded;
+const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64_t batch) {
+  if (cu_seqlens_q) return int32_vector(*cu_seqlens_q, "cu_seqlens_q", batch + 1);
+  if (call_device().backend != Backend::cpu) raise_invalid("cu_seqlens_q", "none", "a tensor on the device of q");
+  thread_local std::vector<std::int32_t> lengths;
+  const auto count = static_cast<std::size_t>(batch + 1);
+  if (lengths.size() < count) {
+    lengths.resize(count);
+    std::iota(lengths.begin(), lengths.end(), 0);
   }
-  return {memory.get(), capacity};
+  return lengths.data();
+}
+
+std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_seqlen_q, std::int64_t rows, std::int64_t batch) {
+  if (cu_seqlens_q) return max_seqlen_q;
+  if (rows != batch) {
+    raise_invalid("cu_seqlens_q", "none",
+                  "a tensor, as " + std::to_string(rows) + " query rows are not one for each of " + std::to_string(batch) + " sequences");
+  }
+  return max_seqlen_q == 0 ? 1 : max_seqlen_q;
 }
 
 void follow_torch_threads() {

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "device.hpp"
 #include "fovea/fovea.hpp"
 
 namespace fovea::binding {
@@ -20,7 +22,7 @@ using OptionalTensor = std::optional<Tensor>;
 /// The arguments of one call, taken from torch's stack in the order of the schema.
 class Arguments {
  public:
-  explicit Arguments(StableIValue* stack) : next_(stack) {}
+  explicit Arguments(StableIValue* stack) : next_(stack) { begin_call(); }
 
   template <class T>
   T take() {
@@ -34,6 +36,10 @@ class Arguments {
   bool flag() { return take<bool>(); }
   std::string text() { return take<std::string>(); }
   std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }
+  BandMask band() {
+    const std::int64_t left = integer_or(kUnbounded);
+    return {.left = left, .right = integer_or(kUnbounded)};
+  }
 
  private:
   StableIValue* next_;
@@ -46,6 +52,11 @@ class Arguments {
 /// `subject: got X, want Y`, as the library says it.
 [[noreturn]] void raise_invalid(const std::string& subject, const std::string& got, const std::string& want);
 
+/// What such a text is made of: "cache.shape", "[2, 8]", "Float".
+std::string field(const char* name, std::string_view member);
+std::string shape_text(const Tensor& tensor);
+std::string dtype_text(const Tensor& tensor);
+
 /// The value, or the library's own error raised.
 template <class T>
 T value_or_raise(Result<T> result) {
@@ -57,9 +68,12 @@ inline void raise_if_failed(const Result<void>& result) {
   if (!result) raise(result.error());
 }
 
-/// Shape, strides, dtype and the alignment that the pointer really has.
+/// Shape, strides, dtype and the alignment that the pointer really has. Like all that name a tensor, it checks the device.
 TensorDesc describe(const Tensor& tensor, const char* name);
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
+
+/// Whether the dtype is uint8, which no operation computes with: packed bytes.
+bool holds_bytes(const Tensor& tensor);
 
 void* data(const Tensor& tensor);
 
@@ -76,8 +90,11 @@ const float* float_vector(const OptionalTensor& tensor, const char* name, std::i
 /// Strides of a dequantisation scale: one element, [kv_head], or (with `batch` > 0) [batch, kv_head].
 std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head);
 
-/// Scratch memory of the calling thread, grown when needed and kept for the next call.
-Workspace workspace(std::size_t bytes);
+/// The rows of each sequence in a ragged q. Without cu_seqlens_q, 0, 1, 2, ..: one row each.
+const std::int32_t* query_lengths(const OptionalTensor& cu_seqlens_q, std::int64_t batch);
+
+/// The bound of query lengths to plan with: 1 without cu_seqlens_q, as kernels like to know, if there is one row for each sequence.
+std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_seqlen_q, std::int64_t rows, std::int64_t batch);
 
 /// Runs Fovea on torch's threads: `requested` of them, or with 0 as many as torch itself uses.
 void use_torch_threads(int requested);

@@ -15,11 +15,13 @@ std::string row(std::initializer_list<std::string_view> fields) {
   return text;
 }
 
-std::string_view name_of(Backend backend) {
-  switch (backend) {
-    case Backend::cpu: return "cpu";
-    case Backend::cuda: return "cuda";
-    case Backend::hip: return "hip";
+std::string_view name_of(CodeType type) { return type == CodeType::e2m1 ? "e2m1" : "e4m3"; }
+
+std::string_view name_of(ScaleType type) {
+  switch (type) {
+    case ScaleType::f32: return "f32";
+    case ScaleType::ue8m0: return "ue8m0";
+    case ScaleType::e4m3: return "e4m3";
   }
   return "unknown";
 }
@@ -40,6 +42,16 @@ void devices(StableIValue* stack, std::uint64_t, std::uint64_t) {
     std::string features;
     for (const std::string& feature : info.features) features += (features.empty() ? "" : " ") + feature;
     text += row({name_of(info.device.backend), info.name, features, std::to_string(info.cores)});
+  }
+  stack[0] = torch::stable::detail::from(text);
+}
+
+void cache_formats(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string text;
+  for (const PackedFormat& format : kPackedFormats) {
+    const auto number = [](int value) { return std::to_string(value); };
+    text += row({format.name, number(format.bytes()), number(format.row()), number(format.codes), name_of(format.code_type),
+                 number(format.group), name_of(format.scale_type), number(format.rope), format.planar ? "planar" : ""});
   }
   stack[0] = torch::stable::detail::from(text);
 }

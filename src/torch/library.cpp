@@ -3,60 +3,95 @@
 #include <torch/csrc/stable/library.h>
 
 #include <string>
+#include <string_view>
 
 #include "arguments.hpp"
 #include "operators.hpp"
 
 namespace {
 
-// explain_* takes the arguments of its operation and returns which implementation they get and why.
-const std::string kAttention =
-    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
+using namespace fovea::binding;
+
+/// An operation writes into tensors of the caller and returns nothing. explain_* takes the same arguments and returns which implementation
+/// they get and why.
+struct Operation {
+  const char* schema;
+  Operator* run;
+  Operator* explain;
+
+  std::string name() const { return std::string(schema, std::string_view(schema).find('(')); }
+};
+
+constexpr Operation kOperations[] = {
+    {"attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
+     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, "
+     "Tensor? sink, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)",
+     attention, explain_attention},
+    {"attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor? lse, "
+     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, Tensor? sink, "
+     "Tensor dout, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink, str implementation)",
+     attention_backward, explain_attention_backward},
+    {"paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
+     "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
+     "SymInt? window_left, SymInt? window_right, float scale, float softcap, "
+     "Tensor? sink, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)",
+     paged_attention, explain_paged_attention},
+    {"paged_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+     "Tensor? k_scale, Tensor? v_scale, str implementation)",
+     paged_cache_append, explain_paged_cache_append},
+    {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states, explain_merge_states},
+    {"latent_attention(Tensor q, Tensor cache, str format, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
+     "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
+     "SymInt? window_left, SymInt? window_right, float scale, Tensor? cache_scale, str implementation, bool batch_invariant)",
+     latent_attention, explain_latent_attention},
+    {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
+     "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
+     "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant)",
+     sparse_latent_attention, explain_sparse_latent_attention},
+    {"quantize_latent_cache(Tensor rows, Tensor(a!) cache, Tensor slot_mapping, str format, bool exact_scale, str implementation)",
+     quantize_latent_cache, explain_quantize_latent_cache},
+    {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)", dequantize_latent_cache,
+     explain_dequantize_latent_cache},
+};
+
+/// Dense attention as autograd wants it: new tensors, out and lse. The Python package gives it its kernel, which allocates and calls
+/// attention, and its formula, which calls attention_backward.
+constexpr auto kDifferentiableAttention =
+    "differentiable_attention(Tensor q, Tensor k, Tensor v, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, "
-    "Tensor? sink, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)";
-
-const std::string kPagedAttention =
-    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
-    "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
-    "SymInt? window_left, SymInt? window_right, float scale, float softcap, "
-    "Tensor? sink, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)";
-
-const std::string kPagedCacheAppend =
-    "paged_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
-    "Tensor? k_scale, Tensor? v_scale, str implementation)";
-
-const std::string kMergeStates = "merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)";
+    "str implementation, bool batch_invariant) -> (Tensor, Tensor)";
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(fovea, library) {
-  for (const std::string& operation : {kAttention, kPagedAttention, kPagedCacheAppend, kMergeStates}) {
-    library.def((operation + " -> ()").c_str());
-    library.def(("explain_" + operation + " -> str").c_str());
+  for (const Operation& operation : kOperations) {
+    library.def((std::string(operation.schema) + " -> ()").c_str());
+    library.def(("explain_" + std::string(operation.schema) + " -> str").c_str());
   }
+  library.def(kDifferentiableAttention);
   library.def("implementations() -> str");
   library.def("devices() -> str");
+  library.def("cache_formats() -> str");
   library.def("version() -> str");
   library.def("set_num_threads(int threads) -> ()");
   library.def("num_threads() -> int");
-  fovea::binding::use_torch_threads(0);
+  use_torch_threads(0);
 }
 
 // One kernel for every device: it looks at the tensors itself, and answers for a device it does not know in the
 // library's own words.
 STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, library) {
-  library.impl("attention", fovea::binding::attention);
-  library.impl("explain_attention", fovea::binding::explain_attention);
-  library.impl("paged_attention", fovea::binding::paged_attention);
-  library.impl("explain_paged_attention", fovea::binding::explain_paged_attention);
-  library.impl("paged_cache_append", fovea::binding::paged_cache_append);
-  library.impl("explain_paged_cache_append", fovea::binding::explain_paged_cache_append);
-  library.impl("merge_states", fovea::binding::merge_states);
-  library.impl("explain_merge_states", fovea::binding::explain_merge_states);
-  library.impl("implementations", fovea::binding::implementations);
-  library.impl("devices", fovea::binding::devices);
-  library.impl("version", fovea::binding::version);
-  library.impl("set_num_threads", fovea::binding::set_num_threads);
-  library.impl("num_threads", fovea::binding::num_threads);
+  for (const Operation& operation : kOperations) {
+    library.impl(operation.name().c_str(), operation.run);
+    library.impl(("explain_" + operation.name()).c_str(), operation.explain);
+  }
+  library.impl("implementations", implementations);
+  library.impl("devices", devices);
+  library.impl("cache_formats", cache_formats);
+  library.impl("version", version);
+  library.impl("set_num_threads", set_num_threads);
+  library.impl("num_threads", num_threads);
 }

@@ -39,7 +39,7 @@ MergeStatesPlan make_plan(const Call& call) {
         {describe(call.outs[part], part_name(part, "out").c_str()), describe(call.lses[part], part_name(part, "lse").c_str())});
   }
   follow_torch_threads();
-  return value_or_raise(plan_merge_states(desc, {}, call.options));
+  return value_or_raise(plan_merge_states(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ void merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
     parts.push_back({data(call.outs[part]), static_cast<const float*>(data(call.lses[part]))});
   }
   const MergeStatesArgs args{.parts = parts, .out = data(call.out), .lse = data_or_null<float>(call.lse)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -8,19 +8,19 @@
 
 namespace fovea::binding {
 
-void attention(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void explain_attention(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void paged_attention(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void explain_paged_attention(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void paged_cache_append(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void explain_paged_cache_append(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void merge_states(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void explain_merge_states(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+/// Each takes (stack, number of arguments, number of results).
+using Operator = void(StableIValue*, std::uint64_t, std::uint64_t);
 
-void implementations(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void devices(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void version(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void set_num_threads(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-void num_threads(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+Operator attention, explain_attention;
+Operator attention_backward, explain_attention_backward;
+Operator paged_attention, explain_paged_attention;
+Operator paged_cache_append, explain_paged_cache_append;
+Operator merge_states, explain_merge_states;
+Operator latent_attention, explain_latent_attention;
+Operator sparse_latent_attention, explain_sparse_latent_attention;
+Operator quantize_latent_cache, explain_quantize_latent_cache;
+Operator dequantize_latent_cache, explain_dequantize_latent_cache;
+
+Operator implementations, devices, cache_formats, version, set_num_threads, num_threads;
 
 }  // namespace fovea::binding

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <numeric>
-
 #include "arguments.hpp"
 #include "operators.hpp"
 
@@ -25,11 +23,6 @@ struct AppendCall {
   PlanOptions options;
 };
 
-BandMask take_mask(Arguments& arguments) {
-  const std::int64_t left = arguments.integer_or(kUnbounded);
-  return {.left = left, .right = arguments.integer_or(kUnbounded)};
-}
-
 /// `implementation` keeps the text that the options refer to.
 AttentionCall take_attention(Arguments arguments, std::string& implementation) {
   AttentionCall call{.q = arguments.tensor(),
@@ -42,7 +35,7 @@ AttentionCall take_attention(Arguments arguments, std::string& implementation) {
                      .lse = arguments.optional_tensor(),
                      .max_seqlen_q = arguments.integer(),
                      .max_kv_len = arguments.integer(),
-                     .mask = take_mask(arguments),
+                     .mask = arguments.band(),
                      .scale = arguments.real(),
                      .softcap = arguments.real(),
                      .sink = arguments.optional_tensor(),
@@ -68,33 +61,6 @@ AppendCall take_append(Arguments arguments, std::string& implementation) {
   return call;
 }
 
-/// 0, 1, 2, ..: every sequence has one query row.
-const std::int32_t* one_row_each(std::int64_t batch) {
-  thread_local std::vector<std::int32_t> lengths;
-  const auto count = static_cast<std::size_t>(batch + 1);
-  if (lengths.size() < count) {
-    lengths.resize(count);
-    std::iota(lengths.begin(), lengths.end(), 0);
-  }
-  return lengths.data();
-}
-
-const std::int32_t* query_lengths(const AttentionCall& call) {
-  const std::int64_t batch = call.block_table.size(0);
-  return call.cu_seqlens_q ? int32_vector(*call.cu_seqlens_q, "cu_seqlens_q", batch + 1) : one_row_each(batch);
-}
-
-/// Without cu_seqlens_q each sequence has one query row, which the kernels like to know when planning.
-void describe_decode(PagedAttentionDesc& desc) {
-  const std::int64_t rows = desc.q.shape[0];
-  const std::int64_t batch = desc.block_table.shape[0];
-  if (rows != batch) {
-    raise_invalid("cu_seqlens_q", "none",
-                  "a tensor, as " + std::to_string(rows) + " query rows are not one for each of " + std::to_string(batch) + " sequences");
-  }
-  if (desc.max_seq_q == 0) desc.max_seq_q = 1;
-}
-
 PagedAttentionPlan make_plan(const AttentionCall& call) {
   PagedAttentionDesc desc{.q = describe(call.q, "q"),
                           .k_cache = describe(call.k_cache, "k_cache"),
@@ -102,17 +68,16 @@ PagedAttentionPlan make_plan(const AttentionCall& call) {
                           .block_table = describe(call.block_table, "block_table"),
                           .out = describe(call.out, "out"),
                           .lse = describe(call.lse, "lse"),
-                          .max_seq_q = call.max_seqlen_q,
                           .max_kv_len = call.max_kv_len,
                           .mask = call.mask,
                           .scale = call.scale,
                           .softcap = call.softcap,
                           .has_sink = call.sink.has_value()};
-  if (!call.cu_seqlens_q) describe_decode(desc);
+  desc.max_seq_q = query_bound(call.cu_seqlens_q, call.max_seqlen_q, desc.q.shape[0], desc.block_table.shape[0]);
   desc.k_scale = describe_scale(call.k_scale, "k_scale", 0, desc.k_cache.shape[2]);
   desc.v_scale = describe_scale(call.v_scale, "v_scale", 0, desc.k_cache.shape[2]);
   follow_torch_threads();
-  return value_or_raise(plan_paged_attention(desc, {}, call.options));
+  return value_or_raise(plan_paged_attention(desc, call_device(), call.options));
 }
 
 PagedCacheAppendPlan make_plan(const AppendCall& call) {
@@ -123,7 +88,7 @@ PagedCacheAppendPlan make_plan(const AppendCall& call) {
   desc.k_scale = describe_scale(call.k_scale, "k_scale", 0, desc.k_cache.shape[2]);
   desc.v_scale = describe_scale(call.v_scale, "v_scale", 0, desc.k_cache.shape[2]);
   follow_torch_threads();
-  return value_or_raise(plan_paged_cache_append(desc, {}, call.options));
+  return value_or_raise(plan_paged_cache_append(desc, call_device(), call.options));
 }
 
 }  // namespace
@@ -139,11 +104,11 @@ void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                 .lse = data_or_null<float>(call.lse),
                                 .sink = float_vector(call.sink, "sink", call.q.size(1)),
                                 .block_table = static_cast<const std::int32_t*>(data(call.block_table)),
-                                .cu_seqlens_q = query_lengths(call),
+                                .cu_seqlens_q = query_lengths(call.cu_seqlens_q, call.block_table.size(0)),
                                 .kv_len = int32_vector(call.kv_len, "kv_len", call.block_table.size(0)),
                                 .k_scale = data_or_null<const float>(call.k_scale),
                                 .v_scale = data_or_null<const float>(call.v_scale)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -162,7 +127,7 @@ void paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {
                                   .slot_mapping = int64_vector(call.slot_mapping, "slot_mapping", call.k.size(0)),
                                   .k_scale = data_or_null<const float>(call.k_scale),
                                   .v_scale = data_or_null<const float>(call.v_scale)};
-  raise_if_failed(plan.run(args, workspace(plan.workspace_bytes())));
+  raise_if_failed(binding::run(plan, args));
 }
 
 void explain_paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {

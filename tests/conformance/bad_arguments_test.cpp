@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "bound_case.hpp"
 #include "fovea/info.hpp"
 #include "run_case.hpp"
 
@@ -38,7 +39,7 @@ void expect_refusal(const Result<void>& ran, ErrorCode code, std::string_view me
   }
   EXPECT_EQ(ran.error().code, code);
   EXPECT_EQ(ran.error().message.substr(0, message.size()), message);
-  EXPECT_EQ(what_changed(bound), "");
+  EXPECT_EQ(bound.what_changed(), "");
 }
 
 template <class Desc, class Args>

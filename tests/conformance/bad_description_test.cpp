@@ -66,7 +66,7 @@ TEST(BadDescription, Attention) {
            "k.strides[3] (head_dim_qk): got 2, want 1 (a contiguous last dimension)"},
           {"offsets overflow", [](Desc& d) { d.q.shape[0] = d.out.shape[0] = d.q.strides[0] = std::int64_t{1} << 48; },
            "q.strides: got ..."},
-          {"integer q", [](Desc& d) { d.q.dtype = DType::i32; }, "q.dtype: got i32, want f32 or f16 or bf16 or e4m3"},
+          {"integer q", [](Desc& d) { d.q.dtype = DType::i32; }, "q.dtype: got i32, want f32 or f16 or bf16 or e4m3 or f64"},
           {"dtype out of the enum", [](Desc& d) { d.q.dtype = static_cast<DType>(99); }, "q.dtype: got unknown dtype, want ..."},
           {"k of another dtype", [](Desc& d) { d.k.dtype = DType::f16; }, "k.dtype: got f16, want bf16"},
           {"v of another dtype", [](Desc& d) { d.v.dtype = DType::f32; }, "v.dtype: got f32, want bf16"},

@@ -8,7 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "run_case.hpp"
+#include "bound_case.hpp"
+#include "fovea/info.hpp"
 
 namespace fovea::check {
 namespace {
@@ -74,18 +75,18 @@ TEST(Compare, RejectsAllZerosAndShiftedRows) {
 /// A case run by the reference, whose result is then spoilt.
 class Judge : public ::testing::Test {
  protected:
-  Judge() : bound_(bind(*find_case("attention/ragged/bf16-mixed"))), expected_(expect(*bound_)) {
-    const auto planned = plan(bound_->request, {.implementation = "reference.attention"});
+  Judge() : bound_(bind(*find_case("attention/ragged/bf16-mixed"))) {
+    bound_->answers();
+    const auto planned = bound_->plan({.implementation = "reference.attention"});
     EXPECT_TRUE(planned && planned->run({}));
   }
-  bool rejected() { return !judge(*bound_, expected_).ok; }
+  bool rejected() { return !bound_->judge().ok; }
   std::int64_t out_at(std::int64_t row, std::int64_t head) { return bound_->row_offset(bound_->out, row, head); }
 
   std::unique_ptr<BoundCase> bound_;
-  Expected expected_;
 };
 
-TEST_F(Judge, AcceptsTheReference) { EXPECT_EQ(judge(*bound_, expected_).message, ""); }
+TEST_F(Judge, AcceptsTheReference) { EXPECT_EQ(bound_->judge().message, ""); }
 
 TEST_F(Judge, RejectsRowsThatWereNotWritten) {
   bound_->reset_outputs();
@@ -98,7 +99,7 @@ TEST_F(Judge, RejectsAShiftedRow) {
 }
 
 TEST_F(Judge, RejectsOneElementThatIsTwoUlpsOff) {
-  const auto tolerance = static_cast<float>(expected_.out_tolerance().absolute);
+  const auto tolerance = static_cast<float>(bound_->answers().front().tolerance().absolute);
   const std::int64_t at = out_at(7, 2) + 13;
   bound_->out.set(at, bound_->out.at(at) + 2.5f * tolerance);
   EXPECT_TRUE(rejected());
@@ -130,6 +131,41 @@ TEST_F(Judge, RejectsAChangedInput) {
   EXPECT_TRUE(rejected());
 }
 
+/// A case of each operation, run by the reference and spoilt in every way that does not depend on what it computes.
+TEST(JudgeOfEveryOperation, RejectsMissingWrongAndStrayWrites) {
+  for (const char* name : {"attention/gqa/bf16-9on3", "attention_backward/sink/bf16-all-kinds", "paged_attention/mixed/bf16-page16",
+                           "paged_cache_append/page/bf16-page16", "merge_states/parts/bf16-3", "latent_attention/decode/bf16-h16",
+                           "sparse_latent_attention/paged/bf16", "quantize_latent_cache/format/v32_fp8-bf16-exact",
+                           "dequantize_latent_cache/format/v32_fp8-bf16"}) {
+    SCOPED_TRACE(name);
+    const AnyCase& entry = *find_any_case(name);
+    const auto trial = entry.bind();
+    trial->answers();
+    EXPECT_FALSE(trial->judge().ok) << "nothing was written";
+    const auto planned = trial->plan({.implementation = "reference." + std::string(entry.operation)});
+    ASSERT_TRUE(planned);
+    const auto judge_after = [&](auto&& spoil) {
+      EXPECT_TRUE(planned->run({}));
+      spoil();
+      return trial->judge().message;
+    };
+    EXPECT_EQ(judge_after([] {}), "");
+    for (const Named& output : trial->outputs()) {
+      SCOPED_TRACE(output.name);
+      const Storage& storage = output.tensor.storage();
+      const std::size_t size = size_of(output.tensor.desc().dtype), last_byte = storage.bytes() / 2 / size * size + size - 1;
+      EXPECT_NE(judge_after([&] { storage.data()[last_byte] ^= std::byte{0x40}; }), "") << "an exponent in the middle, written or not";
+      EXPECT_NE(judge_after([&] { output.tensor.storage().restore(); }), "") << "this output is missing";
+    }
+    for (const Named& input : trial->inputs()) {
+      SCOPED_TRACE(input.name);
+      EXPECT_NE(judge_after([&] { input.tensor.storage().data()[0] ^= std::byte{0x01}; }), "") << "an input was changed";
+      input.tensor.storage().data()[0] ^= std::byte{0x01};
+    }
+    EXPECT_EQ(judge_after([] {}), "") << "all was put back";
+  }
+}
+
 TEST(Numeric, RoundsToNearestEvenAndSaturatesE4m3) {
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 1.0f / 256), 1.0f);       // a tie, down to even
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 3.0f / 256), 1.015625f);  // a tie, up to even
@@ -145,9 +181,17 @@ TEST(Numeric, RoundsToNearestEvenAndSaturatesE4m3) {
 
 TEST(Table, NamesAreUnique) {
   std::vector<std::string> names;
-  for (const Case& spec : all_cases()) names.push_back(spec.name);
+  for (const AnyCase& entry : all_cases()) names.push_back(entry.name);
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+}
+
+TEST(Table, HasCasesOfEveryOperation) {
+  for (const ImplementationInfo& info : implementations())
+    for (const Tier tier : {Tier::quick, Tier::bench})
+      EXPECT_TRUE(std::any_of(all_cases().begin(), all_cases().end(), [&](const AnyCase& entry) {
+        return entry.operation == info.operation && entry.tier == tier;
+      })) << info.operation;
 }
 
 }  // namespace

@@ -14,54 +14,47 @@ namespace fovea::check {
 namespace {
 
 /// The last case bound, with its expectation: tests are registered case by case, so each is made once.
-class Workbench {
- public:
-  explicit Workbench(const Case& spec) : bound(bind(spec)), expected(expect(*bound)) {}
-
-  static Workbench& of(const Case& spec) {
-    static std::unique_ptr<Workbench> latest;
-    if (!latest || latest->bound->spec.name != spec.name) {
-      latest.reset();  // frees the memory first
-      latest = std::make_unique<Workbench>(spec);
-    }
-    return *latest;
+Trial& trial_of(const AnyCase& entry) {
+  static const AnyCase* bound = nullptr;
+  static std::unique_ptr<Trial> latest;
+  if (bound != &entry) {
+    latest.reset();  // frees the memory first
+    latest = entry.bind();
+    bound = &entry;
   }
-
-  std::unique_ptr<BoundCase> bound;
-  Expected expected;
-};
+  return *latest;
+}
 
 class TableTest : public ::testing::Test {
  public:
-  TableTest(const Case& spec, std::string_view implementation) : spec_(spec), implementation_(implementation) {}
+  TableTest(const AnyCase& entry, std::string_view implementation) : entry_(entry), implementation_(implementation) {}
 
   void TestBody() override {
-    Workbench& bench = Workbench::of(spec_);
-    const Report report = run_case(*bench.bound, bench.expected, implementation_);
-    const std::string_view decline = expected_decline(spec_, implementation_);
+    const Report report = run_case(trial_of(entry_), implementation_);
+    const std::string_view decline = expected_decline(entry_, implementation_);
     if (!decline.empty()) {
       EXPECT_EQ(report.status, Status::declined) << "was expected to decline: " << decline;
       EXPECT_NE(report.message.find(decline), std::string::npos) << "declined, but because: " << report.message;
     } else {
-      EXPECT_EQ(report.status, Status::passed) << report.message << "\n  " << reproduce(spec_, implementation_);
+      EXPECT_EQ(report.status, Status::passed) << report.message << "\n  " << reproduce(entry_.name, implementation_);
     }
   }
 
  private:
-  const Case& spec_;
+  const AnyCase& entry_;
   std::string_view implementation_;
 };
 
 void register_table(Tier largest) {
   const std::vector<ImplementationInfo> all = implementations();
-  for (const Case& spec : all_cases()) {
-    if (spec.tier > largest) continue;
+  for (const AnyCase& entry : all_cases()) {
+    if (entry.tier > largest) continue;
     for (const ImplementationInfo& info : all) {
-      if (info.operation != name_of(spec.operation) || !info.available) continue;
-      const std::string suite(info.operation), test = spec.name.substr(suite.size() + 1) + " " + std::string(info.name);
+      if (info.operation != entry.operation || !info.available) continue;
+      const std::string suite(info.operation), test = entry.name.substr(suite.size() + 1) + " " + std::string(info.name);
       const std::string_view name = info.name;
       ::testing::RegisterTest(suite.c_str(), test.c_str(), nullptr, nullptr, __FILE__, __LINE__,
-                              [&spec, name]() -> ::testing::Test* { return new TableTest(spec, name); });
+                              [&entry, name]() -> ::testing::Test* { return new TableTest(entry, name); });
     }
   }
 }

@@ -224,14 +224,103 @@ void fuzz_merge_states(Bytes& bytes) {
   examine(plan_merge_states(desc));
 }
 
+void fuzz_attention_backward(Bytes& bytes) {
+  Sizes s(bytes);
+  if (s.dtype == DType::e4m3 && !bytes.rarely()) s.dtype = DType::bf16;
+  AttentionBackwardDesc desc{};
+  desc.forward.mask = mask(bytes);
+  desc.forward.has_sink = bytes.flag();
+  const bool ragged = bytes.flag();
+  const auto shaped = [&](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return ragged ? contiguous(s.dtype, {rows, heads, dim}) : contiguous(s.dtype, {s.batch, rows, heads, dim});
+  };
+  if (ragged) desc.forward.ragged = RaggedDesc{s.batch, s.q, s.k};
+  desc.forward.q = desc.dq = shaped(s.q, s.head, s.dqk), desc.forward.out = desc.dout = shaped(s.q, s.head, s.dv);
+  desc.forward.k = desc.dk = shaped(s.k, s.kv_head, s.dqk), desc.forward.v = desc.dv = shaped(s.k, s.kv_head, s.dv);
+  if (!bytes.rarely()) desc.forward.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  for (TensorDesc* tensor : {&desc.forward.q, &desc.forward.k, &desc.forward.v, &desc.dout, &desc.dq, &desc.dk, &desc.dv})
+    spoil(bytes, *tensor);
+  examine(plan_attention_backward(desc));
+}
+
+LatentCacheDesc latent_cache(Bytes& bytes, const Sizes& s, std::int64_t row) {
+  LatentCacheDesc cache{.format = static_cast<CacheFormat>(bytes.small(bytes.rarely() ? 9 : 5))};
+  cache.blocks = bytes.small(50), cache.page = s.page;
+  cache.rows = contiguous(bytes.rarely() ? s.kv_dtype : s.dtype, {cache.blocks, s.page, bytes.rarely() ? s.kv_head : 1, row});
+  spoil(bytes, cache.rows);
+  for (std::int64_t* size : {&cache.blocks, &cache.page, &cache.block_stride}) spoil(bytes, *size);
+  return cache;
+}
+
+std::int64_t latent_row(Bytes& bytes) { return bytes.rarely() ? bytes.number() : bytes.flag() ? 576 : 512; }
+
+void fuzz_latent_attention(Bytes& bytes) {
+  Sizes s(bytes);
+  const std::int64_t row = latent_row(bytes);
+  const bool ragged = bytes.flag();
+  const auto shaped = [&](std::int64_t dim) {
+    return ragged ? contiguous(s.dtype, {s.q, s.head, dim}) : contiguous(s.dtype, {s.batch, s.q, s.head, dim});
+  };
+  LatentAttentionDesc desc{.q = shaped(row), .out = shaped(512), .block_table = contiguous(DType::i32, {s.batch, bytes.small(20)})};
+  desc.cache = latent_cache(bytes, s, row);
+  desc.mask = bytes.flag() ? mask(bytes) : causal();
+  desc.scale = bytes.rarely() ? bytes.real() : 0;
+  desc.has_scale = bytes.rarely();
+  if (bytes.flag()) desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  spoil(bytes, desc.max_seq_q);
+  spoil(bytes, desc.max_kv_len);
+  for (TensorDesc* tensor : {&desc.q, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
+  if (desc.lse) spoil(bytes, *desc.lse);
+  examine(plan_latent_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+}
+
+void fuzz_sparse_latent_attention(Bytes& bytes) {
+  Sizes s(bytes);
+  const std::int64_t row = latent_row(bytes);
+  const bool flat = bytes.flag();
+  const auto shaped = [&](DType dtype, std::int64_t dim) {
+    return flat ? contiguous(dtype, {s.q, s.head, dim}) : contiguous(dtype, {s.batch, s.q, s.head, dim});
+  };
+  const auto selection = [&] {
+    const std::int64_t topk = bytes.small(200);
+    SparseLatentAttentionDesc::Selection list{.cache = latent_cache(bytes, s, row), .has_topk_length = bytes.flag()};
+    list.indices = flat ? contiguous(DType::i32, {s.q, topk}) : contiguous(DType::i32, {s.batch, s.q, topk});
+    spoil(bytes, list.indices);
+    return list;
+  };
+  SparseLatentAttentionDesc desc{.q = shaped(s.dtype, row), .out = shaped(s.dtype, 512), .main = selection(), .has_sink = bytes.flag()};
+  if (bytes.flag()) desc.extra = selection();
+  desc.scale = bytes.rarely() ? bytes.real() : 0;
+  const TensorDesc numbers = flat ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  if (bytes.flag()) desc.lse = numbers;
+  if (bytes.flag()) desc.max_logits = numbers;
+  spoil(bytes, desc.q), spoil(bytes, desc.out);
+  if (desc.max_logits) spoil(bytes, *desc.max_logits);
+  examine(plan_sparse_latent_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+}
+
+void fuzz_latent_cache_conversion(Bytes& bytes) {
+  const Sizes s(bytes);
+  const std::int64_t row = latent_row(bytes);
+  LatentCacheConversionDesc desc{.rows = contiguous(s.dtype, {s.q, row}), .cache = latent_cache(bytes, s, row)};
+  desc.rule = static_cast<ScaleRule>(bytes.small(bytes.rarely() ? 9 : 1));
+  spoil(bytes, desc.rows);
+  examine(plan_quantize_latent_cache(desc));
+  examine(plan_dequantize_latent_cache(desc));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
-  switch (bytes.small(3)) {
+  switch (bytes.small(7)) {
     case 0: fuzz_attention(bytes); break;
     case 1: fuzz_paged_attention(bytes); break;
     case 2: fuzz_paged_cache_append(bytes); break;
+    case 3: fuzz_attention_backward(bytes); break;
+    case 4: fuzz_latent_attention(bytes); break;
+    case 5: fuzz_sparse_latent_attention(bytes); break;
+    case 6: fuzz_latent_cache_conversion(bytes); break;
     default: fuzz_merge_states(bytes); break;
   }
   return 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Compiled, not run: the public headers and the arithmetic that kernels of every device share must suit nvcc.
 #include "fovea/fovea.hpp"
+#include "gpu/tensor_map.hpp"
 #include "op/common/band.hpp"
 #include "op/common/numeric.hpp"
 

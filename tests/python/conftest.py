@@ -11,13 +11,13 @@ def seeded():
 
 
 def available(operation: str) -> list[str]:
-    """The implementations of an operation that this machine can run."""
-    return [row.name for row in fovea.implementations() if row.operation == operation and row.available]
+    """The implementations of an operation that take CPU tensors and that this machine can run."""
+    return [row.name for row in fovea.implementations() if row.operation == operation and row.backend == "cpu" and row.available]
 
 
 def pytest_generate_tests(metafunc):
     """A test with an argument named after an operation and `_implementation` runs once for each of its implementations."""
-    for operation in ("attention", "paged_attention", "paged_cache_append", "merge_states"):
+    for operation in dict.fromkeys(row.operation for row in fovea.implementations()):
         argument = f"{operation}_implementation"
         if argument in metafunc.fixturenames:
             metafunc.parametrize(argument, available(operation))

@@ -16,27 +16,80 @@ class Expected:
     weight: Tensor  # sum_j p_j |v_j|, what rounding errors of out are proportional to
 
 
-def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None) -> Expected:
-    """One sequence: q [seq_q, head, dqk], k [seq_k, kv_head, dqk], v [seq_k, kv_head, dv]; offset None is bottom-right."""
-    q, k, v = q.double(), k.double(), v.double()
-    seq_q, seq_k, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
+def visible_keys(seq_q, seq_k, left=None, right=None, offset=None) -> Tensor:
+    """Which keys each query sees, bool [seq_q, seq_k]; offset None is bottom-right."""
     distance = torch.arange(seq_k)[None, :] - torch.arange(seq_q)[:, None] - (seq_k - seq_q if offset is None else offset)
     visible = torch.ones(seq_q, seq_k, dtype=torch.bool)
     if left is not None:
         visible &= distance >= -left
     if right is not None:
         visible &= distance <= right
-    scores = scores.masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
+    return visible
+
+
+def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None) -> Expected:
+    """One sequence: q [seq_q, head, dqk], k [seq_k, kv_head, dqk], v [seq_k, kv_head, dv]. Autograd can follow it."""
+    visible, group = visible_keys(q.shape[0], k.shape[0], left, right, offset), q.shape[1] // k.shape[1]
+    seen = visible.any(dim=0)[:, None, None]  # what nobody sees may be NaN
+    q, k, v = q.double(), torch.where(seen, k.double(), 0.0), torch.where(seen, v.double(), 0.0)
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    blind = ~visible.any(dim=1, keepdim=True)
+    lse = torch.logsumexp(torch.where(blind, 0.0, scores.masked_fill(~visible, -torch.inf)), dim=-1)
     total = lse if sink is None else torch.logaddexp(lse, sink.double()[:, None])
-    p = torch.exp(scores - torch.where(lse == -torch.inf, torch.zeros_like(lse), total)[..., None])
-    visible_v = torch.where(visible.any(dim=0)[:, None, None], v, 0.0)  # what nobody sees may be NaN
-    out = torch.einsum("hij,jhd->ihd", p, visible_v)
-    return Expected(out, lse.T, torch.einsum("hij,jhd->ihd", p, visible_v.abs()))
+    p = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
+    lse = torch.where(blind[:, 0], -torch.inf, lse)
+    return Expected(torch.einsum("hij,jhd->ihd", p, v), lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))
+
+
+def gradients(dout, q, k, v, out, lse, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None):
+    """dq, dk, dv and dsink of one sequence by the usual formula in f32, with P and dS rounded as a matrix unit takes them."""
+    dtype, group = q.dtype, q.shape[1] // k.shape[1]
+    visible, scale = visible_keys(q.shape[0], k.shape[0], left, right, offset), q.shape[-1] ** -0.5 if scale is None else scale
+    dout, q, k, v, out = (tensor.float() for tensor in (dout, q, k, v, out))
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores, slope = torch.einsum("ihd,jhd->hij", q, k) * scale, 1.0
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+        slope = 1 - (scores / softcap) ** 2
+    sink = torch.full((q.shape[1],), -torch.inf) if sink is None else sink
+    total = torch.logaddexp(lse.T, sink[:, None])
+    p = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
+    delta = (dout * out).sum(dim=-1).T
+    ds = (p * (torch.einsum("ihd,jhd->hij", dout, v) - delta[..., None]) * slope).to(dtype).float() * scale
+    p = p.to(dtype).float()
+    products = (
+        torch.einsum("hij,jhd->ihd", ds, k),
+        torch.einsum("hij,ihd->jhd", ds, q).unflatten(1, (-1, group)).sum(dim=2),
+        torch.einsum("hij,ihd->jhd", p, dout).unflatten(1, (-1, group)).sum(dim=2),
+    )
+    dsink = torch.where(lse.T.isneginf(), 0.0, -torch.exp(sink[:, None] - total) * delta).cumsum(dim=1)[:, -1]
+    return *(product.to(dtype) for product in products), dsink
+
+
+def latent(q, rows, **options) -> Expected:
+    """Attention of q [seq_q, head, d] over latent rows [seq_k, d]: K is the row, V its first 512 values."""
+    return attention(q, rows[:, None], rows[:, None, :512], **options)
+
+
+def sparse(q, caches, *, scale=None, sink=None) -> tuple[Expected, Tensor]:
+    """Each query row over the tokens it lists, and the largest score of each row and head.
+
+    caches: for each, its tokens one after another [tokens, d], indices [seq_q, topk], and how many of each list count, or None.
+    """
+    parts, largest = [], []
+    for row in range(q.shape[0]):
+        chosen = []
+        for tokens, indices, lengths in caches:
+            entries = indices[row, : max(0, int(lengths[row]))] if lengths is not None else indices[row]
+            chosen.append(tokens[entries[(entries >= 0) & (entries < len(tokens))].long()])
+        rows = torch.cat(chosen)
+        parts.append(latent(q[row : row + 1], rows, scale=scale, sink=sink))
+        scores = torch.einsum("hd,jd->hj", q[row].double(), rows.double()) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        largest.append(torch.cat([scores, torch.full((q.shape[1], 1), -torch.inf)], dim=1).amax(dim=1))
+    return join(parts), torch.stack(largest)
 
 
 def join(parts: list[Expected]) -> Expected:

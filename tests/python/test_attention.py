@@ -141,6 +141,19 @@ def test_e4m3(scaled):
     plain.check(out.flatten(0, 1), None, expect(*wide, {"causal": True}))
 
 
+def test_float64_is_the_references(attention_implementation):
+    q, k, v = tensors(2, (13, 21), (4, 2), (64, 40), torch.float64)
+    options = {"causal": True, "softcap": 4.0, "scale": 0.125}  # a float32 holds the scale exactly
+    if attention_implementation != "reference.attention":
+        with pytest.raises(NotImplementedError, match=r"q\.dtype: got f64"):
+            fovea.attention(q, k, v, **options, implementation=attention_implementation)
+        return
+    out, lse = fovea.attention(q, k, v, **options, return_lse=True)
+    want = expect(q, k, v, options)
+    assert out.dtype == torch.float64 and lse.dtype == torch.float32
+    torch.testing.assert_close(out.flatten(0, 1), want.out, rtol=1e-13, atol=1e-13)
+
+
 def test_nothing_to_do():
     empty = torch.empty(0, 5, 2, 32)
     assert fovea.attention(empty, empty, empty).shape == (0, 5, 2, 32)

@@ -56,13 +56,60 @@ def int32(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
+def backward(**changes):
+    call = dense()
+    for name in ("dout", "out"):
+        call[name] = torch.randn(2, 5, 4, 64)
+    call["lse"] = torch.randn(2, 4, 5)
+    return call | changes
+
+
+def latent(**changes):
+    call = {
+        "q": torch.randn(2, 3, 4, 576),
+        "cache": torch.randn(6, 8, 1, 576),
+        "block_table": int32([0, 1], [2, 3]),
+        "kv_len": int32(12, 9),
+        "out": torch.full((2, 3, 4, 512), torch.nan),
+    }
+    return call | changes
+
+
+def packed_latent(**changes):
+    cache = fovea.cache_formats()["v32_fp8"].empty(6, 8)
+    return latent(q=torch.randn(2, 3, 4, 576).bfloat16(), cache=cache, format="v32_fp8", out=None) | changes
+
+
+def sparse(**changes):
+    call = {
+        "q": torch.randn(2, 3, 4, 512),
+        "cache": torch.randn(6, 8, 1, 512),
+        "indices": torch.zeros(2, 3, 5, dtype=torch.int32),
+        "out": torch.full((2, 3, 4, 512), torch.nan),
+    }
+    return call | changes
+
+
+def quantize(**changes):
+    cache = torch.zeros(2, 8, 656, dtype=torch.uint8)
+    return {"rows": torch.randn(3, 576), "cache": cache, "slot_mapping": torch.tensor([0, -1, 2]), "format": "v32_fp8"} | changes
+
+
+def dequantize(**changes):
+    call = quantize(**changes)
+    return {name: value for name, value in call.items() if name != "rows"} | {"rows": torch.full((3, 576), torch.nan)}
+
+
+CACHE = fovea.cache_formats()
+
+
 INVALID = [
     (fovea.attention, dense(k=torch.randn(2, 7, 3, 64), v=torch.randn(2, 7, 3, 64)), ["kv_head", "3", "4"]),
     (fovea.attention, dense(k=torch.randn(2, 7, 2, 32)), ["k.shape[3]", "32", "64"]),
     (fovea.attention, dense(k=torch.randn(3, 7, 2, 64)), ["k.shape[0]", "3", "2"]),
     (fovea.attention, dense(v=torch.randn(2, 6, 2, 64)), ["v.shape[1]", "6", "7"]),
     (fovea.attention, dense(v=torch.randn(2, 7, 2, 64).bfloat16()), ["v.dtype", "bf16", "f32"]),
-    (fovea.attention, dense(q=torch.randn(2, 5, 4, 64).double()), ["q.dtype", "Double"]),
+    (fovea.attention, dense(q=torch.zeros(2, 5, 4, 64, dtype=torch.int16)), ["q.dtype", "Short", "float64"]),
     (fovea.attention, dense(q=torch.randn(5, 64)), ["q"]),
     (fovea.attention, dense(q=torch.randn(1, 2, 5, 4, 64)), ["q.rank", "5", "4"]),
     (fovea.attention, dense(q=torch.randn(2, 5, 64, 4).transpose(2, 3)), ["q.strides[3]", "1"]),
@@ -70,7 +117,7 @@ INVALID = [
     (fovea.attention, dense(out=torch.full((2, 5, 4, 64), torch.nan, dtype=torch.float16)), ["out.dtype", "f16"]),
     (fovea.attention, dense(out=torch.full((2, 5, 1, 64), torch.nan).expand(2, 5, 4, 64)), ["out.strides"]),
     (fovea.attention, dense(lse=torch.full((2, 4, 6), torch.nan)), ["lse.shape[2]", "6", "5"]),
-    (fovea.attention, dense(lse=torch.full((2, 4, 5), torch.nan).double()), ["lse.dtype", "Double"]),
+    (fovea.attention, dense(lse=torch.full((2, 4, 5), torch.nan).double()), ["lse.dtype", "f64", "f32"]),
     (fovea.attention, dense(sink=torch.randn(3)), ["sink.shape", "[3]", "[4]"]),
     (fovea.attention, dense(sink=torch.randn(4).half()), ["sink.dtype", "Half", "f32"]),
     (fovea.attention, dense(softcap=-1.0), ["softcap", "-1"]),
@@ -105,6 +152,65 @@ INVALID = [
     (fovea.paged_cache_append, append(slot_mapping=int32(0, 1, 2)), ["slot_mapping.dtype", "Int", "i64"]),
     (fovea.paged_cache_append, append(v=torch.randn(2, 2, 64)), ["v.shape[0]", "2", "3"]),
     (fovea.paged_cache_append, append(k_cache=torch.full((2, 8, 2, 64), torch.nan).half()), ["k_cache.dtype", "f16"]),
+    (fovea.attention_backward, backward(dout=torch.randn(2, 5, 4, 32)), ["dout.shape[3]", "32", "64"]),
+    (fovea.attention_backward, backward(dout=torch.randn(2, 5, 4, 64).half()), ["dout.dtype", "f16", "f32"]),
+    (fovea.attention_backward, backward(dout=torch.randn(2, 5, 64, 4).transpose(2, 3)), ["dout.strides[3]", "1"]),
+    (fovea.attention_backward, backward(lse=None), ["lse", "none"]),
+    (fovea.attention_backward, backward(lse=torch.randn(2, 5, 4)), ["lse.shape[1]", "5", "4"]),
+    (fovea.attention_backward, backward(sink=torch.randn(3)), ["sink.shape", "[3]", "[4]"]),
+    (fovea.attention_backward, backward(anchor="middle"), ["anchor", "middle"]),
+    (fovea.latent_attention, latent(q=torch.randn(2, 3, 4, 512)), ["q.shape", "512", "576"]),
+    (fovea.latent_attention, latent(q=torch.randn(2, 3, 4, 576).half(), out=None), ["cache.rows.dtype", "f32", "f16"]),
+    (fovea.latent_attention, latent(out=torch.full((2, 3, 4, 576), torch.nan)), ["out.shape[3]", "576", "512"]),
+    (fovea.latent_attention, latent(cache=torch.randn(6, 8, 3, 576)), ["kv_head", "3", "4"]),
+    (fovea.latent_attention, latent(cache=torch.randn(6, 8, 1, 128)), ["cache.rows.shape[3]", "128", "576 or 512"]),
+    (fovea.latent_attention, latent(block_table=int32([0, 6], [2, 3])), ["block_table", "6"]),
+    (fovea.latent_attention, latent(kv_len=int32(17, 9)), ["kv_len", "17", "16"]),
+    (fovea.latent_attention, latent(kv_len=torch.tensor([12, 9])), ["kv_len.dtype", "Long", "i32"]),
+    (fovea.latent_attention, latent(cu_seqlens_q=int32(0, 1, 2)), ["q.rank", "4", "3", "cu_seqlens_q"]),
+    (fovea.latent_attention, latent(q=torch.randn(3, 4, 576), out=None), ["cu_seqlens_q", "none", "3 query rows", "2 sequences"]),
+    (fovea.latent_attention, latent(cache_scale=2.0), ["has_scale", "none"]),
+    (fovea.latent_attention, latent(format="v5"), ["cache.format", "v5", "rows", "v32_fp8"]),
+    (fovea.latent_attention, latent(format="v32_fp8"), ["cache.dtype", "Float", "uint8"]),
+    (fovea.latent_attention, packed_latent(format="rows"), ["cache.format", "rows", "v32_fp8"]),
+    (fovea.latent_attention, packed_latent(format="v41_fp8"), ["cache.shape", "656", "528"]),
+    (fovea.latent_attention, packed_latent(q=torch.randn(2, 3, 4, 576)), ["q.dtype", "f32", "bf16"]),
+    (fovea.latent_attention, packed_latent(cache=CACHE["v32_fp8"].empty(6, 16)[:, ::2]), ["cache.strides[1]", "1312", "656"]),
+    (
+        fovea.latent_attention,
+        packed_latent(cache=CACHE["v32_fp8"].empty(1, 8).expand(6, 8, 656)),
+        ["cache.strides[0]", "0", "5248"],
+    ),
+    (
+        fovea.latent_attention,
+        latent(q=torch.randn(2, 3, 4, 512).bfloat16(), cache=CACHE["v41_fp4"].empty(6, 8), format="v41_fp4", out=None),
+        ["cache.format", "v41_fp4", "extra"],
+    ),
+    (fovea.sparse_latent_attention, sparse(indices=torch.zeros(2, 3, 5, dtype=torch.int64)), ["main.indices.dtype", "i64", "i32"]),
+    (fovea.sparse_latent_attention, sparse(indices=torch.zeros(2, 4, 5, dtype=torch.int32)), ["main.indices.shape[1]", "4", "3"]),
+    (fovea.sparse_latent_attention, sparse(topk_length=int32(1, 2, 3)), ["main.topk_length.shape", "[3]", "[2]"]),
+    (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 2, 512)), ["main.cache", "kv_head", "2", "1"]),
+    (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 1, 576)), ["main.cache", "576", "512"]),
+    (fovea.sparse_latent_attention, sparse(extra_cache=torch.randn(1, 8, 1, 512)), ["extra_indices", "none"]),
+    (fovea.sparse_latent_attention, sparse(extra_indices=torch.zeros(2, 3, 5, dtype=torch.int32)), ["extra_cache", "none"]),
+    (fovea.sparse_latent_attention, sparse(max_logits=torch.full((2, 3, 4), torch.nan)), ["max_logits.shape[1]", "3", "4"]),
+    (fovea.sparse_latent_attention, sparse(sink=torch.randn(5)), ["sink.shape", "[5]", "[4]"]),
+    (fovea.quantize_latent_cache, quantize(format="rows"), ["cache.format", "rows", "v32_fp8"]),
+    (fovea.quantize_latent_cache, quantize(rows=torch.randn(3, 512)), ["rows.shape[1]", "512", "576"]),
+    (fovea.quantize_latent_cache, quantize(rows=torch.randn(3, 576).double()), ["rows.dtype", "f64"]),
+    (fovea.quantize_latent_cache, quantize(slot_mapping=torch.tensor([0, 1, 16])), ["slot_mapping", "16"]),
+    (fovea.quantize_latent_cache, quantize(slot_mapping=int32(0, 1, 2)), ["slot_mapping.dtype", "Int", "i64"]),
+    (
+        fovea.quantize_latent_cache,
+        quantize(cache=torch.zeros(8, 656, dtype=torch.uint8)),
+        ["cache.shape", "[8, 656]", "[blocks, page, 656]"],
+    ),
+    (fovea.dequantize_latent_cache, dequantize(slot_mapping=torch.tensor([0, -2, 1])), ["slot_mapping", "-2"]),
+    (
+        fovea.dequantize_latent_cache,
+        dequantize(format="v6", cache=torch.zeros(2, 8, 528, dtype=torch.uint8)),
+        ["cache.format", "v6"],
+    ),
     (fovea.merge_states, merge(lses=[torch.randn(3, 2)]), ["lses", "1", "2"]),
     (fovea.merge_states, merge(outs=[torch.randn(3, 2, 64), torch.randn(3, 2, 32)]), ["parts[1].out.shape[2]", "32", "64"]),
     (fovea.merge_states, merge(lses=[torch.randn(3, 2), torch.randn(2, 3)]), ["parts[1].lse.shape[0]", "2", "3"]),
@@ -112,7 +218,8 @@ INVALID = [
 
 
 def outputs(call):
-    return [call[name] for name in ("out", "lse", "k_cache", "v_cache") if name in call]
+    names = ("out", "lse", "max_logits", "k_cache", "v_cache", "cache", "rows")
+    return [call[name] for name in names if call.get(name) is not None]
 
 
 @pytest.mark.parametrize(
@@ -145,19 +252,17 @@ def test_forcing_an_implementation_that_declines():
 
 
 def test_gradients_are_refused_and_not_cut():
-    q = torch.randn(1, 4, 2, 32, requires_grad=True)
+    call = paged(q=torch.randn(3, 4, 64, requires_grad=True))
     with pytest.raises(NotImplementedError, match="requires_grad"):
-        fovea.attention(q, q, q)
+        fovea.paged_attention(**call)
     with torch.no_grad():
-        assert fovea.attention(q, q, q).shape == q.shape
+        assert fovea.paged_attention(**call).shape == (3, 4, 64)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_tensors_are_refused():
-    with pytest.raises(ValueError, match=r"q\.device: got cuda, want cpu"):
-        fovea.attention(*torch.randn(3, 1, 4, 2, 32, device="cuda"))
+def test_tensors_of_two_devices_are_refused():
     call = paged()
-    with pytest.raises(ValueError, match=r"kv_len\.device: got cuda, want cpu"):
+    with pytest.raises(ValueError, match=r"kv_len\.device: got cuda:0, want cpu, as the tensors before it"):
         fovea.paged_attention(**call | {"kv_len": call["kv_len"].cuda()})
 
 

@@ -22,6 +22,18 @@ def test_quickstart():
     assert "paged_attention" in result.stdout
 
 
+def test_deepseek_v3():
+    pytest.importorskip("transformers.models.deepseek_v3")
+    result = run(EXAMPLES / "deepseek_v3.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "passed"
+    exact, packed = (next(line.split() for line in lines if line.startswith(cache)) for cache in ("rows", "v32_fp8"))
+    assert exact[2] == "2304" and packed[2] == "656"
+    assert exact[5] == exact[7]  # eager attention would have generated the same
+    assert float(exact[4]) < 1e-4 and float(packed[3]) < 1 / 16  # an e4m3 value is off by 1/16 of itself at most
+
+
 def test_generate_helps_and_refuses():
     pytest.importorskip("transformers")
     helped = run(EXAMPLES / "generate.py", "--help")

@@ -56,8 +56,41 @@ def merge_arguments():
     return (outs, lses, torch.empty(3, 2, 64), torch.empty(3, 2), "")
 
 
+def backward_arguments():
+    q, k, v = torch.randn(2, 5, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
+    out, lse = fovea.attention(q, k, v, return_lse=True)
+    options = (None, None, None, None, *NO_MASK, False, 0.0, 0.0, torch.randn(4))
+    new = [torch.empty_like(tensor) for tensor in (q, k, v, options[-1])]
+    return (q, k, v, out, lse, *options, torch.randn_like(out), *new, "")
+
+
+def latent_arguments():
+    q, cache = torch.randn(2, 3, 4, 576), torch.randn(6, 8, 1, 576)
+    table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([12, 9], dtype=torch.int32)
+    out, lse = torch.empty(2, 3, 4, 512), torch.empty(2, 4, 3)
+    return (q, cache, "rows", table, None, kv_len, out, lse, 0, 0, None, 0, 0.0, None, "", False)
+
+
+def packed_rows(tokens):
+    cache = fovea.cache_formats()["v41_fp8"].empty(2, 8)
+    fovea.quantize_latent_cache(torch.randn(16, 512), cache, torch.arange(16), format="v41_fp8")
+    return torch.randn(tokens, 512), cache, torch.tensor([5, -1, 9])
+
+
+def sparse_arguments():
+    q, indices = torch.randn(2, 3, 4, 512).bfloat16(), torch.randint(-1, 16, (2, 3, 5), dtype=torch.int32)
+    extra = (torch.randn(3, 4, 1, 512).bfloat16(), "rows", torch.randint(0, 12, (2, 3, 2), dtype=torch.int32), None)
+    outputs = (torch.empty_like(q), torch.empty(2, 4, 3), torch.empty(2, 4, 3))
+    return (q, packed_rows(1)[1], "v41_fp8", indices, None, *extra, *outputs, 0.0, torch.randn(4), "", False)
+
+
 OPERATORS = {
     "attention": attention_arguments,
+    "attention_backward": backward_arguments,
+    "latent_attention": latent_arguments,
+    "sparse_latent_attention": sparse_arguments,
+    "quantize_latent_cache": lambda: (*packed_rows(3), "v41_fp8", False, ""),
+    "dequantize_latent_cache": lambda: (*packed_rows(3), "v41_fp8", ""),
     "paged_attention": paged_arguments,
     "paged_cache_append": append_arguments,
     "merge_states": merge_arguments,
@@ -92,6 +125,33 @@ def test_compile_fullgraph():
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     for got, want in zip(caches[1], caches[0], strict=True):
         assert torch.equal(got, want) and got.any()
+
+
+def latent_step(rows, q, caches, places):
+    plain_cache, packed_cache = caches
+    slots, table, kv_len, indices = places
+    plain_cache.view(-1, 576)[slots] = rows.bfloat16()
+    fovea.quantize_latent_cache(rows, packed_cache, slots, format="v32_fp8")
+    dense, lse = fovea.latent_attention(q, plain_cache, table, kv_len, return_lse=True, scale=0.1)
+    packed = fovea.latent_attention(q, packed_cache, table, kv_len, format="v32_fp8", scale=0.1)
+    sparse = fovea.sparse_latent_attention(q, packed_cache, indices, format="v32_fp8", return_lse=True, return_max_logits=True)
+    back = fovea.dequantize_latent_cache(packed_cache, slots, format="v32_fp8")
+    return dense + packed, lse.exp(), *sparse, back * 2
+
+
+def test_compile_latent_operations():
+    torch._dynamo.reset()
+    compiled = torch.compile(latent_step, fullgraph=True, dynamic=False)
+    rows, q = torch.randn(20, 576), torch.randn(2, 3, 4, 576).bfloat16()
+    table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([9, 14], dtype=torch.int32)
+    slots, indices = torch.randperm(32)[:20], torch.randint(-1, 20, (2, 3, 7), dtype=torch.int32)
+    results = []
+    for step in (latent_step, compiled):
+        caches = torch.zeros(4, 8, 1, 576, dtype=torch.bfloat16), torch.zeros(4, 8, 656, dtype=torch.uint8)
+        results.append((*step(rows, q, caches, (slots, table, kv_len, indices)), *caches))
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    assert torch.equal(results[0][-1], results[1][-1]) and results[0][-1].any()
 
 
 def test_compile_with_changing_lengths():

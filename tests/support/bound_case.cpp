@@ -288,9 +288,7 @@ std::vector<Named> BoundCase::outputs() const {
   return list;
 }
 
-void BoundCase::reset_outputs() {
-  for (const Named& named : outputs()) named.tensor.storage().restore();
-}
+Result<AnyPlan> BoundCase::plan(const PlanOptions& options, const Place& place) const { return check::plan(request, options, place); }
 
 std::unique_ptr<BoundCase> bind(const Case& spec) {
   auto bound = std::make_unique<BoundCase>();
@@ -308,33 +306,26 @@ std::unique_ptr<BoundCase> bind(const Case& spec) {
     void operator()(Request<MergeStatesDesc, MergeStatesArgs>& request) { bind_merge(bound, values, request); }
   };
   std::visit(Binder{*bound, values}, bound->request);
-  for (const Named& named : bound->inputs()) named.tensor.storage().seal(false);
-  for (const Named& named : bound->outputs()) named.tensor.storage().seal(true);
+  bound->seal();
   return bound;
 }
 
 namespace {
 
-auto plan_of(const AttentionDesc& desc, const PlanOptions& options) { return plan_attention(desc, {}, options); }
-auto plan_of(const PagedAttentionDesc& desc, const PlanOptions& options) { return plan_paged_attention(desc, {}, options); }
-auto plan_of(const PagedCacheAppendDesc& desc, const PlanOptions& options) { return plan_paged_cache_append(desc, {}, options); }
-auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options) { return plan_merge_states(desc, {}, options); }
+auto plan_of(const AttentionDesc& desc, const PlanOptions& options, Device device) { return plan_attention(desc, device, options); }
+auto plan_of(const PagedAttentionDesc& desc, const PlanOptions& options, Device device) {
+  return plan_paged_attention(desc, device, options);
+}
+auto plan_of(const PagedCacheAppendDesc& desc, const PlanOptions& options, Device device) {
+  return plan_paged_cache_append(desc, device, options);
+}
+auto plan_of(const MergeStatesDesc& desc, const PlanOptions& options, Device device) { return plan_merge_states(desc, device, options); }
 
 }  // namespace
 
-Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options) {
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options, const Place& place) {
   return std::visit(
-      [&](const auto& one) -> Result<AnyPlan> {
-        auto planned = plan_of(one.desc, options);
-        if (!planned) return planned.error();
-        const auto& args = one.args;
-        return AnyPlan{.implementation = std::string(planned->implementation()),
-                       .workspace_bytes = planned->workspace_bytes(),
-                       .explanation = planned->explain(),
-                       .prepare = [plan = *planned, &args](Workspace workspace) { return plan.prepare(args, workspace); },
-                       .run = [plan = *planned, &args](Workspace workspace) { return plan.run(args, workspace); },
-                       .run_prepared = [plan = *planned, &args](Workspace workspace) { return plan.run_prepared(args, workspace); }};
-      },
+      [&](const auto& one) -> Result<AnyPlan> { return forget_operation(plan_of(one.desc, options, place.device), one.args, place); },
       request);
 }
 

@@ -2,7 +2,6 @@
 /// A case made real: the description that planning sees, hostile tensors, and the arguments of the call.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -27,16 +26,11 @@ using AnyRequest = std::variant<Request<AttentionDesc, AttentionArgs>, Request<P
 /// The description alone: no memory is touched.
 AnyRequest describe(const Case& spec);
 
-struct Named {
-  std::string_view name;
-  HostileTensor tensor;
-};
-
 struct PartTensors {
   HostileTensor out{}, lse{};
 };
 
-struct BoundCase {
+struct BoundCase final : Trial {
   Case spec{};
   HostileTensor q{}, k{}, v{}, out{}, lse{};  ///< paged: k and v are the caches; append: q and out are unused
   HostileTensor new_k{}, new_v{};             ///< append
@@ -44,10 +38,6 @@ struct BoundCase {
   std::vector<PartTensors> parts{};  ///< merge
   std::vector<MergeStatesArgs::Part> part_args{};
   AnyRequest request{};
-
-  BoundCase() = default;
-  BoundCase(const BoundCase&) = delete;
-  BoundCase& operator=(const BoundCase&) = delete;
 
   /// Rows of q and out counted through: a fixed batch has batch * seq_q of them, none of them padding.
   std::int64_t flat_rows() const;
@@ -58,23 +48,22 @@ struct BoundCase {
   std::int64_t kv_offset(const HostileTensor& tensor, std::int64_t sequence, std::int64_t token, std::int64_t head) const;
   std::int64_t slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const;
 
-  /// What the call must not change, and what it writes.
-  std::vector<Named> inputs() const;
-  std::vector<Named> outputs() const;
-  void reset_outputs();
+  Result<AnyPlan> plan(const PlanOptions& options, const Place& place = {}) const override;
+  std::vector<Named> inputs() const override;
+  std::vector<Named> outputs() const override;
+  Work work() const override { return work_of(spec); }
+
+ protected:
+  std::vector<Answer> expect() const override;  // expected.cpp
+
+ private:
+  friend std::unique_ptr<BoundCase> bind(const Case& spec);
 };
 
 /// Allocates, fills and seals everything.
 std::unique_ptr<BoundCase> bind(const Case& spec);
 
-/// A plan whose operation is forgotten.
-struct AnyPlan {
-  std::string implementation{};
-  std::size_t workspace_bytes = 0;
-  std::string explanation{};
-  std::function<Result<void>(Workspace)> prepare{}, run{}, run_prepared{};
-};
 /// The request's arguments are read at each run; it must outlive the plan.
-Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options);
+Result<AnyPlan> plan(const AnyRequest& request, const PlanOptions& options, const Place& place = {});
 
 }  // namespace fovea::check

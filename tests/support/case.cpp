@@ -24,7 +24,7 @@ Work attention_work(const Case& spec) {
   core.mask = spec.mask;
   detail::Cost cost;
   for (const Sequence& sequence : spec.sequences) cost += detail::sequence_cost(core, sequence.q, sequence.kv);
-  return {static_cast<double>(cost.flops), static_cast<double>(cost.bytes)};
+  return {static_cast<double>(cost.flops), static_cast<double>(cost.bytes), spec.dtype};
 }
 
 }  // namespace
@@ -61,6 +61,25 @@ Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row) {
   return {begin, std::max(begin, end)};
 }
 
+double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences) {
+  std::int64_t pairs = 0;
+  for (const Sequence& sequence : sequences)
+    for (std::int64_t row = 0; row < sequence.q; ++row) {
+      const Keys seen = visible_keys(mask, sequence, row);
+      pairs += seen.end - seen.begin;
+    }
+  return static_cast<double>(pairs);
+}
+
+BandMask mask_of_row(const BandMask& mask, Sequence sequence, std::int64_t row) {
+  const std::int64_t diagonal = row + (mask.anchor == Anchor::bottom_right ? sequence.kv - sequence.q : 0);
+  const std::int64_t shift = diagonal - (sequence.kv - 1);
+  BandMask band{.left = mask.left, .right = mask.right};
+  if (band.left != kUnbounded) band.left -= shift;
+  if (band.right != kUnbounded) band.right += shift;
+  return band;
+}
+
 Work work_of(const Case& spec) {
   const std::int64_t rows = total_q(spec);
   switch (spec.operation) {
@@ -68,23 +87,23 @@ Work work_of(const Case& spec) {
     case Operation::paged_attention: return attention_work(spec);
     case Operation::paged_cache_append: {
       const std::int64_t elements = rows * spec.kv_head * (spec.dqk + spec.dv);
-      return {0, bytes_of(spec.dtype, elements) + bytes_of(spec.kv_dtype, elements)};
+      return {0, bytes_of(spec.dtype, elements) + bytes_of(spec.kv_dtype, elements), spec.dtype};
     }
     case Operation::merge_states: {
       const std::int64_t elements = rows * spec.head * spec.dv;
-      return {2.0 * static_cast<double>(elements * spec.parts), bytes_of(spec.dtype, elements * (spec.parts + 1))};
+      return {2.0 * static_cast<double>(elements * spec.parts), bytes_of(spec.dtype, elements * (spec.parts + 1)), spec.dtype};
     }
   }
   return {};
 }
 
-const std::vector<Case>& all_cases() {
+const std::vector<Case>& core_cases() {
   static const std::vector<Case> table = case_table();
   return table;
 }
 
 const Case* find_case(std::string_view name) {
-  const auto& table = all_cases();
+  const auto& table = core_cases();
   const auto found = std::find_if(table.begin(), table.end(), [&](const Case& spec) { return spec.name == name; });
   return found == table.end() ? nullptr : &*found;
 }

@@ -9,13 +9,11 @@
 
 #include "fovea/mask.hpp"
 #include "fovea/tensor.hpp"
+#include "trial.hpp"
 
 namespace fovea::check {
 
 enum class Operation : std::uint8_t { attention, paged_attention, paged_cache_append, merge_states };
-
-/// quick: also under sanitizers. full: the whole table. bench: checked on sampled rows, then timed.
-enum class Tier : std::uint8_t { quick, full, bench };
 
 struct Sequence {
   std::int64_t q = 0;
@@ -97,15 +95,16 @@ struct Keys {
 };
 Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row);
 
-/// What the operation must compute and move at least: for rates against the ceilings.
-struct Work {
-  double flops = 0;
-  double bytes = 0;
-};
+/// How many (query, key) pairs there are to compute, for each head.
+double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences);
+
+/// The band of a lone query row: its own position becomes the last one (bottom-right with one query).
+BandMask mask_of_row(const BandMask& mask, Sequence sequence, std::int64_t row);
+
 Work work_of(const Case& spec);
 
-/// The table, once per process.
-const std::vector<Case>& all_cases();
+/// The table of attention, paged attention, appending and merging, once per process.
+const std::vector<Case>& core_cases();
 const Case* find_case(std::string_view name);
 
 }  // namespace fovea::check

@@ -121,6 +121,12 @@ HostileTensor::HostileTensor(const TensorDesc& desc, std::size_t misalignment)
 HostileTensor::HostileTensor(const TensorDesc& desc, std::shared_ptr<Storage> storage, std::int64_t first_element)
     : desc_(desc), storage_(std::move(storage)), first_(first_element) {}
 
+TensorDesc with_gaps(TensorDesc desc, std::int64_t gap) {
+  for (auto axis = static_cast<std::size_t>(desc.rank) - 1; axis > 0; --axis)
+    desc.strides[axis - 1] = desc.shape[axis] * desc.strides[axis] + gap;
+  return desc;
+}
+
 std::int64_t span_of(const TensorDesc& desc) {
   std::int64_t last = 0;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(desc.rank); ++axis) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ class Storage {
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
+  /// All of it, red zones included: to be looked at between guard(false) and guard(true).
+  std::span<std::byte> allocation() const { return {base_, total_}; }
+  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
+
   /// Notes the present contents, red zones included, as those that must stay. `keep_copy` makes restore() possible.
   void seal(bool keep_copy);
   bool sealed_contents_intact() const;
@@ -34,8 +39,6 @@ class Storage {
   void restore();
 
  private:
-  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
-
   std::byte* base_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, total_ = 0;
@@ -81,6 +84,12 @@ class HostileTensor {
   std::shared_ptr<Storage> storage_{};
   std::int64_t first_ = 0;
 };
+
+/// The tensor with `gap` unused elements after each row, and as many after each plane of rows.
+TensorDesc with_gaps(TensorDesc desc, std::int64_t gap);
+
+/// What a description may promise of rows with such gaps: kernels that want 16 bytes then take the call.
+constexpr std::int32_t promised_alignment(std::int64_t gap) { return gap % 8 == 0 ? 16 : 0; }
 
 /// Elements from the first to the last, gaps included; 0 for an empty tensor.
 std::int64_t span_of(const TensorDesc& desc);

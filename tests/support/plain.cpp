@@ -37,46 +37,19 @@ std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, s
   return rows;
 }
 
-struct HeadScales {
-  float score, value;
-};
-
-HeadScales head_scales(const BoundCase& bound, std::int64_t kv_head) {
+/// What the query heads of a kv head share.
+PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head) {
   const Case& spec = bound.spec;
   const auto of = [&](const HostileTensor& scale) { return scale ? scale.at(spec.scales == Scales::per_head ? kv_head : 0) : 1.0f; };
   const float scale = spec.scale != 0 ? spec.scale : 1.0f / std::sqrt(static_cast<float>(spec.dqk));
-  return {scale * of(bound.q_scale) * of(bound.k_scale), of(bound.v_scale)};
+  return {.operands = spec.dtype,
+          .out = spec.out_dtype,
+          .dqk = spec.dqk,
+          .dv = spec.dv,
+          .score_scale = scale * of(bound.q_scale) * of(bound.k_scale),
+          .value_scale = of(bound.v_scale),
+          .softcap = spec.softcap};
 }
-
-/// One query row against the keys it sees.
-struct PlainRow {
-  const Case& spec;
-  const std::vector<float>&k, &v;
-  HeadScales scales;
-  float sink;
-  std::vector<float> scores{}, sums{};
-
-  void attend(const float* q, Keys keys, float* out) {
-    scores.resize(index(keys.end - keys.begin));
-    sums.assign(index(spec.dv), 0.0f);
-    float largest = -kInf;
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      float s = scales.score * dot(q, &k[index(key * spec.dqk)], index(spec.dqk));
-      if (spec.softcap > 0) s = spec.softcap * saturating_tanh(s / spec.softcap);
-      scores[index(key - keys.begin)] = s;
-      largest = std::max(largest, s);
-    }
-    float denominator = 0;
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      const float weight = std::exp(scores[index(key - keys.begin)] - largest);
-      denominator += weight;
-      const float operand = rounded(weight_dtype(spec.dtype), weight);
-      for (std::int64_t x = 0; x < spec.dv; ++x) sums[index(x)] += operand * v[index(key * spec.dv + x)];
-    }
-    denominator += std::exp(sink - largest);
-    for (std::int64_t x = 0; x < spec.dv; ++x) out[x] = rounded(spec.out_dtype, sums[index(x)] / denominator * scales.value);
-  }
-};
 
 void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, std::vector<float>& out) {
   const Case& spec = bound.spec;
@@ -85,19 +58,42 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
   const std::int64_t group = spec.head / spec.kv_head;
   std::vector<float> q(index(spec.dqk));
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    PlainRow plain{spec, k, v, head_scales(bound, kv_head), bound.sink ? bound.sink.at(head) : -kInf};
+    PlainRow plain = plain_row(bound, kv_head);
+    if (bound.sink) plain.sink = bound.sink.at(head);
     for (std::int64_t row = 0; row < sequence.q; ++row) {
       const std::int64_t flat = bound.flat_row(b, row);
       const Keys keys = visible_keys(spec.mask, sequence, row);
       if (!wanted[index(flat)] || keys.begin == keys.end) continue;
       const std::int64_t at = bound.row_offset(bound.q, flat, head);
       for (std::int64_t x = 0; x < spec.dqk; ++x) q[index(x)] = bound.q.at(at + x);
-      plain.attend(q.data(), keys, &out[index((flat * spec.head + head) * spec.dv)]);
+      const PlainKeys seen{&k[index(keys.begin * spec.dqk)], &v[index(keys.begin * spec.dv)], spec.dqk, spec.dv, keys.end - keys.begin};
+      plain.attend(q.data(), seen, &out[index((flat * spec.head + head) * spec.dv)]);
     }
   }
 }
 
 }  // namespace
+
+void PlainRow::attend(const float* q, const PlainKeys& keys, float* result) {
+  scores.resize(index(keys.count));
+  sums.assign(index(dv), 0.0f);
+  float largest = -kInf;
+  for (std::int64_t key = 0; key < keys.count; ++key) {
+    float s = score_scale * dot(q, keys.k + key * keys.k_stride, index(dqk));
+    if (softcap > 0) s = softcap * saturating_tanh(s / softcap);
+    scores[index(key)] = s;
+    largest = std::max(largest, s);
+  }
+  float denominator = 0;
+  for (std::int64_t key = 0; key < keys.count; ++key) {
+    const float weight = std::exp(scores[index(key)] - largest);
+    denominator += weight;
+    const float operand = rounded(weight_dtype(operands), weight);
+    for (std::int64_t x = 0; x < dv; ++x) sums[index(x)] += operand * keys.v[key * keys.v_stride + x];
+  }
+  denominator += std::exp(sink - largest);
+  for (std::int64_t x = 0; x < dv; ++x) result[x] = rounded(out, sums[index(x)] / denominator * value_scale);
+}
 
 std::vector<float> plain_attention(const BoundCase& bound, const std::vector<char>& wanted) {
   const Case& spec = bound.spec;

@@ -3,11 +3,28 @@
 /// 16-bit hardware rounds them, no tiles, no tricks.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "bound_case.hpp"
 
 namespace fovea::check {
+
+/// Dense rows of one head; latent ones have V at the beginning of K.
+struct PlainKeys {
+  const float *k, *v;
+  std::int64_t k_stride, v_stride, count;
+};
+
+/// Attention of one query row over at least one key, all of them seen.
+struct PlainRow {
+  DType operands{}, out{};  ///< what a matrix unit would take, and give
+  std::int64_t dqk = 0, dv = 0;
+  float score_scale = 1, value_scale = 1, softcap = 0, sink = -std::numeric_limits<float>::infinity();
+  std::vector<float> scores{}, sums{};  ///< scratch
+
+  void attend(const float* q, const PlainKeys& keys, float* result);
+};
 
 /// out [flat_rows, head, dv], rounded to the output's dtype. Only rows in `wanted` [flat_rows] are computed.
 std::vector<float> plain_attention(const BoundCase& bound, const std::vector<char>& wanted);

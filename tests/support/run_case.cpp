@@ -3,10 +3,51 @@
 
 #include <fmt/format.h>
 
+#include "device_runtime.hpp"
+
 namespace fovea::check {
 
-Report run_case(BoundCase& bound, const Expected& expected, std::string_view implementation, bool batch_invariant) {
-  const auto planned = plan(bound.request, {.implementation = implementation, .batch_invariant = batch_invariant});
+HostileWorkspace::HostileWorkspace(std::size_t bytes, Device device) {
+  if (bytes == 0) return;
+  tensors_.push_back({"workspace", HostileTensor(contiguous(DType::e4m3, {static_cast<std::int64_t>(bytes)}))});
+  if (device.backend == Backend::cpu) return;
+  memory_ = std::make_unique<DeviceMemory>(tensors_, device);
+  memory_->upload(tensors_);
+}
+
+Workspace HostileWorkspace::view() const {
+  if (tensors_.empty()) return {};
+  const Storage& storage = tensors_[0].tensor.storage();
+  return {memory_ ? memory_->translate(storage.data()) : storage.data(), storage.bytes()};
+}
+
+bool HostileWorkspace::red_zones_intact() const {
+  if (memory_) memory_->download(tensors_);
+  return tensors_.empty() || tensors_[0].tensor.storage().red_zones_intact();
+}
+
+PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
+    : place_{.device = device_of(implementation), .stream = stream} {
+  if (place_.device.backend == Backend::cpu) return;
+  memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
+  memory_->upload(trial.tensors());
+  place_.memory = memory_.get();
+}
+
+void PlacedTrial::upload(const Trial& from) const {
+  if (memory_) memory_->upload(from.tensors());
+}
+
+Result<void> PlacedTrial::download(const Trial& to) const {
+  if (!memory_) return {};
+  if (Result<void> done = synchronize(place_.device); !done) return done;
+  memory_->download(to.tensors());
+  return {};
+}
+
+Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant) {
+  const PlacedTrial placed(trial, implementation);
+  const auto planned = trial.plan({.implementation = implementation, .batch_invariant = batch_invariant}, placed.place());
   if (!planned) {
     const Error& error = planned.error();
     if (error.code == ErrorCode::unsupported && error.declines.size() == 1) return {Status::declined, error.declines[0].reason};
@@ -15,13 +56,16 @@ Report run_case(BoundCase& bound, const Expected& expected, std::string_view imp
   if (planned->implementation != implementation) {
     return {Status::failed, fmt::format("forced {}, but the plan is of {}", implementation, planned->implementation)};
   }
-  const HostileWorkspace workspace(planned->workspace_bytes);
-  if (const Result<void> ran = planned->run(workspace.view()); !ran) {
-    const std::string changed = what_changed(bound);
+  trial.answers();  // before the run: outputs may lie on inputs
+  const HostileWorkspace workspace(planned->workspace_bytes, placed.place().device);
+  const Result<void> launched = planned->run(workspace.view());
+  const Result<void> finished = placed.download(trial);
+  if (const Result<void>& ran = launched ? finished : launched; !ran) {
+    const std::string changed = trial.what_changed();
     return {Status::failed, fmt::format("run: {}{}{}", to_string(ran.error()), changed.empty() ? "" : "; and ", changed)};
   }
-  const Judgement verdict = judge(bound, expected);
-  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.out_ratio, verdict.lse_ratio};
+  const Judgement verdict = trial.judge();
+  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst};
   if (!workspace.red_zones_intact()) {
     report.status = Status::failed;
     report.message += report.message.empty() ? "memory outside the workspace was written" : "; memory outside the workspace was written";
@@ -29,8 +73,8 @@ Report run_case(BoundCase& bound, const Expected& expected, std::string_view imp
   return report;
 }
 
-std::string reproduce(const Case& spec, std::string_view implementation) {
-  return fmt::format("fovea check --case {} --implementation {}", spec.name, implementation);
+std::string reproduce(std::string_view name, std::string_view implementation) {
+  return fmt::format("fovea check --case {} --implementation {}", name, implementation);
 }
 
 }  // namespace fovea::check

@@ -6,23 +6,35 @@
 #include <string>
 #include <string_view>
 
-#include "bound_case.hpp"
-#include "expected.hpp"
+#include "trial.hpp"
 
 namespace fovea::check {
 
 /// Scratch memory of exactly the size a plan asked for: poisoned, between red zones.
 class HostileWorkspace {
  public:
-  explicit HostileWorkspace(std::size_t bytes) : bytes_(bytes) {
-    if (bytes > 0) storage_ = std::make_unique<Storage>(bytes, 0);
-  }
-  Workspace view() const { return storage_ ? Workspace{storage_->data(), bytes_} : Workspace{}; }
-  bool red_zones_intact() const { return !storage_ || storage_->red_zones_intact(); }
+  explicit HostileWorkspace(std::size_t bytes, Device device = {});
+  Workspace view() const;
+  bool red_zones_intact() const;
 
  private:
-  std::size_t bytes_;
-  std::unique_ptr<Storage> storage_{};
+  std::vector<Named> tensors_{};  ///< one, or none
+  std::unique_ptr<DeviceMemory> memory_{};
+};
+
+/// A case in the memory of the device on which an implementation runs: for the CPU, where it is.
+class PlacedTrial {
+ public:
+  PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream = {});
+  const Place& place() const { return place_; }
+  /// What the host's tensors hold goes over; what the device has made of them comes back, once it is done. Another trial of the
+  /// same shapes may take the place of the first.
+  void upload(const Trial& from) const;
+  Result<void> download(const Trial& to) const;
+
+ private:
+  std::unique_ptr<DeviceMemory> memory_{};
+  Place place_;
 };
 
 enum class Status : std::uint8_t { passed, failed, declined };
@@ -30,13 +42,13 @@ enum class Status : std::uint8_t { passed, failed, declined };
 struct Report {
   Status status = Status::passed;
   std::string message{};  ///< what is wrong, or why it was declined
-  double out_ratio = 0, lse_ratio = 0;
+  double worst = 0;       ///< largest error / tolerance
 };
 
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.
-Report run_case(BoundCase& bound, const Expected& expected, std::string_view implementation, bool batch_invariant = false);
+Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant = false);
 
 /// "fovea check --case attention/gqa/bf16-9on3 --implementation cpu.avx2.attention"
-std::string reproduce(const Case& spec, std::string_view implementation);
+std::string reproduce(std::string_view name, std::string_view implementation);
 
 }  // namespace fovea::check

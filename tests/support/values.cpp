@@ -4,24 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "noise.hpp"
+
 namespace fovea::check {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-std::uint64_t mix(std::uint64_t x) {  // the finaliser of splitmix64
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// Sum of four uniforms, scaled to variance 1: close enough to a normal distribution, and cheap.
-float near_normal(std::uint64_t bits) {
-  std::int64_t sum = -131070;
-  for (int shift = 0; shift < 64; shift += 16) sum += static_cast<std::int64_t>((bits >> shift) & 0xffff);
-  return static_cast<float>(sum) * (1.7320508f / 65536.0f);
-}
 
 }  // namespace
 

@@ -7,7 +7,8 @@
 
 Padding on either side, sliding windows, softcap, attention sinks and grouped-query attention give what eager attention gives.
 What the library cannot compute exactly (dropout, attention weights as an output, biases, masks that are no band beside
-padding, gradients) raises NotImplementedError. Queries that see no key, such as padding on the left, give zeros.
+padding) raises NotImplementedError. Queries that see no key, such as padding on the left, give zeros. Training works: attention
+is differentiable.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import fovea
+from fovea._library import wants_gradients
 from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands
 
 _NEED_EAGER = "use attn_implementation='eager' for it"
@@ -111,20 +113,25 @@ def attention_forward(
         "implementation": implementation,
         "anchor": "top_left",
     }
+    differentiable = wants_gradients(q, k, v, options["sink"])
     whole = all(band.queries == slice(0, q.shape[1]) for band in bands)
     shape = (*q.shape[:-1], v.shape[-1])
-    out = q.new_empty(shape) if whole else q.new_zeros(shape)
+    out = q.new_empty(shape) if whole and not differentiable else q.new_zeros(shape)
     for band, run in groupby(range(len(bands)), key=bands.__getitem__):
         rows = list(run)
         batch = slice(rows[0], rows[-1] + 1)
-        fovea.attention(
+        place = out[batch, band.queries]
+        given = {} if differentiable else {"out": place}
+        result = fovea.attention(
             q[batch, band.queries],
             _take(k[batch], band.keys),
             _take(v[batch], band.keys),
             window=(band.left, band.right),
-            out=out[batch, band.queries],
+            **given,
             **options,
         )
+        if differentiable:
+            place.copy_(result)
     return out, None
 
 

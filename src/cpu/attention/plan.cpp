@@ -30,7 +30,7 @@ constexpr auto kName = name_of_row<Isa>(".attention");
 
 template <class Isa>
 detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = decline_dense(problem)) return *reason;
   Setup setup = make_setup<Isa>(problem, problem.ragged);
   setup.q_scale = problem.q_scale;
   setup.k = in_bytes(problem.k, problem.kv_dtype);

@@ -32,6 +32,12 @@ Setup make_setup(const detail::AttentionCore& core, bool ragged) {
 
 std::string describe(const Setup& setup);
 
+/// What no kernel here takes of dense attention.
+inline std::optional<Error> decline_dense(const detail::AttentionCore& core) {
+  if (core.q_dtype == DType::f64) return detail::declined("q.dtype", "f64", "f32, f16, bf16 or e4m3 (the reference computes f64)");
+  return detail::decline_head_dims(core);
+}
+
 inline Call common_call(const auto& args) {
   return {.q = args.q,
           .out = args.out,

@@ -65,7 +65,7 @@ constexpr auto kName = name_of_row<Isa>(".attention_backward");
 
 template <class Isa>
 detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& problem, Device) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = decline_dense(problem)) return *reason;
   const auto bytes = [&](const detail::RowStrides& strides) { return in_bytes(strides, problem.q_dtype); };
   BackwardSetup setup{.forward = make_setup<Isa>(problem, problem.ragged), .total_k = problem.total_k};
   setup.q = bytes(problem.q);

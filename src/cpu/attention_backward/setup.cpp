@@ -20,8 +20,10 @@ BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
   constexpr std::int64_t kWidestRegister = 32;  // operands
   qk_row = round_up(core.head_dim_qk, kWidestRegister);
   v_row = round_up(core.head_dim_v, kWidestRegister);
-  qk_keys = round_up(core.head_dim_qk, 8 * kernels.depth);  // one step of pack_keys
-  v_keys = round_up(core.head_dim_v, 8 * kernels.depth);
+  const std::int64_t step =
+      std::max<std::int64_t>(kernels.depth, kPackedRows);  // what pack_keys transposes at a time; no longer than a row
+  qk_keys = round_up(core.head_dim_qk, step);
+  v_keys = round_up(core.head_dim_v, step);
   qk_values = round_up(core.head_dim_qk, kernels.panel);
   v_values = round_up(core.head_dim_v, kernels.panel);
   queries = round_up(core.max_seq_q, setup.tuning.q_tile);

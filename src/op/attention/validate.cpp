@@ -20,7 +20,7 @@ constexpr Axes kRaggedKAxes{"", "total_k", "kv_head", "head_dim_qk"};
 constexpr Axes kRaggedVAxes{"", "total_k", "kv_head", "head_dim_v"};
 constexpr Axes kRaggedOutAxes{"", "total_q", "head", "head_dim_v"};
 
-constexpr std::array kInputDTypes{DType::f32, DType::f16, DType::bf16, DType::e4m3};
+constexpr std::array kInputDTypes{DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::f64};
 
 /// A tensor [batch, row, head, dim], or [row, head, dim] when ragged, read through one set of indices.
 struct RowTensor {

@@ -25,4 +25,9 @@ struct LatentCacheView {
 /// Checks the description called `name` and turns it into a view.
 LatentCacheView check_latent_cache(Checker& check, std::string_view name, const LatentCacheDesc& desc);
 
+/// Where alignments come from: the rows of a plain cache. A packed one is plain bytes, and whatever its `rows` hold is never looked at.
+inline TensorDesc rows_of(const LatentCacheDesc& desc) {
+  return packed_format(desc.format) == nullptr ? desc.rows : TensorDesc{.dtype = DType::e4m3};
+}
+
 }  // namespace fovea::detail

@@ -79,7 +79,7 @@ LatentAttentionProblem normalise(const LatentAttentionDesc& desc, const LatentCa
   const std::int64_t bound = desc.max_seq_q == 0 ? problem.total_q : std::min(desc.max_seq_q, problem.total_q);
   problem.max_seq_q = ragged ? bound : desc.q.shape[1];
   problem.max_seq_k = desc.max_kv_len == 0 ? problem.max_blocks * cache.page : desc.max_kv_len;
-  set_alignments(problem, desc.q, desc.cache.rows, desc.cache.rows, desc.out);
+  set_alignments(problem, desc.q, rows_of(desc.cache), rows_of(desc.cache), desc.out);
   return problem;
 }
 

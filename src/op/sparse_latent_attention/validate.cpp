@@ -80,7 +80,7 @@ SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
   problem.q = strides(desc.q);
   problem.out = strides(desc.out);
   problem.has_sink = desc.has_sink;
-  set_alignments(problem, desc.q, desc.main.cache.rows, desc.main.cache.rows, desc.out);
+  set_alignments(problem, desc.q, rows_of(desc.main.cache), rows_of(desc.main.cache), desc.out);
   return problem;
 }
 
@@ -115,13 +115,19 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
 
 namespace {
 
-void check_selection_args(Checker& check, std::string_view name, const SparseSelection& selection,
+/// Whole names: a run that composed them would allocate.
+struct SelectionNames {
+  std::string_view cache, indices, topk_length;
+};
+constexpr SelectionNames kMain{"main.cache", "main.indices", "main.topk_length"};
+constexpr SelectionNames kExtra{"extra.cache", "extra.indices", "extra.topk_length"};
+
+void check_selection_args(Checker& check, const SelectionNames& names, const SparseSelection& selection,
                           const SparseLatentAttentionArgs::Selection& args, bool any_q) {
-  const std::string prefix = std::string(name) + ".";
   const bool any = any_q && selection.topk > 0;
-  check_pointer(check, prefix + "cache", args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
-  check_pointer(check, prefix + "indices", args.indices, any, sizeof(std::int32_t));
-  check_pointer(check, prefix + "topk_length", args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
+  check_pointer(check, names.cache, args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
+  check_pointer(check, names.indices, args.indices, any, sizeof(std::int32_t));
+  check_pointer(check, names.topk_length, args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
 }
 
 }  // namespace
@@ -131,8 +137,8 @@ Result<void> check_args(const SparseLatentAttentionProblem& problem, const Spars
   const bool any_q = problem.total_q > 0;
   check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
   check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
-  check_selection_args(check, "main", problem.main, args.main, any_q);
-  if (problem.extra) check_selection_args(check, "extra", *problem.extra, args.extra, any_q);
+  check_selection_args(check, kMain, problem.main, args.main, any_q);
+  if (problem.extra) check_selection_args(check, kExtra, *problem.extra, args.extra, any_q);
   check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
   check_pointer(check, "max_logits", args.max_logits, any_q && problem.has_max_logits, sizeof(float));
   check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures this machine's GPU: the bf16 matrix product of PyTorch's library, then `fovea bench` beside it. Writes a JSON file."""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZE = 8192
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", type=Path, required=True, help="the fovea program")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each case (default: %(default)s)")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cuda.json)")
+    parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran on the machine")
+    parser.add_argument("--commit", help="revision measured (default: git's)")
+    return parser.parse_args()
+
+
+def matrix_product() -> float:
+    """FLOP/s of a bf16 product of two square matrices of random numbers: the median of twenty, after a warm-up of half a second."""
+    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    samples = []
+    for _ in range(320):
+        begin.record()
+        a @ b
+        end.record()
+        end.synchronize()
+        samples.append(begin.elapsed_time(end) * 1e-3)
+    return 2 * SIZE**3 / statistics.median(samples[-20:])
+
+
+def revision() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def main() -> None:
+    args = arguments()
+    before = matrix_product()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [args.program, "bench", "--implementation", "cuda.", "--device-peak", str(before), "--seconds", str(args.seconds)]
+        command += ["--json", file.name] + (["--case", args.case] if args.case else [])
+        subprocess.run(command, check=True)
+        results = json.loads(Path(file.name).read_text())
+    now = datetime.now(UTC)
+    results |= {
+        "date": now.isoformat(timespec="seconds"),
+        "commit": args.commit or revision(),
+        "note": args.note,
+        "matrix_product": {"before": before, "after": matrix_product(), "size": SIZE, "torch": torch.__version__},
+    }
+    device = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    out = args.out or ROOT / "bench/results" / device / f"{now.date()}-cuda.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"matrix product {before / 1e12:.0f} TFLOP/s before, {results['matrix_product']['after'] / 1e12:.0f} after; wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "problems.hpp"
+
+namespace fovea::cli {
+namespace {
+
+std::int64_t or_else(std::int64_t value, std::int64_t usual) { return value != 0 ? value : usual; }
+
+BandMask mask_of(const ProblemSize& s, BandMask usual) {
+  if (s.window > 0) return sliding_window(s.window);
+  return s.causal ? causal() : usual;
+}
+
+AttentionDesc dense(const ProblemSize& s) {
+  const DType out = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
+  const std::int64_t kv_heads = or_else(s.kv_heads, 8), dim_qk = or_else(s.dim_qk, 128), dim_v = or_else(s.dim_v, dim_qk);
+  AttentionDesc desc{.q = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, dim_qk}),
+                     .k = contiguous(s.dtype, {s.batch, s.seq_k, kv_heads, dim_qk}),
+                     .v = contiguous(s.dtype, {s.batch, s.seq_k, kv_heads, dim_v}),
+                     .out = contiguous(out, {s.batch, s.seq_q, s.heads, dim_v}),
+                     .mask = mask_of(s, {}),
+                     .softcap = s.softcap,
+                     .has_sink = s.sink};
+  if (s.lse) desc.lse = contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  return desc;
+}
+
+AttentionBackwardDesc backward(ProblemSize s) {
+  s.lse = true;
+  const AttentionDesc forward = dense(s);
+  return {.forward = forward, .dout = forward.out, .dq = forward.q, .dk = forward.k, .dv = forward.v};
+}
+
+/// K and V caches with a block for each page of each sequence.
+struct Caches {
+  std::int64_t page, blocks, kv_heads, dim_qk, dim_v;
+  DType dtype;
+  TensorDesc k, v;
+
+  explicit Caches(const ProblemSize& s)
+      : page(or_else(s.page, 16)),
+        blocks((s.seq_k + page - 1) / page),
+        kv_heads(or_else(s.kv_heads, 8)),
+        dim_qk(or_else(s.dim_qk, 128)),
+        dim_v(or_else(s.dim_v, dim_qk)),
+        dtype(s.cache.value_or(s.dtype)),
+        k(contiguous(dtype, {s.batch * blocks, page, kv_heads, dim_qk})),
+        v(contiguous(dtype, {s.batch * blocks, page, kv_heads, dim_v})) {}
+};
+
+PagedAttentionDesc paged(const ProblemSize& s) {
+  const Caches caches(s);
+  const std::int64_t rows = s.batch * s.seq_q;
+  PagedAttentionDesc desc{.q = contiguous(s.dtype, {rows, s.heads, caches.dim_qk}),
+                          .k_cache = caches.k,
+                          .v_cache = caches.v,
+                          .block_table = contiguous(DType::i32, {s.batch, caches.blocks}),
+                          .out = contiguous(s.dtype, {rows, s.heads, caches.dim_v}),
+                          .max_seq_q = s.seq_q,
+                          .max_kv_len = s.seq_k,
+                          .mask = mask_of(s, causal()),
+                          .softcap = s.softcap,
+                          .has_sink = s.sink};
+  if (s.lse) desc.lse = contiguous(DType::f32, {rows, s.heads});
+  if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
+  return desc;
+}
+
+PagedCacheAppendDesc append(const ProblemSize& s) {
+  const Caches caches(s);
+  const std::int64_t rows = s.batch * s.seq_q;
+  PagedCacheAppendDesc desc{.k = contiguous(s.dtype, {rows, caches.kv_heads, caches.dim_qk}),
+                            .v = contiguous(s.dtype, {rows, caches.kv_heads, caches.dim_v}),
+                            .k_cache = caches.k,
+                            .v_cache = caches.v};
+  if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
+  return desc;
+}
+
+MergeStatesDesc merge(const ProblemSize& s) {
+  const std::int64_t rows = s.batch * s.seq_q;
+  MergeStatesDesc desc{};
+  desc.out = contiguous(s.dtype, {rows, s.heads, or_else(s.dim_v, or_else(s.dim_qk, 128))});
+  const TensorDesc lse = contiguous(DType::f32, {rows, s.heads});
+  desc.parts.assign(static_cast<std::size_t>(s.parts), {.out = desc.out, .lse = lse});
+  if (s.lse) desc.lse = lse;
+  return desc;
+}
+
+constexpr std::int64_t kLatent = 512;
+
+std::int64_t latent_row(const ProblemSize& s) {
+  const PackedFormat* packed = packed_format(s.format);
+  return or_else(s.dim_qk, packed != nullptr ? packed->row() : 576);
+}
+
+/// Room for every token of the batch.
+LatentCacheDesc latent_cache(const ProblemSize& s, CacheFormat format) {
+  const std::int64_t page = or_else(s.page, 64), blocks = s.batch * ((s.seq_k + page - 1) / page);
+  if (format != CacheFormat::rows) return {.format = format, .blocks = blocks, .page = page};
+  return {.rows = contiguous(s.cache.value_or(s.dtype), {blocks, page, or_else(s.kv_heads, 1), latent_row(s)})};
+}
+
+LatentAttentionDesc latent(const ProblemSize& s) {
+  const std::int64_t page = or_else(s.page, 64);
+  LatentAttentionDesc desc{.q = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, latent_row(s)}),
+                           .out = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, kLatent}),
+                           .block_table = contiguous(DType::i32, {s.batch, (s.seq_k + page - 1) / page}),
+                           .cache = latent_cache(s, s.format),
+                           .max_kv_len = s.seq_k,
+                           .mask = mask_of(s, causal())};
+  if (s.lse) desc.lse = contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  desc.has_scale = s.format == CacheFormat::rows && desc.cache.rows.dtype == DType::e4m3;
+  return desc;
+}
+
+SparseLatentAttentionDesc sparse(const ProblemSize& s) {
+  const auto selection = [&](CacheFormat format, std::int64_t topk) {
+    return SparseLatentAttentionDesc::Selection{
+        .cache = latent_cache(s, format),
+        .indices = s.flat ? contiguous(DType::i32, {s.seq_q, topk}) : contiguous(DType::i32, {s.batch, s.seq_q, topk})};
+  };
+  const auto rows = [&](std::int64_t last) {
+    return s.flat ? contiguous(s.dtype, {s.seq_q, s.heads, last}) : contiguous(s.dtype, {s.batch, s.seq_q, s.heads, last});
+  };
+  SparseLatentAttentionDesc desc{.q = rows(latent_row(s)), .out = rows(kLatent), .main = selection(s.format, s.topk), .has_sink = s.sink};
+  if (s.extra) desc.extra = selection(*s.extra, s.extra_topk);
+  if (s.lse) desc.lse = s.flat ? contiguous(DType::f32, {s.seq_q, s.heads}) : contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  return desc;
+}
+
+LatentCacheConversionDesc conversion(ProblemSize s) {
+  if (s.format == CacheFormat::rows) s.format = CacheFormat::v32_fp8;
+  return {.rows = contiguous(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, s.format)};
+}
+
+/// From a describing and a planning function to text.
+template <auto describe, auto plan>
+Explanation explain(ProblemSize size, const PlanOptions& options) {
+  const auto planned = plan(describe(size), {}, options);
+  if (!planned) return planned.error();
+  return planned->explain() + "workspace: " + std::to_string(planned->workspace_bytes()) + " bytes\n";
+}
+
+}  // namespace
+
+const std::vector<ExplainedOperation>& explained_operations() {
+  static const std::vector<ExplainedOperation> kAll{{"attention", explain<dense, plan_attention>},
+                                                    {"attention_backward", explain<backward, plan_attention_backward>},
+                                                    {"paged_attention", explain<paged, plan_paged_attention>},
+                                                    {"paged_cache_append", explain<append, plan_paged_cache_append>},
+                                                    {"merge_states", explain<merge, plan_merge_states>},
+                                                    {"latent_attention", explain<latent, plan_latent_attention>},
+                                                    {"sparse_latent_attention", explain<sparse, plan_sparse_latent_attention>},
+                                                    {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>},
+                                                    {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>}};
+  return kAll;
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of dense attention, by itself and as autograd's formula."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fovea._library import band, empty_lse, empty_out, refuse_gradients, top_left, typed
+
+_attention = torch.ops.fovea.attention.default
+_attention_backward = torch.ops.fovea.attention_backward.default
+differentiable_attention = torch.ops.fovea.differentiable_attention.default
+
+
+def attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    anchor: Literal["bottom_right", "top_left"] = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    implementation: str | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradients of :func:`fovea.attention` with respect to q, k, v and the sink. Autograd calls it by itself.
+
+    Args:
+        dout: The gradient of ``out``, in its shape and dtype, with any strides whose last is 1.
+        q, k, v: As in the forward pass: float32, float16, bfloat16 or (by the reference) float64.
+        out, lse: What the forward pass gave.
+        causal, window, anchor, scale, softcap, sink: As in the forward pass.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
+        implementation: Forces one of :func:`fovea.implementations` by name.
+
+    Returns:
+        (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query
+        heads of a group. Rows of no sequence of a ragged batch are 0. The same bits from run to run.
+
+    Raises:
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted of the gradient.
+
+    Source: FlashAttention-2 (Dao 2023), algorithm 2.
+    """
+    refuse_gradients(dout, q, k, v, sink)
+    mask = (*band(causal, window), top_left(anchor))
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    forward = (q, k, v, out, lse, *lengths, *mask, scale or 0.0, softcap, sink)
+    try:
+        return _gradients(forward, dout, implementation or "")
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def _gradients(forward: tuple[Any, ...], dout: Tensor, implementation: str = "") -> tuple[Tensor, ...]:
+    """``forward``: the first arguments of the operator, q to sink."""
+    q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[-1]
+    new = torch.empty_like if cu_seqlens_q is None else torch.zeros_like  # rows of no sequence are not written
+    gradients = [new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
+    dsink = None if sink is None else torch.empty_like(sink, memory_format=torch.contiguous_format)
+    _attention_backward(*forward, dout, *gradients, dsink, implementation)
+    return tuple(gradients) if dsink is None else (*gradients, dsink)
+
+
+def new_outputs(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    """The kernel of differentiable_attention, and its fake kernel too, as the operator inside has one."""
+    *forward, implementation, batch_invariant = options
+    out, lse = empty_out(q, v), empty_lse(q)
+    if forward[0] is not None:  # ragged: rows of no sequence are not written
+        out.zero_()
+        lse.fill_(-torch.inf)
+    _attention(q, k, v, out, lse, *forward, sink, None, None, None, implementation, batch_invariant)
+    return out, lse
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, *ctx.options = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sink)
+
+
+def _backward(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():  # the graph would be cut silently
+        raise NotImplementedError("create_graph: got True, want False (attention is differentiable once)")
+    *tensors, sink = ctx.saved_tensors
+    max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, _implementation, _invariant = ctx.options
+    if dout.stride(-1) != 1:
+        dout = dout.contiguous()
+    forward = (*tensors, max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, sink)
+    gradients = _gradients(forward, dout)
+    return (*gradients, *(None,) * (len(ctx.needs_input_grad) - len(gradients)))
+
+
+torch.library.impl("fovea::differentiable_attention", "default", new_outputs)
+torch.library.register_fake("fovea::differentiable_attention", new_outputs)
+torch.library.register_autograd("fovea::differentiable_attention", _backward, setup_context=_keep)

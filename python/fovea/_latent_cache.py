@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed caches of latent rows: the formats, and conversion both ways."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fovea._library import refuse_gradients, typed
+
+_quantize_latent_cache = torch.ops.fovea.quantize_latent_cache.default
+_dequantize_latent_cache = torch.ops.fovea.dequantize_latent_cache.default
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """How a packed latent cache stores a token: codes, one scale for each group of them, and plain bfloat16 values behind.
+
+    A value is ``code * scale`` in float32, rounded once to bfloat16 for a matrix unit.
+    """
+
+    name: str
+    bytes: int
+    """Of a token."""
+    row: int
+    """Values of a token: ``codes + rope``."""
+    codes: int
+    """Quantised values, the first of the row."""
+    code_type: str
+    """e4m3 or e2m1."""
+    group: int
+    """Values that share a scale."""
+    scale_type: str
+    """f32, ue8m0 (a power of two) or e4m3."""
+    rope: int
+    """bfloat16 values behind the codes."""
+    planar: bool
+    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token is in one piece."""
+
+    def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
+        """A new cache, uint8 ``[blocks, page, bytes]``, with whatever was in that memory."""
+        return torch.empty(blocks, page, self.bytes, dtype=torch.uint8, device=device)
+
+
+def _read_formats() -> dict[str, CacheFormat]:
+    formats = {}
+    for line in torch.ops.fovea.cache_formats().splitlines():
+        name, size, row, codes, code_type, group, scale_type, rope, planar = line.split("\t")
+        formats[name] = CacheFormat(
+            name, int(size), int(row), int(codes), code_type, int(group), scale_type, int(rope), bool(planar)
+        )
+    return formats
+
+
+_FORMATS = _read_formats()
+
+
+def cache_formats() -> dict[str, CacheFormat]:
+    """The packed formats by name, as the library itself reads and writes them."""
+    return dict(_FORMATS)
+
+
+def quantize_latent_cache(
+    rows: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    format: str,
+    exact_scale: bool = False,
+    implementation: str | None = None,
+) -> None:
+    """Packs latent rows into slots of a packed cache: row t goes to block ``slot // page``, position ``slot % page`` of it.
+
+    Args:
+        rows: ``[tokens, row]``, float32, float16 or bfloat16; ``row`` as the format says, 512 or 576.
+        cache: uint8 ``[blocks, page, bytes]``, written in place; the block stride is free.
+        slot_mapping: int64 ``[tokens]``; -1 skips a row.
+        format: One of :func:`fovea.cache_formats`.
+        exact_scale: Whether the scale of a group is its largest magnitude over 448, rather than the next power of two. Formats
+            whose scales are powers of two round up in either mode.
+        implementation: Forces one of :func:`fovea.implementations` by name.
+
+    Raises:
+        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+
+    Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
+    """
+    refuse_gradients(rows)
+    try:
+        _quantize_latent_cache(rows, cache, slot_mapping, format, exact_scale, implementation or "")
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def dequantize_latent_cache(
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    format: str,
+    dtype: torch.dtype = torch.bfloat16,
+    rows: Tensor | None = None,
+    implementation: str | None = None,
+) -> Tensor:
+    """Unpacks slots of a packed cache into rows.
+
+    Args:
+        cache: uint8 ``[blocks, page, bytes]``; the block stride is free.
+        slot_mapping: int64 ``[tokens]``; where it is -1 the row is left as it is, which is 0 in a new tensor.
+        format: One of :func:`fovea.cache_formats`.
+        dtype: Of a new tensor: float32, float16 or bfloat16.
+        rows: Written and returned instead of a new tensor: ``[tokens, row]``.
+        implementation: Forces one of :func:`fovea.implementations` by name.
+
+    Returns:
+        rows: ``code * scale`` in float32, rounded once.
+
+    Raises:
+        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        NotImplementedError: No implementation accepts it, each with its reason.
+
+    Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
+    """
+    if rows is None:
+        width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses what is not there
+        rows = cache.new_zeros((slot_mapping.numel(), width), dtype=dtype)
+    try:
+        _dequantize_latent_cache(rows, cache, slot_mapping, format, implementation or "")
+    except RuntimeError as error:
+        raise typed(error) from None
+    return rows

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c_api/convert.hpp"
+#include "c_api/handle.hpp"
+
+namespace fovea::c_api {
+namespace {
+
+AttentionBackwardDesc convert(const fovea_attention_backward_desc& from) {
+  return {.forward = c_api::convert(from.forward),
+          .dout = tensor(from.dout, "dout"),
+          .dq = tensor(from.dq, "dq"),
+          .dk = tensor(from.dk, "dk"),
+          .dv = tensor(from.dv, "dv")};
+}
+
+AttentionBackwardArgs convert(const fovea_attention_backward_args& from) {
+  return {.forward = c_api::convert(from.forward), .dout = from.dout, .dq = from.dq, .dk = from.dk, .dv = from.dv, .dsink = from.dsink};
+}
+
+}  // namespace
+}  // namespace fovea::c_api
+
+extern "C" {
+
+using namespace fovea::c_api;
+
+fovea_status fovea_attention_backward_plan(const fovea_attention_backward_desc* desc, const fovea_options* options, fovea_plan** plan) {
+  return plan_into(desc, plan, [&] { return fovea::plan_attention_backward(convert(*desc), device(options), plan_options(options)); });
+}
+
+fovea_status fovea_attention_backward_run(const fovea_plan* plan, const fovea_attention_backward_args* args, void* workspace,
+                                          size_t workspace_bytes, void* stream) {
+  return with_plan<fovea::AttentionBackwardPlan>(plan, args, [&](const fovea::AttentionBackwardPlan& held) {
+    return held.run(convert(*args), {workspace, workspace_bytes}, {stream});
+  });
+}
+
+}  // extern "C"

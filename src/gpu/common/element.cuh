@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Storage types to f32 and back, several elements at a time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace fovea::gpu {
+
+__device__ inline float to_f32(float value) { return value; }
+__device__ inline float to_f32(__half value) { return __half2float(value); }
+__device__ inline float to_f32(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+__device__ inline void from_f32(float value, float& to) { to = value; }
+__device__ inline void from_f32(float value, __half& to) { to = __float2half_rn(value); }
+__device__ inline void from_f32(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
+
+/// Elements that one instruction moves.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T element[kCount];
+};
+
+template <int kCount, class T>
+__device__ inline Pack<T, kCount> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+}
+
+template <class T, int kCount>
+__device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+}  // namespace fovea::gpu

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Kernels for Hopper (compute capability 9.0), with its own instructions.
+#pragma once
+
+#include "plan/implementation.hpp"
+
+namespace fovea::gpu::sm90 {
+
+inline constexpr int kCapability = 90;
+
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Constants of the dense latent kernel that follow from one another.
+#pragma once
+
+#include <cstdint>
+
+namespace fovea::gpu::sm90::latent {
+
+inline constexpr int kRowTile = 64;         // query rows (heads x query tokens) of a CTA
+inline constexpr int kKeyTile = 64;         // keys of a tile
+inline constexpr int kPair = 2 * kKeyTile;  // keys of an even and an odd tile: the unit of the schedule
+inline constexpr int kSlice = 64;           // columns of a slice: 128 bytes
+inline constexpr int kValueDim = 512;
+inline constexpr int kHalfSlices = kValueDim / kSlice / 2;  // V columns of one accumulator
+inline constexpr int kGroups = kKeyTile / 8;                // of eight rows
+inline constexpr int kKeySlices = 9;                        // the ninth holds the rotary part, and then P of the even tiles
+inline constexpr int kKeyGroup = kKeySlices * 1024;         // bytes from one group of eight keys to the next
+inline constexpr int kBoxRows = 8;                          // keys of one copy: pages are multiples of it
+
+/// Roles: two math warpgroups and four load warps.
+inline constexpr int kMathThreads = 256, kLoadThreads = 128, kThreads = kMathThreads + kLoadThreads;
+inline constexpr int kMathRegisters = 224, kLoadRegisters = 56;
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
+static_assert(2 * kMathRegisters + kLoadRegisters <= 3 * kLaunchRegisters);
+
+/// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (chunk, thread, 4).
+inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
+
+/// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
+inline constexpr int kHalves = 4;  // buffer * 2 + half
+
+template <class Element_, int kHeadDim_, int kCluster_>
+struct Config {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all
+  static constexpr int kSlices = kHeadDim / kSlice;
+  static constexpr int kQueryGroup = kSlices * 1024;
+  static_assert(kHeadDim == 576 || kHeadDim == 512);
+  static_assert(kGroups % kCluster == 0);
+};
+
+}  // namespace fovea::gpu::sm90::latent

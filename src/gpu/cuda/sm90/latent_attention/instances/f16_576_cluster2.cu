@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/cuda/sm90/latent_attention/launch.cuh"
+
+template fovea::Result<void> fovea::gpu::sm90::latent::launch_attend<fovea::gpu::sm90::latent::Config<__half, 576, 2>>(
+    const fovea::gpu::sm90::latent::Params&, int, fovea::Stream);

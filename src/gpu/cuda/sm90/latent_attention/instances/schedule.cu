@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The schedule of a batch.
+#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
+
+namespace fovea::gpu::sm90::latent {
+namespace {
+
+/// Costs of all requests, summed. One block.
+inline constexpr int kScheduleThreads = 1024;
+__global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
+  __shared__ int warp_sums[32];
+  __shared__ int carry;
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (thread == 0) params.prefix[0] = carry = 0;
+  __syncthreads();
+  for (int first = 0; first < params.batch; first += kScheduleThreads) {
+    const int index = first + thread;
+    int cost = index < params.batch ? request_at(params, index).pairs() + params.overhead : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0u, cost, step);
+      if (lane >= step) cost += other;
+    }
+    if (lane == 31) warp_sums[warp] = cost;
+    __syncthreads();
+    int before = carry;
+    for (int w = 0; w < warp; ++w) before += warp_sums[w];
+    if (index < params.batch) params.prefix[index + 1] = before + cost;
+    __syncthreads();
+    if (thread == kScheduleThreads - 1) carry = before + cost;
+    __syncthreads();
+  }
+  if (thread == 0) params.prefix[params.batch + 1] = max((carry + params.parts - 1) / params.parts, 1);
+  __syncthreads();
+  const detail::SplitSchedule schedule = schedule_of(params);
+  for (int part = thread; part < params.parts; part += kScheduleThreads) params.first_request[part] = schedule.first_request(part);
+}
+
+}  // namespace
+
+Result<void> launch_schedule(const Params& params, Stream stream) {
+  return launch(&schedule_requests, {.grid = dim3(1), .block = dim3(kScheduleThreads), .programmatic = true}, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's side of the kernels: plan.cu calls these, each of instances/ defines one of them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
+#include "gpu/runtime.hpp"
+
+namespace fovea::gpu::sm90::latent {
+
+Result<void> launch_schedule(const Params& params, Stream stream);
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
+
+/// Warps that share the parts of a row: 8 where requests are split into many, else 1.
+template <class Element>
+Result<void> launch_combine(const Params& params, int groups, Stream stream);
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the launch tells the kernels.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "fovea/mask.hpp"
+
+namespace fovea::gpu::sm90::latent {
+
+struct Params {
+  CUtensorMap left, right;  // boxes of 8 keys: columns [0, 256) and the rest
+  CUtensorMap queries;      // boxes of 8 heads of one query token
+  const void* q = nullptr;
+  void* out = nullptr;
+  float* lse = nullptr;                        // or null
+  const std::int32_t* block_table = nullptr;   // (batch, table_stride)
+  const std::int32_t* kv_len = nullptr;        // (batch)
+  const std::int32_t* cu_seqlens_q = nullptr;  // (batch + 1), or null: every request has seq_q rows
+  std::int64_t q_batch = 0, q_row = 0, q_head = 0;
+  std::int64_t out_batch = 0, out_row = 0, out_head = 0;
+  std::int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
+  std::int64_t table_stride = 0;
+  int batch = 0, seq_q = 0, max_kv_len = 0;
+  int heads_per_kv = 0, kv_heads = 0, row_tiles = 0, parts = 0;
+  int page = 0, blocks = 0, max_blocks = 0;
+  BandMask mask{};
+  float scale_log2 = 0;       // scale * log2(e)
+  int overhead = 0;           // of a request, in pairs of key tiles
+  bool whole = false;         // requests are not split
+  bool copy_queries = false;  // eight rows are one box of `queries`; otherwise they are gathered
+
+  // Workspace.
+  int* prefix = nullptr;         // (batch + 1) costs, then the length of a part
+  int* first_request = nullptr;  // (parts) the first request of which a part may have a share
+  float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, kPartialChunks, kMathThreads), normalised
+  float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, 64), base 2
+};
+
+}  // namespace fovea::gpu::sm90::latent

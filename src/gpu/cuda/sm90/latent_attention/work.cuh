@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a CTA does, request by request.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
+#include "gpu/cuda/sm90/ptx.cuh"
+#include "op/common/band.hpp"
+#include "op/common/split_schedule.hpp"
+
+namespace fovea::gpu::sm90::latent {
+
+/// One request's bounds.
+struct Request {
+  int index = 0;
+  int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the tensor's first row (ragged) or is 0
+  int kv_len = 0;
+  detail::Band band{};
+  detail::TileRange keys{};  // that some row sees
+
+  __device__ int first_pair() const { return keys.begin / kPair; }
+  /// At least one: a row that sees nothing is written too.
+  __device__ int pairs() const { return max((keys.end + kPair - 1) / kPair - first_pair(), 1); }
+};
+
+__device__ inline Request request_at(const Params& params, int index) {
+  Request request{.index = index, .q_rows = params.seq_q};
+  if (params.cu_seqlens_q != nullptr) {
+    request.q_begin = params.cu_seqlens_q[index];
+    request.q_rows = max(min(params.cu_seqlens_q[index + 1] - request.q_begin, params.seq_q), 0);
+  }
+  request.kv_len = max(min(params.kv_len[index], params.max_kv_len), 0);
+  request.band = detail::make_band(params.mask, request.q_rows, request.kv_len);
+  if (request.q_rows > 0) {
+    const detail::KeyRange keys = detail::keys_seen_by_some(request.band, 0, request.q_rows, request.kv_len);
+    request.keys = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+  }
+  return request;
+}
+
+__device__ inline detail::SplitSchedule schedule_of(const Params& params) {
+  return {.prefix = params.prefix,
+          .batch = params.batch,
+          .length = params.prefix[params.batch + 1],
+          .overhead = params.overhead,
+          .whole = params.whole};
+}
+
+/// A share of one request: pairs of tiles [begin, end) of the whole key sequence.
+struct Job {
+  Request request{.index = -1};
+  int begin = 0, end = 0;
+  int slot = -1;  // of the partial result; -1 when the request is not split
+
+  __device__ bool done() const { return request.index < 0; }
+
+  /// The next share of `part`, starting from Job{}; done() after the last.
+  __device__ Job next(const Params& params, int part) const {
+    const detail::SplitSchedule schedule = schedule_of(params);
+    int index = done() ? params.first_request[part] : request.index + 1;
+    for (; !schedule.past(part, index); ++index) {
+      const detail::TileRange share = schedule.share(part, index);
+      if (share.empty()) continue;
+      const Request request = request_at(params, index);
+      const int first = request.first_pair();
+      const bool split = share.begin > 0 || share.end < schedule.tiles(index);
+      return {request, first + share.begin, first + share.end, split ? schedule.slot(part, share.begin > 0) : -1};
+    }
+    return {};
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent

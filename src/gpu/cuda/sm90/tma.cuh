@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Copies by the tensor engine: a box of a tensor map into shared memory, counted in bytes by an mbarrier.
+#pragma once
+
+#include <cuda.h>
+
+#include "gpu/cuda/sm90/ptx.cuh"
+
+namespace fovea::gpu::sm90 {
+
+/// L2 policies for bytes that are read once, or again soon.
+inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
+inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
+inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000;
+
+struct BoxStart {
+  int column, row, slice, head, block;  // coordinates of a 5-D map, innermost first
+};
+
+__device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+__device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], "
+      "%8;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block), "l"(policy)
+      : "memory");
+}
+
+/// The same to every CTA in `ctas`, at the same place in each; each one's barrier counts its bytes.
+__device__ inline void copy_box_to_all(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier, std::uint16_t ctas,
+                                       std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8, %9;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "fovea/info.hpp"
+
+namespace fovea::gpu {
+
+/// The CUDA devices of this machine; none where there is no driver.
+void append_devices(std::vector<DeviceInfo>& all);
+
+}  // namespace fovea::gpu

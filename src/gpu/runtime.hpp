@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What kernels need of the CUDA runtime: failures as errors, devices, launches. Nothing here waits for a device, and a machine without
+/// one, or without a driver, gets answers and no failure.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "fovea/device.hpp"
+#include "fovea/result.hpp"
+#include "op/common/checks.hpp"
+
+namespace fovea::gpu {
+
+inline Error device_error(std::string_view action, cudaError_t status) {
+  return {ErrorCode::device_error,
+          std::string(action).append(": ").append(cudaGetErrorName(status)).append(", ") + cudaGetErrorString(status)};
+}
+
+/// The failure is also taken out of the runtime, where somebody else's next check would find it.
+inline Result<void> check(std::string_view action, cudaError_t status) {
+  if (status == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());
+  return device_error(action, status);
+}
+
+// ---- devices ----------------------------------------------------------------------------------------------------------------
+
+struct DeviceProperties {
+  int capability = 0;  ///< 90 is compute capability 9.0
+  int multiprocessors = 0;
+  int shared_bytes_per_block = 0;  ///< the most that a kernel may ask for
+  int shared_bytes_per_multiprocessor = 0;
+  int l2_bytes = 0;
+};
+
+struct DeviceTable {
+  std::vector<DeviceProperties> devices{};
+  std::string why_none{};  ///< "no CUDA device (cudaErrorInsufficientDriver)"
+};
+
+inline int attribute(cudaDeviceAttr which, int ordinal) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
+}
+
+/// The devices of this process, asked for once.
+inline const DeviceTable& device_table() {
+  static const DeviceTable kTable = [] {
+    DeviceTable table;
+    int count = 0;
+    const cudaError_t counted = cudaGetDeviceCount(&count);
+    if (!check("cudaGetDeviceCount", counted)) {
+      table.why_none = std::string("no CUDA device (").append(cudaGetErrorName(counted)).append(")");
+      return table;
+    }
+    for (int ordinal = 0; ordinal < count; ++ordinal) {
+      table.devices.push_back(
+          {.capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, ordinal) + attribute(cudaDevAttrComputeCapabilityMinor, ordinal),
+           .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal),
+           .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+           .shared_bytes_per_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal),
+           .l2_bytes = attribute(cudaDevAttrL2CacheSize, ordinal)});
+    }
+    if (count == 0) table.why_none = "no CUDA device";
+    return table;
+  }();
+  return kTable;
+}
+
+/// Null when there is no such device.
+inline const DeviceProperties* properties(int ordinal) {
+  const auto& devices = device_table().devices;
+  return ordinal >= 0 && static_cast<std::size_t>(ordinal) < devices.size() ? &devices[static_cast<std::size_t>(ordinal)] : nullptr;
+}
+
+inline constexpr int kAnyLater = 9999;  ///< the highest compute capability of code that the driver can compile for later devices
+
+/// "9.0"
+inline std::string capability_text(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
+
+/// "9.0", "7.5 to 8.9", "8.0 or later"
+inline std::string capability_range(int lowest, int highest) {
+  if (lowest == highest) return capability_text(lowest);
+  return capability_text(lowest) + (highest == kAnyLater ? " or later" : " to " + capability_text(highest));
+}
+
+/// For the `unavailable` of a row: empty when a device of this machine has a compute capability from kLowest to kHighest.
+template <int kLowest, int kHighest>
+std::string_view unavailable() {
+  static const std::string kReason = [] {
+    const DeviceTable& table = device_table();
+    if (table.devices.empty()) return table.why_none;
+    const auto fits = [](const DeviceProperties& device) { return device.capability >= kLowest && device.capability <= kHighest; };
+    if (std::any_of(table.devices.begin(), table.devices.end(), fits)) return std::string();
+    return "needs a CUDA device of compute capability " + capability_range(kLowest, kHighest);
+  }();
+  return kReason;
+}
+
+/// The reason of a row of compute capability `lowest` to `highest` to decline `device`, or nothing.
+inline std::optional<Error> decline_device(Device device, int lowest, int highest) {
+  const DeviceProperties* found = properties(device.ordinal);
+  if (found == nullptr) {
+    return detail::declined("device.ordinal", device.ordinal, "0 to " + std::to_string(device_table().devices.size() - 1));
+  }
+  if (found->capability >= lowest && found->capability <= highest) return std::nullopt;
+  return detail::declined("device (compute capability)", capability_text(found->capability), capability_range(lowest, highest));
+}
+
+/// Makes a device the current one of the calling thread, and puts back the one before.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int ordinal) : status_(make_current(ordinal)) {}
+  ~ScopedDevice() {
+    if (switched_) static_cast<void>(cudaSetDevice(previous_));
+  }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+  const Result<void>& status() const { return status_; }
+
+ private:
+  Result<void> make_current(int ordinal) {
+    const Result<void> asked = check("cudaGetDevice", cudaGetDevice(&previous_));
+    if (!asked || previous_ == ordinal) return asked;
+    const Result<void> set = check("cudaSetDevice", cudaSetDevice(ordinal));
+    switched_ = set.has_value();
+    return set;
+  }
+
+  int previous_ = 0;
+  bool switched_ = false;
+  Result<void> status_;
+};
+
+// ---- launches ---------------------------------------------------------------------------------------------------------------
+
+inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+struct LaunchShape {
+  dim3 grid{}, block{};
+  std::size_t shared_bytes = 0;
+  dim3 cluster{1, 1, 1};  ///< blocks
+  /// The kernel may start while the one before it in the stream still runs, and waits for its results itself.
+  bool programmatic = false;
+};
+
+/// Lets a kernel have more than 48 KiB of dynamic shared memory; the runtime is told once for each device. `bytes` is the kernel's own
+/// constant, the same in every call.
+template <auto kKernel>
+Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {
+  static std::atomic<std::uint64_t> done{0};  // a bit for each device
+  const std::uint64_t bit = std::uint64_t{1} << (ordinal % 64);
+  if (ordinal < 64 && (done.load(std::memory_order_acquire) & bit) != 0) return {};
+  const ScopedDevice device(ordinal);
+  if (!device.status()) return device.status();
+  const Result<void> set = check(
+      "cudaFuncSetAttribute",
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kKernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  if (set) done.fetch_or(bit, std::memory_order_release);
+  return set;
+}
+
+/// Launches on the current device; the only place that does.
+template <class... Params>
+Result<void> launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream, const std::type_identity_t<Params>&... params) {
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = native(stream);
+  config.attrs = attributes.data();
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  }
+  if (shape.programmatic) {
+    cudaLaunchAttribute& programmatic = attributes[config.numAttrs++];
+    programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    programmatic.val.programmaticStreamSerializationAllowed = 1;
+  }
+  std::array<void*, sizeof...(Params)> pointers{const_cast<void*>(static_cast<const void*>(&params))...};
+  return check("kernel launch", cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers.data()));
+}
+
+}  // namespace fovea::gpu

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Key tiles of a batch dealt out to equal parts (split-KV): each request costs its tiles and a fixed overhead, the costs lie end to end on
+/// a line, and part p takes the p-th of equal lengths of the line. Everything follows from the prefix sums of the costs, so each part and
+/// the combination that follows find their own share without a table of splits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace fovea::detail {
+
+/// Half-open range of a request's key tiles, counted from its first one.
+struct TileRange {
+  int begin = 0, end = 0;
+  constexpr bool empty() const { return begin >= end; }
+};
+
+struct SplitSchedule {
+  const int* prefix = nullptr;  ///< [batch + 1] costs before each request
+  int batch = 0;
+  int length = 1;      ///< of a part
+  int overhead = 0;    ///< of a request, in tiles
+  bool whole = false;  ///< never split a request: it belongs to the part where it begins
+
+  /// At least 1: a request that sees nothing still has outputs to write.
+  constexpr int tiles(int request) const { return prefix[request + 1] - prefix[request] - overhead; }
+
+  /// What `part` computes of `request`.
+  constexpr TileRange share(int part, int request) const {
+    const int begin = part * length, end = begin + length, count = tiles(request);
+    if (whole) return begin <= prefix[request] && prefix[request] < end ? TileRange{0, count} : TileRange{};
+    const int first = prefix[request] + overhead;
+    return {std::clamp(begin - first, 0, count), std::clamp(end - first, 0, count)};
+  }
+
+  /// The first request of which `part` may have a share; the last follows by walking on while prefix < (part + 1) * length.
+  constexpr int first_request(int part) const {
+    int low = 0, high = batch;  // prefix[low] <= part * length < prefix[high], or there is nothing
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (prefix[middle] <= part * length ? low : high) = middle;
+    }
+    return low;
+  }
+  constexpr bool past(int part, int request) const { return request >= batch || prefix[request] >= (part + 1) * length; }
+
+  /// Parts [begin, end) that have a share of `request`.
+  constexpr TileRange parts_of(int request) const {
+    if (whole) return {prefix[request] / length, prefix[request] / length + 1};
+    const int first = prefix[request] + overhead;
+    return {first / length, (first + tiles(request) - 1) / length + 1};
+  }
+
+  /// Where a part of a split request leaves its partial result: a part has at most one share that begins inside a request and one that
+  /// does not.
+  constexpr int slot(int part, bool begins_inside) const { return 2 * part + (begins_inside ? 0 : 1); }
+};
+
+}  // namespace fovea::detail

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "latent_cache.hpp"
+#include "operators.hpp"
+
+namespace fovea::binding {
+namespace {
+
+/// A cache and the tokens of it that each query row reads.
+struct Selection {
+  Tensor cache;
+  std::string format;
+  Tensor indices;
+  OptionalTensor topk_length;
+};
+
+struct Call {
+  Tensor q;
+  Selection main;
+  std::optional<Selection> extra;
+  Tensor out;
+  OptionalTensor lse, max_logits;
+  float scale;
+  OptionalTensor sink;
+  PlanOptions options;
+};
+
+Selection take_main(Arguments& arguments) {
+  return {
+      .cache = arguments.tensor(), .format = arguments.text(), .indices = arguments.tensor(), .topk_length = arguments.optional_tensor()};
+}
+
+std::optional<Selection> take_extra(Arguments& arguments) {
+  const OptionalTensor cache = arguments.optional_tensor();
+  const std::string format = arguments.text();
+  const OptionalTensor indices = arguments.optional_tensor();
+  const OptionalTensor topk_length = arguments.optional_tensor();
+  if (cache && indices) return Selection{*cache, format, *indices, topk_length};
+  if (cache) raise_invalid("extra_indices", "none", "a tensor, as extra_cache is given");
+  if (indices || topk_length) raise_invalid("extra_cache", "none", "a tensor, as extra_indices or extra_topk_length is given");
+  return std::nullopt;
+}
+
+/// `implementation` keeps the text that the options refer to.
+Call take_call(Arguments arguments, std::string& implementation) {
+  Call call{.q = arguments.tensor(),
+            .main = take_main(arguments),
+            .extra = take_extra(arguments),
+            .out = arguments.tensor(),
+            .lse = arguments.optional_tensor(),
+            .max_logits = arguments.optional_tensor(),
+            .scale = arguments.real(),
+            .sink = arguments.optional_tensor(),
+            .options = {}};
+  implementation = arguments.text();
+  call.options = {.implementation = implementation, .batch_invariant = arguments.flag()};
+  return call;
+}
+
+SparseLatentAttentionDesc::Selection describe_selection(const Selection& from, const char* cache, const char* indices) {
+  return {.cache = describe_cache(from.cache, from.format, cache),
+          .indices = describe(from.indices, indices),
+          .has_topk_length = from.topk_length.has_value()};
+}
+
+SparseLatentAttentionPlan make_plan(const Call& call) {
+  SparseLatentAttentionDesc desc{.q = describe(call.q, "q"),
+                                 .out = describe(call.out, "out"),
+                                 .main = describe_selection(call.main, "main.cache", "main.indices"),
+                                 .lse = describe(call.lse, "lse"),
+                                 .max_logits = describe(call.max_logits, "max_logits"),
+                                 .scale = call.scale,
+                                 .has_sink = call.sink.has_value()};
+  if (call.extra) desc.extra = describe_selection(*call.extra, "extra.cache", "extra.indices");
+  follow_torch_threads();
+  return value_or_raise(plan_sparse_latent_attention(desc, call_device(), call.options));
+}
+
+/// topk_length has one number for each row (flat) or sequence (paged): the first dimension of q.
+SparseLatentAttentionArgs::Selection selection_args(const Selection& from, const char* topk_length, std::int64_t lists) {
+  return {.cache = data(from.cache),
+          .indices = static_cast<const std::int32_t*>(data(from.indices)),
+          .topk_length = from.topk_length ? int32_vector(*from.topk_length, topk_length, lists) : nullptr};
+}
+
+}  // namespace
+
+void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  const Call call = take_call(Arguments(stack), implementation);
+  const SparseLatentAttentionPlan plan = make_plan(call);
+  const std::int64_t lists = call.q.size(0);
+  SparseLatentAttentionArgs args{.q = data(call.q),
+                                 .out = data(call.out),
+                                 .main = selection_args(call.main, "main.topk_length", lists),
+                                 .lse = data_or_null<float>(call.lse),
+                                 .max_logits = data_or_null<float>(call.max_logits),
+                                 .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2))};
+  if (call.extra) args.extra = selection_args(*call.extra, "extra.topk_length", lists);
+  raise_if_failed(binding::run(plan, args));
+}
+
+void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+}
+
+}  // namespace fovea::binding

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The case table of attention_backward.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "support/backward_case.hpp"
+
+namespace fovea::check {
+
+/// A NaN or an infinity in one input, where some see it.
+inline std::vector<std::pair<std::string, BackwardCase>> not_finite_cases() {
+  using Values = BackwardCase::Values;
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  for (const auto& [name, values] : {std::pair{"nan-query", Values::nan_query},
+                                     {"nan-key", Values::nan_key},
+                                     {"nan-value", Values::nan_value},
+                                     {"nan-dout", Values::nan_dout},
+                                     {"infinite-key", Values::infinite_key}})
+    for (const bool masked : {true, false})
+      cases.emplace_back(fmt::format("{}-{}", name, masked ? "causal" : "full"),
+                         BackwardCase{.sequences = {{192, 192}}, .mask = masked ? causal() : BandMask{}, .values = values});
+  return cases;
+}
+
+inline std::vector<BackwardCase> backward_cases() {
+  using Values = BackwardCase::Values;
+  std::vector<BackwardCase> table;
+  const BandMask top_left = causal(Anchor::top_left), window{.left = 9, .right = 4};
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const auto add = [&](const char* family, const std::string& variant, BackwardCase spec) {
+      spec.dtype = dtype;
+      spec.tier = dtype == DType::f16 ? Tier::full : Tier::quick;
+      spec.name = fmt::format("attention_backward/{}/{}-{}", family, name_of(dtype), variant);
+      table.push_back(std::move(spec));
+    };
+    add("mask", "full", {.sequences = {{128, 96}, {128, 96}}});
+    add("mask", "causal", {.sequences = {{200, 200}}, .mask = causal()});
+    add("mask", "window", {.sequences = {{230, 210}}, .mask = window, .values = Values::unseen_nan});
+    add("mask", "off-diagonal", {.sequences = {{150, 150}}, .mask = {.left = -20, .right = 70}, .values = Values::unseen_nan});
+    add("mask", "nobody-sees", {.sequences = {{40, 40}}, .mask = {.left = -30, .right = 20}, .values = Values::unseen_nan});
+    add("lengths", "one-row", {.head = 64, .kv_head = 64, .dqk = 8, .dv = 16, .sequences = {{1, 1}, {1, 1}}});
+    add("lengths", "one-query", {.sequences = {{1, 150}}, .mask = causal()});
+    add("lengths", "one-key", {.sequences = {{150, 1}}});
+    add("lengths", "more-queries", {.sequences = {{190, 70}}, .mask = causal(), .values = Values::unseen_nan});
+    add("lengths", "more-keys", {.sequences = {{70, 190}}, .mask = top_left, .values = Values::unseen_nan});
+    add("head_dim", "72x40", {.dqk = 72, .dv = 40, .sequences = {{67, 101}}, .mask = causal()});
+    add("head_dim", "192x128", {.dqk = 192, .dv = 128, .sequences = {{110, 110}}, .mask = causal()});
+    add("head_dim", "256x256", {.head = 1, .kv_head = 1, .dqk = 256, .dv = 256, .sequences = {{100, 130}}, .mask = causal()});
+    add("gqa", "6on2", {.head = 6, .kv_head = 2, .sequences = {{90, 120}, {90, 120}}, .mask = causal()});
+    add("gqa", "5on1", {.head = 5, .kv_head = 1, .dqk = 32, .dv = 64, .sequences = {{70, 70}}});
+    add("softcap", "2.5", {.sequences = {{120, 120}}, .mask = causal(), .softcap = 2.5f});
+    add("softcap", "30-sharp", {.sequences = {{90, 90}}, .softcap = 30.0f, .values = Values::sharp});
+    add("values", "sharp", {.sequences = {{90, 90}}, .mask = causal(), .values = Values::sharp});
+    add("scale", "negative", {.sequences = {{90, 90}}, .scale = -0.3f});
+    add("sink", "all-kinds", {.head = 4, .kv_head = 2, .sequences = {{90, 90}, {90, 90}}, .mask = causal(), .sink = true});
+    add("sink", "nobody-sees",
+        {.head = 4, .sequences = {{40, 40}}, .mask = {.left = -30, .right = 20}, .sink = true, .values = Values::unseen_nan});
+    add("ragged", "mixed",
+        {.head = 4,
+         .kv_head = 2,
+         .sequences = {{0, 30}, {130, 130}, {20, 0}, {0, 0}, {1, 99}, {70, 200}},
+         .ragged = true,
+         .mask = causal()});
+    add("ragged", "padded-sink",
+        {.head = 4,
+         .kv_head = 2,
+         .sequences = {{50, 130}, {130, 50}, {3, 7}},
+         .ragged = true,
+         .mask = causal(),
+         .softcap = 4.0f,
+         .sink = true,
+         .padded = true,
+         .values = Values::unseen_nan});
+    add("layout", "padded",
+        {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true});
+    for (const auto& [variant, spec] : not_finite_cases()) add("values", variant, spec);
+  }
+  BackwardCase bench{.head = 16, .kv_head = 16, .dqk = 128, .dv = 128, .sequences = {{2048, 2048}}, .mask = causal()};
+  bench.name = "attention_backward/bench/bf16-d128-h16-s2048-causal";
+  bench.tier = Tier::bench;
+  table.push_back(bench);
+  return table;
+}
+
+}  // namespace fovea::check

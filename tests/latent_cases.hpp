@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The case table of latent_attention, sparse_latent_attention, quantize_latent_cache and dequantize_latent_cache.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+
+#include "support/latent_case.hpp"
+
+namespace fovea::check {
+
+/// Sequences of the same number of queries.
+inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::int64_t>& lengths) {
+  std::vector<Sequence> sequences;
+  for (const std::int64_t kv : lengths) sequences.push_back({q, kv});
+  return sequences;
+}
+
+inline std::vector<LatentCase> latent_cases() {
+  std::vector<LatentCase> table;
+  const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
+    spec.name = fmt::format("latent_attention/{}", name);
+    spec.tier = tier;
+    table.push_back(std::move(spec));
+  };
+  const DType f32 = DType::f32, f16 = DType::f16, e4m3 = DType::e4m3;
+  add("decode/bf16-h16", {.sequences = of_lengths(1, {1, 64, 65, 200})});
+  add("decode/bf16-h128", {.head = 128, .sequences = of_lengths(1, {130, 3})});
+  add("decode/bf16-h1", {.head = 1, .sequences = of_lengths(1, {77, 0, 5})});
+  add("decode/bf16-h8", {.head = 8, .sequences = of_lengths(1, {300, 63})});
+  add("decode/bf16-row512-h19", {.row = 512, .head = 19, .sequences = of_lengths(1, {70})});
+  add("decode/f16-h17", {.dtype = f16, .rows = f16, .head = 17, .sequences = of_lengths(1, {129})});
+  add("decode/f32-h17", {.dtype = f32, .rows = f32, .head = 17, .sequences = of_lengths(1, {129})});
+  add("decode/bf16-nothing", {.sequences = of_lengths(1, {0, 0})});
+  add("decode/bf16-h128-q2", {.head = 128, .sequences = of_lengths(2, {5, 130, 777})}, Tier::full);
+  add("decode/f16-row512-h64-page8",
+      {.dtype = f16, .rows = f16, .row = 512, .head = 64, .page = 8, .sequences = of_lengths(1, {1, 127, 129, 640})});
+  add("decode/bf16-h48on3-q2-page32", {.head = 48, .kv_head = 3, .page = 32, .sequences = of_lengths(2, {333, 1000})}, Tier::full);
+  add("decode/bf16-many-h128", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(60, 61))}, Tier::full);
+  add("mask/bf16-window-h128-q3", {.head = 128, .sequences = of_lengths(3, {700, 64}), .mask = sliding_window(130)}, Tier::full);
+  add("ragged/bf16-h128", {.head = 128, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}, {1, 513}}, .ragged = true}, Tier::full);
+  add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
+  add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
+  add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
+  add("kv_heads/bf16-18on3-page16", {.head = 18, .kv_head = 3, .page = 16, .sequences = of_lengths(1, {40, 41})});
+  add("speculative/bf16-h20", {.head = 20, .sequences = of_lengths(3, {90, 2})});
+  add("prefill/bf16-h6-page3", {.head = 6, .page = 3, .sequences = of_lengths(40, {70})});
+  add("ragged/bf16-h9-page1", {.head = 9, .page = 1, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}}, .ragged = true});
+  add("ragged/f32-h3-page128",
+      {.dtype = f32, .rows = f32, .head = 3, .page = 128, .sequences = {{7, 300}, {1, 1}, {3, 129}}, .ragged = true});
+  add("mask/bf16-window", {.head = 12, .sequences = of_lengths(4, {150}), .mask = sliding_window(70)});
+  add("mask/bf16-full", {.head = 3, .sequences = of_lengths(5, {150}), .mask = {}});
+  add("mask/bf16-nobody-sees", {.head = 16, .sequences = of_lengths(2, {150}), .mask = {.left = -5, .right = 2}});
+  add("scale/bf16-negative", {.sequences = of_lengths(1, {100}), .scale = -0.07f});
+  add("scale/bf16-on-e4m3", {.rows = e4m3, .sequences = of_lengths(1, {129, 8}), .has_scale = true});
+  add("scale/f16-on-e4m3-h4", {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(1, {129}), .has_scale = true});
+  add("scale/bf16-on-e4m3-none", {.rows = e4m3, .row = 512, .sequences = of_lengths(1, {33})});
+  add("layout/bf16-odd-rows", {.head = 17, .gap = 1, .sequences = of_lengths(2, {70, 129})});
+  add("layout/bf16-contiguous", {.head = 17, .gap = 0, .sequences = of_lengths(2, {70, 129})});
+  add("packed/v32_fp8-h64", {.format = CacheFormat::v32_fp8, .head = 64, .sequences = of_lengths(1, {200, 0, 64})});
+  add("packed/v32_fp8-h7-page5", {.format = CacheFormat::v32_fp8, .head = 7, .page = 5, .sequences = of_lengths(1, {200, 63})});
+  add("packed/v4_fp8-page16", {.format = CacheFormat::v4_fp8, .row = 512, .page = 16, .sequences = of_lengths(2, {100})});
+  add("packed/v41_fp8", {.format = CacheFormat::v41_fp8, .row = 512, .sequences = of_lengths(1, {1100})});
+  add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
+
+  const auto eight = [](std::int64_t kv) { return std::vector<Sequence>(8, Sequence{1, kv}); };
+  add("bench/decode-bf16-h128-b8-kv4096", {.head = 128, .gap = 0, .sequences = eight(4096)}, Tier::bench);
+  add("bench/decode-bf16-h16-b8-kv8192", {.head = 16, .gap = 0, .sequences = eight(8192)}, Tier::bench);
+  add("bench/decode-bf16-h128-b8-kv2048", {.head = 128, .gap = 0, .sequences = eight(2048)}, Tier::bench);
+  add("bench/decode-v32_fp8-h128-b8-kv4096", {.format = CacheFormat::v32_fp8, .head = 128, .gap = 0, .sequences = eight(4096)},
+      Tier::bench);
+  return table;
+}
+
+inline void sparse_bench_cases(std::vector<SparseCase>& table) {
+  const auto add = [&](const char* name, SparseCase spec) {
+    spec.name = fmt::format("sparse_latent_attention/bench/{}", name);
+    spec.tier = Tier::bench;
+    table.push_back(std::move(spec));
+  };
+  SparseCase decode{
+      .head = 128, .batch = 8, .gap = 0, .main = {.format = CacheFormat::v32_fp8, .topk = 2048, .blocks = 1024}, .lists = Lists::full};
+  add("decode-v32_fp8-h128-b8-topk2048", decode);
+  decode.main.format = CacheFormat::rows;
+  add("decode-bf16-h128-b8-topk2048", decode);
+  const SparseCase prefill{.head = 128,
+                           .batch = 1,
+                           .seq_q = 64,
+                           .gap = 0,
+                           .main = {.topk = 2048, .page = 8192, .blocks = 1},
+                           .flat = true,
+                           .lists = Lists::full};
+  add("prefill-bf16-h128-q64-topk2048", prefill);
+}
+
+inline std::vector<SparseCase> sparse_cases() {
+  std::vector<SparseCase> table;
+  const auto add = [&](const char* name, SparseCase spec) {
+    spec.name = fmt::format("sparse_latent_attention/{}", name);
+    table.push_back(std::move(spec));
+  };
+  using List = SparseCase::List;
+  constexpr auto kMin = std::numeric_limits<std::int32_t>::min(), kMax = std::numeric_limits<std::int32_t>::max();
+  const CacheFormat rows = CacheFormat::rows, v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8,
+                    planar = CacheFormat::v41_fp8_planar, fp4 = CacheFormat::v41_fp4;
+  const auto listed = [](CacheFormat format, std::int64_t topk, std::vector<std::int32_t> lengths = {}) {
+    return List{.format = format, .topk = topk, .page = format == CacheFormat::rows ? 64 : 3, .lengths = std::move(lengths)};
+  };
+
+  const auto with_extra = [](SparseCase spec, List extra) {
+    spec.extra = std::move(extra);
+    return spec;
+  };
+
+  add("paged/bf16", {.main = {.topk = 130}});
+  add("paged/bf16-row512-h64-full", {.row = 512, .head = 64, .main = {.topk = 64}, .lists = Lists::full});
+  add("paged/f16-h20", {.dtype = DType::f16, .head = 20});
+  add("paged/f32-h20", {.dtype = DType::f32, .head = 20});
+  add("paged/bf16-h1", {.head = 1, .main = {.topk = 200}});
+  add("paged/bf16-odd-rows", {.head = 17, .gap = 1, .main = {.topk = 90}});
+  add("paged/bf16-one-token", {.main = {.topk = 1}, .lists = Lists::full});
+  add("packed/v32_fp8-h3", {.head = 3, .main = {.format = v32, .topk = 200}});
+  add("packed/v32_fp8-h128", {.head = 128, .main = {.format = v32, .topk = 150}});
+  add("packed/v4_fp8-h17-page5", {.row = 512, .head = 17, .main = {.format = v4, .page = 5}});
+  add("packed/v41_fp8-q3", {.row = 512, .seq_q = 3, .main = {.format = v41}});
+  add("packed/v41_fp8_planar-page1", {.row = 512, .main = {.format = planar, .page = 1}});
+  add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}});
+  add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}});
+  add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}}, listed(v32, 900, {900, 31})));
+  add("extra/v4_fp8-sink", with_extra({.row = 512, .main = {.format = v4}, .sink = true}, listed(v4, 90)));
+  add("extra/v41_fp8-and-fp4-h64", with_extra({.row = 512, .head = 64, .main = {.format = v41}}, listed(fp4, 33)));
+  add("extra/v41_fp8-and-fp4-h4", with_extra({.row = 512, .head = 4, .main = {.format = v41}}, listed(fp4, 33)));
+  add("extra/bf16-and-v32_fp8", with_extra({}, listed(v32, 10)));
+  add("flat/bf16-h24-sink", {.head = 24, .batch = 1, .seq_q = 7, .flat = true, .sink = true});
+  add("flat/bf16-lengths", {.batch = 1, .seq_q = 7, .main = listed(rows, 70, {0, 1, 69, 70, 71, kMin, kMax}), .flat = true});
+  add("flat/v32_fp8-one-token", {.batch = 1, .seq_q = 5, .main = {.format = v32, .topk = 1}, .flat = true});
+  add("lengths/bf16", {.batch = 5, .seq_q = 2, .main = listed(rows, 70, {-1, 0, 1, 65, kMax})});
+  add("lengths/bf16-extra", with_extra({.head = 6, .batch = 3, .main = listed(rows, 70, {0, 64, 70})}, listed(rows, 70, {70, 0, kMin})));
+  add("invalid/bf16-all", with_extra({.sink = true, .lists = Lists::all_invalid}, listed(rows, 5)));
+  add("invalid/v32_fp8-all-h2", {.head = 2, .main = {.format = v32}, .sink = true, .lists = Lists::all_invalid});
+  add("scale/bf16-negative", {.scale = -0.05f});
+  add("sink/bf16", {.sink = true});
+  add("values/bf16-nan-token", {.batch = 3, .main = {.topk = 40}, .lists = Lists::full, .nan_token = true});
+
+  sparse_bench_cases(table);
+  return table;
+}
+
+inline std::vector<ConversionCase> conversion_cases() {
+  std::vector<ConversionCase> table;
+  for (const bool quantize : {true, false})
+    for (const PackedFormat& format : kPackedFormats) {
+      const char* operation = quantize ? "quantize_latent_cache" : "dequantize_latent_cache";
+      for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+        for (const ScaleRule rule : {ScaleRule::power_of_two, ScaleRule::exact}) {
+          if (!quantize && rule == ScaleRule::exact) continue;
+          const char* suffix = !quantize ? "" : rule == ScaleRule::exact ? "-exact" : "-power-of-two";
+          table.push_back({.name = fmt::format("{}/format/{}-{}{}", operation, format.name, name_of(dtype), suffix),
+                           .quantize = quantize,
+                           .format = format.format,
+                           .dtype = dtype,
+                           .rule = rule});
+        }
+      table.push_back({.name = fmt::format("{}/rows/{}-one", operation, format.name),
+                       .quantize = quantize,
+                       .format = format.format,
+                       .dtype = DType::bf16,
+                       .tokens = 1,
+                       .page = 1,
+                       .blocks = 1});
+      if (format.format != CacheFormat::v32_fp8) continue;
+      table.push_back({.name = fmt::format("{}/bench/{}-bf16-rows4096", operation, format.name),
+                       .tier = Tier::bench,
+                       .quantize = quantize,
+                       .format = format.format,
+                       .dtype = DType::bf16,
+                       .tokens = 4096,
+                       .page = 64,
+                       .blocks = 64,
+                       .gap = 0});
+    }
+  return table;
+}
+
+}  // namespace fovea::check

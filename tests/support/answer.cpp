@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "answer.hpp"
+
+#include <cmath>
+
+namespace fovea::check {
+
+void Judgement::fail(const std::string& what) {
+  message.append(ok ? "" : "; ").append(what);
+  ok = false;
+}
+
+void Answer::expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain) {
+  runs_.push_back({offset, static_cast<std::int64_t>(exact.size()), true});
+  exact_.insert(exact_.end(), exact.begin(), exact.end());
+  plain_.insert(plain_.end(), plain.begin(), plain.end());
+}
+
+void Answer::expect_finite(std::int64_t offset, std::int64_t count) { runs_.push_back({offset, count, false}); }
+
+Tolerance Answer::tolerance() const {
+  if (tolerance_) return *tolerance_;
+  return {.absolute = 2 * largest_error(plain_, exact_) + 0.5 * ulp(tensor_.desc().dtype, largest_magnitude(exact_))};
+}
+
+void Answer::judge(Judgement& verdict) const {
+  std::vector<float> got;
+  got.reserve(exact_.size());
+  std::int64_t not_finite = 0;
+  for (const Run& run : runs_) {
+    for (std::int64_t at = run.offset; at < run.offset + run.count; ++at) {
+      const float value = tensor_.at(at);
+      if (run.known)
+        got.push_back(value);
+      else
+        not_finite += std::isfinite(value) ? 0 : 1;
+    }
+    tensor_.restore(run.offset, run.count);
+  }
+  const Comparison result = compare(got, exact_, tolerance());
+  verdict.worst = std::max(verdict.worst, result.largest_ratio);
+  std::int64_t row = 1;
+  for (const std::int64_t extent : row_) row *= extent;
+  std::vector<std::int64_t> shape{static_cast<std::int64_t>(exact_.size()) / std::max<std::int64_t>(row, 1)};
+  shape.insert(shape.end(), row_.begin(), row_.end());
+  if (!result.ok()) verdict.fail(name_ + ": " + describe(result, shape));
+  if (not_finite > 0) verdict.fail(name_ + ": " + std::to_string(not_finite) + " elements outside the sample are NaN or infinite");
+}
+
+}  // namespace fovea::check

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What one output must hold, in double precision, and how far from it a result may lie.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compare.hpp"
+#include "hostile_tensor.hpp"
+
+namespace fovea::check {
+
+struct Judgement {
+  bool ok = true;
+  std::string message{};  ///< empty when all is right
+  double worst = 0;       ///< largest error / tolerance
+
+  void fail(const std::string& what);
+};
+
+/// |lse - lse64| <= 1e-6 + 8/65536 |lse64|
+inline constexpr Tolerance kLseTolerance{.absolute = 1e-6, .relative = 8.0 / 65536.0};
+
+/// Rows are added one by one; elements that belong to none of them must keep their poison.
+class Answer {
+ public:
+  /// `row` is the shape of a row, for messages.
+  Answer(std::string_view name, HostileTensor tensor, std::vector<std::int64_t> row)
+      : name_(name), tensor_(std::move(tensor)), row_(std::move(row)) {}
+  /// The tolerance follows from the plain results that come with the rows, unless one is given.
+  Answer& within(Tolerance tolerance) {
+    tolerance_ = tolerance;
+    return *this;
+  }
+
+  /// Elements at `offset` that must be `exact`; `plain` is what a plain same-precision implementation makes of them.
+  void expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain = {});
+  /// Elements that are written with something finite, and no more is known.
+  void expect_finite(std::int64_t offset, std::int64_t count);
+
+  /// 2 E + half an output ulp at the largest magnitude, where E is the largest error of the plain implementation.
+  Tolerance tolerance() const;
+  /// Judges, and puts back what the tensor held when it was sealed.
+  void judge(Judgement& verdict) const;
+
+ private:
+  struct Run {
+    std::int64_t offset, count;
+    bool known;
+  };
+  std::string name_;
+  HostileTensor tensor_;
+  std::vector<std::int64_t> row_;
+  std::optional<Tolerance> tolerance_{};
+  std::vector<Run> runs_{};
+  std::vector<double> exact_{};
+  std::vector<float> plain_{};
+};
+
+}  // namespace fovea::check

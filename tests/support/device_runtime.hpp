@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The little that tests and benchmarks ask of a GPU's runtime themselves. Failures throw, but for those of kernels. A build without a
+/// GPU backend has no device to ask.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "fovea/device.hpp"
+#include "fovea/result.hpp"
+
+namespace fovea::check {
+
+/// The device on which an implementation runs: the first of its backend.
+Device device_of(std::string_view implementation);
+
+void* device_allocate(Device device, std::size_t bytes);
+void device_free(Device device, void* memory);
+void copy_to_device(Device device, void* to, std::span<const std::byte> from);
+void copy_from_device(Device device, std::span<std::byte> to, const void* from);
+
+/// Seconds that a copy inside the device's memory takes: the median of twenty.
+double device_copy_seconds(Device device, std::size_t bytes);
+
+/// Waits for all work on the device; the failure of a kernel comes out here.
+Result<void> synchronize(Device device);
+
+/// A stream that does not wait for the default one, nor the default one for it.
+class SideStream {
+ public:
+  explicit SideStream(Device device);
+  ~SideStream();
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+  Stream get() const { return stream_; }
+
+ private:
+  Device device_;
+  Stream stream_{};
+};
+
+/// What a call launches on a stream, recorded without running it, to be run any number of times.
+class Graph {
+ public:
+  Graph(Device device, Stream stream, const std::function<Result<void>()>& call);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch() const;
+  /// Seconds that one of `count` launches takes, by the device's clock.
+  double seconds(int count) const;
+
+ private:
+  Device device_;
+  Stream stream_;
+  void* executable_ = nullptr;
+};
+
+}  // namespace fovea::check

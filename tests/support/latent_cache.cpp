@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "latent_cache.hpp"
+
+#include <algorithm>
+
+#include "reference/packed_row.hpp"
+
+namespace fovea::check {
+namespace {
+
+constexpr std::int64_t kPackedGap = 37;  ///< bytes after a block: odd, so that hardly anything is aligned
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+LatentCache::LatentCache(const LatentCacheShape& shape) : shape_(shape), filled_(index(shape.blocks * shape.page)) {
+  desc_.format = shape.format;
+  if (const PackedFormat* packed = packed_format(shape.format)) {
+    desc_.blocks = shape.blocks;
+    desc_.page = shape.page;
+    desc_.block_stride = shape.page * packed->bytes() + (shape.gap > 0 ? kPackedGap : 0);
+    rows_ = HostileTensor(contiguous(DType::e4m3, {shape.blocks * desc_.block_stride}), shape.gap > 0 ? 1 : 0);
+    return;
+  }
+  desc_.rows = contiguous(shape.dtype, {shape.blocks, shape.page, shape.kv_heads, shape.row});
+  const std::int64_t head = shape.row + shape.gap, token = shape.kv_heads * head + 3 * shape.gap;
+  desc_.rows.strides = {shape.page * token + 2 * shape.gap, token, head, 1};
+  desc_.rows.alignment = promised_alignment(shape.gap);
+  rows_ = HostileTensor(desc_.rows);
+}
+
+void LatentCache::fill(std::int64_t slot, Random& random) {
+  if (filled_[index(slot)] != 0) return;
+  filled_[index(slot)] = 1;
+  if (const PackedFormat* packed = packed_format(shape_.format)) {
+    std::vector<float> values(static_cast<std::size_t>(packed->row()));
+    for (float& value : values) value = random.normal();
+    reference::encode_row(*packed, ScaleRule::exact, values, block_of(slot), slot % shape_.page, shape_.page);
+    return;
+  }
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head)
+    for (std::int64_t d = 0; d < shape_.row; ++d) rows_.set(offset(slot, head) + d, random.normal());
+}
+
+void LatentCache::set(std::int64_t slot, std::int64_t channel, float value) { rows_.set(offset(slot, 0) + channel, value); }
+
+void LatentCache::read(std::int64_t slot, std::int64_t head, float* values) const {
+  if (const PackedFormat* packed = packed_format(shape_.format)) {
+    std::vector<double> exact(static_cast<std::size_t>(packed->row()));
+    reference::decode_row(*packed, block_of(slot), slot % shape_.page, shape_.page, exact.data());
+    for (const double value : exact) *values++ = rounded(DType::bf16, static_cast<float>(value));
+    return;
+  }
+  for (std::int64_t d = 0; d < shape_.row; ++d) values[d] = rows_.at(offset(slot, head) + d);
+}
+
+double LatentCache::bytes() const {
+  const PackedFormat* packed = packed_format(shape_.format);
+  const std::int64_t token =
+      packed != nullptr ? packed->bytes() : shape_.kv_heads * shape_.row * static_cast<std::int64_t>(size_of(shape_.dtype));
+  return static_cast<double>(token * std::count(filled_.begin(), filled_.end(), 1));
+}
+
+}  // namespace fovea::check

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A build without a GPU backend: no implementation asks for a device's memory.
+#include <stdexcept>
+
+#include "device_runtime.hpp"
+
+namespace fovea::check {
+namespace {
+
+[[noreturn]] void none() { throw std::logic_error("this build has no GPU backend"); }
+
+}  // namespace
+
+Device device_of(std::string_view) { return {}; }
+void* device_allocate(Device, std::size_t) { none(); }
+void device_free(Device, void*) {}
+void copy_to_device(Device, void*, std::span<const std::byte>) { none(); }
+void copy_from_device(Device, std::span<std::byte>, const void*) { none(); }
+double device_copy_seconds(Device, std::size_t) { none(); }
+Result<void> synchronize(Device) { return {}; }
+SideStream::SideStream(Device) { none(); }
+SideStream::~SideStream() = default;
+Graph::Graph(Device, Stream, const std::function<Result<void>()>&) { none(); }
+Graph::~Graph() = default;
+void Graph::launch() const { none(); }
+double Graph::seconds(int) const { none(); }
+
+}  // namespace fovea::check

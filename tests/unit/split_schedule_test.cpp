@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The split schedule against the plain statement of what it promises: every tile of every request once, equal parts, slots of their own.
+#include "op/common/split_schedule.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <vector>
+
+namespace fovea::detail {
+namespace {
+
+struct Batch {
+  std::vector<int> tiles{};
+  int parts = 1, overhead = 0;
+  bool whole = false;
+};
+
+struct Scheduled {
+  explicit Scheduled(const Batch& batch) {
+    prefix.push_back(0);
+    for (const int tiles : batch.tiles) prefix.push_back(prefix.back() + tiles + batch.overhead);
+    const int length = std::max((prefix.back() + batch.parts - 1) / batch.parts, 1);
+    schedule = {prefix.data(), static_cast<int>(batch.tiles.size()), length, batch.overhead, batch.whole};
+  }
+  std::vector<int> prefix{};
+  SplitSchedule schedule{};
+};
+
+void check(const Batch& batch) {
+  const Scheduled scheduled(batch);
+  const SplitSchedule& schedule = scheduled.schedule;
+  std::vector<std::vector<int>> owners;
+  for (const int tiles : batch.tiles) owners.emplace_back(static_cast<std::size_t>(tiles), -1);
+  std::map<int, std::set<int>> parts_of;
+  std::set<int> slots;
+  for (int part = 0; part < batch.parts; ++part) {
+    int cost = 0;
+    for (int request = schedule.first_request(part); !schedule.past(part, request); ++request) {
+      const TileRange share = schedule.share(part, request);
+      if (share.empty()) continue;
+      cost += share.end - share.begin;
+      parts_of[request].insert(part);
+      for (int tile = share.begin; tile < share.end; ++tile) {
+        int& owner = owners[static_cast<std::size_t>(request)][static_cast<std::size_t>(tile)];
+        EXPECT_EQ(owner, -1);
+        owner = part;
+      }
+      const bool split = share.begin > 0 || share.end < schedule.tiles(request);
+      if (split) {
+        EXPECT_FALSE(batch.whole);
+        EXPECT_TRUE(slots.insert(schedule.slot(part, share.begin > 0)).second);
+      }
+    }
+    if (!batch.whole) {
+      EXPECT_LE(cost, schedule.length);
+    }
+  }
+  for (std::size_t request = 0; request < owners.size(); ++request) {
+    for (const int owner : owners[request]) EXPECT_NE(owner, -1) << "a tile of request " << request << " is nobody's";
+    const TileRange parts = schedule.parts_of(static_cast<int>(request));
+    const std::set<int>& seen = parts_of[static_cast<int>(request)];
+    EXPECT_EQ(static_cast<int>(seen.size()), parts.end - parts.begin);
+    EXPECT_EQ(*seen.begin(), parts.begin);
+  }
+}
+
+TEST(SplitSchedule, EveryTileOnce) {
+  for (const bool whole : {false, true}) {
+    for (const int overhead : {0, 1, 3}) {
+      for (const int parts : {1, 2, 3, 7, 132}) {
+        for (const std::vector<int>& tiles :
+             {std::vector<int>{1}, {5}, {1, 1, 1}, {7, 1, 30, 2}, {100}, {3, 3, 3, 3, 3, 3, 3, 3, 3}, {1, 64, 1}})
+          check({tiles, parts, overhead, whole});
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::detail
