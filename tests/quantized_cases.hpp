@@ -75,7 +75,8 @@ inline QuantizedShapes gate_shapes() {
   for (const auto& [name, groups] : kInt8Groups)
     for (const bool biased : {false, true})
       all.emplace_back(fmt::format("gate/{}{}", name, biased ? "-biased-k" : ""),
-                       QuantizedCase{.groups = groups,
+                       QuantizedCase{.tier = Tier::full,
+                                     .groups = groups,
                                      .kv_head = 1,
                                      .dim = 128,
                                      .sequences = {{512, 512}},
@@ -83,7 +84,7 @@ inline QuantizedShapes gate_shapes() {
                                      .gate = true});
   for (const std::int64_t dim : {64, 96, 256})
     all.emplace_back(fmt::format("gate/d{}-causal", dim),
-                     QuantizedCase{.dim = dim, .sequences = {{300, 512}}, .mask = causal(), .gate = true});
+                     QuantizedCase{.tier = Tier::full, .dim = dim, .sequences = {{300, 512}}, .mask = causal(), .gate = true});
   return all;
 }
 

@@ -2,7 +2,7 @@
  *
  * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. What a tensor, an option or an
  * argument means is said there (attention.hpp, attention_backward.hpp, paged_attention.hpp, merge.hpp, latent_attention.hpp); the names of
- * the fields are the same.
+ * the fields are the same. 8-bit attention has a header of its own, c_quantized_attention.h.
  *
  *     fovea_plan* plan = NULL;
  *     if (fovea_attention_plan(&desc, NULL, &plan) != FOVEA_OK) puts(fovea_last_error());

@@ -312,7 +312,8 @@ Result<void> run_whole(const detail::QuantizeAndAttendProblem& problem, const Qu
 template <class Operation, typename State<Operation>::Run kRun>
 detail::Implementations<Operation> rows_of() {
   static const auto kRow =
-      row<Operation>("f32, f16, bf16 sources; head dims 64, 96, 128, 256",
+      row<Operation>(std::is_same_v<Operation, detail::QuantizedAttention> ? "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256"
+                                                                           : "f32, f16, bf16; head dims 64, 96, 128, 256",
                      [](const typename Operation::Problem& problem, Device) -> detail::PlanResult<typename Operation::Args> {
                        if (auto reason = decline_int8_head_dims(problem)) return *reason;
                        return make_state<Operation>(problem, kRun);

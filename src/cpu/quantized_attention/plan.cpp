@@ -167,9 +167,14 @@ detail::PlanResult<typename Operation::Args> plan(const typename Operation::Prob
   }
 }
 
+template <class Operation>
+constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 256";
+template <>
+constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
+
 template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), "f32, f16, bf16 sources; head dims 64, 96, 128, 256",
-                                                 Backend::cpu, Isa::kUnavailable, plan<Operation, Isa>};
+constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), kAccepts<Operation>, Backend::cpu, Isa::kUnavailable,
+                                                 plan<Operation, Isa>};
 
 template <class Operation>
 constexpr std::array kRows{

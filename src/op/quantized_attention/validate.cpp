@@ -64,7 +64,7 @@ void check_pair(Checker& check, const NamedTensor& from, const NamedTensor& to, 
   check_tensor(check, to);
   check_dtype(check, from, kSourceDTypes);
   check_dtype(check, to, to_dtypes);
-  for (int axis = 0; axis < from.desc.rank; ++axis) {
+  for (int axis = 0; check.ok() && axis < from.desc.rank; ++axis) {
     check_extent(check, to, axis, from.desc.shape[static_cast<std::size_t>(axis)], from.name);
   }
 }
