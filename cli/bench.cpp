@@ -37,6 +37,7 @@ struct Timing {
 struct Row {
   const AnyCase* entry = nullptr;
   std::string implementation{};
+  std::string note{};  ///< what else the check measured
   Timing timing{};
   check::Work work{};
   double compute = 0, traffic = 0;  ///< seconds that the arithmetic and the bytes take at the ceilings: the two roofs
@@ -111,6 +112,7 @@ Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilin
   const check::HostileWorkspace workspace(plan.workspace_bytes, device);
   row.timing = side ? time_on_device(plan, workspace.view(), placed.place(), options.seconds)
                     : time([&] { plan.run(workspace.view()).value(); }, options.seconds);
+  row.note = report.note;
   row.work = trial->work();
   const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
   row.compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak);
@@ -125,12 +127,19 @@ nlohmann::json as_json(const Ceilings& ceilings) {
 }
 
 nlohmann::json as_json(const Row& row) {
-  return {{"case", row.entry->name},        {"implementation", row.implementation},
-          {"median_s", row.timing.median},  {"low_s", row.timing.low},
-          {"high_s", row.timing.high},      {"runs", row.timing.runs},
-          {"flops", row.work.flops},        {"bytes", row.work.bytes},
-          {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
-          {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
+  return {{"case", row.entry->name},
+          {"implementation", row.implementation},
+          {"median_s", row.timing.median},
+          {"low_s", row.timing.low},
+          {"high_s", row.timing.high},
+          {"runs", row.timing.runs},
+          {"flops", row.work.flops},
+          {"bytes", row.work.bytes},
+          {"compute_floor_s", row.compute},
+          {"memory_floor_s", row.traffic},
+          {"floor_s", row.floor()},
+          {"bound", row.memory_bound() ? "memory" : "compute"},
+          {"note", row.note}};
 }
 
 void print(const Ceilings& ceilings) {
@@ -159,6 +168,8 @@ void print(const std::vector<Row>& rows) {
                row.memory_bound() ? "memory" : "compute"});
   }
   fmt::print("{}", table.text());
+  for (const Row& row : rows)
+    if (!row.note.empty()) fmt::print("{} on {}: {}\n", row.entry->name, row.implementation, row.note);
 }
 
 int bench(const Options& options) {
