@@ -204,6 +204,9 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx512vnni {
+extern const AttentionKernels kInt8;  ///< beside avx512::kKernels
+}
 namespace avx512bf16 {
 extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
 }

@@ -128,7 +128,11 @@ struct Int8Math {
   static constexpr int kPair = 2;
   static constexpr int kRegWidth = 2 * kLanes;
 
-  FOVEA_INLINE Reg none() { return {_mm256_setzero_si256()}; }
+  static constexpr const char* kArithmetic = "int8 scores, f32 values,";
+  static constexpr int kDepth = 1;
+
+  FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
+  FOVEA_INLINE Reg begin(const std::int32_t*) { return {_mm256_setzero_si256()}; }
   FOVEA_INLINE Reg repeat(const Operand* p) {
     std::int32_t pair;
     __builtin_memcpy(&pair, p, sizeof pair);

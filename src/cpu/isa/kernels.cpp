@@ -36,7 +36,7 @@ extern constexpr Kernels kKernels{
     .rows = kRowKernels,
     .latent = kSharedTileKernels,
     .packed_rows = kLatentKernels,
-    .int8 = kInt8Kernels,
+    .int8 = kInt8Kernels<Int8Math>,
     .quantize = kQuantizeKernels,
 };
 

@@ -126,7 +126,11 @@ struct Int8Math {
   static constexpr int kPair = 1;
   static constexpr int kRegWidth = kLanes;
 
-  FOVEA_INLINE Reg none() { return zero(); }
+  static constexpr const char* kArithmetic = "int8 scores, f32 values,";
+  static constexpr int kDepth = 1;
+
+  FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
+  FOVEA_INLINE Reg begin(const std::int32_t*) { return zero(); }
   FOVEA_INLINE Reg repeat(const Operand* p) { return broadcast(p); }
   FOVEA_INLINE Reg load_operands(const Operand* p) { return load(F32{}, p); }
   FOVEA_INLINE void store_operands(Operand* p, Reg a) { store(F32{}, p, a); }

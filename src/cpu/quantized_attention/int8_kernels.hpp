@@ -9,39 +9,41 @@
 namespace fovea::cpu::FOVEA_ISA {
 
 /// c = (a * b) * row scale * key scale
+template <class Math>
 struct Int8Tile {
-  const Int8Math::Operand* a;
+  const typename Math::Operand* a;
   std::int64_t a_stride;
-  const Int8Math::Operand* b;  // [k / kPair][kPanel][kPair]
+  const typename Math::Operand* b;  // [k / kPair][kPanel][kPair]
   int k;
   float* c;
   std::int64_t c_stride;
   const float *row_scales, *key_scales;
+  const std::int32_t* start;  // [kPanel] what the sums begin with
 };
 
-template <int kRows>
-static void int8_micro_kernel(const Int8Tile& tile) {
-  Int8Math::Reg sum[kRows][kPanelVectors];
+template <class Math, int kRows>
+static void int8_micro_kernel(const Int8Tile<Math>& tile) {
+  typename Math::Reg sum[kRows][kPanelVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Int8Math::none();
+    for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::begin(tile.start + j * kLanes);
   }
   const auto* a = tile.a;
   const auto* b = tile.b;
   const std::int64_t stride = tile.a_stride;
-  for (int k = 0; k < tile.k; k += Int8Math::kPair) {
-    Int8Math::Reg right[kPanelVectors];
+  for (int k = 0; k < tile.k; k += Math::kPair) {
+    typename Math::Reg right[kPanelVectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < kPanelVectors; ++j) right[j] = Int8Math::load_operands(b + j * kLanes * Int8Math::kPair);
+    for (int j = 0; j < kPanelVectors; ++j) right[j] = Math::load_operands(b + j * kLanes * Math::kPair);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Int8Math::Reg left = Int8Math::repeat(a + r * stride);
+      const typename Math::Reg left = Math::repeat(a + r * stride);
 #pragma GCC unroll 4
-      for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Int8Math::multiply_add(left, right[j], sum[r][j]);
+      for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::multiply_add(left, right[j], sum[r][j]);
     }
-    a += Int8Math::kPair;
-    b += kPanel * Int8Math::kPair;
+    a += Math::kPair;
+    b += kPanel * Math::kPair;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -49,46 +51,54 @@ static void int8_micro_kernel(const Int8Tile& tile) {
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) {
       const Vec scale = mul(row, load(F32{}, tile.key_scales + j * kLanes));
-      store(F32{}, tile.c + r * tile.c_stride + j * kLanes, mul(Int8Math::total(sum[r][j]), scale));
+      store(F32{}, tile.c + r * tile.c_stride + j * kLanes, mul(Math::total(sum[r][j]), scale));
     }
   }
 }
 
-template <int kRows = kBlockRows>
-static void int8_multiply(int rows, const Int8Tile& tile) {
+template <class Math, int kRows = kBlockRows>
+static void int8_multiply(int rows, const Int8Tile<Math>& tile) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return int8_micro_kernel<kRows>(tile);
-    return int8_multiply<kRows - 1>(rows, tile);
+    if (rows == kRows) return int8_micro_kernel<Math, kRows>(tile);
+    return int8_multiply<Math, kRows - 1>(rows, tile);
   }
 }
 
+template <class Math>
 static void int8_scores(const ScoreTile& tile) {
-  using Operand = Int8Math::Operand;
+  using Operand = typename Math::Operand;
+  std::int32_t start[kPanel] = {};
+  int panel = -1;  // that `start` is of
   each_panel(tile, [&](const RowBlock& block, int key) {
-    int8_multiply(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
-                               .a_stride = tile.q_stride,
-                               .b = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim,
-                               .k = tile.head_dim,
-                               .c = tile.scores + block.row * tile.score_stride + key,
-                               .c_stride = tile.score_stride,
-                               .row_scales = tile.q_scales + block.row,
-                               .key_scales = tile.k_scales + key});
+    const Operand* keys = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim;
+    if (key != panel) Math::prepare(keys, tile.head_dim, start);
+    panel = key;
+    int8_multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
+                                     .a_stride = tile.q_stride,
+                                     .b = keys,
+                                     .k = tile.head_dim,
+                                     .c = tile.scores + block.row * tile.score_stride + key,
+                                     .c_stride = tile.score_stride,
+                                     .row_scales = tile.q_scales + block.row,
+                                     .key_scales = tile.k_scales + key,
+                                     .start = start});
   });
 }
 
+template <class Math>
 inline constexpr AttentionKernels kInt8Kernels{
-    .arithmetic = "int8 scores, f32 values,",
+    .arithmetic = Math::kArithmetic,
     .block_rows = kBlockRows,
     .panel = kPanel,
-    .depth = 1,
+    .depth = Math::kDepth,
     .operand_bytes = sizeof(float),
-    .qk_operand_bytes = sizeof(Int8Math::Operand),
+    .qk_operand_bytes = sizeof(typename Math::Operand),
     .row_bytes = kRowBytes,
     .tile_bytes = kTileBytes,
-    .load_q = {nullptr, nullptr, nullptr, nullptr, load_q<Int8Math, I8>},
-    .pack_keys = {nullptr, nullptr, nullptr, nullptr, pack_keys<Int8Math, I8>},
+    .load_q = {nullptr, nullptr, nullptr, nullptr, load_q<Math, I8>},
+    .pack_keys = {nullptr, nullptr, nullptr, nullptr, pack_keys<Math, I8>},
     .pack_values = {nullptr, pack_values<F32Math, F16>, nullptr, pack_values<F32Math, E4M3>, nullptr},
-    .scores = int8_scores,
+    .scores = int8_scores<Math>,
     .softmax = softmax<F32Math>,
     .values = values<F32Math>,
 };

@@ -37,7 +37,7 @@ KvStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
 template <class Isa>
 Setup int8_setup(const QuantizedAttentionProblem& problem) {
   Setup setup = make_setup<Isa>(problem, problem.ragged);
-  setup.attention = &Isa::kernels().int8;
+  setup.attention = &Isa::int8();
   setup.tuning = choose_tuning(problem, *setup.attention, setup.threads, problem.ragged);
   setup.tuning.stream_rows = 0;  // an operation for prefill: few rows are packed, too
   setup.k = in_bytes(problem.k, problem.kv_dtype);
@@ -177,19 +177,28 @@ constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), k
                                                  plan<Operation, Isa>};
 
 template <class Operation>
-constexpr std::array kRows{
+constexpr std::array kQuantizerRows{
 #ifdef FOVEA_X86
     kRow<Operation, Avx512>, kRow<Operation, Avx2>,
 #endif
     kRow<Operation, Scalar>};
 
+template <class Operation>
+constexpr std::array kAttentionRows{
+#ifdef FOVEA_X86
+    kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
+#endif
+    kRow<Operation, Scalar>};
+
 }  // namespace
 
-detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) { return kRows<detail::QuantizeQkInt8>; }
-detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return kRows<detail::QuantizeV>; }
+detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) { return kQuantizerRows<detail::QuantizeQkInt8>; }
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return kQuantizerRows<detail::QuantizeV>; }
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) {
-  return kRows<detail::QuantizedAttention>;
+  return kAttentionRows<detail::QuantizedAttention>;
 }
-detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend) { return kRows<detail::QuantizeAndAttend>; }
+detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend) {
+  return kAttentionRows<detail::QuantizeAndAttend>;
+}
 
 }  // namespace fovea::cpu
