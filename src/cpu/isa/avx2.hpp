@@ -129,7 +129,6 @@ struct Int8Math {
   static constexpr int kRegWidth = 2 * kLanes;
 
   static constexpr const char* kArithmetic = "int8 scores, f32 values,";
-  static constexpr int kDepth = 1;
 
   FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
   FOVEA_INLINE Reg begin(const std::int32_t*) { return {_mm256_setzero_si256()}; }

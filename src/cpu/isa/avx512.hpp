@@ -124,7 +124,6 @@ struct Int8Math {
   static constexpr int kRegWidth = 2 * kLanes;
 
   static constexpr const char* kArithmetic = "int8 scores, f32 values,";
-  static constexpr int kDepth = 1;
 
   FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
   FOVEA_INLINE Reg begin(const std::int32_t*) { return {_mm512_setzero_si512()}; }
@@ -136,7 +135,14 @@ struct Int8Math {
   FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm512_loadu_si512(p)}; }
   FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm512_storeu_si512(p, a.v); }
   FOVEA_INLINE Reg negated(Reg a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
-  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return {_mm512_add_epi32(c.v, _mm512_madd_epi16(a.v, b.v))}; }
+  /// One statement, as in avx2.hpp.
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
+    __m512i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[c], %[c]"
+        : [c] "+v"(c.v), [product] "=&v"(product)
+        : [a] "v"(a.v), [b] "v"(b.v));
+    return c;
+  }
   FOVEA_INLINE Vec total(Reg sum) { return {_mm512_cvtepi32_ps(sum.v)}; }
   FOVEA_INLINE Reg load_row(I8, const void* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
   template <class S>

@@ -13,7 +13,6 @@ struct Int8DotMath {
     __m512i v;
   };
   static constexpr int kPair = 4;
-  static constexpr int kDepth = 32;  // what one transposition packs
   static constexpr const char* kArithmetic = "int8 dot products, f32 values,";
 
   /// A half register, so that rows of 96 are whole ones.
@@ -29,7 +28,11 @@ struct Int8DotMath {
     return {_mm512_set1_epi32(four)};
   }
   FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm512_loadu_si512(p)}; }
-  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return {_mm512_dpbusd_epi32(c.v, a.v, b.v)}; }
+  /// In place: of the intrinsic, g++ 12 copies the sum, and then spills the copies.
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
+    asm("vpdpbusd %[b], %[a], %[c]" : [c] "+v"(c.v) : [a] "v"(a.v), [b] "v"(b.v));
+    return c;
+  }
   FOVEA_INLINE Vec total(Reg sum) { return {_mm512_cvtepi32_ps(sum.v)}; }
 
   /// `keys`: a panel, [head_dim / kPair][kPanel][kPair].

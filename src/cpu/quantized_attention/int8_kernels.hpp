@@ -90,7 +90,7 @@ inline constexpr AttentionKernels kInt8Kernels{
     .arithmetic = Math::kArithmetic,
     .block_rows = kBlockRows,
     .panel = kPanel,
-    .depth = Math::kDepth,
+    .depth = 1,  // head dims are multiples of what one transposition packs
     .operand_bytes = sizeof(float),
     .qk_operand_bytes = sizeof(typename Math::Operand),
     .row_bytes = kRowBytes,
