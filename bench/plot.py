@@ -1,43 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes docs/performance.md and its pictures from the committed results, so that no number is ever typed."""
 
-import json
 import re
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
-
-matplotlib.rcParams["svg.hashsalt"] = "fovea"  # the same ids, so that a picture changes only with its numbers
-
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
-DOCS = ROOT / "docs"
-OURS, THEIRS, GRID = "#1f6f8b", "#b8b8b8", "#e4e4e4"
-
-
-def latest_results() -> list[tuple[Path, dict]]:
-    """The newest file of each device."""
-    newest = {path.parent: path for path in sorted(RESULTS.glob("*/*-cpu.json"))}
-    return [(path, json.loads(path.read_text())) for _, path in sorted(newest.items())]
+import plot_latent
+from plotting import DOCS, OURS, ROOT, THEIRS, finish, latest_results, milliseconds, text_table
 
 
 def title(results: dict) -> str:
     return f"{results['cpu'].replace('(R)', '')} ({', '.join(results['features'])})"
-
-
-def milliseconds(seconds: float) -> str:
-    """Four digits, without an exponent."""
-    value = 1e3 * seconds
-    return f"{value:.0f} ms" if value >= 1000 else f"{value:#.4g} ms"
-
-
-def text_table(header: list[str], rows: list[list[str]], numbers: range) -> str:
-    """A Markdown table with some columns of numbers."""
-    rule = ["---:" if i in numbers else "---" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows]) + "\n"
 
 
 def plot_versus(results: dict, path: Path) -> None:
@@ -65,15 +38,6 @@ def plot_ceilings(results: dict, path: Path) -> None:
     axes.set_yticks(range(len(rows)), [row["case"].replace("/bench/", ": ") for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured in the same run (dark: arithmetic, light: memory bandwidth)")
     finish(figure, axes, title(results), path)
-
-
-def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None:
-    axes.set_title(heading, fontsize=10, loc="left")
-    axes.grid(axis="x", color=GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
 
 
 def section(path: Path, results: dict) -> str:
@@ -161,10 +125,11 @@ caches. Fovea and PyTorch run in turn in one process.
 
 
 def main() -> None:
-    found = latest_results()
-    text = HEAD + "\n".join(section(path, results) for path, results in found)
+    found = [(section, *result) for result in latest_results("cpu")]
+    found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
+    text = HEAD + "\n".join(make(path, results) for make, path, results in found)
     (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
-    print(f"docs/performance.md: {len(found)} device{'s' if len(found) != 1 else ''}")
+    print(f"docs/performance.md: {len(found)} section{'s' if len(found) != 1 else ''}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ struct Row {
   std::string note{};  ///< what else the check measured
   Timing timing{};
   check::Work work{};
+  double host = 0;                  ///< on a GPU: seconds that the host takes to send a call on its way
   double compute = 0, traffic = 0;  ///< seconds that the arithmetic and the bytes take at the ceilings: the two roofs
 
   double floor() const { return std::max(compute, traffic); }
@@ -85,6 +86,23 @@ Timing time_on_device(const check::AnyPlan& plan, Workspace workspace, const che
   return timing;
 }
 
+/// What a call costs the host on a GPU: several in a row, with nobody waiting for the device between them. They are too few to fill its
+/// queue, which would make the host wait.
+double host_seconds(const check::AnyPlan& plan, Workspace workspace, Device device) {
+  constexpr int kCalls = 20;
+  constexpr double kSeconds = 0.05;
+  const Timing timing = time_samples(
+      [&] {
+        check::synchronize(device).value();
+        const double start = seconds_now();
+        for (int call = 0; call < kCalls; ++call) plan.run(workspace).value();
+        return (seconds_now() - start) / kCalls;
+      },
+      kSeconds);
+  check::synchronize(device).value();
+  return timing.median;
+}
+
 /// The first implementation whose name holds the one asked for; empty when there is none.
 std::string named_implementation(const AnyCase& entry, const Options& options) {
   for (const ImplementationInfo& row : implementations()) {
@@ -112,6 +130,7 @@ Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilin
   const check::HostileWorkspace workspace(plan.workspace_bytes, device);
   row.timing = side ? time_on_device(plan, workspace.view(), placed.place(), options.seconds)
                     : time([&] { plan.run(workspace.view()).value(); }, options.seconds);
+  if (side) row.host = host_seconds(plan, workspace.view(), device);
   row.note = report.note;
   row.work = trial->work();
   const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
@@ -127,19 +146,15 @@ nlohmann::json as_json(const Ceilings& ceilings) {
 }
 
 nlohmann::json as_json(const Row& row) {
-  return {{"case", row.entry->name},
-          {"implementation", row.implementation},
-          {"median_s", row.timing.median},
-          {"low_s", row.timing.low},
-          {"high_s", row.timing.high},
-          {"runs", row.timing.runs},
-          {"flops", row.work.flops},
-          {"bytes", row.work.bytes},
-          {"compute_floor_s", row.compute},
-          {"memory_floor_s", row.traffic},
-          {"floor_s", row.floor()},
-          {"bound", row.memory_bound() ? "memory" : "compute"},
-          {"note", row.note}};
+  nlohmann::json json{{"case", row.entry->name},        {"implementation", row.implementation},
+                      {"median_s", row.timing.median},  {"low_s", row.timing.low},
+                      {"high_s", row.timing.high},      {"runs", row.timing.runs},
+                      {"flops", row.work.flops},        {"bytes", row.work.bytes},
+                      {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
+                      {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
+  if (row.host > 0) json["host_s"] = row.host;
+  if (!row.note.empty()) json["note"] = row.note;
+  return json;
 }
 
 void print(const Ceilings& ceilings) {

@@ -11,6 +11,7 @@ A call that contradicts itself raises ``ValueError``; one that no kernel accepts
 declined it and why. Outputs are untouched then.
 """
 
+from fovea import compat
 from fovea._attention import attention
 from fovea._attention_backward import attention_backward
 from fovea._explain import explain
@@ -30,6 +31,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "cache_formats",
+    "compat",
     "dequantize_latent_cache",
     "devices",
     "explain",

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/plot.py over GPU results: none, the least that a file holds, and all of it."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import unittest
+
+from tool import ROOT, Repository
+
+PROGRAM = ("plot.py", "plot_latent.py", "plotting.py")
+
+
+def case(batch: int, milliseconds: float, **more: object) -> dict:
+    """At a matrix rate of 500 TFLOP/s and a copy rate of 4 TB/s; the arithmetic takes 1 ms, the bytes take half of that."""
+    flops, moved = 500e12 / milliseconds, 2e12 / milliseconds
+    rates = {"flops": flops, "bytes": moved, "of_matrix_rate": flops / 500e12, "of_copy_rate": moved / 4e12, "matrix_rate": 500e12}
+    sizes = {"name": f"case {batch}", "batch": batch, "kv_len": 4096, "heads": 128}
+    return sizes | rates | {"milliseconds": milliseconds} | more
+
+
+LEAST = {
+    "date": "2026-11-21T09:11:53+00:00",
+    "commit": "abc",
+    "device": "Some GPU",
+    "driver": "1.2",
+    "clocks_max": "1 MHz, 2 W",
+    "torch": "2.11.0",
+    "copy_rate": 4e12,
+    "cases": [case(8, 1.25)],
+}
+MOST = LEAST | {
+    "cases": [case(8, 1.25, peers={"FlashMLA": 1.5}), case(16, 2.0)],
+    "sweeps": {"batch": [case(1, 4.0), case(2, 2.0, peers={"FlashMLA": 2.5})], "heads": [case(1, 4.0)]},
+    "latency": [{"batch": 1, "kv_len": 4096, "heads": 128, "alone_us": 21.5, "chained_us": 12.25, "chain": 32}],
+    "host": {"python_us": 14.0, "native_us": 5.5},
+}
+
+
+@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
+class PlotTest(unittest.TestCase):
+    def made(self, results: dict[str, dict]) -> tuple[str, set[str]]:
+        """The text, and the names of the pictures. results: by date."""
+        files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in PROGRAM} | {"docs/x": ""}
+        for date, content in results.items():
+            files[f"bench/results/gpu/{date}-latent-decode.json"] = json.dumps(content)
+        with Repository(files) as root:
+            subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
+            return (root / "docs/performance.md").read_text(encoding="utf-8"), {path.name for path in root.glob("docs/*.svg")}
+
+    def test_no_results(self):
+        text, pictures = self.made({})
+        self.assertTrue(text.startswith("# Performance\n"))
+        self.assertNotIn("##", text)
+        self.assertEqual(pictures, set())
+
+    def test_the_newest_file_with_no_more_than_cases(self):
+        text, pictures = self.made({"2026-01-01": MOST, "2026-11-21": LEAST})
+        self.assertIn("## Some GPU: dense MLA decode", text)
+        self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) |\n", text)
+        self.assertIn("4.00 TB/s", text)
+        for absent in ("FlashMLA", "graph", "host", "sweeps"):
+            self.assertNotIn(absent, text)
+        self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg"})
+
+    def test_everything(self):
+        text, pictures = self.made({"2026-11-21": MOST})
+        self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
+        self.assertIn("| case 16 | 2.000 ms | 250 | 1000 | 50 % (compute) |  |  |\n", text)
+        self.assertIn("21.5 us for one call, 12.2 us for each of 32 calls", text)
+        self.assertIn("14.0 us from Python (the whole call, planning included) and 5.5 us from C++", text)
+        self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg", "performance-gpu-latent-sweeps.svg"})
+        for picture in pictures:
+            self.assertIn(f"({picture})", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
