@@ -137,8 +137,8 @@ def quantize_qk_int8(
             _new_codes(q, torch.int8),
             _new_codes(k, torch.int8),
             _new_scale(q, cu_seqlens_q, q_block, q_groups),
-            _new_scale(k, cu_seqlens_k, k_block, k_groups),
-            _new_channels(k, cu_seqlens_k) if smooth_k else None,
+            _new_scale(k, cu_seqlens_q, k_block, k_groups),  # the operator refuses cu_seqlens_k of another length
+            _new_channels(k, cu_seqlens_q) if smooth_k else None,
             empty_lse(q) if smooth_k else None,
             granularity,
             warp_rows,
@@ -163,13 +163,13 @@ def quantize_v(
 ) -> QuantizedV:
     """Prepares v for :func:`fovea.quantized_attention`: float16, or float8_e4m3fn with a scale for each channel of a sequence.
 
-    With x the values of a channel in float32 and ``amax = max(max|x|, 1e-7)`` over the tokens of the sequence: ``scale = amax / 448``,
-    and a code is ``x * (448 / amax)``, rounded half to even. A channel with a NaN or an infinity gets the scale NaN and codes of 0.
-    In float16 values beyond 65504 become infinite.
+    With x the values of a channel in float32 and ``amax = max(max|x|, 1e-7)`` over the tokens of the sequence:
+    ``scale = amax / 448``, and a code is ``x * (448 / amax)``, rounded half to even. A channel with a NaN or an infinity gets the
+    scale NaN and codes of 0. In float16 values beyond 65504 become infinite.
 
     Args:
-        v: ``[batch, seq_k, kv_head, d]``, or ``[total_k, kv_head, d]`` of a ragged batch. float32, float16 or bfloat16; d is 64, 96,
-            128 or 256.
+        v: ``[batch, seq_k, kv_head, d]``, or ``[total_k, kv_head, d]`` of a ragged batch. float32, float16 or bfloat16; d is 64,
+            96, 128 or 256.
         dtype: torch.float16 or torch.float8_e4m3fn.
         smooth_v: Whether each channel's mean over the sequence is subtracted first; attention adds it to the result.
         cu_seqlens_k: int32 ``[batch + 1]``, the rows of a ragged batch: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1`` of v.

@@ -36,7 +36,9 @@ def key_groups(seq: int, granularity: str, _warp_rows: int) -> list[list[int]]:
 def quantise(values: Tensor, groups: list[list[int]], largest_code: int) -> tuple[Tensor, Tensor]:
     """Numbers before they are rounded to codes, and scales [head, group], of float32 values [token, head, d]."""
     unrounded, scales = torch.zeros_like(values), []
-    largest = torch.full(values.shape[1:2], float(largest_code))  # torch takes a number over a tensor for a product with the inverse
+    largest = torch.full(
+        values.shape[1:2], float(largest_code)
+    )  # torch takes a number over a tensor for a product with the inverse
     for group in groups:
         members = values[group]
         amax = members.abs().amax(dim=(0, 2)) if group else torch.zeros(values.shape[1])

@@ -12,10 +12,10 @@ LENGTHS_Q, LENGTHS_K = [0, 130, 1, 70, 20], [30, 131, 99, 200, 0]
 E4M3 = torch.float8_e4m3fn
 
 
-def tensors(batch=2, seq_q=150, seq_k=200, head=4, kv_head=2, d=64, dtype=torch.bfloat16):
-    q = torch.randn(batch, seq_q, head, d)
-    k = torch.randn(batch, seq_k, kv_head, d) + 4 * torch.randn(1, 1, kv_head, d)
-    v = torch.randn(batch, seq_k, kv_head, d) + torch.randn(1, 1, kv_head, d)
+def tensors(batch=2, seq_q=150, seq_k=200, d=64, dtype=torch.bfloat16):
+    q = torch.randn(batch, seq_q, 4, d)
+    k = torch.randn(batch, seq_k, 2, d) + 4 * torch.randn(1, 1, 2, d)
+    v = torch.randn(batch, seq_k, 2, d) + torch.randn(1, 1, 2, d)
     return tuple(tensor.to(dtype) for tensor in (q, k, v))
 
 
@@ -152,7 +152,12 @@ def test_scale_and_no_smoothing(quantized_attention_implementation):
     plain.check(out[0], lse[0].T, int8.attention(*int8.sequence(qk, codes, 0), scale=0.3))
 
 
-STEPS = [{}, {"v_dtype": E4M3, "smooth_v": True}, {"smooth_k": False, "granularity": "block"}, {"granularity": "warp", "warp_rows": 16}]
+STEPS = [
+    {},
+    {"v_dtype": E4M3, "smooth_v": True},
+    {"smooth_k": False, "granularity": "block"},
+    {"granularity": "warp", "warp_rows": 16},
+]
 
 
 def in_steps(q, k, v, cu, v_dtype=torch.float16, smooth_v=False, **qk_options):
@@ -271,8 +276,6 @@ def step(q, k, v, cu):
 def test_compile_fullgraph(ragged):
     torch._dynamo.reset()
     q, k, v, cu = ragged_tensors() if ragged else (*tensors(), {})
-    if ragged:  # what no sequence uses is not written
-        cu = {name: lengths.clone() for name, lengths in cu.items()}
     qk, codes, difference, *rest = torch.compile(step, fullgraph=True, dynamic=False)(q, k, v, cu)
     assert isinstance(qk, fovea.QuantizedQk) and isinstance(codes, fovea.QuantizedV)
     assert not difference.any()
@@ -289,3 +292,29 @@ def test_compile_with_changing_lengths():
     for seq in (40, 150, 260):
         q, k, v = tensors(seq_q=seq, seq_k=seq + 3)
         assert torch.equal(compiled(q, k, v, {})[-1], step(q, k, v, {})[-1])
+
+
+@pytest.mark.parametrize("function", [fovea.quantize_qk_int8, fovea.quantize_v, fovea.quantize_and_attend])
+def test_gradients_are_refused_and_not_cut(function):
+    inputs = {fovea.quantize_qk_int8: slice(2), fovea.quantize_v: slice(2, 3), fovea.quantize_and_attend: slice(3)}[function]
+    arguments = tensors(dtype=torch.float32)[inputs]
+    arguments[-1].requires_grad_()
+    with pytest.raises(NotImplementedError, match="requires_grad"):
+        function(*arguments)
+    with torch.no_grad():
+        function(*arguments)
+
+
+def test_lse_of_a_smoothed_k_needs_its_shift():
+    q, k, v = tensors()
+    qk, codes = fovea.quantize_qk_int8(q, k)._replace(lse_shift=None), fovea.quantize_v(v)
+    with pytest.raises(ValueError, match=r"qk\.lse_shift: got None, want a tensor"):
+        fovea.quantized_attention(qk, codes, return_lse=True)
+    assert fovea.quantized_attention(qk, codes).isfinite().all()
+
+
+def test_head_dims_that_nobody_takes():
+    q, k, v = tensors(d=32)
+    for call in (lambda: fovea.quantize_qk_int8(q, k), lambda: fovea.quantize_v(v), lambda: fovea.quantize_and_attend(q, k, v)):
+        with pytest.raises(NotImplementedError, match="32, want 64, 96, 128 or 256"):
+            call()
