@@ -79,10 +79,26 @@ bf16 {ceilings["bf16_peak"] / 1e9:.0f} GFLOP/s (`{ceilings["bf16_instruction"]}`
 ![Fovea against PyTorch](performance-{device}.svg)
 
 {text_table(["work", "Fovea", "PyTorch", "Fovea is faster by", "what PyTorch does"], versus, range(1, 4))}
+{own(results)}
 {comparisons(results)}
 ![Fraction of the ceilings](performance-{device}-ceilings.svg)
 
 {text_table(["case", "implementation", "median", "GFLOP/s", "GB/s", "of the ceiling"], rows, range(2, 6))}"""
+
+
+def own(results: dict) -> str:
+    """Operations that stand in for another of Fovea's."""
+    rows = [
+        [
+            row["case"],
+            milliseconds(row["fovea_s"]),
+            row["other_does"],
+            milliseconds(row["other_s"]),
+            f"{row['other_s'] / row['fovea_s']:.2f} x",
+        ]
+        for row in results.get("own", [])
+    ]
+    return text_table(["work", "time", "in place of", "its time", "faster by"], rows, (1, 3, 4)) if rows else ""
 
 
 def comparisons(results: dict) -> str:

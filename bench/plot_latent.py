@@ -83,8 +83,6 @@ def plot_sweeps(results: dict, path: Path) -> None:
     plt.close(figure)
 
 
-
-
 def case_table(rows: list[dict]) -> str:
     names = peers(rows)
     header = ["case", "Fovea", "TFLOP/s", "GB/s", "of the ceiling"]

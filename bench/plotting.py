@@ -2,6 +2,7 @@
 """What the sections of docs/performance.md share: where results lie, and how tables and pictures look."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import matplotlib
@@ -29,7 +30,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f} ms" if value >= 1000 else f"{value:#.4g} ms"
 
 
-def text_table(header: list[str], rows: list[list[str]], numbers: range) -> str:
+def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int]) -> str:
     """A Markdown table with some columns of numbers."""
     rule = ["---:" if i in numbers else "---" for i in range(len(header))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows]) + "\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures this machine: `fovea bench` with its ceilings, then PyTorch beside Fovea in one process. Writes a JSON file."""
+"""Measures this machine: `fovea bench` with its ceilings, then Fovea beside PyTorch and beside itself. Writes a JSON file."""
 
 import argparse
 import json
@@ -42,12 +42,11 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def versus(args: argparse.Namespace) -> list[dict]:
-    """Fovea and PyTorch in turn, so that both meet the same state of the machine; the ratio is that of the medians."""
-    from torch_cases import CASES
-
+def in_turn(args: argparse.Namespace, cases: dict, other: str) -> list[dict]:
+    """Both sides in turn, so that they meet the same state of the machine; the ratio is that of the medians. `other` names the
+    other side in the results."""
     rows = []
-    for name, make in CASES.items():
+    for name, make in cases.items():
         if args.case not in name:
             continue
         duel = make(name)
@@ -55,19 +54,18 @@ def versus(args: argparse.Namespace) -> list[dict]:
         ours, theirs, begin = [], [], time.perf_counter()
         while len(ours) < 5 or time.perf_counter() - begin < 2 * args.seconds:
             ours.append(seconds(duel.fovea))
-            theirs.append(seconds(duel.torch))
+            theirs.append(seconds(duel.other))
         row = {
             "case": name,
             "fovea_s": statistics.median(ours),
-            "torch_s": statistics.median(theirs),
+            f"{other}_s": statistics.median(theirs),
             "fovea_spread": [min(ours), max(ours)],
-            "torch_spread": [min(theirs), max(theirs)],
+            f"{other}_spread": [min(theirs), max(theirs)],
             "runs": len(ours),
-            "torch_does": duel.torch_does,
+            f"{other}_does": duel.other_does,
         }
         rows.append(row)
-        milliseconds = (1e3 * row[key] for key in ("fovea_s", "torch_s"))
-        print("{:70s} Fovea {:9.3f} ms  PyTorch {:9.3f} ms".format(name, *milliseconds), flush=True)
+        print(f"{name:70s} Fovea {1e3 * row['fovea_s']:9.3f} ms  {other} {1e3 * row[f'{other}_s']:9.3f} ms", flush=True)
     return rows
 
 
@@ -98,6 +96,7 @@ def main() -> int:
     args = arguments()
     results = native_rows(args)
     import torch
+    from torch_cases import CASES, OWN_CASES
 
     import fovea
 
@@ -106,7 +105,8 @@ def main() -> int:
     capability = torch.backends.cpu.get_cpu_capability()
     print(f"\nPyTorch {torch.__version__} ({capability}) in one process with Fovea, {args.threads} threads")
     with torch.no_grad():
-        results["versus"] = versus(args)
+        results["versus"] = in_turn(args, CASES, "torch")
+        results["own"] = in_turn(args, OWN_CASES, "other")
         results["python_one_token_s"] = python_call_seconds()
     print(f"one token from Python: {results['python_one_token_s'] * 1e6:.1f} us")
     results |= {

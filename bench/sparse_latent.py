@@ -119,11 +119,15 @@ class Sparse:
         q, indices, cache, out = self.q, self.indices, self.main.data, self.out
         if not self.case.batch:
             q, indices, out, cache = q[0], indices[0], out[0], cache[0]
-        extra = {} if self.extra is None else {
-            "extra_cache": self.extra.data,
-            "extra_indices": self.extra_indices,
-            "extra_format": self.case.cache_format,
-        }
+        extra = (
+            {}
+            if self.extra is None
+            else {
+                "extra_cache": self.extra.data,
+                "extra_indices": self.extra_indices,
+                "extra_format": self.case.cache_format,
+            }
+        )
         fovea.sparse_latent_attention(q, cache, indices, format=self.case.cache_format, out=out, **extra)
         return self.out
 

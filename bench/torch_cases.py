@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark cases that PyTorch can run too: Fovea and what PyTorch has for it on the same numbers."""
+"""The benchmark cases that something else can run too, on the same numbers: PyTorch, or another of Fovea's operations."""
 
 import time
 from collections.abc import Callable
@@ -20,17 +20,21 @@ class Duel:
 
     case: str
     fovea: Run
-    torch: Run
-    torch_does: str
+    other: Run
+    other_does: str
+    relative_l1: float | None = None  # what an 8-bit operation promises, instead of a bound for each number
 
     def check(self) -> None:
         """Nothing is timed that is not right: the two must agree (`fovea bench` judges Fovea more strictly)."""
-        for ours, theirs in zip(several(self.fovea()), several(self.torch()), strict=True):
-            precision = 1e-4 if ours.dtype == torch.float32 else 2e-2
-            bound = precision * max(1.0, theirs.abs().max().item())
-            worst = (ours.flatten().double() - theirs.flatten().double()).abs().max().item()
-            if not worst <= bound:
-                raise RuntimeError(f"{self.case}: Fovea and PyTorch differ by {worst:.3g}, want at most {bound:.3g}")
+        for ours, theirs in zip(several(self.fovea()), several(self.other()), strict=True):
+            error = (ours.flatten().double() - theirs.flatten().double()).abs()
+            if self.relative_l1 is None:
+                precision = 1e-4 if ours.dtype == torch.float32 else 2e-2
+                got, bound = error.max().item(), precision * max(1.0, theirs.abs().max().item())
+            else:
+                got, bound = (error.sum() / theirs.double().abs().sum()).item(), self.relative_l1
+            if not got <= bound:
+                raise RuntimeError(f"{self.case}: the two differ by {got:.3g}, want at most {bound:.3g}")
 
 
 def several(result: Tensors) -> tuple[torch.Tensor, ...]:
@@ -154,6 +158,21 @@ def backward(case: str, dtype: torch.dtype, shape: tuple[int, int, int], causal:
     )
 
 
+def eight_bit(case: str, shape: tuple[int, int, int, int], causal: bool, v_dtype: torch.dtype) -> Duel:
+    """8-bit attention of bf16 tensors, quantisation included, against bf16 attention; shape is (heads, kv_heads, seq, dim)."""
+    heads, kv_heads, seq, dim = shape
+    q = torch.randn(1, seq, heads, dim).bfloat16()
+    k, v = (torch.randn(1, seq, kv_heads, dim).bfloat16() for _ in range(2))
+    out, exact = torch.empty_like(q), torch.empty_like(q)
+    return Duel(
+        case,
+        lambda: fovea.quantize_and_attend(q, k, v, causal=causal, v_dtype=v_dtype, out=out),
+        lambda: fovea.attention(q, k, v, causal=causal, out=exact),
+        "bf16 attention",
+        relative_l1=0.055 if v_dtype == torch.float8_e4m3fn else 0.02,
+    )
+
+
 CASES: dict[str, Callable[[str], Duel]] = {
     "prefill bf16, d128, 32/8 heads, s 4096, causal": lambda case: prefill(case, torch.bfloat16, (32, 8, 4096, 128), True),
     "prefill f32, d64, 16 heads, s 1024, full": lambda case: prefill(case, torch.float32, (16, 16, 1024, 64), False),
@@ -165,6 +184,16 @@ CASES: dict[str, Callable[[str], Duel]] = {
     "latent decode bf16, 16 heads, batch 8, 8192 tokens": lambda case: latent_decode(case, 16, 8, 8192),
     "sparse latent decode v32_fp8, 128 heads, batch 8, top-k 2048": lambda case: sparse_decode(case, 128, 8, 2048),
     "backward bf16, d128, 16 heads, s 2048, causal": lambda case: backward(case, torch.bfloat16, (16, 2048, 128), True),
+}
+
+
+# Against Fovea's own operations.
+OWN_CASES: dict[str, Callable[[str], Duel]] = {
+    "int8 + f16 attention, d128, 32/8 heads, s 4096, full": lambda case: eight_bit(case, (32, 8, 4096, 128), False, torch.float16),
+    "int8 + f16 attention, d128, 32/8 heads, s 4096, causal": lambda case: eight_bit(case, (32, 8, 4096, 128), True, torch.float16),
+    "int8 + e4m3 attention, d128, 32/8 heads, s 4096, causal": lambda case: eight_bit(
+        case, (32, 8, 4096, 128), True, torch.float8_e4m3fn
+    ),
 }
 
 

@@ -37,6 +37,7 @@ struct Timing {
 struct Row {
   const AnyCase* entry = nullptr;
   std::string implementation{};
+  std::string note{};  ///< what else the check measured
   Timing timing{};
   check::Work work{};
   double host = 0;                  ///< on a GPU: seconds that the host takes to send a call on its way
@@ -130,6 +131,7 @@ Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilin
   row.timing = side ? time_on_device(plan, workspace.view(), placed.place(), options.seconds)
                     : time([&] { plan.run(workspace.view()).value(); }, options.seconds);
   if (side) row.host = host_seconds(plan, workspace.view(), device);
+  row.note = report.note;
   row.work = trial->work();
   const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
   row.compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak);
@@ -151,6 +153,7 @@ nlohmann::json as_json(const Row& row) {
                       {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
                       {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
   if (row.host > 0) json["host_s"] = row.host;
+  if (!row.note.empty()) json["note"] = row.note;
   return json;
 }
 
@@ -180,6 +183,8 @@ void print(const std::vector<Row>& rows) {
                row.memory_bound() ? "memory" : "compute"});
   }
   fmt::print("{}", table.text());
+  for (const Row& row : rows)
+    if (!row.note.empty()) fmt::print("{} on {}: {}\n", row.entry->name, row.implementation, row.note);
 }
 
 int bench(const Options& options) {

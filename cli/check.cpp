@@ -59,7 +59,8 @@ void run(const AnyCase& entry, const std::vector<ImplementationInfo>& rows, cons
       fmt::print("FAILED {} on {}\n  {}\n  {}\n", entry.name, row.name, report.message, check::reproduce(entry.name, row.name));
     } else if (options.verbose) {
       const bool passed = report.status == check::Status::passed;
-      fmt::print("{} {} on {}{}\n", passed ? "passed" : "declined", entry.name, row.name, passed ? "" : ": " + report.message);
+      fmt::print("{} {} on {}{}\n", passed ? "passed" : "declined", entry.name, row.name,
+                 passed ? (report.note.empty() ? "" : ": " + report.note) : ": " + report.message);
     }
   }
 }

@@ -66,7 +66,7 @@ void add_types(CLI::App& command, ProblemSize& s) {
   command.add_option("--dtype", s.dtype, "Type of q, and of k, v and out")
       ->transform(CLI::CheckedTransformer(kDTypes))
       ->option_text("f32|f16|bf16|e4m3 [bf16]");
-  command.add_option("--cache-dtype", s.cache, "Type of the cache, when it differs")
+  command.add_option("--cache-dtype", s.cache, "Type of the cache, when it differs; 8-bit attention: of V")
       ->transform(CLI::CheckedTransformer(kDTypes))
       ->option_text("f32|f16|bf16|e4m3");
   command.add_option("--format", s.format, "Latent caches: plain rows, or packed ones")

@@ -134,6 +134,54 @@ LatentCacheConversionDesc conversion(ProblemSize s) {
   return {.rows = contiguous(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, s.format)};
 }
 
+bool e4m3_values(const ProblemSize& s) { return s.cache == DType::e4m3; }
+
+QuantizeAndAttendDesc quantized_whole(const ProblemSize& s) {
+  const AttentionDesc d = dense(s);
+  return {.q = d.q, .k = d.k, .v = d.v, .out = d.out, .lse = d.lse, .mask = d.mask, .v_dtype = e4m3_values(s) ? DType::e4m3 : DType::f16};
+}
+
+TensorDesc twin(TensorDesc like, DType dtype) {
+  like.dtype = dtype;
+  return like;
+}
+
+QuantizeQkInt8Desc quantized_qk(const ProblemSize& s) {
+  const AttentionDesc d = dense(s);
+  const Int8Groups groups{};
+  return {.q = d.q,
+          .k = d.k,
+          .q_int8 = twin(d.q, DType::i8),
+          .k_int8 = twin(d.k, DType::i8),
+          .q_scale = groups.q_scale(d.q),
+          .k_scale = groups.k_scale(d.k),
+          .k_mean = Int8Groups::channels(d.k),
+          .lse_shift = d.lse};
+}
+
+QuantizeVDesc quantized_v(const ProblemSize& s) {
+  const AttentionDesc d = dense(s);
+  QuantizeVDesc desc{.v = d.v, .v_out = twin(d.v, e4m3_values(s) ? DType::e4m3 : DType::f16)};
+  if (e4m3_values(s)) desc.v_scale = Int8Groups::channels(d.v);
+  return desc;
+}
+
+QuantizedAttentionDesc quantized(const ProblemSize& s) {
+  const AttentionDesc d = dense(s);
+  const QuantizeQkInt8Desc qk = quantized_qk(s);
+  const QuantizeVDesc v = quantized_v(s);
+  return {.q = qk.q_int8,
+          .k = qk.k_int8,
+          .v = v.v_out,
+          .out = d.out,
+          .q_scale = qk.q_scale,
+          .k_scale = qk.k_scale,
+          .v_scale = v.v_scale,
+          .lse = d.lse,
+          .lse_shift = qk.lse_shift,
+          .mask = d.mask};
+}
+
 /// From a describing and a planning function to text.
 template <auto describe, auto plan>
 Explanation explain(ProblemSize size, const PlanOptions& options) {
@@ -153,7 +201,11 @@ const std::vector<ExplainedOperation>& explained_operations() {
                                                     {"latent_attention", explain<latent, plan_latent_attention>},
                                                     {"sparse_latent_attention", explain<sparse, plan_sparse_latent_attention>},
                                                     {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>},
-                                                    {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>}};
+                                                    {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>},
+                                                    {"quantize_qk_int8", explain<quantized_qk, plan_quantize_qk_int8>},
+                                                    {"quantize_v", explain<quantized_v, plan_quantize_v>},
+                                                    {"quantized_attention", explain<quantized, plan_quantized_attention>},
+                                                    {"quantize_and_attend", explain<quantized_whole, plan_quantize_and_attend>}};
   return kAll;
 }
 

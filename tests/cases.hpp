@@ -289,6 +289,7 @@ inline void bench_cases(Table& table) {
     add(table, fmt::format("bench/{}", variant), with_heads(with_dims(std::move(spec), dim, dim), head, kv_head), Tier::bench);
   };
   bench("prefill-bf16-d128-h32x8-s4096-causal", attention(DType::bf16, {{4096, 4096}}, causal()), 32, 8, 128);
+  bench("prefill-bf16-d128-h32x8-s4096-full", attention(DType::bf16, {{4096, 4096}}), 32, 8, 128);
   bench("prefill-f32-d64-h16-s1024-full", attention(DType::f32, {{1024, 1024}}), 16, 16, 64);
   bench("prefill-f32-d64-h16-s1024-causal", attention(DType::f32, {{1024, 1024}}, causal()), 16, 16, 64);
   bench("prefill-bf16-d64-h16-s1024-full", attention(DType::bf16, {{1024, 1024}}), 16, 16, 64);

@@ -2,7 +2,7 @@
  *
  * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. What a tensor, an option or an
  * argument means is said there (attention.hpp, attention_backward.hpp, paged_attention.hpp, merge.hpp, latent_attention.hpp); the names of
- * the fields are the same.
+ * the fields are the same. 8-bit attention has a header of its own, c_quantized_attention.h.
  *
  *     fovea_plan* plan = NULL;
  *     if (fovea_attention_plan(&desc, NULL, &plan) != FOVEA_OK) puts(fovea_last_error());
@@ -42,7 +42,7 @@ const char* fovea_version(void);
 /* ---- tensors and options ----------------------------------------------------------------------------------------------- */
 
 typedef int32_t fovea_dtype;
-enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I32 = 4, FOVEA_I64 = 5, FOVEA_F64 = 6 };
+enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I8 = 4, FOVEA_I32 = 5, FOVEA_I64 = 6, FOVEA_F64 = 7 };
 
 typedef struct fovea_tensor {
   fovea_dtype dtype;

@@ -12,5 +12,6 @@
 #include "fovea/merge.hpp"
 #include "fovea/paged_attention.hpp"
 #include "fovea/plan.hpp"
+#include "fovea/quantized_attention.hpp"
 #include "fovea/result.hpp"
 #include "fovea/tensor.hpp"

@@ -9,11 +9,12 @@
 
 namespace fovea {
 
-enum class DType : std::uint8_t { f32, f16, bf16, e4m3, i32, i64, f64 };
+enum class DType : std::uint8_t { f32, f16, bf16, e4m3, i8, i32, i64, f64 };
 
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::e4m3: return 1;
+    case DType::e4m3:
+    case DType::i8: return 1;
     case DType::f16:
     case DType::bf16: return 2;
     case DType::f32:
@@ -26,7 +27,7 @@ constexpr std::size_t size_of(DType dtype) {
 
 /// "bf16", "e4m3", ...
 constexpr std::string_view name_of(DType dtype) {
-  constexpr std::array<std::string_view, 7> kNames{"f32", "f16", "bf16", "e4m3", "i32", "i64", "f64"};
+  constexpr std::array<std::string_view, 8> kNames{"f32", "f16", "bf16", "e4m3", "i8", "i32", "i64", "f64"};
   const auto index = static_cast<std::size_t>(dtype);
   return index < kNames.size() ? kNames[index] : "unknown dtype";
 }

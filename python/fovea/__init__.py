@@ -21,6 +21,7 @@ from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_ca
 from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
+from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantize_qk_int8, quantize_v, quantized_attention
 
 __version__: str = _version()
 
@@ -28,6 +29,8 @@ __all__ = [
     "CacheFormat",
     "Device",
     "Implementation",
+    "QuantizedQk",
+    "QuantizedV",
     "attention",
     "attention_backward",
     "cache_formats",
@@ -41,7 +44,11 @@ __all__ = [
     "merge_states",
     "paged_attention",
     "paged_cache_append",
+    "quantize_and_attend",
     "quantize_latent_cache",
+    "quantize_qk_int8",
+    "quantize_v",
+    "quantized_attention",
     "set_num_threads",
     "sparse_latent_attention",
 ]

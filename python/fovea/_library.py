@@ -24,6 +24,10 @@ OPERATIONS = (
     "sparse_latent_attention",
     "quantize_latent_cache",
     "dequantize_latent_cache",
+    "quantize_qk_int8",
+    "quantize_v",
+    "quantized_attention",
+    "quantize_and_attend",
 )
 
 

@@ -17,7 +17,7 @@ To enumerator(std::int32_t value, int count, const std::string& name) {
   return static_cast<To>(value);
 }
 
-static_assert(static_cast<int>(DType::f64) == FOVEA_F64 && static_cast<int>(DType::e4m3) == FOVEA_E4M3);
+static_assert(static_cast<int>(DType::f64) == FOVEA_F64 && static_cast<int>(DType::i8) == FOVEA_I8);
 static_assert(static_cast<int>(Anchor::bottom_right) == FOVEA_BOTTOM_RIGHT && static_cast<int>(Backend::hip) == FOVEA_HIP);
 static_assert(static_cast<int>(CacheFormat::v41_fp4) == FOVEA_V41_FP4 && static_cast<int>(ScaleRule::exact) == FOVEA_EXACT);
 static_assert(static_cast<int>(ErrorCode::device_error) + 1 == FOVEA_DEVICE_ERROR);
@@ -35,9 +35,11 @@ fovea_status fail(const Error& error) noexcept {
 
 void refuse(std::string message) { throw Exception(Error{ErrorCode::invalid_argument, std::move(message)}); }
 
+DType dtype(fovea_dtype from, std::string_view name) { return enumerator<DType>(from, FOVEA_F64 + 1, std::string(name)); }
+
 TensorDesc tensor(const fovea_tensor& from, std::string_view name) {
   TensorDesc desc{};
-  desc.dtype = enumerator<DType>(from.dtype, FOVEA_F64 + 1, std::string(name) + ".dtype");
+  desc.dtype = dtype(from.dtype, std::string(name) + ".dtype");
   desc.rank = from.rank;
   for (std::size_t axis = 0; axis < desc.shape.size(); ++axis) {
     desc.shape[axis] = from.shape[axis];

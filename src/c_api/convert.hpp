@@ -10,6 +10,7 @@
 
 namespace fovea::c_api {
 
+DType dtype(fovea_dtype from, std::string_view name);
 TensorDesc tensor(const fovea_tensor& from, std::string_view name);
 BandMask mask(const fovea_mask& from);
 Device device(const fovea_options* from);

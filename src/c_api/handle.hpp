@@ -15,7 +15,8 @@
 struct fovea_plan {
   std::variant<fovea::AttentionPlan, fovea::AttentionBackwardPlan, fovea::PagedAttentionPlan, fovea::PagedCacheAppendPlan,
                fovea::MergeStatesPlan, fovea::LatentAttentionPlan, fovea::SparseLatentAttentionPlan, fovea::QuantizeLatentCachePlan,
-               fovea::DequantizeLatentCachePlan>
+               fovea::DequantizeLatentCachePlan, fovea::QuantizeQkInt8Plan, fovea::QuantizeVPlan, fovea::QuantizedAttentionPlan,
+               fovea::QuantizeAndAttendPlan>
       plan;
   std::string implementation;  // with its terminating zero
 };
@@ -45,6 +46,14 @@ template <>
 inline constexpr std::string_view kOperation<QuantizeLatentCachePlan> = "a quantize_latent_cache plan";
 template <>
 inline constexpr std::string_view kOperation<DequantizeLatentCachePlan> = "a dequantize_latent_cache plan";
+template <>
+inline constexpr std::string_view kOperation<QuantizeQkInt8Plan> = "a quantize_qk_int8 plan";
+template <>
+inline constexpr std::string_view kOperation<QuantizeVPlan> = "a quantize_v plan";
+template <>
+inline constexpr std::string_view kOperation<QuantizedAttentionPlan> = "a quantized_attention plan";
+template <>
+inline constexpr std::string_view kOperation<QuantizeAndAttendPlan> = "a quantize_and_attend plan";
 
 /// Runs `body`, which returns a Result<void> or throws, and lets nothing out but a status.
 template <class Body>

@@ -57,6 +57,7 @@ Features detect() {
   const bool ymm = (saved & 0x6) == 0x6, zmm = ymm && (saved & 0xe0) == 0xe0, tiles = (saved & 0x60000) == 0x60000;
   found.avx2 = ymm && bit(basic.c, 28) && bit(basic.c, 12) && bit(basic.c, 29) && bit(extended.b, 5);
   found.avx512 = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
+  found.avx512vnni = found.avx512 && bit(extended.c, 11);
   found.avx512bf16 = found.avx512 && bit(more.a, 5);
   found.amx_bf16 = found.avx512bf16 && tiles && bit(extended.d, 24) && bit(extended.d, 22) && amx_permitted();
   return found;
@@ -90,6 +91,7 @@ std::string processor_name() { return detect_name(); }
 std::string_view scalar_unavailable() { return {}; }
 std::string_view avx2_unavailable() { return features().avx2 ? "" : "needs avx2, fma and f16c"; }
 std::string_view avx512_unavailable() { return features().avx512 ? "" : "needs avx512f, avx512bw, avx512vl and avx512dq"; }
+std::string_view avx512vnni_unavailable() { return features().avx512vnni ? "" : "needs avx512_vnni"; }
 std::string_view avx512bf16_unavailable() { return features().avx512bf16 ? "" : "needs avx512_bf16"; }
 std::string_view amx_unavailable() { return features().amx_bf16 ? "" : "needs amx_bf16, and the operating system's permission"; }
 
@@ -98,6 +100,7 @@ void append_devices(std::vector<DeviceInfo>& all) {
   DeviceInfo info{.device = {}, .name = processor_name(), .cores = static_cast<int>(std::thread::hardware_concurrency())};
   if (has.avx2) info.features.emplace_back("avx2");
   if (has.avx512) info.features.emplace_back("avx512");
+  if (has.avx512vnni) info.features.emplace_back("avx512vnni");
   if (has.avx512bf16) info.features.emplace_back("avx512bf16");
   if (has.amx_bf16) info.features.emplace_back("amx_bf16");
   all.push_back(info);

@@ -13,6 +13,7 @@ namespace fovea::cpu {
 struct Features {
   bool avx2 = false;        ///< AVX2, FMA, F16C
   bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
+  bool avx512vnni = false;  ///< and AVX512_VNNI
   bool avx512bf16 = false;  ///< and AVX512_BF16
   bool amx_bf16 = false;    ///< AMX-TILE and AMX-BF16, with the kernel's permission
 };
@@ -29,6 +30,7 @@ std::string processor_name();
 std::string_view scalar_unavailable();
 std::string_view avx2_unavailable();
 std::string_view avx512_unavailable();
+std::string_view avx512vnni_unavailable();
 std::string_view avx512bf16_unavailable();
 std::string_view amx_unavailable();
 

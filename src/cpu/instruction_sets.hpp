@@ -11,12 +11,13 @@
 
 namespace fovea::cpu {
 
-/// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null where they are widened to f32.
+/// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null where they are widened to f32; `int8()` that of int8 scores.
 struct Scalar {
   static constexpr std::string_view kName = "scalar";
   static constexpr auto kUnavailable = scalar_unavailable;
   static const Kernels& kernels() { return scalar::kKernels; }
   static const AttentionKernels* bf16() { return nullptr; }
+  static const AttentionKernels& int8() { return scalar::kKernels.int8; }
 };
 
 #ifdef FOVEA_X86
@@ -25,6 +26,7 @@ struct Avx2 {
   static constexpr auto kUnavailable = avx2_unavailable;
   static const Kernels& kernels() { return avx2::kKernels; }
   static const AttentionKernels* bf16() { return nullptr; }
+  static const AttentionKernels& int8() { return avx2::kKernels.int8; }
 };
 
 struct Avx512 {
@@ -32,6 +34,15 @@ struct Avx512 {
   static constexpr auto kUnavailable = avx512_unavailable;
   static const Kernels& kernels() { return avx512::kKernels; }
   static const AttentionKernels* bf16() { return nullptr; }
+  static const AttentionKernels& int8() { return avx512::kKernels.int8; }
+};
+
+struct Avx512Vnni {
+  static constexpr std::string_view kName = "avx512vnni";
+  static constexpr auto kUnavailable = avx512vnni_unavailable;
+  static const Kernels& kernels() { return avx512::kKernels; }
+  static const AttentionKernels* bf16() { return nullptr; }
+  static const AttentionKernels& int8() { return avx512vnni::kInt8; }
 };
 
 struct Avx512Bf16 {

@@ -7,8 +7,8 @@
 
 namespace fovea::cpu {
 
-/// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3.
-inline constexpr int kStorages = 4;
+/// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3, i8.
+inline constexpr int kStorages = 5;
 inline constexpr int kPackedFormatCount = 5;
 /// Rows that pack_keys and pack_values take at a time.
 inline constexpr int kPackedRows = 8;
@@ -34,8 +34,9 @@ struct ScoreTile {
   const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] where a tile is shared
   float* scores = nullptr;     // [rows][score_stride]
   std::int64_t q_stride = 0, score_stride = 0, row_stride = 0;
-  int head_dim = 0;           // as packed: a multiple of depth
-  const Row* next = nullptr;  // shared tiles: [next_count] rows to prefetch, of next_bytes each
+  int head_dim = 0;                                      // as packed: a multiple of depth
+  const float *q_scales = nullptr, *k_scales = nullptr;  // int8: [rows] and [keys], factors of the integer products
+  const Row* next = nullptr;                             // shared tiles: [next_count] rows to prefetch, of next_bytes each
   int next_count = 0, next_bytes = 0;
   const RowBlock* blocks = nullptr;
   int block_count = 0;
@@ -120,6 +121,7 @@ struct AttentionKernels {
   int panel = 0;                     ///< keys or value columns of one packed panel
   int depth = 1;                     ///< contracted dimensions (head dim, keys) are padded to a multiple of this
   int operand_bytes = 0;             ///< of a packed element
+  int qk_operand_bytes = 0;          ///< of those of q and K where they are others than those of P and V
   bool shared_tile = false;          ///< V is the beginning of K: pack_values makes [key][row_stride] of both, and pack_keys is not called
   int row_bytes = 0;                 ///< of q and accumulator rows that share a packing
   int tile_bytes = 0;                ///< of packed K and V that the second-level cache should hold
@@ -138,6 +140,8 @@ struct AttentionKernels {
   void (*stream_scores[kStorages])(const StreamScores&) = {};
   void (*gradient)(const GradientTile&) = nullptr;
   void (*transpose_gradient)(const TransposeTile&) = nullptr;
+
+  constexpr int qk_bytes() const { return qk_operand_bytes != 0 ? qk_operand_bytes : operand_bytes; }
 };
 
 /// Rows of f32 and whatever they are stored as; any length.
@@ -169,11 +173,26 @@ struct LatentKernels {
   void (*to_bf16[kStorages])(void* target, Row source, int count) = {};
 };
 
+/// The int8 quantisers' rows; `mean` is taken away first. Counts are multiples of 32.
+struct QuantizeKernels {
+  /// max |source[i] - mean[i]|, or NaN where some element is not finite.
+  float (*largest[kStorages])(Row source, const float* mean, int count) = {};
+  /// codes[i] = (source[i] - mean[i]) * factor
+  void (*encode_int8[kStorages])(void* codes, Row source, const float* mean, float factor, int count) = {};
+  /// amax[i] = max(amax[i], |source[i] - mean[i]|); probe[i] becomes NaN where an element is not finite.
+  void (*channels[kStorages])(float* amax, float* probe, Row source, const float* mean, int count) = {};
+  /// codes[i] = (source[i] - mean[i]) * factor[i]
+  void (*encode_e4m3[kStorages])(void* codes, Row source, const float* mean, const float* factor, int count) = {};
+  void (*encode_f16[kStorages])(void* codes, Row source, const float* mean, const float* factor, int count) = {};
+};
+
 struct Kernels {
   AttentionKernels attention{};
   RowKernels rows{};
   AttentionKernels latent{};  ///< the same arithmetic on tiles that K and V share
   LatentKernels packed_rows{};
+  AttentionKernels int8{};  ///< int8 q and K; P and V as in `attention`
+  QuantizeKernels quantize{};
 };
 
 namespace scalar {
@@ -184,6 +203,9 @@ extern const Kernels kKernels;
 }
 namespace avx512 {
 extern const Kernels kKernels;
+}
+namespace avx512vnni {
+extern const AttentionKernels kInt8;  ///< beside avx512::kKernels
 }
 namespace avx512bf16 {
 extern const AttentionKernels kAttention;  ///< beside avx512::kKernels

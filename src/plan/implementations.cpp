@@ -56,6 +56,10 @@ template Implementations<LatentAttention> implementations_of<LatentAttention>();
 template Implementations<SparseLatentAttention> implementations_of<SparseLatentAttention>();
 template Implementations<QuantizeLatentCache> implementations_of<QuantizeLatentCache>();
 template Implementations<DequantizeLatentCache> implementations_of<DequantizeLatentCache>();
+template Implementations<QuantizeQkInt8> implementations_of<QuantizeQkInt8>();
+template Implementations<QuantizeV> implementations_of<QuantizeV>();
+template Implementations<QuantizedAttention> implementations_of<QuantizedAttention>();
+template Implementations<QuantizeAndAttend> implementations_of<QuantizeAndAttend>();
 
 }  // namespace fovea::detail
 

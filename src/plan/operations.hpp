@@ -12,6 +12,7 @@
 #include "op/merge_states/validate.hpp"
 #include "op/paged_attention/validate.hpp"
 #include "op/paged_cache_append/validate.hpp"
+#include "op/quantized_attention/validate.hpp"
 #include "op/sparse_latent_attention/validate.hpp"
 
 namespace fovea::detail {
@@ -50,8 +51,22 @@ struct DequantizeLatentCache : OperationTypes<DequantizeLatentCacheProblem, Dequ
   static constexpr std::string_view kName = "dequantize_latent_cache";
 };
 
+struct QuantizeQkInt8 : OperationTypes<QuantizeQkInt8Problem, QuantizeQkInt8Args> {
+  static constexpr std::string_view kName = "quantize_qk_int8";
+};
+struct QuantizeV : OperationTypes<QuantizeVProblem, QuantizeVArgs> {
+  static constexpr std::string_view kName = "quantize_v";
+};
+struct QuantizedAttention : OperationTypes<QuantizedAttentionProblem, QuantizedAttentionArgs> {
+  static constexpr std::string_view kName = "quantized_attention";
+};
+struct QuantizeAndAttend : OperationTypes<QuantizeAndAttendProblem, QuantizeAndAttendArgs> {
+  static constexpr std::string_view kName = "quantize_and_attend";
+};
+
 /// In the order in which they are listed to people.
-using Operations = std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention,
-                              SparseLatentAttention, QuantizeLatentCache, DequantizeLatentCache>;
+using Operations =
+    std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention, SparseLatentAttention,
+               QuantizeLatentCache, DequantizeLatentCache, QuantizeQkInt8, QuantizeV, QuantizedAttention, QuantizeAndAttend>;
 
 }  // namespace fovea::detail

@@ -52,4 +52,20 @@ Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCache
   return plan<detail::DequantizeLatentCache>(detail::validate_dequantize(desc), device, options);
 }
 
+Result<QuantizeQkInt8Plan> plan_quantize_qk_int8(const QuantizeQkInt8Desc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::QuantizeQkInt8>(detail::validate(desc, options), device, options);
+}
+
+Result<QuantizeVPlan> plan_quantize_v(const QuantizeVDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::QuantizeV>(detail::validate(desc, options), device, options);
+}
+
+Result<QuantizedAttentionPlan> plan_quantized_attention(const QuantizedAttentionDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::QuantizedAttention>(detail::validate(desc, options), device, options);
+}
+
+Result<QuantizeAndAttendPlan> plan_quantize_and_attend(const QuantizeAndAttendDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::QuantizeAndAttend>(detail::validate(desc, options), device, options);
+}
+
 }  // namespace fovea

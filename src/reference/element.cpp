@@ -59,6 +59,7 @@ double load(DType dtype, const void* data, std::int64_t index) {
     case DType::f16: return decode(kF16, static_cast<const std::uint16_t*>(data)[index]);
     case DType::bf16: return decode(kBf16, static_cast<const std::uint16_t*>(data)[index]);
     case DType::e4m3: return decode(kE4m3, static_cast<const std::uint8_t*>(data)[index]);
+    case DType::i8: return static_cast<const std::int8_t*>(data)[index];
     case DType::i32: return static_cast<const std::int32_t*>(data)[index];
     case DType::f64: return static_cast<const double*>(data)[index];
     case DType::i64: return static_cast<double>(static_cast<const std::int64_t*>(data)[index]);
@@ -73,8 +74,9 @@ void store(DType dtype, void* data, std::int64_t index, double value) {
     case DType::f16: static_cast<std::uint16_t*>(data)[index] = static_cast<std::uint16_t>(encode(kF16, value)); break;
     case DType::bf16: static_cast<std::uint16_t*>(data)[index] = static_cast<std::uint16_t>(encode(kBf16, value)); break;
     case DType::e4m3: static_cast<std::uint8_t*>(data)[index] = static_cast<std::uint8_t>(encode(kE4m3, value)); break;
+    case DType::i8: static_cast<std::int8_t*>(data)[index] = static_cast<std::int8_t>(value); break;
     case DType::i32:
-    case DType::i64: break;  // no operation writes integers
+    case DType::i64: break;  // no operation writes indices
   }
 }
 

@@ -14,5 +14,9 @@ detail::Implementations<detail::LatentAttention> implementations(detail::LatentA
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
+detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8);
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV);
+detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
+detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend);
 
 }  // namespace fovea::reference

@@ -17,6 +17,7 @@
 #include "op/merge_states/problem.hpp"
 #include "op/paged_attention/problem.hpp"
 #include "op/paged_cache_append/problem.hpp"
+#include "op/quantized_attention/problem.hpp"
 #include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::reference {
@@ -52,5 +53,10 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
 void paged_cache_append(const detail::PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
 void quantize_latent_cache(const detail::QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args);
 void dequantize_latent_cache(const detail::DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args);
+
+/// Exact as well. `cu_seqlens_q` is looked at only where the problem has a mask.
+void quantize_qk_int8(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args);
+void quantize_v(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args, const std::int32_t* cu_seqlens_q);
+AttentionOutput quantized_attention(const detail::QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args);
 
 }  // namespace fovea::reference

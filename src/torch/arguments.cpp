@@ -22,12 +22,13 @@ struct TypePair {
   DType fovea;
 };
 
-const std::array<TypePair, 7>& type_pairs() {
-  static const std::array<TypePair, 7> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
+const std::array<TypePair, 8>& type_pairs() {
+  static const std::array<TypePair, 8> kPairs{{{aoti_torch_dtype_float32(), DType::f32},
                                                {aoti_torch_dtype_float64(), DType::f64},
                                                {aoti_torch_dtype_bfloat16(), DType::bf16},
                                                {aoti_torch_dtype_float16(), DType::f16},
                                                {aoti_torch_dtype_float8_e4m3fn(), DType::e4m3},
+                                               {aoti_torch_dtype_int8(), DType::i8},
                                                {aoti_torch_dtype_int32(), DType::i32},
                                                {aoti_torch_dtype_int64(), DType::i64}}};
   return kPairs;
@@ -128,7 +129,7 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   const std::optional<DType> dtype = dtype_of(tensor);
   if (!dtype) {
     raise_invalid(field(name, "dtype"), dtype_text(tensor),
-                  "float32, float16, bfloat16, float8_e4m3fn, float64, int32 or int64, as the operation says");
+                  "float32, float16, bfloat16, float8_e4m3fn, float64, int8, int32 or int64, as the operation says");
   }
   desc.dtype = *dtype;
   desc.rank = static_cast<int>(rank);

@@ -2,7 +2,21 @@
 #include "dense.hpp"
 
 namespace fovea::binding {
-namespace {
+
+// Both have as many entries as the first, which said how many sequences there are.
+const std::int32_t* Sequences::q_lengths() const {
+  return cu_seqlens_q ? int32_vector(*cu_seqlens_q, "cu_seqlens_q", cu_seqlens_q->size(0)) : nullptr;
+}
+const std::int32_t* Sequences::k_lengths() const {
+  return cu_seqlens_q ? int32_vector(*cu_seqlens_k, "cu_seqlens_k", cu_seqlens_q->size(0)) : nullptr;
+}
+
+Sequences take_sequences(Arguments& arguments) {
+  return {.cu_seqlens_q = arguments.optional_tensor(),
+          .cu_seqlens_k = arguments.optional_tensor(),
+          .max_seqlen_q = arguments.integer_or(-1),
+          .max_seqlen_k = arguments.integer_or(-1)};
+}
 
 BandMask take_mask(Arguments& arguments) {
   BandMask mask = arguments.band();
@@ -10,24 +24,25 @@ BandMask take_mask(Arguments& arguments) {
   return mask;
 }
 
-/// Without a bound from the caller, the longest sequence is at most all rows together.
-std::optional<RaggedDesc> describe_ragged(const DenseCall& call) {
-  if (!call.cu_seqlens_q && !call.cu_seqlens_k) return std::nullopt;
-  if (!call.cu_seqlens_q || !call.cu_seqlens_k) {
-    const bool q_given = call.cu_seqlens_q.has_value();
+std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
+
+std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
+  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), "another rank or no element", "[batch + 1]");
+  return cu_seqlens.size(0) - 1;
+}
+
+std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k) {
+  const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = sequences;
+  if (!cu_seqlens_q && !cu_seqlens_k) return std::nullopt;
+  if (!cu_seqlens_q || !cu_seqlens_k) {
+    const bool q_given = cu_seqlens_q.has_value();
     raise_invalid(q_given ? "cu_seqlens_k" : "cu_seqlens_q", "none",
                   q_given ? "a tensor, as cu_seqlens_q is given" : "a tensor, as cu_seqlens_k is given");
   }
-  if (call.cu_seqlens_q->dim() != 1 || call.cu_seqlens_q->size(0) < 1) {
-    raise_invalid("cu_seqlens_q.shape", "another rank or no element", "[batch + 1]");
-  }
-  const auto rows = [](const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; };
-  return RaggedDesc{.batch = call.cu_seqlens_q->size(0) - 1,
-                    .max_seq_q = call.max_seqlen_q < 0 ? rows(call.q) : call.max_seqlen_q,
-                    .max_seq_k = call.max_seqlen_k < 0 ? rows(call.k) : call.max_seqlen_k};
+  return RaggedDesc{.batch = batch_of(*cu_seqlens_q, "cu_seqlens_q"),
+                    .max_seq_q = max_seqlen_q < 0 ? rows_of(q) : max_seqlen_q,
+                    .max_seq_k = max_seqlen_k < 0 ? rows_of(k) : max_seqlen_k};
 }
-
-}  // namespace
 
 DenseCall take_dense(Arguments& arguments) {
   return {.q = arguments.tensor(),
@@ -35,10 +50,7 @@ DenseCall take_dense(Arguments& arguments) {
           .v = arguments.tensor(),
           .out = arguments.tensor(),
           .lse = arguments.optional_tensor(),
-          .cu_seqlens_q = arguments.optional_tensor(),
-          .cu_seqlens_k = arguments.optional_tensor(),
-          .max_seqlen_q = arguments.integer_or(-1),
-          .max_seqlen_k = arguments.integer_or(-1),
+          .sequences = take_sequences(arguments),
           .mask = take_mask(arguments),
           .scale = arguments.real(),
           .softcap = arguments.real(),
@@ -51,7 +63,7 @@ AttentionDesc describe_dense(const DenseCall& call) {
           .v = describe(call.v, "v"),
           .out = describe(call.out, "out"),
           .lse = describe(call.lse, "lse"),
-          .ragged = describe_ragged(call),
+          .ragged = describe_ragged(call.sequences, call.q, call.k),
           .mask = call.mask,
           .scale = call.scale,
           .softcap = call.softcap,
@@ -59,18 +71,14 @@ AttentionDesc describe_dense(const DenseCall& call) {
 }
 
 AttentionArgs dense_args(const DenseCall& call) {
-  AttentionArgs args{.q = data(call.q),
-                     .k = data(call.k),
-                     .v = data(call.v),
-                     .out = data(call.out),
-                     .lse = data_or_null<float>(call.lse),
-                     .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2))};
-  if (call.cu_seqlens_q) {
-    const std::int64_t entries = call.cu_seqlens_q->size(0);
-    args.cu_seqlens_q = int32_vector(*call.cu_seqlens_q, "cu_seqlens_q", entries);
-    args.cu_seqlens_k = int32_vector(*call.cu_seqlens_k, "cu_seqlens_k", entries);
-  }
-  return args;
+  return {.q = data(call.q),
+          .k = data(call.k),
+          .v = data(call.v),
+          .out = data(call.out),
+          .lse = data_or_null<float>(call.lse),
+          .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2)),
+          .cu_seqlens_q = call.sequences.q_lengths(),
+          .cu_seqlens_k = call.sequences.k_lengths()};
 }
 
 }  // namespace fovea::binding

@@ -54,6 +54,25 @@ constexpr Operation kOperations[] = {
      quantize_latent_cache, explain_quantize_latent_cache},
     {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)", dequantize_latent_cache,
      explain_dequantize_latent_cache},
+    {"quantize_qk_int8(Tensor q, Tensor k, Tensor(a!) q_int8, Tensor(b!) k_int8, Tensor(c!) q_scale, Tensor(d!) k_scale, "
+     "Tensor(e!)? k_mean, Tensor(f!)? lse_shift, "
+     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+     "str granularity, int warp_rows, str implementation)",
+     quantize_qk_int8, explain_quantize_qk_int8},
+    {"quantize_v(Tensor v, Tensor(a!) v_out, Tensor(b!)? v_scale, Tensor(c!)? v_mean, "
+     "Tensor? cu_seqlens_k, SymInt? max_seqlen_k, str implementation)",
+     quantize_v, explain_quantize_v},
+    {"quantized_attention(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor? v_scale, Tensor? v_mean, "
+     "Tensor? lse_shift, Tensor(a!) out, Tensor(b!)? lse, "
+     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, "
+     "str granularity, int warp_rows, str implementation, bool batch_invariant)",
+     quantized_attention, explain_quantized_attention},
+    {"quantize_and_attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
+     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, ScalarType v_dtype, bool smooth_k, bool smooth_v, "
+     "str granularity, int warp_rows, str implementation, bool batch_invariant)",
+     quantize_and_attend, explain_quantize_and_attend},
 };
 
 /// Dense attention as autograd wants it: new tensors, out and lse. The Python package gives it its kernel, which allocates and calls
@@ -75,6 +94,7 @@ STABLE_TORCH_LIBRARY(fovea, library) {
   library.def("implementations() -> str");
   library.def("devices() -> str");
   library.def("cache_formats() -> str");
+  library.def("int8_groups() -> str");
   library.def("version() -> str");
   library.def("set_num_threads(int threads) -> ()");
   library.def("num_threads() -> int");
@@ -91,6 +111,7 @@ STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, library) {
   library.impl("implementations", implementations);
   library.impl("devices", devices);
   library.impl("cache_formats", cache_formats);
+  library.impl("int8_groups", int8_groups);
   library.impl("version", version);
   library.impl("set_num_threads", set_num_threads);
   library.impl("num_threads", num_threads);

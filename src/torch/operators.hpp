@@ -20,7 +20,11 @@ Operator latent_attention, explain_latent_attention;
 Operator sparse_latent_attention, explain_sparse_latent_attention;
 Operator quantize_latent_cache, explain_quantize_latent_cache;
 Operator dequantize_latent_cache, explain_dequantize_latent_cache;
+Operator quantize_qk_int8, explain_quantize_qk_int8;
+Operator quantize_v, explain_quantize_v;
+Operator quantized_attention, explain_quantized_attention;
+Operator quantize_and_attend, explain_quantize_and_attend;
 
-Operator implementations, devices, cache_formats, version, set_num_threads, num_threads;
+Operator implementations, devices, cache_formats, int8_groups, version, set_num_threads, num_threads;
 
 }  // namespace fovea::binding

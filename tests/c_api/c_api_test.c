@@ -203,7 +203,7 @@ static void test_plan_errors(void) {
   CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "got 3");
   CHECK(plan == NULL);
   desc = good, desc.q.dtype = 17;
-  CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "q.dtype: got 17, want 0 .. 6");
+  CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "q.dtype: got 17, want 0 .. 7");
   desc = good, desc.mask = &mask, mask.anchor = -1;
   CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "mask.anchor: got -1");
   options.implementation = "cpu.none.attention";

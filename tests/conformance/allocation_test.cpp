@@ -30,7 +30,11 @@ constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "sparse_latent_attention/flat/bf16-lengths",
                                   "sparse_latent_attention/extra/v41_fp8-and-fp4-h64",
                                   "quantize_latent_cache/format/v4_fp8-bf16-power-of-two",
-                                  "dequantize_latent_cache/format/v41_fp4-f16"};
+                                  "dequantize_latent_cache/format/v41_fp4-f16",
+                                  "quantize_qk_int8/ragged/thread32",
+                                  "quantize_v/smoothing/both-e4m3",
+                                  "quantized_attention/ragged/warp16-e4m3",
+                                  "quantize_and_attend/head_dim/96-f16"};
 
 /// A caller's pool of one thread: starting standard threads, which a build without OpenMP does, allocates.
 void run_in_turn(int threads, void (*body)(void* context, int thread), void* context) {

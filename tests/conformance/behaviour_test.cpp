@@ -32,7 +32,11 @@ constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "sparse_latent_attention/split/v32_fp8-extra",
                                   "sparse_latent_attention/flat/bf16-lengths",
                                   "quantize_latent_cache/format/v4_fp8-bf16-power-of-two",
-                                  "dequantize_latent_cache/format/v41_fp4-f16"};
+                                  "dequantize_latent_cache/format/v41_fp4-f16",
+                                  "quantize_qk_int8/ragged/block",
+                                  "quantize_v/ragged/block-e4m3",
+                                  "quantized_attention/ragged/warp16-e4m3",
+                                  "quantize_and_attend/ragged/thread32-f16"};
 
 using Bits = std::vector<std::vector<std::byte>>;
 

@@ -133,10 +133,12 @@ TEST_F(Judge, RejectsAChangedInput) {
 
 /// A case of each operation, run by the reference and spoilt in every way that does not depend on what it computes.
 TEST(JudgeOfEveryOperation, RejectsMissingWrongAndStrayWrites) {
-  for (const char* name : {"attention/gqa/bf16-9on3", "attention_backward/sink/bf16-all-kinds", "paged_attention/mixed/bf16-page16",
-                           "paged_cache_append/page/bf16-page16", "merge_states/parts/bf16-3", "latent_attention/decode/bf16-h16",
-                           "sparse_latent_attention/paged/bf16", "quantize_latent_cache/format/v32_fp8-bf16-exact",
-                           "dequantize_latent_cache/format/v32_fp8-bf16"}) {
+  for (const char* name :
+       {"attention/gqa/bf16-9on3", "attention_backward/sink/bf16-all-kinds", "paged_attention/mixed/bf16-page16",
+        "paged_cache_append/page/bf16-page16", "merge_states/parts/bf16-3", "latent_attention/decode/bf16-h16",
+        "sparse_latent_attention/paged/bf16", "quantize_latent_cache/format/v32_fp8-bf16-exact",
+        "dequantize_latent_cache/format/v32_fp8-bf16", "quantize_qk_int8/ragged/warp32", "quantize_v/smoothing/both-e4m3",
+        "quantized_attention/granularity/block-f16", "quantize_and_attend/granularity/warp32-f16"}) {
     SCOPED_TRACE(name);
     const AnyCase& entry = *find_any_case(name);
     const auto trial = entry.bind();

@@ -1,135 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Throws random descriptions at validate and plan. With clang: -fsanitize=fuzzer and FOVEA_LIBFUZZER; without, a main() of its own
 /// drives the same entry with seeded random bytes: fuzz_validate [iterations] [seed].
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 
-#include "fovea/fovea.hpp"
+#include "descriptions.hpp"
 
 namespace {
 
 using namespace fovea;
-
-/// The fuzzer's bytes as numbers; zeros when they run out.
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-
-  std::uint8_t byte() { return at_ < size_ ? data_[at_++] : std::uint8_t{0}; }
-  bool flag() { return (byte() & 1) != 0; }
-  bool rarely() { return byte() < 24; }
-
-  std::int64_t number() {
-    constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
-    constexpr std::int64_t kEdges[] = {0,
-                                       1,
-                                       -1,
-                                       2,
-                                       7,
-                                       8,
-                                       12,
-                                       64,
-                                       128,
-                                       256,
-                                       264,
-                                       4096,
-                                       1LL << 31,
-                                       (1LL << 31) - 1,
-                                       1LL << 32,
-                                       1LL << 47,
-                                       1LL << 48,
-                                       1LL << 56,
-                                       1LL << 62,
-                                       kMax,
-                                       kMax - 1,
-                                       -kMax,
-                                       std::numeric_limits<std::int64_t>::min()};
-    const std::uint8_t kind = byte();
-    if (kind < 96) return kEdges[kind % std::size(kEdges)];
-    if (kind < 224) return byte();
-    std::int64_t value = 0;
-    for (int i = 0; i < 8; ++i) value = static_cast<std::int64_t>((static_cast<std::uint64_t>(value) << 8) | byte());
-    return value;
-  }
-  std::int64_t small(std::int64_t most) { return byte() % (most + 1); }
-
-  float real() {
-    constexpr float kEdges[] = {0.0f,
-                                1.0f,
-                                -1.0f,
-                                0.125f,
-                                30.0f,
-                                1e-40f,
-                                3e38f,
-                                -3e38f,
-                                std::numeric_limits<float>::infinity(),
-                                std::numeric_limits<float>::quiet_NaN()};
-    return kEdges[byte() % std::size(kEdges)];
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_, at_ = 0;
-};
-
-/// Most descriptions stay sensible in most fields, so that the later checks and the planners are reached too.
-void spoil(Bytes& bytes, TensorDesc& desc) {
-  while (bytes.rarely()) {
-    switch (bytes.small(5)) {
-      case 0: desc.dtype = static_cast<DType>(bytes.small(9)); break;
-      case 1: desc.rank = static_cast<int>(bytes.number()); break;
-      case 2: desc.shape[static_cast<std::size_t>(bytes.small(3))] = bytes.number(); break;
-      case 3: desc.strides[static_cast<std::size_t>(bytes.small(3))] = bytes.number(); break;
-      case 4: desc.alignment = static_cast<std::int32_t>(bytes.number()); break;
-      default: {
-        std::int64_t& stride = desc.strides[static_cast<std::size_t>(bytes.small(3))];
-        stride = static_cast<std::int64_t>(2 * static_cast<std::uint64_t>(stride));  // wraps
-        break;
-      }
-    }
-  }
-}
-
-void spoil(Bytes& bytes, std::int64_t& value) {
-  if (bytes.rarely()) value = bytes.number();
-}
-
-struct Sizes {
-  DType dtype, kv_dtype, out_dtype;
-  std::int64_t batch, q, k, head, kv_head, dqk, dv, page;
-
-  explicit Sizes(Bytes& bytes) {
-    constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::e4m3};
-    dtype = kv_dtype = out_dtype = kTypes[bytes.small(3)];
-    batch = bytes.small(5), q = bytes.small(70), k = bytes.small(200);
-    kv_head = 1 + bytes.small(3), head = kv_head * (1 + bytes.small(8));
-    dqk = 8 * (1 + bytes.small(31)), dv = bytes.flag() ? dqk : 8 * (1 + bytes.small(31));
-    page = 1 + bytes.small(63);
-    if (dtype == DType::e4m3) out_dtype = DType::bf16;
-    for (std::int64_t* size : {&batch, &q, &k, &head, &kv_head, &dqk, &dv, &page}) spoil(bytes, *size);
-  }
-};
-
-BandMask mask(Bytes& bytes) {
-  BandMask band{};
-  if (bytes.flag()) band.left = bytes.number();
-  if (bytes.flag()) band.right = bytes.number();
-  if (bytes.rarely()) band.anchor = Anchor::top_left;
-  if (bytes.rarely()) band.anchor = static_cast<Anchor>(7);
-  return band;
-}
-
-std::optional<ScaleDesc> scale(Bytes& bytes, DType dtype) {
-  if (dtype != DType::e4m3 && !bytes.rarely()) return std::nullopt;
-  ScaleDesc desc{.batch_stride = bytes.small(8), .head_stride = bytes.small(2)};
-  spoil(bytes, desc.batch_stride);
-  spoil(bytes, desc.head_stride);
-  return desc;
-}
+using namespace fovea::fuzz;
 
 [[noreturn]] void broken(const std::string& promise) {
   std::fprintf(stderr, "broken promise: %s\n", promise.c_str());
@@ -309,11 +193,68 @@ void fuzz_latent_cache_conversion(Bytes& bytes) {
   examine(plan_dequantize_latent_cache(desc));
 }
 
+QuantizeAndAttendDesc quantized_whole(Bytes& bytes, const Sizes& s, bool ragged) {
+  const auto shaped = [&](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return ragged ? contiguous(s.dtype, {rows, heads, dim}) : contiguous(s.dtype, {s.batch, rows, heads, dim});
+  };
+  QuantizeAndAttendDesc desc{.q = shaped(s.q, s.head, s.dqk), .k = shaped(s.k, s.kv_head, s.dqk), .v = shaped(s.k, s.kv_head, s.dv)};
+  desc.out = shaped(s.q, s.head, s.dv);
+  desc.mask = mask(bytes);
+  desc.groups = {static_cast<Int8Granularity>(bytes.small(bytes.rarely() ? 9 : 2)), bytes.flag() ? 16 : 32};
+  desc.v_dtype = bytes.rarely() ? s.dtype : bytes.flag() ? DType::e4m3 : DType::f16;
+  desc.scale = bytes.rarely() ? bytes.real() : 0;
+  desc.smooth_k = bytes.flag(), desc.smooth_v = bytes.flag();
+  if (ragged) desc.ragged = RaggedDesc{s.batch, s.q, s.k};
+  if (bytes.flag()) desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  return desc;
+}
+
+/// The steps are those of the whole, each spoilt by itself.
+void fuzz_quantized_steps(Bytes& bytes, const QuantizeAndAttendDesc& whole) {
+  const auto twin = [](TensorDesc like, DType dtype) {
+    like.dtype = dtype;
+    return like;
+  };
+  QuantizeQkInt8Desc qk{.q = whole.q, .k = whole.k, .ragged = whole.ragged, .groups = whole.groups};
+  qk.q_int8 = twin(whole.q, DType::i8), qk.k_int8 = twin(whole.k, DType::i8);
+  qk.q_scale = whole.groups.q_scale(whole.q, whole.ragged), qk.k_scale = whole.groups.k_scale(whole.k, whole.ragged);
+  if (whole.smooth_k || bytes.rarely()) qk.k_mean = Int8Groups::channels(whole.k, whole.ragged);
+  if (whole.smooth_k || bytes.rarely()) qk.lse_shift = whole.lse;
+  QuantizeVDesc v{.v = whole.v, .v_out = twin(whole.v, whole.v_dtype), .ragged = whole.ragged};
+  if (whole.v_dtype == DType::e4m3 || bytes.rarely()) v.v_scale = Int8Groups::channels(whole.v, whole.ragged);
+  if (whole.smooth_v) v.v_mean = Int8Groups::channels(whole.v, whole.ragged);
+  QuantizedAttentionDesc attention{.q = qk.q_int8, .k = qk.k_int8, .v = v.v_out, .out = whole.out};
+  attention.q_scale = qk.q_scale, attention.k_scale = qk.k_scale, attention.v_scale = v.v_scale, attention.v_mean = v.v_mean;
+  attention.lse = whole.lse, attention.lse_shift = qk.lse_shift;
+  attention.ragged = whole.ragged, attention.mask = whole.mask, attention.scale = whole.scale, attention.groups = whole.groups;
+  for (TensorDesc* tensor : {&qk.q, &qk.k_int8, &qk.q_scale, &qk.k_scale, &v.v, &v.v_out, &attention.q, &attention.v, &attention.q_scale})
+    spoil(bytes, *tensor);
+  for (std::optional<TensorDesc>* tensor : {&qk.k_mean, &qk.lse_shift, &v.v_scale, &v.v_mean, &attention.v_scale, &attention.lse_shift})
+    if (*tensor) spoil(bytes, **tensor);
+  examine(plan_quantize_qk_int8(qk));
+  examine(plan_quantize_v(v));
+  examine(plan_quantized_attention(attention));
+}
+
+void fuzz_quantized_attention(Bytes& bytes) {
+  Sizes s(bytes);
+  if (s.dtype == DType::e4m3 && !bytes.rarely()) s.dtype = DType::bf16;
+  if (!bytes.rarely()) s.dqk = s.dv = 64;
+  QuantizeAndAttendDesc whole = quantized_whole(bytes, s, bytes.flag());
+  const std::int64_t sizes[] = {s.batch, s.q, s.k, s.head, s.kv_head, s.dqk, s.dv};
+  const bool sensible = std::all_of(std::begin(sizes), std::end(sizes), [](std::int64_t size) { return size >= 0 && size <= 4096; });
+  if (sensible) fuzz_quantized_steps(bytes, whole);  // the shapes of scales are for sizes that somebody has
+  if (bytes.rarely()) whole.groups.warp_rows = static_cast<int>(bytes.number());
+  for (TensorDesc* tensor : {&whole.q, &whole.k, &whole.v, &whole.out}) spoil(bytes, *tensor);
+  if (whole.lse) spoil(bytes, *whole.lse);
+  examine(plan_quantize_and_attend(whole));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
-  switch (bytes.small(7)) {
+  switch (bytes.small(8)) {
     case 0: fuzz_attention(bytes); break;
     case 1: fuzz_paged_attention(bytes); break;
     case 2: fuzz_paged_cache_append(bytes); break;
@@ -321,6 +262,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 4: fuzz_latent_attention(bytes); break;
     case 5: fuzz_sparse_latent_attention(bytes); break;
     case 6: fuzz_latent_cache_conversion(bytes); break;
+    case 7: fuzz_quantized_attention(bytes); break;
     default: fuzz_merge_states(bytes); break;
   }
   return 0;

@@ -100,6 +100,21 @@ def dequantize(**changes):
     return {name: value for name, value in call.items() if name != "rows"} | {"rows": torch.full((3, 576), torch.nan)}
 
 
+def quantize_qk(**changes):
+    call = {"q": torch.randn(2, 5, 4, 64), "k": torch.randn(2, 7, 2, 64)}
+    return call | changes
+
+
+def codes(**changes):
+    """Arguments of quantized_attention; changes are of the tuples' fields, or of the other arguments."""
+    qk = fovea.quantize_qk_int8(**quantize_qk())
+    v = fovea.quantize_v(torch.randn(2, 7, 2, 64), dtype=torch.float8_e4m3fn)
+    call = {"qk": qk._replace(**{name: value for name, value in changes.items() if name in qk._fields})}
+    call["v"] = v._replace(**{name[2:]: value for name, value in changes.items() if name.startswith("v_")})
+    call["out"] = torch.full((2, 5, 4, 64), torch.nan)
+    return call | {name: value for name, value in changes.items() if name not in qk._fields and not name.startswith("v_")}
+
+
 CACHE = fovea.cache_formats()
 
 
@@ -211,6 +226,36 @@ INVALID = [
         dequantize(format="v6", cache=torch.zeros(2, 8, 528, dtype=torch.uint8)),
         ["cache.format", "v6"],
     ),
+    (fovea.quantize_qk_int8, quantize_qk(q=torch.randn(5, 4, 64)), ["q.rank", "3", "4"]),
+    (fovea.quantize_qk_int8, quantize_qk(q=torch.randn(2, 5, 4, 64).half()), ["k.dtype", "f32", "f16"]),
+    (fovea.quantize_qk_int8, quantize_qk(k=torch.randn(2, 7, 3, 64)), ["kv_head", "3", "4"]),
+    (fovea.quantize_qk_int8, quantize_qk(granularity="row"), ["groups.granularity", "row", "block, warp or thread"]),
+    (fovea.quantize_qk_int8, quantize_qk(warp_rows=64), ["groups.warp_rows", "64", "32 or 16"]),
+    (fovea.quantize_qk_int8, quantize_qk(cu_seqlens_k=int32(0, 7)), ["cu_seqlens_q", "none", "cu_seqlens_k"]),
+    (
+        fovea.quantize_qk_int8,
+        {"q": torch.randn(5, 4, 64), "k": torch.randn(7, 2, 64), "cu_seqlens_q": int32(0, 2, 5), "cu_seqlens_k": int32(0, 7)},
+        ["cu_seqlens_k.shape", "[2]", "[3]"],
+    ),
+    (
+        fovea.quantize_qk_int8,
+        {"q": torch.randn(5, 4, 64), "k": torch.randn(7, 2, 64), "cu_seqlens_q": int32(0, 5), "cu_seqlens_k": int32(0, 8)},
+        ["cu_seqlens_k", "8", "7"],
+    ),
+    (fovea.quantize_v, {"v": torch.randn(2, 7, 2, 64), "dtype": torch.bfloat16}, ["v_out.dtype", "bf16", "f16 or e4m3"]),
+    (fovea.quantize_v, {"v": torch.randn(7, 2, 64)}, ["v.rank", "3", "4"]),
+    (fovea.quantize_v, {"v": torch.randn(7, 2, 64), "cu_seqlens_k": torch.tensor([0, 7])}, ["cu_seqlens_k.dtype", "Long", "i32"]),
+    (fovea.quantized_attention, codes(q=torch.zeros(2, 5, 4, 64)), ["q.dtype", "f32", "i8"]),
+    (fovea.quantized_attention, codes(granularity="block"), ["q_scale.shape[2]", "32", "1"]),
+    (fovea.quantized_attention, codes(k_scale=torch.ones(2, 2, 4).half()), ["k_scale.dtype", "f16", "f32"]),
+    (fovea.quantized_attention, codes(v_scale=None), ["v_scale", "none", "e4m3"]),
+    (fovea.quantized_attention, codes(v_mean=torch.ones(2, 2, 32)), ["v_mean.shape[2]", "32", "64"]),
+    (fovea.quantized_attention, codes(out=torch.full((2, 5, 4, 32), torch.nan)), ["out.shape[3]", "32", "64"]),
+    (fovea.quantized_attention, codes(anchor="middle"), ["anchor", "middle"]),
+    (fovea.quantize_and_attend, dense(k=torch.randn(2, 7, 2, 96)), ["k.shape[3]", "96", "64"]),
+    (fovea.quantize_and_attend, dense(v_dtype=torch.float32), ["v_dtype", "Float", "float16 or float8_e4m3fn"]),
+    (fovea.quantize_and_attend, dense(warp_rows=8), ["groups.warp_rows", "8", "32 or 16"]),
+    (fovea.quantize_and_attend, ragged(cu_seqlens_q=None), ["cu_seqlens_q", "none"]),
     (fovea.merge_states, merge(lses=[torch.randn(3, 2)]), ["lses", "1", "2"]),
     (fovea.merge_states, merge(outs=[torch.randn(3, 2, 64), torch.randn(3, 2, 32)]), ["parts[1].out.shape[2]", "32", "64"]),
     (fovea.merge_states, merge(lses=[torch.randn(3, 2), torch.randn(2, 3)]), ["parts[1].lse.shape[0]", "2", "3"]),

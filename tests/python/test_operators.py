@@ -84,6 +84,23 @@ def sparse_arguments():
     return (q, packed_rows(1)[1], "v41_fp8", indices, None, *extra, *outputs, 0.0, torch.randn(4), "", False)
 
 
+def quantized_arguments():
+    q, k, v = (torch.randn(2, seq, head, 64).bfloat16() for seq, head in ((5, 4), (9, 2), (9, 2)))
+    qk, codes = fovea.quantize_qk_int8(q, k), fovea.quantize_v(v, smooth_v=True)  # opcheck cannot compare e4m3
+    lengths, groups = (None, None, None, None), ("thread", 32)
+    outputs = torch.empty_like(q), torch.empty(2, 4, 5)
+    mask = (*NO_MASK, False, 0.0)
+    return {
+        "quantize_qk_int8": (q, k, *qk[:6], *lengths, *groups, ""),
+        "quantize_v": (v, *codes, None, None, ""),
+        "quantized_attention": (
+            *(qk.q, qk.k, codes.v, qk.q_scale, qk.k_scale, codes.scale, codes.mean, qk.lse_shift),
+            *(*outputs, *lengths, *mask, *groups, "", False),
+        ),
+        "quantize_and_attend": (q, k, v, *outputs, *lengths, *mask, torch.float16, True, False, *groups, "", False),
+    }
+
+
 OPERATORS = {
     "attention": attention_arguments,
     "attention_backward": backward_arguments,
@@ -94,6 +111,10 @@ OPERATORS = {
     "paged_attention": paged_arguments,
     "paged_cache_append": append_arguments,
     "merge_states": merge_arguments,
+    "quantize_qk_int8": lambda: quantized_arguments()["quantize_qk_int8"],
+    "quantize_v": lambda: quantized_arguments()["quantize_v"],
+    "quantized_attention": lambda: quantized_arguments()["quantized_attention"],
+    "quantize_and_attend": lambda: quantized_arguments()["quantize_and_attend"],
 }
 
 

@@ -4,6 +4,7 @@
 
 #include "../backward_cases.hpp"
 #include "../latent_cases.hpp"
+#include "../quantized_cases.hpp"
 #include "bound_case.hpp"
 
 namespace fovea::check {
@@ -25,6 +26,7 @@ const std::vector<AnyCase>& all_cases() {
   static const auto sparse = sparse_cases();
   static const auto conversions = conversion_cases();
   static const auto backward = backward_cases();
+  static const auto quantized = quantized_cases();
   static const std::vector<AnyCase> all = [] {
     std::vector<AnyCase> cases;
     append(cases, core_cases());
@@ -32,6 +34,7 @@ const std::vector<AnyCase>& all_cases() {
     append(cases, latent);
     append(cases, sparse);
     append(cases, conversions);
+    append(cases, quantized);
     return cases;
   }();
   return all;

@@ -23,6 +23,21 @@ Tolerance Answer::tolerance() const {
   return {.absolute = 2 * largest_error(plain_, exact_) + 0.5 * ulp(tensor_.desc().dtype, largest_magnitude(exact_))};
 }
 
+Accuracy Answer::accuracy() const {
+  double product = 0, got2 = 0, want2 = 0, error = 0, size = 0;
+  auto want = exact_.begin();
+  for (const Run& run : runs_)
+    for (std::int64_t at = run.offset; run.known && at < run.offset + run.count; ++at, ++want) {
+      const double got = tensor_.at(at);
+      product += got * *want;
+      got2 += got * got;
+      want2 += *want * *want;
+      error += std::fabs(got - *want);
+      size += std::fabs(*want);
+    }
+  return {product / std::sqrt(got2 * want2), error / size};
+}
+
 void Answer::judge(Judgement& verdict) const {
   std::vector<float> got;
   got.reserve(exact_.size());

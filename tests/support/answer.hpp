@@ -18,8 +18,14 @@ struct Judgement {
   bool ok = true;
   std::string message{};  ///< empty when all is right
   double worst = 0;       ///< largest error / tolerance
+  std::string note{};     ///< what else was measured, for people
 
   void fail(const std::string& what);
+};
+
+/// How near a whole result is to the exact one.
+struct Accuracy {
+  double cosine = 0, relative_l1 = 0;
 };
 
 /// |lse - lse64| <= 1e-6 + 8/65536 |lse64|
@@ -44,6 +50,8 @@ class Answer {
 
   /// 2 E + half an output ulp at the largest magnitude, where E is the largest error of the plain implementation.
   Tolerance tolerance() const;
+  /// Of the elements with known results.
+  Accuracy accuracy() const;
   /// Judges, and puts back what the tensor held when it was sealed.
   void judge(Judgement& verdict) const;
 

@@ -33,6 +33,15 @@ void move(T*& pointer, const DeviceMemory& memory) {
   pointer = static_cast<T*>(memory.translate(pointer));
 }
 
+auto pointers(QuantizeQkInt8Args& a) {
+  return std::tie(a.q, a.k, a.q_int8, a.k_int8, a.q_scale, a.k_scale, a.k_mean, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
+}
+auto pointers(QuantizeVArgs& a) { return std::tie(a.v, a.v_out, a.v_scale, a.v_mean, a.cu_seqlens_k); }
+auto pointers(QuantizedAttentionArgs& a) {
+  return std::tie(a.q, a.k, a.v, a.out, a.q_scale, a.k_scale, a.v_scale, a.v_mean, a.lse, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
+}
+auto pointers(QuantizeAndAttendArgs& a) { return std::tie(a.q, a.k, a.v, a.out, a.lse, a.cu_seqlens_q, a.cu_seqlens_k); }
+
 template <class Args>
 void move_all(Args& args, std::vector<MergeStatesArgs::Part>&, const DeviceMemory& memory) {
   const auto all = pointers(args);
@@ -113,5 +122,9 @@ template struct DeviceArgs<LatentAttentionArgs>;
 template struct DeviceArgs<SparseLatentAttentionArgs>;
 template struct DeviceArgs<QuantizeLatentCacheArgs>;
 template struct DeviceArgs<DequantizeLatentCacheArgs>;
+template struct DeviceArgs<QuantizeQkInt8Args>;
+template struct DeviceArgs<QuantizeVArgs>;
+template struct DeviceArgs<QuantizedAttentionArgs>;
+template struct DeviceArgs<QuantizeAndAttendArgs>;
 
 }  // namespace fovea::check

@@ -99,6 +99,7 @@ float load(DType dtype, const void* data, std::int64_t index) {
     case DType::f16: return f16[bits];
     case DType::bf16: return std::bit_cast<float>(bits << 16);
     case DType::e4m3: return e4m3[bits];
+    case DType::i8: return static_cast<float>(static_cast<std::int8_t>(bits));
     default: return std::bit_cast<float>(bits);
   }
 }
@@ -109,6 +110,7 @@ void store(DType dtype, void* data, std::int64_t index, float value) {
     case DType::f16: bits = to_f16(value); break;
     case DType::bf16: bits = to_bf16(value); break;
     case DType::e4m3: bits = to_e4m3(value); break;
+    case DType::i8: bits = static_cast<std::uint8_t>(static_cast<std::int8_t>(value)); break;
     default: bits = std::bit_cast<std::uint32_t>(value); break;
   }
   char* at = static_cast<char*>(data) + index * static_cast<std::int64_t>(size_of(dtype));

@@ -65,7 +65,7 @@ Report run_case(Trial& trial, std::string_view implementation, bool batch_invari
     return {Status::failed, fmt::format("run: {}{}{}", to_string(ran.error()), changed.empty() ? "" : "; and ", changed)};
   }
   const Judgement verdict = trial.judge();
-  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst};
+  Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst, verdict.note};
   if (!workspace.red_zones_intact()) {
     report.status = Status::failed;
     report.message += report.message.empty() ? "memory outside the workspace was written" : "; memory outside the workspace was written";

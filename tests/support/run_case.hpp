@@ -43,6 +43,7 @@ struct Report {
   Status status = Status::passed;
   std::string message{};  ///< what is wrong, or why it was declined
   double worst = 0;       ///< largest error / tolerance
+  std::string note{};     ///< what else was measured
 };
 
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.

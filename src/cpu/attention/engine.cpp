@@ -47,8 +47,9 @@ void load_queries(const Item& item) {
     const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
     kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
                           static_cast<int>(item.extents.q_stride), item.negate_q,
-                          static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.operand_bytes);
+                          static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.qk_bytes());
   }
+  if (item.setup.int8) load_q_scales(item);
   std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
   std::fill_n(item.scratch.maximum, item.rows, kNothing);
   std::fill_n(item.scratch.sum, item.rows, 0.0f);
@@ -76,13 +77,18 @@ void finish_row(const Item& item, int row, const RowState& state) {
   if (state.sum == 0 || std::isinf(total)) {
     alignas(64) static constexpr std::array<float, kLongestRow> kZeros{};
     item.setup.rows->store_divided[dtype](out, kZeros.data(), 1.0f, 1.0f, core.head_dim_v);
+  } else if (item.setup.int8) {
+    alignas(64) std::array<float, kLongestRow> values;
+    restore_values(item, state.acc, total, values.data());
+    item.setup.rows->store_divided[dtype](out, values.data(), 1.0f, 1.0f, core.head_dim_v);
   } else {
     const float v_scale = scale_at(item.call.v_scale, core.v_scale, item.setup.paged ? 0 : item.sequence.index, item.kv_head);
     item.setup.rows->store_divided[dtype](out, state.acc, total, v_scale, core.head_dim_v);
   }
   if (item.call.lse != nullptr) {
     float& lse = item.call.lse[batch * core.lse.batch + query * core.lse.row + head * core.lse.head];
-    lse = state.sum == 0 ? kNothing : static_cast<float>(maximum / kLog2e + std::log(static_cast<double>(state.sum)));
+    const double shift = item.setup.int8 ? lse_shift(item, row) : 0.0;
+    lse = state.sum == 0 ? kNothing : static_cast<float>(maximum / kLog2e + std::log(static_cast<double>(state.sum)) + shift);
   }
   if (item.call.max_logits != nullptr) {
     const detail::RowStrides& strides = item.setup.latent->max_logits;

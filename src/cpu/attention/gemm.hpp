@@ -66,10 +66,9 @@ static void multiply(int rows, const MicroTile<Math>& tile) {
   }
 }
 
-/// The panel stays in the first-level cache while the blocks of rows pass by.
-template <class Math>
-static void scores(const ScoreTile& tile) {
-  using Operand = typename Math::Operand;
+/// Calls compute(block, key) for each panel that a block needs: the panel stays in the first-level cache while the blocks of rows pass by.
+template <class Compute>
+FOVEA_INLINE void each_panel(const ScoreTile& tile, const Compute& compute) {
   int first = tile.blocks[0].key_begin, last = tile.blocks[0].key_end;
   for (int i = 1; i < tile.block_count; ++i) {
     if (tile.blocks[i].key_begin < first) first = tile.blocks[i].key_begin;
@@ -78,17 +77,24 @@ static void scores(const ScoreTile& tile) {
   for (int key = first / kPanel * kPanel; key < last; key += kPanel) {
     for (int i = 0; i < tile.block_count; ++i) {
       const RowBlock& block = tile.blocks[i];
-      if (block.key_end <= key || block.key_begin >= key + kPanel) continue;
-      multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
-                                  .a_stride = tile.q_stride,
-                                  .b = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim,
-                                  .b_stride = kPanel * Math::kPair,
-                                  .k = tile.head_dim,
-                                  .c = tile.scores + block.row * tile.score_stride + key,
-                                  .c_stride = tile.score_stride,
-                                  .rescale = nullptr});
+      if (block.key_end > key && block.key_begin < key + kPanel) compute(block, key);
     }
   }
+}
+
+template <class Math>
+static void scores(const ScoreTile& tile) {
+  using Operand = typename Math::Operand;
+  each_panel(tile, [&](const RowBlock& block, int key) {
+    multiply<Math>(block.rows, {.a = static_cast<const Operand*>(tile.q) + block.row * tile.q_stride,
+                                .a_stride = tile.q_stride,
+                                .b = static_cast<const Operand*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim,
+                                .b_stride = kPanel * Math::kPair,
+                                .k = tile.head_dim,
+                                .c = tile.scores + block.row * tile.score_stride + key,
+                                .c_stride = tile.score_stride,
+                                .rescale = nullptr});
+  });
 }
 
 template <class Math>

@@ -35,6 +35,13 @@ int gather_latent(const Item& item, detail::KeyRange keys, int buffer, Row* k, R
 /// Where the bytes of those rows begin, for prefetching.
 int locate_latent(const Item& item, detail::KeyRange keys, Row* rows);
 
+/// 8-bit attention (quantized_attention/scales.cpp): the scales of the item's rows and of the keys [begin, end), the latter into
+/// k_scales[0 ..]; values from weighted codes and the sum of weights; what the smoothing of K took from a row's lse.
+void load_q_scales(const Item& item);
+void load_k_scales(const Item& item, detail::KeyRange keys, float* k_scales);
+void restore_values(const Item& item, const float* acc, float total, float* values);
+double lse_shift(const Item& item, int row);
+
 /// A row of zeros: stands in for keys that pad a panel.
 Row zero_row();
 

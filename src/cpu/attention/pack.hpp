@@ -9,7 +9,7 @@ namespace fovea::cpu::FOVEA_ISA {
 
 /// `count` elements of a row as operands, zero up to a full register.
 template <class Math, class S>
-FOVEA_INLINE typename Math::Reg load_row_some(S storage, const void* p, int count) {
+FOVEA_INLINE auto load_row_some(S storage, const void* p, int count) {
   typename S::Code codes[Math::kRegWidth] = {};
   __builtin_memcpy(codes, p, static_cast<unsigned long>(count) * sizeof(typename S::Code));
   return Math::load_row(storage, codes);
@@ -22,7 +22,7 @@ static void load_q(Row source, int count, int padded, bool negate, void* operand
   auto* to = static_cast<typename Math::Operand*>(operands);
   for (int i = 0; i < padded; i += kWidth) {  // padded is a multiple of every width
     const int here = count - i;
-    const typename Math::Reg row =
+    const auto row =
         here >= kWidth ? Math::load_row(S{}, codes + i) : load_row_some<Math>(S{}, codes + (here > 0 ? i : 0), here > 0 ? here : 0);
     Math::store_operands(to + i, negate ? Math::negated(row) : row);
   }

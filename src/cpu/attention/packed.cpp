@@ -31,17 +31,23 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
     if (key < last) k[key] = v[key] = zero_row();
   }
 
+  if (item.setup.int8) {
+    std::fill_n(s.k_scales + first, last - first, 0.0f);
+    load_k_scales(item, {begin, end}, s.k_scales + tile.keys.begin);
+  }
+
   const auto kv = static_cast<std::size_t>(item.setup.core.kv_dtype);
   const std::int64_t operand = kernels.operand_bytes;
   const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
-  std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * operand;
+  std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * kernels.qk_bytes();
   if (kernels.shared_tile) {
     tile.finite = kernels.pack_values[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
     return tile;
   }
   std::byte* values = static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
   kernels.pack_keys[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
-  tile.finite = kernels.pack_values[kv](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
+  tile.finite =
+      kernels.pack_values[static_cast<std::size_t>(item.setup.v_dtype())](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
   return tile;
 }
 
@@ -99,15 +105,15 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
       std::fill_n(p, count, 0.0f);
       rows.add_scaled[static_cast<std::size_t>(DType::bf16)](p, operands, 1.0f, count);
     }
-    rows.stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)]({.p = p,
-                                                                            .values = s.v_rows[0] + seen.begin,
-                                                                            .acc = s.acc + (begin + r) * item.extents.acc_stride,
-                                                                            .rescale = s.rescale + r,
-                                                                            .p_stride = stride,
-                                                                            .acc_stride = item.extents.acc_stride,
-                                                                            .rows = 1,
-                                                                            .count = count,
-                                                                            .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
+    rows.stream_values[static_cast<std::size_t>(item.setup.v_dtype())]({.p = p,
+                                                                        .values = s.v_rows[0] + seen.begin,
+                                                                        .acc = s.acc + (begin + r) * item.extents.acc_stride,
+                                                                        .rescale = s.rescale + r,
+                                                                        .p_stride = stride,
+                                                                        .acc_stride = item.extents.acc_stride,
+                                                                        .rows = 1,
+                                                                        .count = count,
+                                                                        .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
   }
 }
 
@@ -117,13 +123,15 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
   const Scratch& s = item.scratch;
   const int blocks = find_blocks(item, tile, begin, end);
   if (blocks == 0) return;
-  kernels.scores({.q = static_cast<const std::byte*>(s.q) + begin * item.extents.q_stride * kernels.operand_bytes,
+  kernels.scores({.q = static_cast<const std::byte*>(s.q) + begin * item.extents.q_stride * kernels.qk_bytes(),
                   .keys = s.keys,
                   .scores = s.scores,
                   .q_stride = item.extents.q_stride,
                   .score_stride = item.extents.score_stride,
                   .row_stride = item.extents.qk_padded,
                   .head_dim = static_cast<int>(kernels.shared_tile ? item.setup.core.head_dim_qk : item.extents.qk_padded),
+                  .q_scales = s.q_scales + begin,
+                  .k_scales = s.k_scales,
                   .next = s.k_rows[1],
                   .next_count = begin == 0 ? tile.next : 0,
                   .next_bytes = item.setup.latent ? item.setup.latent->token_bytes : 0,

@@ -139,17 +139,21 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   const std::int64_t operand = setup.attention->operand_bytes;
   Carver carver(base);
   Scratch s{};
-  s.q = carver.take<std::byte>(tuning.q_rows * extents.q_stride * operand);
+  s.q = carver.take<std::byte>(tuning.q_rows * extents.q_stride * setup.attention->qk_bytes());
   s.acc = carver.take<float>(tuning.q_rows * extents.acc_stride);
   s.maximum = carver.take<float>(tuning.q_rows);
   s.sum = carver.take<float>(tuning.q_rows);
+  if (setup.int8) {
+    s.q_scales = carver.take<float>(tuning.q_rows);
+    s.k_scales = carver.take<float>(tuning.kv_tile + setup.attention->panel);
+  }
   s.visible = carver.take<KeySpan>(tuning.q_rows);
   s.scores = carver.take<float>(tuning.chunk_rows * extents.score_stride);
   s.weights =
       operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
   s.rescale = carver.take<float>(tuning.chunk_rows);
   s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
-  s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * operand);
+  s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * setup.attention->qk_bytes());
   s.values = setup.attention->shared_tile ? s.keys : carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
   for (int i = 0; i < 2; ++i) {
     s.k_rows[i] = carver.take<Row>(extents.row_pointers);

@@ -25,18 +25,19 @@ struct ScheduleBounds {
 
 /// Memory that one thread works in.
 struct Scratch {
-  void* q = nullptr;           // [q_rows][q_stride] operands
-  float* acc = nullptr;        // [q_rows][acc_stride]
-  float* maximum = nullptr;    // [q_rows]
-  float* sum = nullptr;        // [q_rows]
-  KeySpan* visible = nullptr;  // [q_rows]
-  float* scores = nullptr;     // [chunk_rows][score_stride]
-  void* weights = nullptr;     // [chunk_rows][score_stride] operands; scores itself where they are f32
-  float* rescale = nullptr;    // [chunk_rows]
-  RowBlock* blocks = nullptr;  // [chunk_rows]
-  void* keys = nullptr;        // packed panels
-  void* values = nullptr;      // keys itself where the tile is shared
-  Row* k_rows[2] = {};         // [row_pointers], this tile's and the next one's
+  void* q = nullptr;                               // [q_rows][q_stride] operands
+  float* acc = nullptr;                            // [q_rows][acc_stride]
+  float* maximum = nullptr;                        // [q_rows]
+  float* sum = nullptr;                            // [q_rows]
+  float *q_scales = nullptr, *k_scales = nullptr;  // int8: [q_rows], [kv_tile]
+  KeySpan* visible = nullptr;                      // [q_rows]
+  float* scores = nullptr;                         // [chunk_rows][score_stride]
+  void* weights = nullptr;                         // [chunk_rows][score_stride] operands; scores itself where they are f32
+  float* rescale = nullptr;                        // [chunk_rows]
+  RowBlock* blocks = nullptr;                      // [chunk_rows]
+  void* keys = nullptr;                            // packed panels
+  void* values = nullptr;                          // keys itself where the tile is shared
+  Row* k_rows[2] = {};                             // [row_pointers], this tile's and the next one's
   Row* v_rows[2] = {};
   std::uint16_t* decoded[2] = {};  // [row_pointers][head_dim_qk] bf16 rows of packed caches
 };

@@ -9,6 +9,7 @@
 
 #include "cpu/kernels.hpp"
 #include "fovea/cache_format.hpp"
+#include "fovea/quantized_attention.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/band.hpp"
 
@@ -60,6 +61,13 @@ struct Latent {
 /// Longest row of K: latent and rotary values.
 inline constexpr std::int64_t kLongestRow = 576;
 
+/// int8 q and K with scales by groups of tokens; V has a dtype of its own and scales and means by channel.
+struct Int8 {
+  DType v_dtype{};
+  Int8Groups groups{};
+  detail::RowStrides q_scales{}, k_scales{}, v_scales{}, v_means{}, lse_shift{};
+};
+
 struct Setup {
   detail::AttentionCore core{};
   std::optional<ScaleDesc> q_scale{};
@@ -71,6 +79,9 @@ struct Setup {
   Tuning tuning{};
   int threads = 1;
   std::optional<Latent> latent{};
+  std::optional<Int8> int8{};
+
+  DType v_dtype() const { return int8 ? int8->v_dtype : core.kv_dtype; }
 };
 
 /// Pointers of one run.
@@ -82,7 +93,7 @@ struct Call {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   void* out = nullptr;
   float* lse = nullptr;
-  const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr;
+  const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *v_mean = nullptr, *lse_shift = nullptr;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
   List main{}, extra{};  // sparse latent attention
   float* max_logits = nullptr;

@@ -111,4 +111,49 @@ FOVEA_INLINE void store(E4M3, void* p, Vec a) {
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_castsi256_si128(words)));
 }
 
+/// Rounds to nearest even and saturates.
+FOVEA_INLINE void store(I8, void* p, Vec a) {
+  const __m256i wide = _mm256_cvtps_epi32(a.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+/// int8 products with int32 sums. The codes are widened once, when they are packed: vpmaddwd then does as many products a cycle as
+/// vpmaddubsw would with its sign fixed and its 16-bit sums widened.
+struct Int8Math {
+  using Operand = std::int16_t;
+  struct Reg {
+    __m256i v;
+  };
+  static constexpr int kPair = 2;
+  static constexpr int kRegWidth = 2 * kLanes;
+
+  static constexpr const char* kArithmetic = "int8 scores, f32 values,";
+
+  FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
+  FOVEA_INLINE Reg begin(const std::int32_t*) { return {_mm256_setzero_si256()}; }
+  FOVEA_INLINE Reg repeat(const Operand* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return {_mm256_set1_epi32(pair)};
+  }
+  FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
+  FOVEA_INLINE Reg negated(Reg a) { return {_mm256_sub_epi16(_mm256_setzero_si256(), a.v)}; }
+  /// One statement, so that a product lives no longer than this: given the choice, the compiler keeps several and spills the sums.
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
+    __m256i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[c], %[c]"
+        : [c] "+x"(c.v), [product] "=&x"(product)
+        : [a] "x"(a.v), [b] "x"(b.v));
+    return c;
+  }
+  FOVEA_INLINE Vec total(Reg sum) { return {_mm256_cvtepi32_ps(sum.v)}; }
+  FOVEA_INLINE Reg load_row(I8, const void* p) { return {_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)))}; }
+  template <class S>
+  FOVEA_INLINE void transpose(const void* const* rows, int d, Operand* to) {
+    transpose_pairs(rows, d, to, kPanelVectors * kLanes);
+  }
+};
+
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -33,6 +33,9 @@ FOVEA_INLINE Vec load(F16, const void* p) { return {_mm512_cvtph_ps(_mm256_loadu
 FOVEA_INLINE Vec load(BF16, const void* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 16))};
 }
+FOVEA_INLINE Vec load(I8, const void* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))))};
+}
 /// As load8(E4M3).
 FOVEA_INLINE Vec load(E4M3, const void* p) {
   const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 8);
@@ -107,5 +110,45 @@ FOVEA_INLINE void store(E4M3, void* p, Vec a) {
   code = _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000)), _mm512_set1_epi32(0x7f));
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign)));
 }
+
+/// Rounds to nearest even and saturates.
+FOVEA_INLINE void store(I8, void* p, Vec a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v))); }
+
+/// int8 products with int32 sums, the codes widened when they are packed.
+struct Int8Math {
+  using Operand = std::int16_t;
+  struct Reg {
+    __m512i v;
+  };
+  static constexpr int kPair = 2;
+  static constexpr int kRegWidth = 2 * kLanes;
+
+  static constexpr const char* kArithmetic = "int8 scores, f32 values,";
+
+  FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
+  FOVEA_INLINE Reg begin(const std::int32_t*) { return {_mm512_setzero_si512()}; }
+  FOVEA_INLINE Reg repeat(const Operand* p) {
+    std::int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return {_mm512_set1_epi32(pair)};
+  }
+  FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm512_loadu_si512(p)}; }
+  FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm512_storeu_si512(p, a.v); }
+  FOVEA_INLINE Reg negated(Reg a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
+  /// One statement, as in avx2.hpp.
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
+    __m512i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[c], %[c]"
+        : [c] "+v"(c.v), [product] "=&v"(product)
+        : [a] "v"(a.v), [b] "v"(b.v));
+    return c;
+  }
+  FOVEA_INLINE Vec total(Reg sum) { return {_mm512_cvtepi32_ps(sum.v)}; }
+  FOVEA_INLINE Reg load_row(I8, const void* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
+  template <class S>
+  FOVEA_INLINE void transpose(const void* const* rows, int d, Operand* to) {
+    transpose_pairs(rows, d, to, kPanelVectors * kLanes);
+  }
+};
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -7,6 +7,7 @@
 #include "cpu/attention_backward/gradient.hpp"
 #include "cpu/latent_attention/packed_row.hpp"
 #include "cpu/latent_attention/shared_tile.hpp"
+#include "cpu/quantized_attention/int8_kernels.hpp"
 #include "cpu/rows.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
@@ -35,6 +36,8 @@ extern constexpr Kernels kKernels{
     .rows = kRowKernels,
     .latent = kSharedTileKernels,
     .packed_rows = kLatentKernels,
+    .int8 = kInt8Kernels<Int8Math>,
+    .quantize = kQuantizeKernels,
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

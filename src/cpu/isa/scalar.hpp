@@ -39,9 +39,13 @@ FOVEA_INLINE Vec broadcast(const float* p) { return splat(*p); }
 FOVEA_INLINE float decode(F16, std::uint16_t code) { return detail::f32_from_f16(code); }
 FOVEA_INLINE float decode(BF16, std::uint16_t code) { return detail::f32_from_bf16(code); }
 FOVEA_INLINE float decode(E4M3, std::uint8_t code) { return detail::f32_from_e4m3(code); }
+FOVEA_INLINE float decode(I8, std::int8_t code) { return code; }
 FOVEA_INLINE std::uint16_t encode(F16, float x) { return detail::f16_from_f32(x); }
 FOVEA_INLINE std::uint16_t encode(BF16, float x) { return detail::bf16_from_f32(x); }
 FOVEA_INLINE std::uint8_t encode(E4M3, float x) { return detail::e4m3_from_f32(x); }
+
+/// Adding 1.5 * 2^23 rounds to an integer, to nearest even.
+FOVEA_INLINE std::int8_t encode(I8, float x) { return static_cast<std::int8_t>((x + 0x1.8p23f) - 0x1.8p23f); }
 
 FOVEA_INLINE Vec load(F32, const void* p) {
   Vec a;
@@ -115,6 +119,29 @@ FOVEA_INLINE void transpose_to(const void* const* rows, int d, float* to, int st
     for (int i = 0; i < 8; ++i) to[i * stride + row] = decode(S{}, codes[i]);
   }
 }
+/// int8 products in f32, where they and their sums (below 2^24) are exact.
+struct Int8Math {
+  using Operand = float;
+  using Reg = Vec;
+  static constexpr int kPair = 1;
+  static constexpr int kRegWidth = kLanes;
+
+  static constexpr const char* kArithmetic = "int8 scores, f32 values,";
+
+  FOVEA_INLINE void prepare(const Operand*, int, std::int32_t*) {}
+  FOVEA_INLINE Reg begin(const std::int32_t*) { return zero(); }
+  FOVEA_INLINE Reg repeat(const Operand* p) { return broadcast(p); }
+  FOVEA_INLINE Reg load_operands(const Operand* p) { return load(F32{}, p); }
+  FOVEA_INLINE void store_operands(Operand* p, Reg a) { store(F32{}, p, a); }
+  FOVEA_INLINE Reg negated(Reg a) { return sub(splat(-0.0f), a); }
+  FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) { return fma(a, b, c); }
+  FOVEA_INLINE Vec total(Reg sum) { return sum; }
+  FOVEA_INLINE Reg load_row(I8 storage, const void* p) { return load(storage, p); }
+  template <class S>
+  FOVEA_INLINE void transpose(const void* const* rows, int d, Operand* to) {
+    transpose_to<S>(rows, d, to, kPanelVectors * kLanes);
+  }
+};
 FOVEA_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -26,5 +26,9 @@ struct E4M3 {
   using Code = std::uint8_t;
   static constexpr int kIndex = 3;
 };
+struct I8 {
+  using Code = std::int8_t;
+  static constexpr int kIndex = 4;
+};
 
 }  // namespace fovea::cpu::FOVEA_ISA

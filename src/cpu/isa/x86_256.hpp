@@ -28,6 +28,10 @@ FOVEA_INLINE __m256 load8(E4M3, const void* p) {
   return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(256.0f));
 }
 
+FOVEA_INLINE __m256 load8(I8, const void* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+}
+
 /// Eight rows of eight 32-bit units; row i of the result holds unit i of every row.
 FOVEA_INLINE void transpose8x8(__m256 (&r)[8]) {
   const __m256 a0 = _mm256_unpacklo_ps(r[0], r[1]), a1 = _mm256_unpackhi_ps(r[0], r[1]);
@@ -63,6 +67,19 @@ FOVEA_INLINE void transpose_to(const void* const* rows, int d, float* to, int st
 FOVEA_INLINE __m128 sums_of_four(__m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+}
+
+/// Sixteen int8 codes of eight rows, widened, as pairs: to[pair * stride + row].
+FOVEA_INLINE void transpose_pairs(const void* const* rows, int d, std::int16_t* to, int stride) {
+  __m256 r[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const auto* codes = static_cast<const std::int8_t*>(rows[i]) + d;
+    r[i] = _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))));
+  }
+  transpose8x8(r);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * stride, r[i]);
 }
 
 FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -42,16 +42,16 @@ RowTensor row_tensor(std::string_view name, const TensorDesc& desc, const Axes& 
   return {{name, desc, axes, name == "out"}, is_ragged ? 0 : 1};
 }
 
-void check_dtypes(Checker& check, const RowTensor& q, const RowTensor& k, const RowTensor& v, const RowTensor& out) {
-  check_dtype(check, q.named, kInputDTypes);
-  const std::array same{q.named.desc.dtype};
-  check_dtype(check, k.named, same);
-  check_dtype(check, v.named, same);
+void check_dtypes(Checker& check, const DenseTensors& t) {
+  check_dtype(check, t.q, kInputDTypes);
+  const std::array same{t.q.desc.dtype};
+  check_dtype(check, t.k, same);
+  check_dtype(check, t.v, same);
   constexpr std::array kFp8Out{DType::bf16, DType::f32};
   if (same[0] == DType::e4m3) {
-    check_dtype(check, out.named, kFp8Out);
+    check_dtype(check, t.out, kFp8Out);
   } else {
-    check_dtype(check, out.named, same);
+    check_dtype(check, t.out, same);
   }
 }
 
@@ -69,6 +69,8 @@ void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const 
   check_extent(check, out.named, axis(2), v.dim(), "head_dim_v of v");
 }
 
+}  // namespace
+
 void check_ragged(Checker& check, const RaggedDesc& ragged) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 31;
   const auto fits = [](std::int64_t value) { return value >= 0 && value < kLargest; };
@@ -77,9 +79,11 @@ void check_ragged(Checker& check, const RaggedDesc& ragged) {
   check.expect(fits(ragged.max_seq_k), "ragged.max_seq_k", ragged.max_seq_k, "0 to 2^31 - 1");
 }
 
-}  // namespace
-
 Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options) {
+  return validate_dense(desc, options, check_dtypes);
+}
+
+Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOptions& options, CheckDTypes check_dtypes) {
   const bool ragged = desc.ragged.has_value();
   const RowTensor q = row_tensor("q", desc.q, kQAxes, kRaggedQAxes, ragged);
   const RowTensor k = row_tensor("k", desc.k, kKAxes, kRaggedKAxes, ragged);
@@ -88,7 +92,7 @@ Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& 
 
   Checker check;
   for (const RowTensor* tensor : {&q, &k, &v, &out}) check_tensor(check, tensor->named);
-  check_dtypes(check, q, k, v, out);
+  if (check.ok()) check_dtypes(check, {q.named, k.named, v.named, out.named});
   check_shapes(check, q, k, v, out);
   if (ragged) check_ragged(check, *desc.ragged);
   if (!check.ok()) return check.error();

@@ -3,11 +3,23 @@
 
 #include "fovea/attention.hpp"
 #include "op/attention/problem.hpp"
+#include "op/common/checks.hpp"
 
 namespace fovea::detail {
 
 /// The only maker of an AttentionProblem.
 Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options);
+
+struct DenseTensors {
+  const NamedTensor &q, &k, &v, &out;
+};
+using CheckDTypes = void (*)(Checker& check, const DenseTensors& tensors);
+
+/// The same with other dtypes, for operations that are dense attention in all else.
+Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOptions& options, CheckDTypes check_dtypes);
+
+/// The bounds of a ragged batch make sense.
+void check_ragged(Checker& check, const RaggedDesc& ragged);
 
 /// Pointers of run(): present where the description asks for them, and aligned. Looks at no data.
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args);

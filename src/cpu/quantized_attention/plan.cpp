@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/plan.hpp"
+
+#include <array>
+
+#include "cpu/carver.hpp"
+#include "cpu/implementations.hpp"
+#include "cpu/quantized_attention/quantize.hpp"
+#include "op/quantized_attention/validate.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+using detail::QuantizeAndAttendProblem;
+using detail::QuantizedAttentionProblem;
+
+Call make_call(const QuantizedAttentionArgs& args) {
+  return {.q = args.q,
+          .k = args.k,
+          .v = args.v,
+          .out = args.out,
+          .lse = args.lse,
+          .q_scale = args.q_scale,
+          .k_scale = args.k_scale,
+          .v_scale = args.v_scale,
+          .v_mean = args.v_mean,
+          .lse_shift = args.lse_shift,
+          .cu_seqlens_q = args.cu_seqlens_q,
+          .cu_seqlens_k = args.cu_seqlens_k};
+}
+
+KvStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  return {.batch = strides.batch * size, .row = strides.row * size, .head = strides.head * size};
+}
+
+template <class Isa>
+Setup int8_setup(const QuantizedAttentionProblem& problem) {
+  Setup setup = make_setup<Isa>(problem, problem.ragged);
+  setup.attention = &Isa::int8();
+  setup.tuning = choose_tuning(problem, *setup.attention, setup.threads, problem.ragged);
+  setup.tuning.stream_rows = 0;  // an operation for prefill: few rows are packed, too
+  setup.k = in_bytes(problem.k, problem.kv_dtype);
+  setup.v = in_bytes(problem.v, problem.v_dtype);
+  setup.int8 =
+      Int8{problem.v_dtype, problem.groups, problem.q_scales, problem.k_scales, problem.v_scales, problem.v_means, problem.lse_shift};
+  return setup;
+}
+
+std::string threads_text(int threads) { return std::to_string(threads) + (threads == 1 ? " thread" : " threads"); }
+
+void compute(const Quantizer& with, const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
+  quantize_qk_int8(with, problem, args);
+}
+void compute(const Quantizer& with, const detail::QuantizeVProblem& problem, const QuantizeVArgs& args) {
+  quantize_v(with, problem, args, nullptr);
+}
+
+template <class Operation>
+class QuantizeState final : public detail::PlanState<typename Operation::Args> {
+ public:
+  using Problem = typename Operation::Problem;
+  using Args = typename Operation::Args;
+
+  QuantizeState(std::string_view name, const Problem& problem, const Kernels& kernels)
+      : problem_(problem), with_{&kernels, planned_threads()} {
+    this->implementation = name;
+  }
+  Result<void> prepare(const Args& args, Workspace, Stream) const override { return check(args); }
+  Result<void> run(const Args& args, Workspace, Stream, bool) const override {
+    if (Result<void> good = check(args); !good) return good;
+    compute(with_, problem_, args);
+    return {};
+  }
+  std::string tuning() const override { return "a head of a sequence at a time; " + threads_text(with_.threads); }
+
+ private:
+  Result<void> check(const Args& args) const {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    return check_lengths(problem_, args);
+  }
+
+  Problem problem_;
+  Quantizer with_;
+};
+
+/// What the steps of the whole hand to each other, in the workspace, before that of the attention.
+struct Between {
+  std::int8_t *q = nullptr, *k = nullptr;
+  std::byte *v = nullptr, *rest = nullptr;
+  float *q_scale = nullptr, *k_scale = nullptr, *k_mean = nullptr, *lse_shift = nullptr, *v_scale = nullptr, *v_mean = nullptr;
+};
+
+Between map_between(const QuantizeAndAttendProblem& problem, std::size_t rest, std::byte* base, std::size_t* bytes = nullptr) {
+  Carver carver(base);
+  const auto floats = [&](std::int64_t count) { return count > 0 ? carver.take<float>(count) : nullptr; };
+  Between b{};
+  b.q = carver.take<std::int8_t>(problem.q_int8);
+  b.k = carver.take<std::int8_t>(problem.k_int8);
+  b.v = carver.take<std::byte>(problem.v_bytes);
+  b.q_scale = floats(problem.q_scale);
+  b.k_scale = floats(problem.k_scale);
+  b.k_mean = floats(problem.k_mean);
+  b.lse_shift = floats(problem.lse_shift);
+  b.v_scale = floats(problem.v_scale);
+  b.v_mean = floats(problem.v_mean);
+  b.rest = carver.take<std::byte>(static_cast<std::int64_t>(rest));
+  if (bytes != nullptr) *bytes = carver.bytes();
+  return b;
+}
+
+class WholeState final : public detail::PlanState<QuantizeAndAttendArgs> {
+ public:
+  WholeState(std::string_view name, const QuantizeAndAttendProblem& problem, const Setup& setup, const Kernels& kernels)
+      : problem_(problem), setup_(setup), with_{&kernels, setup.threads}, attention_bytes_(map_workspace(setup, nullptr).bytes) {
+    implementation = name;
+    map_between(problem, attention_bytes_, nullptr, &workspace_bytes);
+  }
+  Result<void> prepare(const QuantizeAndAttendArgs& args, Workspace workspace, Stream) const override { return check(args, workspace); }
+  Result<void> run(const QuantizeAndAttendArgs& args, Workspace workspace, Stream, bool) const override {
+    if (Result<void> good = check(args, workspace); !good) return good;
+    const Between t = map_between(problem_, attention_bytes_, static_cast<std::byte*>(workspace.data));
+    quantize_qk_int8(with_, problem_.qk,
+                     {args.q, args.k, t.q, t.k, t.q_scale, t.k_scale, t.k_mean, t.lse_shift, args.cu_seqlens_q, args.cu_seqlens_k});
+    quantize_v(with_, problem_.v, {args.v, t.v, t.v_scale, t.v_mean, args.cu_seqlens_k}, args.cu_seqlens_q);
+    const QuantizedAttentionArgs attention{t.q,       t.k,      t.v,      args.out,    t.q_scale,         t.k_scale,
+                                           t.v_scale, t.v_mean, args.lse, t.lse_shift, args.cu_seqlens_q, args.cu_seqlens_k};
+    attend(setup_, make_call(attention), t.rest);
+    return {};
+  }
+  std::string tuning() const override { return "quantised first; " + describe(setup_); }
+
+ private:
+  Result<void> check(const QuantizeAndAttendArgs& args, Workspace workspace) const {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    return check_lengths(problem_, args);
+  }
+
+  QuantizeAndAttendProblem problem_;
+  Setup setup_;
+  Quantizer with_;
+  std::size_t attention_bytes_;
+};
+
+template <class Operation, class Isa>
+constexpr auto kName = name_of_row<Isa>(".quantize_qk_int8");
+template <class Isa>
+constexpr auto kName<detail::QuantizeV, Isa> = name_of_row<Isa>(".quantize_v");
+template <class Isa>
+constexpr auto kName<detail::QuantizedAttention, Isa> = name_of_row<Isa>(".quantized_attention");
+template <class Isa>
+constexpr auto kName<detail::QuantizeAndAttend, Isa> = name_of_row<Isa>(".quantize_and_attend");
+
+template <class Operation, class Isa>
+detail::PlanResult<typename Operation::Args> plan(const typename Operation::Problem& problem, Device) {
+  using Plan = std::shared_ptr<const detail::PlanState<typename Operation::Args>>;
+  if (auto reason = decline_int8_head_dims(problem)) return *reason;
+  constexpr std::string_view name = kName<Operation, Isa>.view();
+  if constexpr (std::is_same_v<Operation, detail::QuantizedAttention>) {
+    using State = AttentionState<QuantizedAttentionProblem, QuantizedAttentionArgs>;
+    return Plan(std::make_shared<State>(name, problem, int8_setup<Isa>(problem), make_call));
+  } else if constexpr (std::is_same_v<Operation, detail::QuantizeAndAttend>) {
+    return Plan(std::make_shared<WholeState>(name, problem, int8_setup<Isa>(problem.attention), Isa::kernels()));
+  } else {
+    return Plan(std::make_shared<QuantizeState<Operation>>(name, problem, Isa::kernels()));
+  }
+}
+
+template <class Operation>
+constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 256";
+template <>
+constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
+
+template <class Operation, class Isa>
+constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), kAccepts<Operation>, Backend::cpu, Isa::kUnavailable,
+                                                 plan<Operation, Isa>};
+
+template <class Operation>
+constexpr std::array kQuantizerRows{
+#ifdef FOVEA_X86
+    kRow<Operation, Avx512>, kRow<Operation, Avx2>,
+#endif
+    kRow<Operation, Scalar>};
+
+template <class Operation>
+constexpr std::array kAttentionRows{
+#ifdef FOVEA_X86
+    kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
+#endif
+    kRow<Operation, Scalar>};
+
+}  // namespace
+
+detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) { return kQuantizerRows<detail::QuantizeQkInt8>; }
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return kQuantizerRows<detail::QuantizeV>; }
+detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) {
+  return kAttentionRows<detail::QuantizedAttention>;
+}
+detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend) {
+  return kAttentionRows<detail::QuantizeAndAttend>;
+}
+
+}  // namespace fovea::cpu

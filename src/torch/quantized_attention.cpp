@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <array>
+#include <utility>
+
+#include "dense.hpp"
+#include "operators.hpp"
+
+namespace fovea::binding {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+constexpr std::array kGranularities{std::pair{"block", Int8Granularity::block}, std::pair{"warp", Int8Granularity::warp},
+                                    std::pair{"thread", Int8Granularity::thread}};
+
+Int8Groups take_groups(Arguments& arguments) {
+  const std::string name = arguments.text();
+  const std::int64_t warp_rows = arguments.integer();
+  if (warp_rows != 32 && warp_rows != 16) raise_invalid("groups.warp_rows", std::to_string(warp_rows), "32 or 16");
+  for (const auto& [known, granularity] : kGranularities) {
+    if (name == known) return {granularity, static_cast<int>(warp_rows)};
+  }
+  raise_invalid("groups.granularity", "\"" + name + "\"", "block, warp or thread");
+}
+
+DType take_v_dtype(Arguments& arguments) {
+  const auto dtype = arguments.take<ScalarType>();
+  if (dtype == ScalarType::Half) return DType::f16;
+  if (dtype == ScalarType::Float8_e4m3fn) return DType::e4m3;
+  raise_invalid("v_dtype", torch::headeronly::toString(dtype), "float16 or float8_e4m3fn");
+}
+
+/// How every call here ends.
+struct Options {
+  std::string implementation;
+  bool batch_invariant = false;
+
+  PlanOptions of_plan() const { return {.implementation = implementation, .batch_invariant = batch_invariant}; }
+};
+
+Options take_options(Arguments& arguments) { return {.implementation = arguments.text(), .batch_invariant = arguments.flag()}; }
+
+struct QuantizeQkCall {
+  Tensor q, k, q_int8, k_int8, q_scale, k_scale;
+  OptionalTensor k_mean, lse_shift;
+  Sequences sequences;
+  Int8Groups groups;
+  Options options;
+
+  static QuantizeQkCall take(Arguments arguments) {
+    return {arguments.tensor(),        arguments.tensor(),     arguments.tensor(),          arguments.tensor(),
+            arguments.tensor(),        arguments.tensor(),     arguments.optional_tensor(), arguments.optional_tensor(),
+            take_sequences(arguments), take_groups(arguments), {arguments.text()}};
+  }
+
+  QuantizeQkInt8Plan plan() const {
+    const QuantizeQkInt8Desc desc{.q = describe(q, "q"),
+                                  .k = describe(k, "k"),
+                                  .q_int8 = describe(q_int8, "q_int8"),
+                                  .k_int8 = describe(k_int8, "k_int8"),
+                                  .q_scale = describe(q_scale, "q_scale"),
+                                  .k_scale = describe(k_scale, "k_scale"),
+                                  .k_mean = describe(k_mean, "k_mean"),
+                                  .lse_shift = describe(lse_shift, "lse_shift"),
+                                  .ragged = describe_ragged(sequences, q, k),
+                                  .groups = groups};
+    return value_or_raise(plan_quantize_qk_int8(desc, call_device(), options.of_plan()));
+  }
+
+  QuantizeQkInt8Args args() const {
+    return {.q = data(q),
+            .k = data(k),
+            .q_int8 = static_cast<std::int8_t*>(data(q_int8)),
+            .k_int8 = static_cast<std::int8_t*>(data(k_int8)),
+            .q_scale = static_cast<float*>(data(q_scale)),
+            .k_scale = static_cast<float*>(data(k_scale)),
+            .k_mean = data_or_null<float>(k_mean),
+            .lse_shift = data_or_null<float>(lse_shift),
+            .cu_seqlens_q = sequences.q_lengths(),
+            .cu_seqlens_k = sequences.k_lengths()};
+  }
+};
+
+struct QuantizeVCall {
+  Tensor v, v_out;
+  OptionalTensor v_scale, v_mean, cu_seqlens_k;
+  std::int64_t max_seqlen_k;  // -1: not given
+  Options options;
+
+  static QuantizeVCall take(Arguments arguments) {
+    return {arguments.tensor(),          arguments.tensor(),       arguments.optional_tensor(), arguments.optional_tensor(),
+            arguments.optional_tensor(), arguments.integer_or(-1), {arguments.text()}};
+  }
+
+  std::optional<RaggedDesc> ragged() const {
+    if (!cu_seqlens_k) return std::nullopt;
+    return RaggedDesc{.batch = batch_of(*cu_seqlens_k, "cu_seqlens_k"), .max_seq_k = max_seqlen_k < 0 ? rows_of(v) : max_seqlen_k};
+  }
+
+  QuantizeVPlan plan() const {
+    const QuantizeVDesc desc{.v = describe(v, "v"),
+                             .v_out = describe(v_out, "v_out"),
+                             .v_scale = describe(v_scale, "v_scale"),
+                             .v_mean = describe(v_mean, "v_mean"),
+                             .ragged = ragged()};
+    return value_or_raise(plan_quantize_v(desc, call_device(), options.of_plan()));
+  }
+
+  QuantizeVArgs args() const {
+    return {.v = data(v),
+            .v_out = data(v_out),
+            .v_scale = data_or_null<float>(v_scale),
+            .v_mean = data_or_null<float>(v_mean),
+            .cu_seqlens_k = cu_seqlens_k ? int32_vector(*cu_seqlens_k, "cu_seqlens_k", cu_seqlens_k->size(0)) : nullptr};
+  }
+};
+
+struct QuantizedAttentionCall {
+  Tensor q, k, v, q_scale, k_scale;
+  OptionalTensor v_scale, v_mean, lse_shift;
+  Tensor out;
+  OptionalTensor lse;
+  Sequences sequences;
+  BandMask mask;
+  float scale;
+  Int8Groups groups;
+  Options options;
+
+  static QuantizedAttentionCall take(Arguments arguments) {
+    return {arguments.tensor(), arguments.tensor(),          arguments.tensor(),          arguments.tensor(),
+            arguments.tensor(), arguments.optional_tensor(), arguments.optional_tensor(), arguments.optional_tensor(),
+            arguments.tensor(), arguments.optional_tensor(), take_sequences(arguments),   take_mask(arguments),
+            arguments.real(),   take_groups(arguments),      take_options(arguments)};
+  }
+
+  QuantizedAttentionPlan plan() const {
+    const QuantizedAttentionDesc desc{.q = describe(q, "q"),
+                                      .k = describe(k, "k"),
+                                      .v = describe(v, "v"),
+                                      .out = describe(out, "out"),
+                                      .q_scale = describe(q_scale, "q_scale"),
+                                      .k_scale = describe(k_scale, "k_scale"),
+                                      .v_scale = describe(v_scale, "v_scale"),
+                                      .v_mean = describe(v_mean, "v_mean"),
+                                      .lse = describe(lse, "lse"),
+                                      .lse_shift = describe(lse_shift, "lse_shift"),
+                                      .ragged = describe_ragged(sequences, q, k),
+                                      .mask = mask,
+                                      .scale = scale,
+                                      .groups = groups};
+    return value_or_raise(plan_quantized_attention(desc, call_device(), options.of_plan()));
+  }
+
+  QuantizedAttentionArgs args() const {
+    return {.q = static_cast<const std::int8_t*>(data(q)),
+            .k = static_cast<const std::int8_t*>(data(k)),
+            .v = data(v),
+            .out = data(out),
+            .q_scale = static_cast<const float*>(data(q_scale)),
+            .k_scale = static_cast<const float*>(data(k_scale)),
+            .v_scale = data_or_null<const float>(v_scale),
+            .v_mean = data_or_null<const float>(v_mean),
+            .lse = data_or_null<float>(lse),
+            .lse_shift = data_or_null<const float>(lse_shift),
+            .cu_seqlens_q = sequences.q_lengths(),
+            .cu_seqlens_k = sequences.k_lengths()};
+  }
+};
+
+struct QuantizeAndAttendCall {
+  Tensor q, k, v, out;
+  OptionalTensor lse;
+  Sequences sequences;
+  BandMask mask;
+  float scale;
+  DType v_dtype;
+  bool smooth_k, smooth_v;
+  Int8Groups groups;
+  Options options;
+
+  static QuantizeAndAttendCall take(Arguments arguments) {
+    return {arguments.tensor(),        arguments.tensor(),     arguments.tensor(),     arguments.tensor(),      arguments.optional_tensor(),
+            take_sequences(arguments), take_mask(arguments),   arguments.real(),       take_v_dtype(arguments), arguments.flag(),
+            arguments.flag(),          take_groups(arguments), take_options(arguments)};
+  }
+
+  QuantizeAndAttendPlan plan() const {
+    const QuantizeAndAttendDesc desc{.q = describe(q, "q"),
+                                     .k = describe(k, "k"),
+                                     .v = describe(v, "v"),
+                                     .out = describe(out, "out"),
+                                     .lse = describe(lse, "lse"),
+                                     .ragged = describe_ragged(sequences, q, k),
+                                     .mask = mask,
+                                     .scale = scale,
+                                     .groups = groups,
+                                     .v_dtype = v_dtype,
+                                     .smooth_k = smooth_k,
+                                     .smooth_v = smooth_v};
+    return value_or_raise(plan_quantize_and_attend(desc, call_device(), options.of_plan()));
+  }
+
+  QuantizeAndAttendArgs args() const {
+    return {.q = data(q),
+            .k = data(k),
+            .v = data(v),
+            .out = data(out),
+            .lse = data_or_null<float>(lse),
+            .cu_seqlens_q = sequences.q_lengths(),
+            .cu_seqlens_k = sequences.k_lengths()};
+  }
+};
+
+template <class Call>
+void run_call(StableIValue* stack) {
+  const Call call = Call::take(Arguments(stack));
+  follow_torch_threads();
+  const auto plan = call.plan();
+  raise_if_failed(binding::run(plan, call.args()));
+}
+
+template <class Call>
+void explain_call(StableIValue* stack) {
+  const Call call = Call::take(Arguments(stack));
+  follow_torch_threads();
+  stack[0] = torch::stable::detail::from(call.plan().explain());
+}
+
+}  // namespace
+
+void quantize_qk_int8(StableIValue* stack, std::uint64_t, std::uint64_t) { run_call<QuantizeQkCall>(stack); }
+void explain_quantize_qk_int8(StableIValue* stack, std::uint64_t, std::uint64_t) { explain_call<QuantizeQkCall>(stack); }
+void quantize_v(StableIValue* stack, std::uint64_t, std::uint64_t) { run_call<QuantizeVCall>(stack); }
+void explain_quantize_v(StableIValue* stack, std::uint64_t, std::uint64_t) { explain_call<QuantizeVCall>(stack); }
+void quantized_attention(StableIValue* stack, std::uint64_t, std::uint64_t) { run_call<QuantizedAttentionCall>(stack); }
+void explain_quantized_attention(StableIValue* stack, std::uint64_t, std::uint64_t) { explain_call<QuantizedAttentionCall>(stack); }
+void quantize_and_attend(StableIValue* stack, std::uint64_t, std::uint64_t) { run_call<QuantizeAndAttendCall>(stack); }
+void explain_quantize_and_attend(StableIValue* stack, std::uint64_t, std::uint64_t) { explain_call<QuantizeAndAttendCall>(stack); }
+
+void int8_groups(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string text;
+  for (const auto& [name, granularity] : kGranularities) {
+    for (const int warp_rows : {32, 16}) {
+      const Int8Groups groups{granularity, warp_rows};
+      text.append(name);
+      for (const std::int64_t number :
+           {std::int64_t{warp_rows}, Int8Groups::kQBlock, groups.q_per_block(), Int8Groups::kKBlock, groups.k_per_block()})
+        text.append("\t").append(std::to_string(number));
+      text.append("\n");
+    }
+  }
+  stack[0] = torch::stable::detail::from(text);
+}
+
+}  // namespace fovea::binding
