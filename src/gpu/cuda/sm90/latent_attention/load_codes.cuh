@@ -190,8 +190,7 @@ class CodeLoader {
 
   /// Decodes what has arrived, and asks for the same of the next half, if `again`.
   template <Row kRow>
-  __device__ __forceinline__ void answer(int i, Asked& asked, bool again, const RowCache& cache, const Places& places,
-                                         int next_i) const {
+  __device__ __forceinline__ void answer(int i, Asked& asked, bool again, const RowCache& cache, const Places& places, int next_i) const {
     const int buffer = buffer_of(next_i), half = half_of(next_i);
     const From<kRow> from[kWarpGroups]{{cache, places.at(buffer, 0), half, again}, {cache, places.at(buffer, 1), half, again}};
     const std::uint32_t to = row_at(buffer_of(i), 0) + half_of(i) * kHalfSlices * kGroupBytes;
