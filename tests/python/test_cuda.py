@@ -74,3 +74,18 @@ def test_cpu_rows_decline_cuda_tensors():
     outs, lses = parts()
     with pytest.raises(NotImplementedError, match=r"device\.backend: got cuda, want cpu"):
         fovea.merge_states(outs, lses, implementation="reference.merge_states")
+
+
+@pytest.mark.parametrize("format", ["rows", "v32_fp8"])
+def test_sparse_latent_attention(format):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    q, rows = torch.randn(2, 3, 24, 576).bfloat16(), torch.randn(64, 576).bfloat16()
+    cache = rows.unflatten(0, (4, 16)).unsqueeze(2)
+    if format != "rows":
+        cache = fovea.cache_formats()[format].empty(4, 16)
+        fovea.quantize_latent_cache(rows, cache, torch.arange(64), format=format)
+    indices = torch.randint(-3, 70, (2, 3, 90), dtype=torch.int32)
+    want = fovea.sparse_latent_attention(q, cache, indices, format=format)
+    got = fovea.sparse_latent_attention(q.cuda(), cache.cuda(), indices.cuda(), format=format)
+    torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
