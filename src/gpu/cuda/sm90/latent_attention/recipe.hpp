@@ -12,7 +12,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; H200: 0 to 3 are within noise, 6 costs 4 % at 128 requests of 4096
+inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
 
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.
 struct Recipe {
