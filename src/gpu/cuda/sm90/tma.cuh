@@ -8,9 +8,8 @@
 
 namespace fovea::gpu::sm90 {
 
-/// L2 policies for bytes that are read once, or again soon.
+/// L2 policies for bytes that are read once, or like any others.
 inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
-inline constexpr std::uint64_t kEvictLast = 0x14F0000000000000;
 inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000;
 
 struct BoxStart {

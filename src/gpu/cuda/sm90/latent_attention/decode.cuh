@@ -23,7 +23,6 @@ template <Row kRow, int kDim>
 struct Codes {
   static constexpr int kCount = kRow == Row::e4m3 ? kDim : format_of < kRow == Row::e4m3 ? Row::v32 : kRow > ().codes;
   static constexpr bool kScaled = kRow != Row::e4m3;
-  static constexpr int kGroup = kScaled ? format_of < kScaled ? kRow : Row::v32 > ().group : kDim;  // values that share a scale
   static constexpr int kBits = kRow == Row::fp4 ? 4 : 8;
 };
 

@@ -39,8 +39,6 @@ class State final : public detail::PlanState<LatentAttentionArgs> {
     implementation = kName;
     recipe_.params.table_stride = problem.table_stride;
     recipe_.params.main = row_cache(problem.cache, problem.q_dtype);
-    recipe_.params.page = recipe_.params.main.page;
-    recipe_.params.blocks = recipe_.params.main.blocks;
     if (problem.total_q > 0) workspace_bytes = recipe_.workspace_bytes();
   }
 

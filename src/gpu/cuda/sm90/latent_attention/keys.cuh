@@ -29,7 +29,7 @@ __device__ inline const std::byte* data_of(const RowCache& cache) { return cache
 __device__ inline int look_up(const Params& params, const Request& request, int pair, int buffer, int row) {
   const int key = pair * kPair + buffer * kKeyTile + row;
   if (key < request.keys.begin || key >= request.keys.end) return -1;
-  if (!params.listed) return __ldg(params.block_table + request.index * params.table_stride + key / params.page);
+  if (!params.listed) return __ldg(params.block_table + request.index * params.table_stride + key / params.main.page);
   const bool extra = is_extra(params, request, pair, buffer);
   const RowCache& cache = extra ? params.extra : params.main;
   if (!extra && key >= request.main_len) return -1;

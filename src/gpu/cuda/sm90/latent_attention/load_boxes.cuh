@@ -51,10 +51,10 @@ class BoxLoader {
 
   __device__ Keys find_keys(const Request& request, int first_key) const {
     const int key = first_key + group * kBoxRows;
-    if (lane >= kShare || key >= request.keys.end || key + kBoxRows <= request.keys.begin) return {params.blocks, 0};
-    const int entry = key / params.page;
+    if (lane >= kShare || key >= request.keys.end || key + kBoxRows <= request.keys.begin) return {params.main.blocks, 0};
+    const int entry = key / params.main.page;
     const int block = params.block_table[request.index * params.table_stride + entry];
-    return {block < 0 ? params.blocks : block, key - entry * params.page};
+    return {block < 0 ? params.main.blocks : block, key - entry * params.main.page};
   }
 
   __device__ BoxStart box_of(Keys keys) const { return {0, keys.row, warp % 2 * kHalfSlices, static_cast<int>(blockIdx.y), keys.block}; }

@@ -13,7 +13,7 @@ namespace fovea::gpu::sm90::latent {
 /// What one token of a cache looks like.
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4 };
 
-/// A cache that is read token by token. Strides and offsets in bytes.
+/// A cache. Boxes need its blocks and pages, the rest is for keys one by one. Strides and offsets in bytes.
 struct RowCache {
   const std::byte* data = nullptr;
   Row row = Row::plain;
@@ -43,14 +43,13 @@ struct Params {
   std::int64_t table_stride = 0;
   int batch = 0, seq_q = 0, max_kv_len = 0;  // batch: requests; where queries list their tokens, each token is one
   int heads_per_kv = 0, kv_heads = 0, row_tiles = 0, parts = 0;
-  int page = 0, blocks = 0, max_blocks = 0;
   BandMask mask{};
   float scale_log2 = 0;       // scale * log2(e)
   int overhead = 0;           // of a request, in pairs of key tiles
   bool whole = false;         // requests are not split
   bool copy_queries = false;  // eight rows are one box of `queries`; otherwise they are gathered
 
-  // Caches that are read token by token; where the queries list the tokens, `extra` may have more of them.
+  // Where the tokens are; where the queries list them, `extra` may have more.
   RowCache main, extra;
   bool listed = false;
   bool length_per_row = false;         // lengths are those of query rows, not of the batch
