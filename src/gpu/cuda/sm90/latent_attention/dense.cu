@@ -32,38 +32,19 @@ Result<void> encode_keys(Params& params, const Problem& problem, const void* dat
   return encode(params.right, data, keys);
 }
 
-class State final : public detail::PlanState<LatentAttentionArgs> {
+Recipe recipe_of(const Problem& problem, Device device) {
+  Recipe recipe(problem, device, load_of(problem), problem.batch, problem.max_seq_q);
+  recipe.params.table_stride = problem.table_stride;
+  recipe.params.main = row_cache(problem.cache, problem.q_dtype);
+  return recipe;
+}
+
+class State final : public RecipeState<Problem, LatentAttentionArgs> {
  public:
-  State(const Problem& problem, Device device)
-      : problem_(problem), recipe_(problem, device, load_of(problem), problem.batch, problem.max_seq_q) {
-    implementation = kName;
-    recipe_.params.table_stride = problem.table_stride;
-    recipe_.params.main = row_cache(problem.cache, problem.q_dtype);
-    if (problem.total_q > 0) workspace_bytes = recipe_.workspace_bytes();
-  }
-
-  Result<void> prepare(const LatentAttentionArgs& args, Workspace workspace, Stream stream) const override {
-    return with_params(args, workspace, [&](const Params& params) { return launch_schedule(params, stream); });
-  }
-
-  Result<void> run(const LatentAttentionArgs& args, Workspace workspace, Stream stream, bool prepared) const override {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
-  }
-
-  std::string tuning() const override { return recipe_.tuning(); }
+  State(const Problem& problem, Device device) : RecipeState(kName, problem, recipe_of(problem, device)) {}
 
  private:
-  template <class Run>
-  Result<void> with_params(const LatentAttentionArgs& args, Workspace workspace, Run&& run) const {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (problem_.total_q == 0 || problem_.batch == 0) return {};
-    const ScopedDevice device(recipe_.device.ordinal);
-    if (!device.status()) return device.status();
-    Params params = recipe_.params_in(workspace);
-    params.q = args.q;
-    params.out = args.out;
-    params.lse = problem_.has_lse ? args.lse : nullptr;
+  Result<void> fill(Params& params, const LatentAttentionArgs& args) const override {
     params.block_table = args.block_table;
     params.kv_len = args.kv_len;
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
@@ -72,12 +53,8 @@ class State final : public detail::PlanState<LatentAttentionArgs> {
     if (recipe_.load == Load::boxes) {
       if (Result<void> good = encode_keys(params, problem_, args.cache); !good) return good;
     }
-    if (Result<void> good = encode_queries(params, problem_, problem_.ragged, args.q); !good) return good;
-    return run(params);
+    return encode_queries(params, problem_, problem_.ragged, args.q);
   }
-
-  Problem problem_;
-  Recipe recipe_;
 };
 
 detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device device) {

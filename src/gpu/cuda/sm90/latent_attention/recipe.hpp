@@ -4,11 +4,14 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/common/attention_core.hpp"
+#include "op/common/checks.hpp"
 #include "op/common/latent_cache.hpp"
+#include "plan/implementation.hpp"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -43,5 +46,46 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
 /// Reasons to decline.
 Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows);
 Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load);
+
+/// A plan of dense or of token-sparse attention.
+template <class Problem, class Args>
+class RecipeState : public detail::PlanState<Args> {
+ public:
+  Result<void> prepare(const Args& args, Workspace workspace, Stream stream) const final {
+    return with_params(args, workspace, [&](const Params& params) { return launch_schedule(params, stream); });
+  }
+  Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
+    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
+  }
+  std::string tuning() const final { return recipe_.tuning(); }
+
+ protected:
+  RecipeState(std::string_view name, const Problem& problem, Recipe recipe) : problem_(problem), recipe_(std::move(recipe)) {
+    this->implementation = name;
+    if (problem.total_q > 0) this->workspace_bytes = recipe_.workspace_bytes();
+  }
+
+  /// The pointers of a run that only one of the two has.
+  virtual Result<void> fill(Params& params, const Args& args) const = 0;
+
+  Problem problem_;
+  Recipe recipe_;
+
+ private:
+  template <class Run>
+  Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, this->workspace_bytes); !good) return good;
+    if (problem_.total_q == 0) return {};
+    const ScopedDevice device(recipe_.device.ordinal);
+    if (!device.status()) return device.status();
+    Params params = recipe_.params_in(workspace);
+    params.q = args.q;
+    params.out = args.out;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    if (Result<void> good = fill(params, args); !good) return good;
+    return run(params);
+  }
+};
 
 }  // namespace fovea::gpu::sm90::latent

@@ -38,53 +38,30 @@ void set_pointers(RowCache& cache, const detail::SparseSelection& selection, con
   cache.lengths = selection.has_topk_length ? args.topk_length : nullptr;
 }
 
-class State final : public detail::PlanState<Args> {
+Recipe recipe_of(const Problem& problem, Device device) {
+  Recipe recipe(core_of(problem), device, load_of(problem), problem.total_q, 1);
+  Params& params = recipe.params;
+  params.listed = true;
+  params.length_per_row = problem.flat;
+  params.main = listed_cache(problem.main, problem.q_dtype);
+  if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype);
+  params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
+  params.whole = params.whole || problem.has_max_logits;  // parts of a request do not hand on their largest score
+  return recipe;
+}
+
+class State final : public RecipeState<Problem, Args> {
  public:
-  State(const Problem& problem, Device device)
-      : problem_(problem), recipe_(core_of(problem), device, load_of(problem), problem.total_q, 1) {
-    implementation = kName;
-    Params& params = recipe_.params;
-    params.listed = true;
-    params.length_per_row = problem.flat;
-    params.main = listed_cache(problem.main, problem.q_dtype);
-    if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype);
-    params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
-    params.whole = params.whole || problem.has_max_logits;  // parts of a request do not hand on their largest score
-    if (problem.total_q > 0) workspace_bytes = recipe_.workspace_bytes();
-  }
-
-  Result<void> prepare(const Args& args, Workspace workspace, Stream stream) const override {
-    return with_params(args, workspace, [&](const Params& params) { return launch_schedule(params, stream); });
-  }
-
-  Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const override {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
-  }
-
-  std::string tuning() const override { return recipe_.tuning(); }
+  State(const Problem& problem, Device device) : RecipeState(kName, problem, recipe_of(problem, device)) {}
 
  private:
-  template <class Run>
-  Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (problem_.total_q == 0) return {};
-    const ScopedDevice device(recipe_.device.ordinal);
-    if (!device.status()) return device.status();
-    Params params = recipe_.params_in(workspace);
-    params.q = args.q;
-    params.out = args.out;
-    params.lse = problem_.has_lse ? args.lse : nullptr;
+  Result<void> fill(Params& params, const Args& args) const override {
     params.max_logits = problem_.has_max_logits ? args.max_logits : nullptr;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     set_pointers(params.main, problem_.main, args.main);
     if (problem_.extra) set_pointers(params.extra, *problem_.extra, args.extra);
-    if (Result<void> good = encode_queries(params, problem_, false, args.q); !good) return good;
-    return run(params);
+    return encode_queries(params, problem_, false, args.q);
   }
-
-  Problem problem_;
-  Recipe recipe_;
 };
 
 detail::PlanResult<Args> plan(const Problem& problem, Device device) {
