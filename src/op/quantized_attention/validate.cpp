@@ -162,6 +162,19 @@ std::optional<Error> decline_dim(std::string_view subject, std::int64_t dim) {
   return declined(subject, dim, "64, 96, 128 or 256");
 }
 
+/// What both attentions say that dense attention says too.
+template <class Desc>
+AttentionDesc dense_part(const Desc& desc) {
+  return {.q = desc.q,
+          .k = desc.k,
+          .v = desc.v,
+          .out = desc.out,
+          .lse = desc.lse,
+          .ragged = desc.ragged,
+          .mask = desc.mask,
+          .scale = desc.scale};
+}
+
 }  // namespace
 
 Result<QuantizeQkInt8Problem> validate(const QuantizeQkInt8Desc& desc, const PlanOptions&) {
@@ -218,15 +231,7 @@ Result<QuantizeVProblem> validate(const QuantizeVDesc& desc, const PlanOptions&)
 }
 
 Result<QuantizedAttentionProblem> validate(const QuantizedAttentionDesc& desc, const PlanOptions& options) {
-  const AttentionDesc dense{.q = desc.q,
-                            .k = desc.k,
-                            .v = desc.v,
-                            .out = desc.out,
-                            .lse = desc.lse,
-                            .ragged = desc.ragged,
-                            .mask = desc.mask,
-                            .scale = desc.scale};
-  const Result<AttentionProblem> whole = validate_dense(dense, options, check_int8_dtypes);
+  const Result<AttentionProblem> whole = validate_dense(dense_part(desc), options, check_int8_dtypes);
   if (!whole) return whole.error();
   QuantizedAttentionProblem problem{*whole};
   Checker check;
@@ -253,15 +258,7 @@ Result<QuantizedAttentionProblem> validate(const QuantizedAttentionDesc& desc, c
 }
 
 Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, const PlanOptions& options) {
-  const AttentionDesc dense{.q = desc.q,
-                            .k = desc.k,
-                            .v = desc.v,
-                            .out = desc.out,
-                            .lse = desc.lse,
-                            .ragged = desc.ragged,
-                            .mask = desc.mask,
-                            .scale = desc.scale};
-  const Result<AttentionProblem> whole = validate_dense(dense, options, check_source_dtypes);
+  const Result<AttentionProblem> whole = validate_dense(dense_part(desc), options, check_source_dtypes);
   if (!whole) return whole.error();
   Checker check;
   check_groups(check, desc.groups);
