@@ -8,12 +8,11 @@
 namespace fovea::gpu::portable::conversion {
 
 template <class S, bool kAligned>
-__device__ inline float load_scale(const std::byte* scales, int chunk) {
-  const int group = chunk / S::kGroupLanes;
+__device__ inline float load_scale(const std::byte* scale) {
   if constexpr (S::kPacked.scale_type == ScaleType::f32) {
-    return __uint_as_float(load_by<std::uint32_t, CacheUnit<kAligned, std::uint32_t>>(scales + 4 * group));
+    return __uint_as_float(load_by<std::uint32_t, CacheUnit<kAligned, std::uint32_t>>(scale));
   } else {
-    const auto code = static_cast<std::uint32_t>(scales[group]);
+    const auto code = static_cast<std::uint32_t>(*scale);
     if constexpr (S::kPacked.scale_type == ScaleType::ue8m0) {
       return f32_from_ue8m0(code);
     } else {
@@ -60,37 +59,33 @@ __device__ inline Chunk decode_rope(const typename S::Rope& rope) {
   return chunk;
 }
 
-template <CacheFormat kFormat, class T, bool kAligned>
-__device__ inline void dequantize_token(const Token<const std::byte>& token, std::byte* row, int lane) {
-  using S = Shape<kFormat, T>;
+/// `row` is where the lane's first chunk goes.
+template <class S, class T, bool kAligned>
+__device__ inline void dequantize_token(const Token<const std::byte>& token, std::byte* row, unsigned lane) {
   typename S::Codes codes[S::kPasses] = {};
   float scales[S::kPasses] = {};
   typename S::Rope rope{};
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass) {
-    const int chunk = lane + S::kLanes * pass;
-    if (chunk >= S::kCodeChunks) continue;
-    codes[pass] = load_by<typename S::Codes, CacheUnit<kAligned, typename S::Codes>>(token.codes + chunk * S::kCodeBytes);
-    scales[pass] = load_scale<S, kAligned>(token.scales, chunk);
+    if (!S::has_codes(pass, lane)) continue;
+    codes[pass] = load_by<typename S::Codes, CacheUnit<kAligned, typename S::Codes>>(token.codes + pass * S::kCodeStep);
+    scales[pass] = load_scale<S, kAligned>(token.scales + pass * S::kScaleStep);
   }
-  if (S::is_rope_lane(lane)) {
-    rope = load_by<typename S::Rope, CacheUnit<kAligned, typename S::Rope>>(token.rope + lane * 2 * S::kValues);
-  }
+  if (S::has_rope(lane)) rope = load_by<typename S::Rope, CacheUnit<kAligned, typename S::Rope>>(token.rope);
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass) {
-    const int chunk = lane + S::kLanes * pass;
-    if (chunk >= S::kCodeChunks) continue;
-    store_by<RowUnit<kAligned, T>>(row + chunk * kChunkBytes, decode_codes<S, T>(codes[pass], scales[pass]));
+    if (!S::has_codes(pass, lane)) continue;
+    store_by<RowUnit<kAligned, T>>(row + pass * S::kRowStep, decode_codes<S, T>(codes[pass], scales[pass]));
   }
-  if (S::is_rope_lane(lane)) {
-    store_by<RowUnit<kAligned, T>>(row + (S::kCodeChunks + lane) * kChunkBytes, decode_rope<S, T>(rope));
-  }
+  if (S::has_rope(lane)) store_by<RowUnit<kAligned, T>>(row + S::kCodeChunks * kChunkBytes, decode_rope<S, T>(rope));
 }
 
 template <CacheFormat kFormat, class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ DequantizeParams params) {
-  for_each_token<Shape<kFormat, T>>(params, [&](std::int64_t at, std::int64_t slot, int lane) {
-    if (has_slot(params, slot)) dequantize_token<kFormat, T, kAligned>(token_at(params, slot), params.rows + at * params.row_stride, lane);
+  using S = Shape<kFormat, T>;
+  for_each_token<S>(params, [&](std::int64_t at, std::int64_t slot, unsigned lane) {
+    std::byte* row = params.rows + at * params.row_stride + lane * kChunkBytes;
+    if (has_slot(params, slot)) dequantize_token<S, T, kAligned>(token_at<S>(params, slot, lane), row, lane);
   });
 }
 

@@ -94,10 +94,10 @@ __device__ inline Encoded<typename S::Codes> encode_e2m1(const Chunk& chunk) {
 }
 
 template <class S, class T, bool kAligned>
-__device__ inline void store_codes(const Token<std::byte>& token, int chunk, const Encoded<typename S::Codes>& encoded) {
-  store_by<CacheUnit<kAligned, typename S::Codes>>(token.codes + chunk * S::kCodeBytes, encoded.codes);
-  if (chunk % S::kGroupLanes != 0) return;
-  std::byte* scale = token.scales + chunk / S::kGroupLanes * S::kScaleBytes;
+__device__ inline void store_codes(const Token<std::byte>& token, int pass, unsigned lane, const Encoded<typename S::Codes>& encoded) {
+  store_by<CacheUnit<kAligned, typename S::Codes>>(token.codes + pass * S::kCodeStep, encoded.codes);
+  if (lane % S::kGroupLanes != 0) return;
+  std::byte* scale = token.scales + pass * S::kScaleStep;
   if constexpr (S::kScaleBytes == 4) {
     store_by<CacheUnit<kAligned, std::uint32_t>>(scale, encoded.scale);
   } else {
@@ -106,46 +106,48 @@ __device__ inline void store_codes(const Token<std::byte>& token, int chunk, con
 }
 
 template <class S, class T, bool kAligned>
-__device__ inline void store_rope(const Token<std::byte>& token, const Chunk& chunk, int lane) {
-  if (S::kPaddingBytes > 0 && lane < S::kPaddingBytes) token.scales[S::kPacked.groups() * S::kScaleBytes + lane] = std::byte{0};
-  if (!S::is_rope_lane(lane)) return;
+__device__ inline void store_rope(const Token<std::byte>& token, unsigned lane, const Chunk& chunk) {
+  // The first lane's scale is the first of all.
+  if (S::kPaddingBytes > 0 && lane == 0) {
+    for (int i = S::kPacked.groups() * S::kScaleBytes; i < S::kPacked.scale_bytes; ++i) token.scales[i] = std::byte{0};
+  }
+  if (!S::has_rope(lane)) return;
   typename S::Rope rope;
 #pragma unroll
   for (int pair = 0; pair < S::kValues / 2; ++pair) rope.element[pair] = bf16_pair<T>(chunk, pair);
-  store_by<CacheUnit<kAligned, typename S::Rope>>(token.rope + lane * 2 * S::kValues, rope);
+  store_by<CacheUnit<kAligned, typename S::Rope>>(token.rope, rope);
 }
 
 template <class S, class T, bool kAligned>
-__device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, int lane) {
+__device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, unsigned lane) {
   // The row does not wait for the slot: where there is none, it has been read for nothing.
   const bool there = at < params.tokens, wanted = has_slot(params, slot);
-  const std::byte* row = params.rows + at * params.row_stride;
+  const std::byte* row = params.rows + at * params.row_stride + lane * kChunkBytes;
   Chunk chunks[S::kPasses] = {}, rope{};
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass) {
-    const int chunk = lane + S::kLanes * pass;
-    if (there && chunk < S::kCodeChunks) chunks[pass] = load_by<Chunk, RowUnit<kAligned, T>>(row + chunk * kChunkBytes);
+    if (there && S::has_codes(pass, lane)) chunks[pass] = load_by<Chunk, RowUnit<kAligned, T>>(row + pass * S::kRowStep);
   }
-  if (there && S::is_rope_lane(lane)) rope = load_by<Chunk, RowUnit<kAligned, T>>(row + (S::kCodeChunks + lane) * kChunkBytes);
-  const auto token = token_at(params, wanted ? slot : 0);
+  if (there && S::has_rope(lane)) rope = load_by<Chunk, RowUnit<kAligned, T>>(row + S::kCodeChunks * kChunkBytes);
+  const auto token = token_at<S>(params, wanted ? slot : 0, lane);
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass) {
-    const int chunk = lane + S::kLanes * pass;
     Encoded<typename S::Codes> encoded;
     if constexpr (S::kE4m3) {
       encoded = encode_e4m3<S, T>(chunks[pass], params.exact);
     } else {
       encoded = encode_e2m1<S, T>(chunks[pass]);
     }
-    if (wanted && chunk < S::kCodeChunks) store_codes<S, T, kAligned>(token, chunk, encoded);
+    if (wanted && S::has_codes(pass, lane)) store_codes<S, T, kAligned>(token, pass, lane, encoded);
   }
-  if (wanted) store_rope<S, T, kAligned>(token, rope, lane);
+  if (wanted) store_rope<S, T, kAligned>(token, lane, rope);
 }
 
 template <CacheFormat kFormat, class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads) quantize(const __grid_constant__ QuantizeParams params) {
   using S = Shape<kFormat, T>;
-  for_each_token<S>(params, [&](std::int64_t at, std::int64_t slot, int lane) { quantize_token<S, T, kAligned>(params, at, slot, lane); });
+  for_each_token<S>(params,
+                    [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane); });
 }
 
 }  // namespace fovea::gpu::portable::conversion

@@ -30,7 +30,16 @@ struct Shape {
   static constexpr int kCodeBytes = kE4m3 ? kValues : kValues / 2;  ///< of a chunk
   using Codes = std::conditional_t<kCodeBytes == 8, std::uint64_t, std::conditional_t<kCodeBytes == 4, std::uint32_t, std::uint16_t>>;
   using Rope = Pack<std::uint32_t, kValues / 2>;
-  static __device__ bool is_rope_lane(int lane) { return kRopeChunks > 0 && lane < kRopeChunks; }
+
+  /// Lane `lane` of a token has the chunks lane, lane + kLanes, ..., and one of the rope behind them.
+  static __device__ bool has_codes(int pass, unsigned lane) {
+    return (pass + 1) * kLanes <= kCodeChunks || lane < static_cast<unsigned>(kCodeChunks - pass * kLanes);
+  }
+  static __device__ bool has_rope(unsigned lane) { return kRopeChunks > 0 && lane < kRopeChunks; }
+
+  /// Bytes from what a lane has in one pass to what it has in the next.
+  static constexpr int kRowStep = kLanes * kChunkBytes, kCodeStep = kLanes * kCodeBytes;
+  static constexpr int kScaleStep = kLanes / kGroupLanes * kScaleBytes;
   static_assert(kRopeChunks <= kLanes && kGroupLanes >= 1 && kLanes % kGroupLanes == 0 && kPacked.groups() <= kPacked.scale_bytes);
 };
 
@@ -62,24 +71,27 @@ using RowUnit = std::conditional_t<kAligned, Chunk, Bits<T>>;
 template <bool kAligned, class Whole>
 using CacheUnit = std::conditional_t<kAligned, Whole, std::uint8_t>;
 
+/// Where the first of a lane's codes, their scale, and its part of the rope are.
 template <class Byte>
 struct Token {
   Byte *codes, *scales, *rope;
 };
 
-template <class Rows, class Byte>
-__device__ inline Token<Byte> token_at(const Params<Rows, Byte*>& params, std::int64_t slot) {
+template <class S, class Rows, class Byte>
+__device__ inline Token<Byte> token_at(const Params<Rows, Byte*>& params, std::int64_t slot, unsigned lane) {
   const std::int64_t block = slot / params.page;
   const std::int64_t offset = slot - block * params.page;
   Byte* begin = params.cache + block * params.block_stride;
   Byte* codes = begin + offset * params.layout.record;
-  return {codes, begin + params.layout.scales_begin + offset * params.layout.scales_record, codes + params.layout.rope_begin};
+  Byte* scales = begin + params.layout.scales_begin + offset * params.layout.scales_record;
+  return {codes + lane * S::kCodeBytes, scales + lane / S::kGroupLanes * S::kScaleBytes,
+          codes + params.layout.rope_begin + lane * sizeof(typename S::Rope)};
 }
 
 /// The tokens that the warps of the grid take, one after another; all lanes of a warp take as many steps.
 template <class S, class P, class Convert>
 __device__ inline void for_each_token(const P& params, const Convert& convert) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % S::kLanes;
+  const unsigned thread = threadIdx.x, lane = thread % S::kLanes;
   const std::int64_t step = std::int64_t{gridDim.x} * (kThreads / S::kLanes);
   std::int64_t token = std::int64_t{blockIdx.x} * (kThreads / S::kLanes) + thread / S::kLanes;
   const auto slot_of = [&](std::int64_t at) { return at < params.tokens ? params.slot_mapping[at] : -1; };
