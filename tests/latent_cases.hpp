@@ -169,11 +169,14 @@ inline std::vector<ConversionCase> conversion_cases() {
         for (const ScaleRule rule : {ScaleRule::power_of_two, ScaleRule::exact}) {
           if (!quantize && rule == ScaleRule::exact) continue;
           const char* suffix = !quantize ? "" : rule == ScaleRule::exact ? "-exact" : "-power-of-two";
-          table.push_back({.name = fmt::format("{}/format/{}-{}{}", operation, format.name, name_of(dtype), suffix),
-                           .quantize = quantize,
-                           .format = format.format,
-                           .dtype = dtype,
-                           .rule = rule});
+          for (const bool aligned : {false, true})
+            table.push_back(
+                {.name = fmt::format("{}/{}/{}-{}{}", operation, aligned ? "aligned" : "format", format.name, name_of(dtype), suffix),
+                 .quantize = quantize,
+                 .format = format.format,
+                 .dtype = dtype,
+                 .rule = rule,
+                 .gap = aligned ? 16 : 11});
         }
       table.push_back({.name = fmt::format("{}/rows/{}-one", operation, format.name),
                        .quantize = quantize,

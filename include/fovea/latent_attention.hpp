@@ -110,7 +110,8 @@ enum class ScaleRule : std::uint8_t {
 /// Packs latent rows into slots of a packed cache (slot = block * page + position; -1 skips), or unpacks slots into rows.
 ///
 /// quantize: rows [tokens, d] in f32, f16 or bf16 -> cache. dequantize: cache -> rows, where a skipped slot leaves its row untouched.
-/// slot_mapping i64 [tokens]. A dequantised value is code * scale in f32, rounded once to the dtype of the rows.
+/// slot_mapping i64 [tokens]: on the CPU a slot outside the cache is an error, on a device it is skipped. A dequantised value is
+/// code * scale in f32, rounded once to the dtype of the rows.
 struct LatentCacheConversionDesc {
   TensorDesc rows{};
   LatentCacheDesc cache{};

@@ -16,10 +16,11 @@ namespace {
 
 constexpr std::int64_t kTokens = 210, kPage = 7, kBlocks = 40;
 
+/// Those that see slots before they run, and memory of the host.
 std::vector<std::string_view> quantisers() {
   std::vector<std::string_view> names;
   for (const ImplementationInfo& info : implementations())
-    if (info.operation == "quantize_latent_cache" && info.available) names.push_back(info.name);
+    if (info.operation == "quantize_latent_cache" && info.available && info.backend == Backend::cpu) names.push_back(info.name);
   return names;
 }
 

@@ -113,6 +113,25 @@ TEST_F(Cuda, GraphsReplayOverOtherLengths) {
   }
 }
 
+/// The host has not seen them: what lies outside the cache is skipped, not written and not read.
+TEST_F(Cuda, WildSlotsAreSkipped) {
+  for (const PackedFormat& format : kPackedFormats)
+    for (const bool quantize : {true, false})
+      for (const std::int64_t gap : {11, 16}) {
+        const auto trial =
+            bind(ConversionCase{.quantize = quantize, .format = format.format, .dtype = DType::bf16, .gap = gap, .wild_slots = true});
+        for (const std::string& name : cuda_implementations(quantize ? "quantize_latent_cache" : "dequantize_latent_cache")) {
+          SCOPED_TRACE(std::string(format.name) + " " + name);
+          const PlacedTrial placed(*trial, name);
+          const auto planned = trial->plan({.implementation = name}, placed.place());
+          ASSERT_TRUE(planned) << planned.error().message;
+          placed.upload(*trial);
+          ASSERT_TRUE(planned->run({}));
+          expect_right(*trial, placed);
+        }
+      }
+}
+
 TEST_F(Cuda, SameBitsAgainAndPrepared) {
   for_each_plan({}, [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
     const HostileWorkspace workspace(planned.workspace_bytes, device_), other(planned.workspace_bytes, device_);

@@ -89,3 +89,41 @@ def test_sparse_latent_attention(format):
     want = fovea.sparse_latent_attention(q, cache, indices, format=format)
     got = fovea.sparse_latent_attention(q.cuda(), cache.cuda(), indices.cuda(), format=format)
     torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("format", list(fovea.cache_formats()))
+def test_cache_conversion(format, exact, dtype):
+    """Bytes and rows as the CPU writes them, NaN and infinity included. Slots outside the cache are skipped, as -1 is."""
+    form = fovea.cache_formats()[format]
+    rows = (torch.randn(40, form.row) * torch.logspace(-6, 4, 40)[:, None]).to(dtype)
+    rows[3, 5], rows[4, 300], rows[5, 100], rows[6, :200] = torch.nan, -torch.nan, torch.inf, 0
+    slots = torch.randperm(48)[:40]
+    known = slots.clone()
+    slots[::7], known[::7] = torch.tensor([-1, 48, 2**40, -(2**63), 2**63 - 1, -2]), -1
+    here = torch.full((6, 8, form.bytes), 255, dtype=torch.uint8)
+    there = here.cuda()
+    fovea.quantize_latent_cache(rows, here, known, format=format, exact_scale=exact)
+    fovea.quantize_latent_cache(rows.cuda(), there, slots.cuda(), format=format, exact_scale=exact)
+    assert torch.equal(there.cpu(), here)
+    want, got = torch.zeros_like(rows), torch.zeros_like(rows).cuda()
+    fovea.dequantize_latent_cache(here, known, format=format, rows=want)
+    fovea.dequantize_latent_cache(there, slots.cuda(), format=format, rows=got)
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [580, 592])  # rows that are not, and that are aligned to 16 bytes
+def test_cache_append_from_wider_rows_in_a_graph(width):
+    rows, cache = torch.randn(9, width).bfloat16(), fovea.cache_formats()["v32_fp8"].empty(3, 5)
+    cache.zero_()
+    wide, there, slots = rows.cuda(), cache.cuda(), torch.arange(9, device="cuda")
+    fovea.quantize_latent_cache(wide[:, :576], there, slots, format="v32_fp8")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fovea.quantize_latent_cache(wide[:, :576], there, slots, format="v32_fp8")
+    slots.copy_(torch.tensor([14, -1, 2, 3, 9, 7, -1, 0, 1]))
+    there.zero_()
+    graph.replay()
+    fovea.quantize_latent_cache(rows[:, :576], cache, slots.cpu(), format="v32_fp8")
+    assert torch.equal(there.cpu(), cache)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -52,14 +53,18 @@ std::int64_t first_difference(const Bytes& got, const Bytes& want, DType dtype) 
 class ConversionTrial final : public Trial {
  public:
   ConversionTrial(const ConversionCase& spec, Random random) : spec_(spec), format_(*packed_format(spec.format)) {
-    rows_ = HostileTensor(with_gaps(contiguous(spec.dtype, {spec.tokens, format_.row()}), spec.gap));
-    desc_ = {.rows = rows_.desc(), .rule = spec.rule};
-    desc_.cache = {.format = spec.format, .blocks = spec.blocks, .page = spec.page};
+    const std::int32_t alignment = promised_alignment(spec.gap);
+    TensorDesc rows = with_gaps(contiguous(spec.dtype, {spec.tokens, format_.row()}), spec.gap);
+    rows.alignment = alignment;
+    rows_ = HostileTensor(rows);
+    desc_ = {.rows = rows, .rule = spec.rule};
+    desc_.cache = {.format = spec.format, .blocks = spec.blocks, .page = spec.page, .alignment = alignment};
     desc_.cache.block_stride = spec.page * format_.bytes() + 3 * spec.gap;
-    cache_ = HostileTensor(contiguous(DType::e4m3, {spec.blocks * desc_.cache.block_stride}), spec.gap > 0 ? 3 : 0);
+    if (alignment > 0) desc_.cache.block_stride = (desc_.cache.block_stride + alignment - 1) / alignment * alignment;
+    cache_ = HostileTensor(contiguous(DType::e4m3, {spec.blocks * desc_.cache.block_stride}), alignment > 0 ? 0 : 3);
     slots_ = HostileTensor(contiguous(DType::i64, {spec.tokens}));
     for (std::int64_t token = 0; token < spec.tokens; ++token)
-      slots_.as<std::int64_t>()[token] = skips(token) ? -1 : token * 97 % (spec.blocks * spec.page);
+      slots_.as<std::int64_t>()[token] = skips(token) ? slot_to_skip(token) : token * 97 % slots();
     fill(random);
     to_cache_ = {rows_.data(), cache_.data(), slots_.as<std::int64_t>()};
     to_rows_ = {rows_.data(), cache_.data(), slots_.as<std::int64_t>()};
@@ -115,16 +120,24 @@ class ConversionTrial final : public Trial {
 
   Named rows() const { return {"rows", rows_}; }
   Named cache() const { return {"cache", cache_}; }
+  std::int64_t slots() const { return spec_.blocks * spec_.page; }
   bool skips(std::int64_t token) const { return spec_.tier != Tier::bench && token % 3 == 1; }
+
+  std::int64_t slot_to_skip(std::int64_t token) const {
+    using Limits = std::numeric_limits<std::int64_t>;
+    const std::array wild{slots(), Limits::min(), Limits::max(), std::int64_t{-2}, std::int64_t{1} << 32};
+    return spec_.wild_slots ? wild[static_cast<std::size_t>(token) % wild.size()] : -1;
+  }
 
   Bytes reference_bytes() const {
     const HostileTensor output = outputs().front().tensor;
     const HostileTensor copy(output.desc());
+    std::vector<std::int64_t> known;
+    for (std::int64_t token = 0; token < spec_.tokens; ++token) known.push_back(skips(token) ? -1 : slots_.as<std::int64_t>()[token]);
     if (spec_.quantize) {
-      reference::quantize_latent_cache(detail::validate_quantize(desc_).value(), {rows_.data(), copy.data(), slots_.as<std::int64_t>()});
+      reference::quantize_latent_cache(detail::validate_quantize(desc_).value(), {rows_.data(), copy.data(), known.data()});
     } else {
-      reference::dequantize_latent_cache(detail::validate_dequantize(desc_).value(),
-                                         {copy.data(), cache_.data(), slots_.as<std::int64_t>()});
+      reference::dequantize_latent_cache(detail::validate_dequantize(desc_).value(), {copy.data(), cache_.data(), known.data()});
     }
     Bytes want = bytes_of(copy);
     settle_rope(want);
@@ -133,7 +146,7 @@ class ConversionTrial final : public Trial {
 
   /// A NaN in the plain bf16 part of a packed row keeps no particular payload: brings all of them to one.
   void settle_rope(Bytes& bytes) const {
-    for (std::int64_t slot = 0; spec_.quantize && slot < spec_.blocks * spec_.page; ++slot) {
+    for (std::int64_t slot = 0; spec_.quantize && slot < slots(); ++slot) {
       std::byte* rope = bytes.data() + slot / spec_.page * desc_.cache.block_stride + format_.rope_at(slot % spec_.page);
       for (int i = 0; i < format_.rope; ++i) {
         std::uint16_t bits = 0;

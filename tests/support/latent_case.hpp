@@ -61,7 +61,9 @@ struct ConversionCase {
   CacheFormat format{};
   DType dtype{};
   ScaleRule rule = ScaleRule::power_of_two;
-  std::int64_t tokens = 210, page = 7, blocks = 40, gap = 11;
+  std::int64_t tokens = 210, page = 7, blocks = 40;
+  std::int64_t gap = 11;    ///< after each row and block; where it is odd hardly anything is aligned, else everything
+  bool wild_slots = false;  ///< slots to skip are any number outside the cache, which a host that sees them would refuse
 };
 
 std::unique_ptr<Trial> bind(const LatentCase& spec);

@@ -9,5 +9,7 @@ namespace fovea::gpu::portable {
 inline constexpr int kLowestCapability = 75;
 
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
+detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
+detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
 
 }  // namespace fovea::gpu::portable

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fovea/cache_format.hpp"
+#include "gpu/common/codes.cuh"
 #include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "gpu/cuda/sm90/ptx.cuh"
 
@@ -26,24 +27,9 @@ struct Codes {
   static constexpr int kBits = kRow == Row::fp4 ? 4 : 8;
 };
 
-/// Two e4m3 codes (the low 16 bits) as two halves; exact.
-__device__ inline std::uint32_t halves_from_e4m3(std::uint32_t codes) {
-  std::uint32_t halves;
-  asm("{\n.reg .b16 pair;\ncvt.u16.u32 pair, %1;\ncvt.rn.f16x2.e4m3x2 %0, pair;\n}" : "=r"(halves) : "r"(codes));
-  return halves;
-}
-
-inline constexpr float kE2m1Unit = 16384.0f;  // what the halves below are to be multiplied by
-
-/// Two e2m1 codes (the low 8 bits, the first in the low nibble) as two halves: exponent and mantissa where a half has its lowest ones.
-__device__ inline std::uint32_t halves_from_e2m1(std::uint32_t codes) {
-  const std::uint32_t apart = (codes & 0xf) | (codes & 0xf0) << 12;
-  return (apart & 0x00070007) << 9 | (apart & 0x00080008) << 12;
-}
-
 template <class Element>
 __device__ inline std::uint32_t scaled(std::uint32_t halves, float scale) {
-  const float2 values = __half22float2(*reinterpret_cast<const __half2*>(&halves));
+  const float2 values = floats_from_halves(halves);
   return pack<Element>(values.x * scale, values.y * scale);
 }
 
@@ -66,10 +52,9 @@ __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int
   const int byte = slice * kOfSlice, shift = kRow == Row::v4 ? 0 : kRow == Row::v41 ? quarter / 2 * 8 : quarter * 8;
   const std::uint32_t code = words[byte / 4] >> (byte % 4 * 8 + shift) & 0xff;
   if constexpr (kRow == Row::fp4) {
-    const std::uint32_t halves = halves_from_e4m3(code);
-    return __low2float(*reinterpret_cast<const __half2*>(&halves)) * kE2m1Unit;
-  } else {  // ue8m0: 2 ^ (code - 127), 255 is NaN
-    return __uint_as_float(code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : code << 23);
+    return floats_from_halves(halves_from_e4m3(code)).x * kE2m1Unit;
+  } else {
+    return f32_from_ue8m0(code);
   }
 }
 

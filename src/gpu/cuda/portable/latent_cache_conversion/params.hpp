@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the launch tells the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fovea::gpu::portable::conversion {
+
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = 32 * kWarps;
+inline constexpr int kChunkBytes = 16;  ///< what a lane moves of a row at once
+
+/// Tokens that share a warp. A token has as many lanes as the largest group of values that share a scale has chunks: 16 of 16-bit values.
+constexpr int tokens_of_warp(std::size_t element_bytes) { return static_cast<int>(4 / element_bytes); }
+
+/// Where the parts of a token lie in its block, in bytes.
+struct Layout {
+  std::int64_t record = 0;                           ///< from the codes of a token to those of the next
+  std::int64_t scales_begin = 0, scales_record = 0;  ///< of the first token, and from token to token
+  std::int64_t rope_begin = 0;                       ///< from the codes of a token to its rope
+};
+
+template <class Rows, class Cache>
+struct Params {
+  Rows rows;
+  Cache cache;
+  const std::int64_t* slot_mapping;
+  std::int64_t tokens, row_stride;         // bytes
+  std::int64_t slots, page, block_stride;  // bytes
+  Layout layout;
+  bool exact;  // the rule of the scales
+};
+using QuantizeParams = Params<const std::byte*, std::byte*>;
+using DequantizeParams = Params<std::byte*, const std::byte*>;
+
+}  // namespace fovea::gpu::portable::conversion

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Rows to slots of a packed cache. Bit for bit what the other backends write, signs of NaN included: the arithmetic of a device forgets
+/// those, so signs always come from the bits of the row.
+#pragma once
+
+#include "gpu/cuda/portable/latent_cache_conversion/encode.cuh"
+#include "gpu/cuda/portable/latent_cache_conversion/token.cuh"
+
+namespace fovea::gpu::portable::conversion {
+
+/// The largest magnitude of the group, as raw bits of T: NaN counts as larger than infinity.
+template <class S, class T>
+__device__ inline std::uint32_t group_largest(const Chunk& chunk) {
+  std::uint32_t most = largest_bits<T>(chunk);
+#pragma unroll
+  for (int step = 1; step < S::kGroupLanes; step *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, step));
+  return most;
+}
+
+template <class Codes>
+struct Encoded {
+  Codes codes;
+  std::uint32_t scale;  // as it is stored
+};
+
+template <class S, class T>
+__device__ inline Encoded<typename S::Codes> encode_e4m3(const Chunk& chunk, bool exact) {
+  float values[S::kValues];
+  to_values<T>(chunk, values);
+  const float scale = choose_scale<S::kPacked.scale_type>(magnitude<T>(group_largest<S, T>(chunk)), exact);
+  const bool power = S::kPacked.scale_type != ScaleType::f32 || !exact;
+  const std::uint32_t stored = S::kPacked.scale_type == ScaleType::f32 ? __float_as_uint(scale) : ue8m0_from_power(scale);
+  if (power) {
+    const float inverse = inverse_of_power(scale);
+#pragma unroll
+    for (float& value : values) value *= inverse;
+  } else {
+    const Divisor divisor(scale);
+#pragma unroll
+    for (float& value : values) value = divisor.divide(value);
+  }
+  typename S::Codes codes = 0;
+#pragma unroll
+  for (int i = 0; i < S::kValues; i += 4) {
+    const std::uint32_t four = e4m3_codes(values[i], values[i + 1]) | e4m3_codes(values[i + 2], values[i + 3]) << 16;
+    codes |= static_cast<typename S::Codes>(four | (top_bytes<T>(chunk, i) & 0x80808080u)) << 8 * i;
+  }
+  return {codes, stored};
+}
+
+/// e2m1 has no NaN: a group with one gets a scale of that kind, with the sign of its first NaN, and codes of zero with the signs that
+/// their quotients would have.
+template <class S, class T>
+__device__ inline Encoded<typename S::Codes> encode_nan_group(const Chunk& chunk) {
+  constexpr std::uint32_t kInfinity = infinity_bits<T>();
+  const int lane = static_cast<int>(threadIdx.x) % 32;  // groups may lie in either token of the warp
+  std::uint32_t is_nan = 0, negative = 0;               // a bit for each value
+#pragma unroll
+  for (int i = 0; i < S::kValues; ++i) {
+    const std::uint32_t bits = element_bits<T>(chunk, i);
+    is_nan |= static_cast<std::uint32_t>((bits & (kSign<T> - 1)) > kInfinity) << i;
+    negative |= static_cast<std::uint32_t>((bits & kSign<T>) != 0) << i;
+  }
+  const std::uint32_t first_is_negative = is_nan != 0 ? negative >> (__ffs(static_cast<int>(is_nan)) - 1) & 1 : 0;
+  const std::uint32_t lanes = __ballot_sync(kAllLanes, is_nan != 0);
+  const int group_begin = lane / S::kGroupLanes * S::kGroupLanes;
+  const std::uint32_t of_group = lanes >> group_begin & ((1u << S::kGroupLanes) - 1);
+  const int from = of_group == 0 ? lane : group_begin + __ffs(static_cast<int>(of_group)) - 1;
+  const std::uint32_t sign = __shfl_sync(kAllLanes, first_is_negative, from);
+  const std::uint32_t signs = (is_nan & negative) | (sign != 0 ? ~is_nan : 0);
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < S::kValues; ++i) codes |= (signs >> i & 1) << (4 * i + 3);
+  return {static_cast<typename S::Codes>(codes), 0x7fu | sign << 7};
+}
+
+template <class S, class T>
+__device__ inline Encoded<typename S::Codes> encode_e2m1(const Chunk& chunk) {
+  const std::uint32_t largest = group_largest<S, T>(chunk);
+  const bool nan_group = largest > infinity_bits<T>();
+  const std::uint32_t stored = e4m3_codes(sixth(at_most_finite(magnitude<T>(largest))), 0.0f) & 0xff;
+  const FourBitDivisor divisor(floats_from_halves(halves_from_e4m3(stored)).x);
+  float values[S::kValues];
+  to_values<T>(chunk, values);
+#pragma unroll
+  for (float& value : values) value = divisor.divide(value);
+  Encoded<typename S::Codes> result{static_cast<typename S::Codes>(e2m1_codes(values) | sign_nibbles<T>(chunk)), stored};
+  if (stored == 0) result.codes = 0;
+  if (__any_sync(kAllLanes, nan_group)) {
+    const auto special = encode_nan_group<S, T>(chunk);
+    if (nan_group) result = special;
+  }
+  return result;
+}
+
+template <class S, class T, bool kAligned>
+__device__ inline void store_codes(const Token<std::byte>& token, int pass, unsigned lane, const Encoded<typename S::Codes>& encoded) {
+  store_by<CacheUnit<kAligned, typename S::Codes>>(token.codes + pass * S::kCodeStep, encoded.codes);
+  if (lane % S::kGroupLanes != 0) return;
+  std::byte* scale = token.scales + pass * S::kScaleStep;
+  if constexpr (S::kScaleBytes == 4) {
+    store_by<CacheUnit<kAligned, std::uint32_t>>(scale, encoded.scale);
+  } else {
+    *scale = static_cast<std::byte>(encoded.scale);
+  }
+}
+
+template <class S, class T, bool kAligned>
+__device__ inline void store_rope(const Token<std::byte>& token, unsigned lane, const Chunk& chunk) {
+  // The first lane's scale is the first of all.
+  if (S::kPaddingBytes > 0 && lane == 0) {
+    for (int i = S::kPacked.groups() * S::kScaleBytes; i < S::kPacked.scale_bytes; ++i) token.scales[i] = std::byte{0};
+  }
+  if (!S::has_rope(lane)) return;
+  typename S::Rope rope;
+#pragma unroll
+  for (int pair = 0; pair < S::kValues / 2; ++pair) rope.element[pair] = bf16_pair<T>(chunk, pair);
+  store_by<CacheUnit<kAligned, typename S::Rope>>(token.rope, rope);
+}
+
+template <class S, class T, bool kAligned>
+__device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, unsigned lane) {
+  // The row does not wait for the slot: where there is none, it has been read for nothing.
+  const bool there = at < params.tokens, wanted = has_slot(params, slot);
+  const std::byte* row = params.rows + at * params.row_stride + lane * kChunkBytes;
+  Chunk chunks[S::kPasses] = {}, rope{};
+#pragma unroll
+  for (int pass = 0; pass < S::kPasses; ++pass) {
+    if (there && S::has_codes(pass, lane)) chunks[pass] = load_by<Chunk, RowUnit<kAligned, T>>(row + pass * S::kRowStep);
+  }
+  if (there && S::has_rope(lane)) rope = load_by<Chunk, RowUnit<kAligned, T>>(row + S::kCodeChunks * kChunkBytes);
+  const auto token = token_at<S>(params, wanted ? slot : 0, lane);
+#pragma unroll
+  for (int pass = 0; pass < S::kPasses; ++pass) {
+    Encoded<typename S::Codes> encoded;
+    if constexpr (S::kE4m3) {
+      encoded = encode_e4m3<S, T>(chunks[pass], params.exact);
+    } else {
+      encoded = encode_e2m1<S, T>(chunks[pass]);
+    }
+    if (wanted && S::has_codes(pass, lane)) store_codes<S, T, kAligned>(token, pass, lane, encoded);
+  }
+  if (wanted) store_rope<S, T, kAligned>(token, lane, rope);
+}
+
+template <CacheFormat kFormat, class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads) quantize(const __grid_constant__ QuantizeParams params) {
+  using S = Shape<kFormat, T>;
+  for_each_token<S>(params,
+                    [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane); });
+}
+
+}  // namespace fovea::gpu::portable::conversion
