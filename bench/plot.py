@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import plot_context
 import plot_latent
 from plotting import DOCS, OURS, ROOT, THEIRS, finish, latest_results, milliseconds, text_table
 
@@ -144,6 +145,7 @@ def main() -> None:
     found = [(section, *result) for result in latest_results("cpu")]
     found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
     found += [(plot_latent.sparse_section, *result) for result in latest_results("sparse-latent")]
+    found += [(plot_context.section, *result) for result in latest_results("latent-context")]
     text = HEAD + "\n".join(make(path, results) for make, path, results in found)
     (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
     print(f"docs/performance.md: {len(found)} section{'s' if len(found) != 1 else ''}")

@@ -5,7 +5,7 @@ token-sparse prefill and decode, from one of bench/sparse_latent.py."""
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from plotting import DOCS, GRID, OURS, ROOT, THEIRS, finish, milliseconds, text_table
+from plotting import DOCS, GRID, OURS, THEIRS, finish, milliseconds, missing, provenance, text_table
 
 AXES = {"batch": "sequences", "kv_len": "tokens of each", "heads": "heads"}
 PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e"]
@@ -71,7 +71,7 @@ def plot_sweep(axes: plt.Axes, axis: str, rows: list[dict], copy_rate: float) ->
 
 
 def plot_sweeps(results: dict, path: Path) -> None:
-    sweeps = results["sweeps"]
+    sweeps = {axis: rows for axis, rows in results["sweeps"].items() if rows}
     figure, panels = plt.subplots(1, len(sweeps), figsize=(9, 3), sharey=True, squeeze=False)
     for axes, (axis, rows) in zip(panels[0], sweeps.items(), strict=True):
         plot_sweep(axes, axis, rows, results["copy_rate"])
@@ -106,28 +106,39 @@ def case_table(rows: list[dict]) -> str:
 
 def small_batches(results: dict) -> str:
     """What a call costs when there is little to compute."""
-    lines = [
-        f"* Batch {row['batch']}, {row['kv_len']} tokens, {row['heads']} heads, as a CUDA graph: {row['alone_us']:.1f} us for one "
-        f"call, {row['chained_us']:.1f} us for each of {row['chain']} calls in one graph, each with tensors of its own."
-        for row in results.get("latency", [])
-    ]
-    if host := results.get("host"):
-        native = f" and {host['native_us']:.1f} us from C++ (`run`: schedule and kernel)" if "native_us" in host else ""
-        lines.append(f"* A call takes the host {host['python_us']:.1f} us from Python (the whole call, planning included){native}.")
+    lines = []
+    for row in results.get("latency", []):
+        sparse = f", {row['topk']} of them listed, {row['cache_format']}" if "topk" in row else ""
+        sizes = f"Batch {row['batch']}, {row['kv_len']} tokens, {row['heads']} heads{sparse}"
+        lines.append(
+            f"* {sizes}, as a CUDA graph: {row['alone_us']:.1f} us for one call, {row['chained_us']:.1f} us "
+            f"for each of {row['chain']} calls in one graph, each with tensors of its own."
+        )
+    host = results.get("host", {})
+    parts = [f"{host['python_us']:.1f} us from Python (the whole call, planning included)"] if "python_us" in host else []
+    if "native_us" in host:
+        parts.append(f"{host['native_us']:.1f} us from C++ (`run`: schedule and kernel)")
+    if parts:
+        sizes = f" of the sizes of `{host['case']}`" if "case" in host else ""
+        lines.append(f"* A call{sizes} takes the host {' and '.join(parts)}.")
     return "\n".join(lines) + "\n" if lines else ""
 
 
+def format_table(results: dict) -> str:
+    rows = results.get("formats")
+    if not rows:
+        return ""
+    return f"""Other caches. `rows512` and `e4m3_512` are rows of 512 values, `e4m3` rows have one scale; with `_f16` the queries
+are f16, not bf16.
+
+{case_table(rows)}"""
+
+
 def sweep_picture(results: dict, device: str) -> str:
-    if "sweeps" not in results:
+    if not any(results.get("sweeps", {}).values()):
         return ""
     plot_sweeps(results, DOCS / f"performance-{device}-latent-sweeps.svg")
     return f"![Rate against batch, length and heads](performance-{device}-latent-sweeps.svg)\n"
-
-
-def provenance(path: Path, results: dict, script: str) -> str:
-    file = path.relative_to(ROOT)
-    return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
-PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wrote."""
 
 
 def ceilings(results: dict) -> str:
@@ -159,7 +170,9 @@ bf16 rows of 576 values in pages of 64 tokens. A case says how many sequences it
 
 {case_table(results["cases"])}
 {small_batches(results)}
-{sweep_picture(results, device)}"""
+{sweep_picture(results, device)}
+{format_table(results)}
+{missing(results)}"""
 
 
 def sparse_section(path: Path, results: dict) -> str:
@@ -177,4 +190,7 @@ cache each byte that is read counts once.
 
 ![Fraction of the ceilings](performance-{device}-sparse-ceilings.svg)
 
-{case_table(results["cases"])}"""
+{case_table(results["cases"])}
+{small_batches(results)}
+{format_table(results)}
+{missing(results)}"""

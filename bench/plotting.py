@@ -31,9 +31,29 @@ def milliseconds(seconds: float) -> str:
 
 
 def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int]) -> str:
-    """A Markdown table with some columns of numbers."""
-    rule = ["---:" if i in numbers else "---" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows]) + "\n"
+    """A Markdown table with some columns of numbers, aligned in the source too."""
+    widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
+
+    def line(row: list[str]) -> str:
+        cells = (
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["-" * (width - 1) + ":" if i in numbers else "-" * width for i, width in enumerate(widths)]
+    return "\n".join(map(line, [header, rule, *rows])) + "\n"
+
+
+def provenance(path: Path, results: dict, script: str) -> str:
+    file = path.relative_to(ROOT)
+    return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
+PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wrote."""
+
+
+def missing(results: dict) -> str:
+    """What was to be measured and was not."""
+    return "".join(f"* Not measured: {row['name']} ({row['why'].splitlines()[0]}).\n" for row in results.get("missing", []))
 
 
 def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None:

@@ -3,13 +3,14 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import unittest
 
 from tool import ROOT, Repository
 
-PROGRAM = ("plot.py", "plot_latent.py", "plotting.py")
+PROGRAM = ("plot.py", "plot_context.py", "plot_latent.py", "plotting.py")
 
 
 def case(batch: int, milliseconds: float, **more: object) -> dict:
@@ -34,20 +35,39 @@ MOST = LEAST | {
     "cases": [case(8, 1.25, peers={"FlashMLA": 1.5}), case(16, 2.0)],
     "sweeps": {"batch": [case(1, 4.0), case(2, 2.0, peers={"FlashMLA": 2.5})], "heads": [case(1, 4.0)]},
     "latency": [{"batch": 1, "kv_len": 4096, "heads": 128, "alone_us": 21.5, "chained_us": 12.25, "chain": 32}],
-    "host": {"python_us": 14.0, "native_us": 5.5},
+    "host": {"case": "a/b", "python_us": 14.0, "native_us": 5.5},
+    "formats": [case(32, 1.25)],
+    "missing": [{"name": "case 64", "why": "RuntimeError: no\nmemory"}],
+}
+
+
+def context(sparse: bool, cache: str, *times: float) -> list[dict]:
+    """Of one sequence of 1024, 2048 and so on tokens."""
+    row = {"batch": 1, "heads": 128, "topk": 2048, "sparse": sparse, "cache": cache}
+    return [row | {"kv_len": 1024 << step, "milliseconds": time} for step, time in enumerate(times)]
+
+
+# At 2k the dense one takes half as long, at 4k the sparse one does: they meet in the middle of the logarithms.
+CONTEXT = LEAST | {
+    "rows": context(False, "rows", 0.5, 1, 4)
+    + context(True, "rows", 1, 2, 2)
+    + context(False, "e4m3", 1, 2, 4)
+    + context(False, "v32_fp8", 2, 4, 8)
+    + context(True, "v32_fp8", 1, 1, 1)
 }
 
 
 @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
 class PlotTest(unittest.TestCase):
-    def made(self, results: dict[str, dict]) -> tuple[str, set[str]]:
-        """The text, and the names of the pictures. results: by date."""
+    def made(self, results: dict[str, dict], kind: str = "latent-decode") -> tuple[str, set[str]]:
+        """The text, with one space for many, and the names of the pictures. results: by date."""
         files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in PROGRAM} | {"docs/x": ""}
         for date, content in results.items():
-            files[f"bench/results/gpu/{date}-latent-decode.json"] = json.dumps(content)
+            files[f"bench/results/gpu/{date}-{kind}.json"] = json.dumps(content)
         with Repository(files) as root:
             subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
-            return (root / "docs/performance.md").read_text(encoding="utf-8"), {path.name for path in root.glob("docs/*.svg")}
+            text = (root / "docs/performance.md").read_text(encoding="utf-8")
+            return re.sub(" +", " ", text), {path.name for path in root.glob("docs/*.svg")}
 
     def test_no_results(self):
         text, pictures = self.made({})
@@ -67,12 +87,33 @@ class PlotTest(unittest.TestCase):
     def test_everything(self):
         text, pictures = self.made({"2026-11-21": MOST})
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
-        self.assertIn("| case 16 | 2.000 ms | 250 | 1000 | 50 % (compute) |  |  |\n", text)
+        self.assertIn("| case 16 | 2.000 ms | 250 | 1000 | 50 % (compute) | | |\n", text)
         self.assertIn("21.5 us for one call, 12.2 us for each of 32 calls", text)
-        self.assertIn("14.0 us from Python (the whole call, planning included) and 5.5 us from C++", text)
+        self.assertIn(
+            "of the sizes of `a/b` takes the host 14.0 us from Python (the whole call, planning included) and 5.5 us from C++", text
+        )
+        self.assertIn("| case 32 | 1.250 ms |", text)
+        self.assertIn("* Not measured: case 64 (RuntimeError: no).\n", text)
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg", "performance-gpu-latent-sweeps.svg"})
         for picture in pictures:
             self.assertIn(f"({picture})", text)
+
+    def test_context(self):
+        text, pictures = self.made({"2026-11-21": CONTEXT}, "latent-context")
+        self.assertIn("* bf16 rows, batch 1: sparse is faster from 2.83k tokens on; at 4k it is 2.00 x as fast.\n", text)
+        self.assertIn("* v32_fp8, batch 1: sparse is faster at every length; at 4k it is 8.00 x as fast.\n", text)
+        self.assertIn("| 1 | 2k | 1.000 ms | 2.000 ms | 4.000 ms | 2.000 ms | 1.000 ms |\n", text)
+        self.assertEqual(pictures, {"performance-gpu-context.svg"})
+
+    def test_context_where_dense_stays_ahead(self):
+        rows = context(False, "rows", 1, 1) + context(True, "rows", 2, 2)
+        text, _ = self.made({"2026-11-21": LEAST | {"rows": rows}}, "latent-context")
+        self.assertIn("* bf16 rows, batch 1: dense is faster at the longest; at 2k it is 2.00 x as fast.\n", text)
+
+    def test_context_without_rows(self):
+        text, pictures = self.made({"2026-11-21": LEAST | {"rows": []}}, "latent-context")
+        self.assertNotIn("##", text)
+        self.assertEqual(pictures, set())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks of a GPU share: arguments, ceilings of the moment, timing, and a result file that grows row by row.
+
+A row that fails is noted with its error and the others go on. A dry run takes tiny shapes, on the CPU where there is no GPU: it
+tries every line of a benchmark and its checks, and its times mean nothing."""
+
+import argparse
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
+CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
+
+
+class Case(Protocol):
+    """A dataclass too: its fields are a part of the row."""
+
+    @property
+    def name(self) -> str: ...
+
+    def tiny(self) -> "Case":
+        """The same kind of work in no time, for a dry run."""
+
+
+class Subject(Protocol):
+    flops: int
+    bytes: int  # each that is read or written once
+    graph: bool  # whether to time it as a graph
+
+    def run(self) -> Tensor: ...
+
+    def check(self) -> float:
+        """The relative error; raises when it is too large."""
+
+    def peers(self) -> dict[str, Callable[[], Tensor]]:
+        """Others that compute the same, checked."""
+
+
+def median_ms(call: Callable[[], object], warmup: int = 60, measure: int = 200) -> float:
+    """With L2 flushed before each call. Without a GPU: of one call."""
+    if DEVICE == "cpu":
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e3
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=warmup, rep=measure, return_mode="median")
+
+
+def recorded(*calls: Callable[[], object]) -> Callable[[], None]:
+    """One after another as a CUDA graph."""
+
+    def all_calls() -> None:
+        for call in calls:
+            call()
+
+    all_calls()
+    if DEVICE == "cpu":
+        return all_calls
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        all_calls()
+    return graph.replay
+
+
+def matrix_rate(size: int = 8192, median: Callable[[Callable[[], object]], float] = median_ms) -> float:
+    """FLOP/s of a bf16 product of two square matrices of random numbers."""
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    return 2 * size**3 / median(lambda: a @ b) * 1e3
+
+
+def copy_rate(size: int = 1 << 32, median: Callable[[Callable[[], object]], float] = median_ms) -> float:
+    """Bytes read and written a second."""
+    source = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * size / median(lambda: target.copy_(source)) * 1e3
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_python(call: Callable[[], object], count: int) -> float:
+    """Microseconds that a call takes the host, planning included: the median of so many samples."""
+    call()
+    samples = []
+    for _ in range(count):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        samples.append((time.perf_counter() - start) / CALLS * 1e6)
+    synchronize()
+    return statistics.median(samples)
+
+
+def host_native(program: Path, case: str) -> float:
+    """Microseconds that `run` of a plan (schedule and kernels) takes the host from C++."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [program, "bench", "--case", case, "--implementation", "cuda.", "--device-peak", "1e15"]
+        subprocess.run([*command, "--seconds", "0.1", "--json", file.name], check=True, stdout=subprocess.DEVNULL)
+        return json.loads(Path(file.name).read_text())["rows"][0]["host_s"] * 1e6
+
+
+def smi(query: str) -> str:
+    if not shutil.which("nvidia-smi"):
+        return ""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def revision() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+
+
+def result_file(kind: str, now: datetime) -> Path:
+    folder = re.sub(r"[^a-z0-9]+", "-", device_name().lower()).strip("-")
+    return ROOT / "bench/results" / folder / f"{now.date()}-{kind}.json"
+
+
+def write(results: dict, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def arguments(kind: str, about: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, help=f"file to write (default: bench/results/DEVICE/DATE-{kind}.json)")
+    parser.add_argument("--commit", help="revision measured (default: git's)")
+    parser.add_argument("--only", default="", metavar="PART", help="only rows whose name contains this")
+    parser.add_argument("--seconds", type=float, default=130, help="begin no row after this time (default: %(default)s)")
+    parser.add_argument("--program", type=Path, help="the fovea program, to measure the host time of a call from C++ too")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes; writes a file only where --out says so")
+    args = parser.parse_args()
+    if DEVICE == "cpu" and not args.dry_run:
+        parser.error("no NVIDIA GPU here; --dry-run does without")
+    return args
+
+
+class Bench:
+    """One result file. Beside each row goes the rate of a matrix product at that moment; the rate of a copy is taken once."""
+
+    def __init__(self, kind: str, about: str | None) -> None:
+        self.started, now = time.monotonic(), datetime.now(UTC)
+        self.args = arguments(kind, about)
+        self.out = self.args.out or (None if self.args.dry_run else result_file(kind, now))
+        self.missing: list[dict] = []
+        self.known: dict[str, dict | None] = {}
+        torch.manual_seed(1)
+        self.results: dict[str, Any] = {
+            "date": now.isoformat(timespec="seconds"),
+            "commit": self.args.commit or revision(),
+            "device": device_name(),
+            "driver": smi("driver_version"),
+            "clocks_max": smi("clocks.max.sm,power.limit"),
+            "torch": torch.__version__,
+            "copy_rate": copy_rate(1 << (20 if self.args.dry_run else 32), self.median),
+        }
+
+    def median(self, call: Callable[[], object]) -> float:
+        return median_ms(call, 1, 1) if self.args.dry_run else median_ms(call)
+
+    def save(self) -> None:
+        if self.out:
+            write(self.results | ({"missing": self.missing} if self.missing else {}), self.out)
+
+    def miss(self, name: str, why: str) -> None:
+        self.missing.append({"name": name, "why": why})
+        print(f"{name}: NOT MEASURED: {why}", flush=True)
+
+    def attempt(self, name: str, measure: Callable[[], dict]) -> dict | None:
+        """What was measured; None where it was not wanted, or why not is in `missing`."""
+        if self.args.only not in name:
+            return None
+        if time.monotonic() - self.started > self.args.seconds:
+            return self.miss(name, f"the {self.args.seconds:.0f} s were over")
+        try:
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()  # caches of all sizes would not fit side by side
+            return measure()
+        except Exception as error:  # whatever it is, the other rows can do without this one
+            return self.miss(name, f"{type(error).__name__}: {error}")
+
+    def rows(self, cases: Iterable[Case], measure: Callable[[Any], dict], into: list[dict], what: str = "") -> None:
+        """Measures each case that was not measured before, and keeps the file up to date."""
+        for case in cases:
+            name = what + case.name
+            if name not in self.known:
+                small = case.tiny() if self.args.dry_run else case
+                measured = self.attempt(name, lambda small=small: measure(small))
+                self.known[name] = measured and asdict(case) | {"name": case.name} | measured
+                if measured:
+                    print(f"{name:56} {self.line(measured)}", flush=True)
+            if row := self.known[name]:
+                into.append(row)
+            self.save()
+
+    def line(self, row: dict) -> str:
+        if "chain" in row:
+            return f"alone {row['alone_us']:.1f} us, one of {row['chain']} {row['chained_us']:.1f} us"
+        text = f"{row['milliseconds']:8.4f} ms"
+        if "flops" in row:
+            text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['bytes'] / 1e9:5.0f} GB/s"
+            text += f" {row['of_matrix_rate']:5.2f} of the matrix rate {row['of_copy_rate']:5.2f} of the copy rate"
+        return text + "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("peers", {}).items())
+
+    def milliseconds(self, subject: Subject, call: Callable[[], object]) -> float:
+        return self.median(recorded(call) if subject.graph else call)
+
+    def time(self, subject: Subject) -> dict:
+        """Checked, then timed."""
+        error = subject.check()
+        return {"milliseconds": self.milliseconds(subject, subject.run), "error": error}
+
+    def row(self, subject: Subject) -> dict:
+        """Checked, then timed beside the ceilings and the peers."""
+        ceiling, row = matrix_rate(256 if self.args.dry_run else 8192, self.median), self.time(subject)
+        flops, moved = (work / row["milliseconds"] * 1e3 for work in (subject.flops, subject.bytes))
+        row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
+        row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
+        if peers := subject.peers():
+            row["peers"] = {name: self.milliseconds(subject, call) for name, call in peers.items()}
+        return row
+
+    def latency(self, cases: Iterable[Case], make: Callable[[Any], Subject]) -> None:
+        """Microseconds of a graph of one call, and of each call in a graph of many."""
+
+        def measure(case: Case) -> dict:
+            layers = [make(case) for _ in range(CHAIN)]
+            for layer in layers:
+                layer.check()
+            calls = [layer.run for layer in layers]
+            alone, chained = self.median(recorded(calls[0])), self.median(recorded(*calls)) / CHAIN
+            return {"alone_us": alone * 1e3, "chained_us": chained * 1e3, "chain": CHAIN}
+
+        self.rows(cases, measure, self.results.setdefault("latency", []), "graph: ")
+
+    def host(self, case: Case, make: Callable[[Any], Subject], native_case: str) -> None:
+        """What a call takes the host, from Python and from C++: of the same sizes, without waiting for the device."""
+
+        def python() -> dict:
+            subject = make(case.tiny() if self.args.dry_run else case)
+            subject.check()
+            return {"python_us": host_python(subject.run, 1 if self.args.dry_run else 30)}
+
+        measured = self.attempt("host python", python) or {}
+        if self.args.program:
+            measured |= self.attempt("host native", lambda: {"native_us": host_native(self.args.program, native_case)}) or {}
+        if measured:
+            self.results["host"] = {"case": native_case} | measured
+            self.save()
+            print("host time of a call: " + ", ".join(f"{name[:-3]} {us:.1f} us" for name, us in measured.items()), flush=True)
+
+    def finish(self) -> None:
+        self.results["clocks_after"] = smi("clocks.sm,power.draw")
+        self.save()
+        seconds = time.monotonic() - self.started
+        print(
+            f"copy {self.results['copy_rate'] / 1e9:.0f} GB/s; {seconds:.0f} s; {len(self.missing)} rows missing; wrote {self.out}"
+        )
+        if self.missing:
+            raise SystemExit(1)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks that a GPU is needed for, dry: every row is computed and checked on the CPU, at tiny sizes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+SCRIPTS = {
+    "latent_decode": ("cases", "latency", "formats"),
+    "sparse_latent": ("cases", "formats", "latency"),
+    "latent_context": ("rows",),
+}
+
+
+def dry_run(script: str, out: Path, *arguments: str) -> tuple[int, dict]:
+    command = [sys.executable, "-B", BENCH / f"{script}.py", "--dry-run", "--commit", "abc", "--out", out, *arguments]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more cost more than they bring
+    done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_row(script, tmp_path):
+    status, results = dry_run(script, tmp_path / "x.json")
+    assert status == 0 and "missing" not in results
+    assert results["commit"] == "abc" and results["copy_rate"] > 0
+    for part in SCRIPTS[script]:
+        assert results[part]
+        for row in results[part]:
+            assert row["name"] and (row["error"] < 6e-3 if "milliseconds" in row else row["alone_us"] > 0)
+
+
+def test_time_that_is_up(tmp_path):
+    status, results = dry_run("latent_context", tmp_path / "x.json", "--seconds", "0", "--only", "b1 kv1024 sparse")
+    assert status == 1 and results["rows"] == []
+    assert [row["name"] for row in results["missing"]] == ["b1 kv1024 sparse rows", "b1 kv1024 sparse v32_fp8"]
+
+
+def test_a_row_that_fails_is_noted_and_the_others_go_on(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.setattr(sys, "argv", ["bench", "--dry-run", "--only", "b1 kv1024 dense", "--out", str(tmp_path / "x.json")])
+    import gpu
+    import latent_context
+
+    def time(case):
+        if case.cache == "e4m3":
+            raise ArithmeticError("far off")
+        return {"milliseconds": 1.0, "error": 0.0}
+
+    bench = gpu.Bench("test", "")
+    bench.rows(latent_context.CASES, time, rows := [])
+    with pytest.raises(SystemExit):
+        bench.finish()
+    assert [row["cache"] for row in rows] == ["rows", "v32_fp8"]
+    assert bench.missing == [{"name": "b1 kv1024 dense e4m3", "why": "ArithmeticError: far off"}]
