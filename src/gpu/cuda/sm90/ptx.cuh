@@ -97,7 +97,19 @@ __device__ inline void copy_async(std::uint32_t shared, const void* global, bool
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("st.volatile.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+/// The same place in the shared memory of `cta` of this cluster.
+__device__ inline std::uint32_t remote_address(std::uint32_t shared, int cta) {
+  std::uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(cta));
+  return remote;
+}
+/// To another CTA's shared memory; its barrier counts the bytes when they are there.
+__device__ inline void store_remote(std::uint32_t remote, const std::uint32_t (&x)[4], std::uint32_t remote_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(remote_barrier)
+               : "memory");
 }
 /// Arrives at the barrier when this thread's copies so far are there.
 __device__ inline void copy_async_arrive(std::uint32_t barrier) {

@@ -34,11 +34,16 @@ enum class Load {
   codes,  // one by one, decoded from 8 or 4 bits where the cache holds such
 };
 
-template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_>
+/// What one token of a cache looks like. `any`, of a kernel: whatever its caches turn out to hold.
+enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any };
+
+/// kRow_: of all caches; only Load::codes looks at it.
+template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_, Row kRow_ = Row::any>
 struct Config {
   using Element = Element_;
   static constexpr Load kLoad = kLoad_;
-  static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 208;
+  static constexpr Row kRow = kRow_;
+  static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 192;
   static constexpr int kLoadRegisters = 3 * kLaunchRegisters - 2 * kMathRegisters;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all
@@ -46,7 +51,7 @@ struct Config {
   static constexpr int kQueryGroup = kSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
   static_assert(kGroups % kCluster == 0);
-  static_assert(kLoad == Load::boxes || kCluster == 1, "rows come one by one for one CTA");
+  static_assert(kLoad != Load::rows || kCluster == 1);
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -27,6 +27,14 @@ struct Codes {
   static constexpr int kBits = kRow == Row::fp4 ? 4 : 8;
 };
 
+using gpu::halves_from_e4m3;
+/// Four e4m3 codes as two pairs of halves: an instruction takes the high ones where they are.
+__device__ inline void halves_from_e4m3(std::uint32_t codes, std::uint32_t& first, std::uint32_t& second) {
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(first), "=r"(second)
+      : "r"(codes));
+}
+
 template <class Element>
 __device__ inline std::uint32_t scaled(std::uint32_t halves, float scale) {
   const float2 values = floats_from_halves(halves);
@@ -46,7 +54,7 @@ constexpr int scale_words() {
 /// The scale of 16 codes: those of quarter `quarter` of a slice of the half.
 template <Row kRow>
 __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int quarter) {
-  if (kRow == Row::e4m3 || slice >= 4) return 1.0f;
+  if (kRow == Row::e4m3) return 1.0f;
   if (kRow == Row::v32) return __uint_as_float(words[slice / 2]);           // 128 values
   constexpr int kOfSlice = kRow == Row::v4 ? 1 : kRow == Row::v41 ? 2 : 4;  // bytes
   const int byte = slice * kOfSlice, shift = kRow == Row::v4 ? 0 : kRow == Row::v41 ? quarter / 2 * 8 : quarter * 8;
@@ -58,44 +66,33 @@ __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int
   }
 }
 
-/// Zeros unless `valid`: without a branch, so that loads stay where they are written. Read once: kept out of the first-level cache.
+/// Volatile, like the stores to shared memory: ptxas would move all loads behind all stores, and then wait for them.
 template <int kWords>
-__device__ inline void load_words(const std::byte* from, bool valid, std::uint32_t (&to)[4]) {
+__device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4]) {
   if constexpr (kWords == 1) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
-                 : "=&r"(to[0])
-                 : "l"(from), "r"(static_cast<int>(valid)));
+    asm volatile("ld.volatile.global.b32 %0, [%1];" : "=r"(to[0]) : "l"(from));
   } else if constexpr (kWords == 2) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-        "@p ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];\n}"
-        : "=&r"(to[0]), "=&r"(to[1])
-        : "l"(from), "r"(static_cast<int>(valid)));
+    asm volatile("ld.volatile.global.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
   } else if constexpr (kWords == 4) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
-        : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3])
-        : "l"(from), "r"(static_cast<int>(valid)));
+    asm volatile("ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
   }
 }
 
 /// 16 codes become 16 operands: two chunks of 16 bytes.
 template <Row kRow, class Element>
-__device__ inline void decode(const std::uint32_t* codes, float scale, std::uint32_t (&values)[8]) {
+__device__ inline void decode(const std::uint32_t* codes, float scale, std::uint32_t (&chunks)[2][4]) {
+  std::uint32_t* values = chunks[0];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    std::uint32_t halves;
+  for (int i = 0; i < 8; i += 2) {
     if constexpr (kRow == Row::fp4) {
-      halves = halves_from_e2m1(codes[i / 4] >> i % 4 * 8 & 0xff);
+      values[i] = halves_from_e2m1(codes[i / 4] >> i % 4 * 8 & 0xff);
+      values[i + 1] = halves_from_e2m1(codes[i / 4] >> (i % 4 + 1) * 8 & 0xff);
     } else {
-      halves = halves_from_e4m3(codes[i / 2] >> i % 2 * 16 & 0xffff);
+      halves_from_e4m3(codes[i / 2], values[i], values[i + 1]);
     }
-    if constexpr (kRow == Row::e4m3 && std::is_same_v<Element, __half>) {
-      values[i] = halves;
-    } else {
-      values[i] = scaled<Element>(halves, scale);
-    }
+    if constexpr (kRow == Row::e4m3 && std::is_same_v<Element, __half>) continue;
+    values[i] = scaled<Element>(values[i], scale);
+    values[i + 1] = scaled<Element>(values[i + 1], scale);
   }
 }
 

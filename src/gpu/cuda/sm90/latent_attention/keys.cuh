@@ -17,7 +17,7 @@ struct Token {
 
 /// Tiles are from one cache each.
 __device__ inline bool is_extra(const Params& params, const Request& request, int pair, int buffer) {
-  return params.listed && pair * kPair + buffer * kKeyTile >= request.extra_begin;
+  return params.listed && pair * kPair + buffer * kKeyTile >= request.extra_begin();
 }
 __device__ inline const RowCache& cache_of(const Params& params, const Request& request, int pair, int buffer) {
   return is_extra(params, request, pair, buffer) ? params.extra : params.main;
@@ -34,7 +34,7 @@ __device__ inline int look_up(const Params& params, const Request& request, int 
   const RowCache& cache = extra ? params.extra : params.main;
   if (!extra && key >= request.main_len) return -1;
   const std::int64_t list = request.batch * cache.indices_batch + request.q_begin * cache.indices_row;
-  return __ldg(cache.indices + list + (extra ? key - request.extra_begin : key));
+  return __ldg(cache.indices + list + (extra ? key - request.extra_begin() : key));
 }
 
 /// The token behind what was found.
@@ -50,7 +50,7 @@ __device__ inline Token locate(const Params& params, const Request& request, int
 }
 
 /// Halves of a pair of tiles in the order in which the math gives them back: left and right of the even tile, right and left of the odd.
-__device__ inline int buffer_of(int i) { return i / 2; }
-__device__ inline int half_of(int i) { return (i ^ i / 2) & 1; }
+__device__ constexpr int buffer_of(int i) { return i / 2; }
+__device__ constexpr int half_of(int i) { return (i ^ i / 2) & 1; }
 
 }  // namespace fovea::gpu::sm90::latent

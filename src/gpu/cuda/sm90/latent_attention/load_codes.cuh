@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Keys one by one, decoded. The four warps share each half of a tile, two groups of eight rows each; four lanes share a row, 16 codes of
-/// each slice each. The codes of the next half are asked for slice by slice, each as soon as the last ones in its registers are decoded.
+/// each slice each. While the codes of one group are decoded, those of the next are on their way. In a cluster each CTA decodes one of the
+/// two groups, for both.
 #pragma once
 
 #include <type_traits>
@@ -11,30 +12,43 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// Where a key that there is not is read, like any other, without a branch.
+alignas(16) __device__ constexpr std::byte kNoRow[640]{};
+
 template <class Config>
 class CodeLoader {
  public:
-  static constexpr int kArrivals = kLoadThreads;  // at a half's `full`
+  /// At a half's `full`: every thread, when it has decoded its part, and once more when its copies are there. The other CTA's part counts
+  /// by its bytes.
+  static constexpr int kArrivals = 2 * kLoadThreads;
 
-  __device__ CodeLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {
+  __device__ CodeLoader(const Params& params_, Storage<Config>& storage_)
+      : params(params_), storage(storage_), warp(threadIdx.x % kLoadThreads / 32), lane(threadIdx.x % 32) {
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    const int row = lane / 4, chunk = lane % 4 * 2;
+    to_lane = shared_address(storage.k[0]) + warp * kWarpGroups * kKeyGroup + row * 128 + (chunk ^ row) * 16;
+    if (kCluster > 1) rank = cluster_rank(), to_peer = remote_address(to_lane, rank ^ 1) - to_lane;
     if (params.cache_scale != nullptr && *params.cache_scale < 0) flip = 0x80808080;
   }
 
   /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else; space for it comes with the first half of the keys.
   template <class Before>
   __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
-    Places places;
-    find(request, begin, look_up(request, begin), places);
+    Tile tiles[2];
+    const Token here = locate(request, begin, look_up(request, begin));
+    settle<0>(request, begin, here, tiles[0]);
+    settle<1>(request, begin, here, tiles[1]);
     int found = look_up(request, begin + 1);
-    if (first) before();
-    Asked asked;
-    ask(request, places, begin, 0, asked);
-    for (int pair = begin; pair < end; ++pair) {
+    Asked a, b;  // by turns
+    ask(tiles[0], 0, 0, a);
 #pragma unroll 1
-      for (int i = 0; i < kHalves; ++i) {
-        if (i == 2 && pair == begin && !first) before();
-        bring(request, places, found, pair, i, asked);
-      }
+    for (int pair = begin; pair < end; ++pair) {
+      if (pair == begin && first) before();
+      bring<0>(request, pair, found, tiles, a, b);
+      bring<1>(request, pair, found, tiles, kCluster > 1 ? b : a, kCluster > 1 ? a : b);
+      if (pair == begin && !first) before();
+      bring<2>(request, pair, found, tiles, a, b);
+      bring<3>(request, pair, found, tiles, kCluster > 1 ? b : a, kCluster > 1 ? a : b);
       parity ^= 1;
     }
   }
@@ -42,184 +56,205 @@ class CodeLoader {
  private:
   using Element = typename Config::Element;
 
+  static constexpr int kCluster = Config::kCluster;
   static constexpr int kWarpGroups = 2;  // of eight rows
   static constexpr int kWarpRows = 8 * kWarpGroups;
+  static constexpr int kTileBytes = kGroups * kKeyGroup;
+  static_assert(kCluster == 1 || (kCluster == kWarpGroups && Config::kRow != Row::any));
 
-  /// Of this lane's rows, one of each group, in the even tile and in the odd one.
-  struct Places {
-    Token of[2][kWarpGroups];
-    std::uint32_t present;  // a bit for each row of the warp: 16 of the even tile, 16 of the odd one
-    __device__ Token at(int buffer, int group) const { return buffer == 0 ? of[0][group] : of[1][group]; }
+  /// A tile's cache, and this lane's rows: one of each group, and in a cluster first that of this CTA's group.
+  struct Tile {
+    const std::byte* data;
+    Row row;
+    Token rows[kWarpGroups];
+    std::uint32_t present;  // a bit for each row of the warp
   };
 
-  /// Lanes 0 to 15 look up the warp's rows of the even tile, the others those of the odd one.
-  static __device__ int own_buffer() { return lane() / kWarpRows; }
-  static __device__ int own_row() { return warp() * kWarpRows + lane() % kWarpRows; }
-  __device__ int look_up(const Request& request, int pair) const { return latent::look_up(params, request, pair, own_buffer(), own_row()); }
-  __device__ void find(const Request& request, int pair, int found, Places& places) const {
-    const Token own = locate(params, request, pair, own_buffer(), own_row(), found);
-    places.present = __ballot_sync(~0u, own.present());
-#pragma unroll
-    for (int i = 0; i < 2 * kWarpGroups; ++i) {
-      const int source = i * 8 + lane() / 4;
-      places.of[i / kWarpGroups][i % kWarpGroups] = {__shfl_sync(~0u, own.at, source), __shfl_sync(~0u, own.scales, source)};
-    }
-  }
-
-  /// 16 codes of each of four slices, and the scales of all as they lie in memory; rows of 576 codes have no scales, but a fifth slice.
+  /// What of a half row has been asked for: 16 codes of each slice, and the scales of all as they lie in memory.
   struct Asked {
-    std::uint32_t words[kWarpGroups][5][4];
+    std::uint32_t codes[kHalfSlices + 1][4];
+    std::uint32_t scales[4];
   };
 
-  /// One half of a tile, whose codes have been asked for.
-  __device__ __forceinline__ void bring(const Request& request, Places& places, int& found, int pair, int i, Asked& asked) {
-    const int buffer = buffer_of(i), half = half_of(i), slot = buffer * 2 + half;
-    const RowCache& cache = cache_of(params, request, pair, buffer);
-    const bool last = i + 1 == kHalves;
-    const int next_pair = last ? pair + 1 : pair, next_i = last ? 0 : i + 1;
-    const RowCache& next_cache = cache_of(params, request, next_pair, buffer_of(next_i));
-    barrier_wait(shared_address(&storage.empty[slot]), parity ^ 1);
-    if (half == buffer && lane() == 0)
-      *reinterpret_cast<std::uint16_t*>(&storage.present[buffer][warp() * 2]) = static_cast<std::uint16_t>(places.present >> buffer * 16);
+  // ---- where the rows are -------------------------------------------------------------------------------------------------------
+
+  /// Lanes 0 to 15 look for the warp's rows of the even tile, the others for those of the odd one.
+  __device__ int look_up(const Request& request, int pair) const {
+    return latent::look_up(params, request, pair, lane / kWarpRows, warp * kWarpRows + lane % kWarpRows);
+  }
+  __device__ Token locate(const Request& request, int pair, int found) const {
+    return latent::locate(params, request, pair, lane / kWarpRows, warp * kWarpRows + lane % kWarpRows, found);
+  }
+  template <int kBuffer>
+  __device__ void settle(const Request& request, int pair, const Token& own, Tile& tile) const {
+    const RowCache& cache = cache_of(params, request, pair, kBuffer);
+    tile.data = data_of(cache);
+    tile.row = Config::kRow == Row::any ? cache.row : Config::kRow;
+    tile.present = __ballot_sync(~0u, own.present()) >> kBuffer * kWarpRows;
 #pragma unroll
-    for (int group = 0; group < kWarpGroups; ++group) copy_plain(cache, places.at(buffer, group), i, group);
-    if (last) {
-      find(request, pair + 1, found, places);
-      found = look_up(request, pair + 2);
-    }
-    const bool again = &cache == &next_cache;
-    with_row(cache.row, [&](auto kind) { answer<decltype(kind)::value>(i, asked, again, cache, places, next_i); });
-    if (!again) ask(request, places, next_pair, next_i, asked);
-    copy_async_wait_all();
-    fence_shared_for_async();
-    barrier_arrive(shared_address(&storage.full[slot]));
-  }
-
-  // ---- as it is -----------------------------------------------------------------------------------------------------------------
-
-  /// What of a half is no code: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
-  __device__ __forceinline__ void copy_plain(const RowCache& cache, const Token& token, int i, int group) const {
-    int begin = half_of(i) * kHalfSlices;
-    const int end = half_of(i) == 0 ? kHalfSlices : Config::kSlices;
-    int offset = begin * 128;
-    if (cache.row != Row::plain) {
-      begin = max(code_slices(cache.row), begin);
-      offset = cache.rope_at;
-    }
-    const int chunk = lane() % 4 * 2;
-    const std::byte* from = static_cast<const std::byte*>(params.q);
-    if (token.present()) from = data_of(cache) + token.at * Token::kUnit + offset + chunk * 16;
-    std::uint32_t to = row_at(buffer_of(i), group) + begin * kGroupBytes;
-#pragma unroll 1
-    for (int slice = begin; slice < end; ++slice, to += kGroupBytes) {
-      copy_async(to, from, token.present());
-      copy_async(to ^ 16, from + (token.present() ? 16 : 0), token.present());
-      from += token.present() ? 128 : 0;
+    for (int i = 0; i < kWarpGroups; ++i) {
+      const int source = kBuffer * kWarpRows + (kCluster > 1 ? i ^ rank : i) * 8 + lane / 4;
+      tile.rows[i] = {__shfl_sync(~0u, own.at, source), __shfl_sync(~0u, own.scales, source)};
     }
   }
 
-  /// This lane's first chunk of its row, in slice 0.
-  __device__ std::uint32_t row_at(int buffer, int group) const {
-    const int row = lane() / 4, chunk = lane() % 4 * 2;
-    return shared_address(storage.k[buffer]) + (warp() * kWarpGroups + group) * kKeyGroup + row * 128 + (chunk ^ row) * 16;
-  }
-
-  // ---- decoded ------------------------------------------------------------------------------------------------------------------
+  // ---- what lies in a row -------------------------------------------------------------------------------------------------------
 
   /// Calls f<row>() for the kind of row that the cache has, if this kernel decodes it: packed caches have queries of bf16.
   template <class F>
   static __device__ __forceinline__ void with_row(Row row, F&& f) {
-    constexpr bool kPacked = std::is_same_v<Element, __nv_bfloat16>;
-    if (row == Row::e4m3) f(std::integral_constant<Row, Row::e4m3>{});
-    if constexpr (kPacked && Config::kHeadDim == 576) {
-      if (row == Row::v32) f(std::integral_constant<Row, Row::v32>{});
-    } else if constexpr (kPacked) {
-      if (row == Row::v4) f(std::integral_constant<Row, Row::v4>{});
-      if (row == Row::v41) f(std::integral_constant<Row, Row::v41>{});
-      if (row == Row::fp4) f(std::integral_constant<Row, Row::fp4>{});
+    if constexpr (Config::kRow != Row::any) {
+      f(std::integral_constant<Row, Config::kRow>{});
+    } else {
+      constexpr bool kPacked = std::is_same_v<Element, __nv_bfloat16>;
+      if (row == Row::e4m3) f(std::integral_constant<Row, Row::e4m3>{});
+      if constexpr (kPacked && Config::kHeadDim == 576) {
+        if (row == Row::v32) f(std::integral_constant<Row, Row::v32>{});
+      } else if constexpr (kPacked) {
+        if (row == Row::v4) f(std::integral_constant<Row, Row::v4>{});
+        if (row == Row::v41) f(std::integral_constant<Row, Row::v41>{});
+        if (row == Row::fp4) f(std::integral_constant<Row, Row::fp4>{});
+      }
     }
   }
 
-  static __device__ int code_slices(Row row) {
-    int slices = Config::kSlices;
-    with_row(row, [&](auto kind) { slices = Codes<decltype(kind)::value, Config::kHeadDim>::kCount / kSlice; });
-    return slices;
-  }
-
-  /// Slices of codes in a half.
+  /// Slices of codes in a half; the left one is codes alone.
   template <Row kRow>
-  static __device__ int slices_of(int half) {
-    return half == 0 ? kHalfSlices : Codes<kRow, Config::kHeadDim>::kCount / kSlice - kHalfSlices;
+  static constexpr int kRightSlices = Codes<kRow, Config::kHeadDim>::kCount / kSlice - kHalfSlices;
+  template <Row kRow>
+  static __device__ constexpr int slices_of(int half) {
+    return half == 0 ? kHalfSlices : kRightSlices<kRow>;
+  }
+  template <Row kRow>
+  static __device__ int rope_at() {
+    if constexpr (kRow == Row::e4m3) {
+      return 0;
+    } else {
+      return static_cast<int>(format_of<kRow>().rope_at(0));
+    }
   }
 
-  __device__ __forceinline__ void ask(const Request& request, const Places& places, int pair, int i, Asked& to) const {
-    const RowCache& cache = cache_of(params, request, pair, buffer_of(i));
-    with_row(cache.row, [&](auto kind) {
+  // ---- a half -------------------------------------------------------------------------------------------------------------------
+
+  /// The i-th half of a pair, the codes of whose first rows are `a`. Those asked for last are `a` again, in a cluster `b`.
+  template <int i>
+  __device__ __forceinline__ void bring(const Request& request, int pair, int& found, Tile (&tiles)[2], Asked& a, Asked& b) {
+    constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf, kNext = (i + 1) % kHalves;
+    constexpr bool kLast = i + 1 == kHalves;
+    const std::uint32_t full = shared_address(&storage.full[kSlot]);
+    const std::uint32_t to = to_lane + kBuffer * kTileBytes + kHalf * kHalfSlices * kGroupBytes;
+    const Tile tile = tiles[kBuffer];
+    if (kLast) {  // nothing else of this pair is to be asked for, but of the odd tile's second group
+      const Token own = locate(request, pair + 1, found);
+      found = look_up(request, pair + 2);
+      settle<0>(request, pair + 1, own, tiles[0]);
+      settle<1>(request, pair + 1, own, tiles[1]);
+    }
+    barrier_wait(shared_address(&storage.empty[kSlot]), parity ^ 1);
+    if (kHalf == kBuffer && lane == 0)
+      *reinterpret_cast<std::uint16_t*>(&storage.present[kBuffer][warp * 2]) = static_cast<std::uint16_t>(tile.present);
+    copy_plain<kHalf>(tile, to);
+    copy_async_arrive(full);
+    const auto ask_next = [&](Asked& asked) { ask(tiles[buffer_of(kNext)], 0, half_of(kNext), asked); };
+    if constexpr (kCluster > 1) {
+      answer<kHalf>(tile, to + rank * kKeyGroup, full, a, [&] { ask_next(b); });
+    } else {
+      answer<kHalf>(tile, to, full, a, [&] { ask(tile, 1, kHalf, b); });
+      answer<kHalf>(tile, to + kKeyGroup, full, b, [&] { ask_next(a); });
+    }
+    // The math's fence is enough; one here would wait for what has been asked for.
+    if (kCluster > 1 && threadIdx.x % kLoadThreads == 0) {
+      barrier_arrive_expect(full, coded_bytes<kHalf>());
+    } else {
+      barrier_arrive(full);
+    }
+  }
+
+  /// What the other CTA decodes of a half.
+  template <int kHalf>
+  static __device__ int coded_bytes() {
+    if constexpr (Config::kRow == Row::any) {
+      return 0;
+    } else {
+      return kGroups / kCluster * slices_of<Config::kRow>(kHalf) * kGroupBytes;
+    }
+  }
+
+  /// What of a half is no code: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
+  template <int kHalf>
+  __device__ __forceinline__ void copy_plain(const Tile& tile, std::uint32_t to) const {
+    constexpr int kSlices = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices;
+    if (tile.row == Row::plain) copy_slices<kSlices>(tile, kHalf * kHalfSlices * 128, to);
+    with_row(tile.row, [&](auto kind) {
+      constexpr Row kRow = decltype(kind)::value;
+      copy_slices<kSlices - slices_of<kRow>(kHalf)>(tile, rope_at<kRow>(), to + slices_of<kRow>(kHalf) * kGroupBytes);
+    });
+  }
+  template <int kSlices>
+  __device__ __forceinline__ void copy_slices(const Tile& tile, int offset, std::uint32_t to) const {
 #pragma unroll
-      for (int group = 0; group < kWarpGroups; ++group) {
-        const From<decltype(kind)::value> from(cache, places.at(buffer_of(i), group), half_of(i), true);
+    for (int i = 0; i < kWarpGroups; ++i) {
+      const Token& row = tile.rows[i];
+      const int group = kCluster > 1 ? i ^ rank : i;
 #pragma unroll
-        for (int slice = 0; slice < 5; ++slice) from.load(slice, to.words[group][slice]);
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const std::byte* from = row.present() ? tile.data + row.at * Token::kUnit + offset + slice * 128 + lane % 4 * 32 : kNoRow;
+        copy_async(to + group * kKeyGroup + slice * kGroupBytes, from, row.present());
+        copy_async((to ^ 16) + group * kKeyGroup + slice * kGroupBytes, from + 16, row.present());
       }
+    }
+  }
+
+  /// Decodes what has arrived. A thread that waits for something it has asked for waits for all of that: so it asks for more (`meanwhile`)
+  /// when it has what it now needs.
+  template <int kHalf, class Meanwhile>
+  __device__ __forceinline__ void answer(const Tile& tile, std::uint32_t to, std::uint32_t full, const Asked& asked,
+                                         Meanwhile&& meanwhile) const {
+    with_row(tile.row, [&](auto kind) { store<decltype(kind)::value>(asked, 0, to, full); });
+    meanwhile();
+    with_row(tile.row, [&](auto kind) {
+      constexpr Row kRow = decltype(kind)::value;
+#pragma unroll
+      for (int slice = 1; slice < slices_of<kRow>(kHalf); ++slice) store<kRow>(asked, slice, to + slice * kGroupBytes, full);
+    });
+  }
+  /// 16 codes become two chunks, side by side.
+  template <Row kRow>
+  __device__ __forceinline__ void store(const Asked& asked, int slice, std::uint32_t to, std::uint32_t full) const {
+    std::uint32_t words[4], chunks[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = kRow == Row::e4m3 ? asked.codes[slice][i] ^ flip : asked.codes[slice][i];
+    decode<kRow, Element>(words, scale_of<kRow>(asked.scales, slice, lane % 4), chunks);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      store_shared(to ^ i * 16, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
+      if (kCluster > 1) store_remote((to ^ i * 16) + to_peer, chunks[i], full + to_peer);
+    }
+  }
+
+  /// `group`: in a cluster, counted from this CTA's on.
+  __device__ __forceinline__ void ask(const Tile& tile, int group, int half, Asked& to) const {
+    with_row(tile.row, [&](auto kind) {
+      constexpr Row kRow = decltype(kind)::value;
+      constexpr int kBits = Codes<kRow, Config::kHeadDim>::kBits, kScaleWords = scale_words<kRow>();
+      const Token& row = tile.rows[group];
+      const std::byte* scales = tile.data + row.scales * Token::kScaleUnit + half * kScaleWords * 4;
+      const std::byte* codes = tile.data + row.at * Token::kUnit + (half * (kHalfSlices * kSlice) + lane % 4 * 16) * kBits / 8;
+      if (!row.present()) scales = codes = kNoRow;
+      load_words<kScaleWords>(scales, to.scales);
+#pragma unroll
+      for (int slice = 0; slice < slices_of<kRow>(half); ++slice)
+        load_words<kBits / 2>(codes + slice * (kSlice * kBits / 8), to.codes[slice]);
     });
   }
 
-  /// What a lane reads of one half of a row.
-  template <Row kRow>
-  struct From {
-    using Format = Codes<kRow, Config::kHeadDim>;
-    static constexpr int kSliceWords = Format::kBits / 2;  // of a lane
-    const std::byte *codes, *scales;
-    int slices;
-    bool present;
-
-    __device__ From(const RowCache& cache, const Token& token, int half, bool wanted)
-        : slices(slices_of<kRow>(half)), present(wanted && token.present()) {
-      codes = data_of(cache) + token.at * Token::kUnit + (half * (kHalfSlices * kSlice) + lane() % 4 * 16) * Format::kBits / 8;
-      scales = cache.data + token.scales * Token::kScaleUnit + half * scale_words<kRow>() * 4;
-    }
-    /// Slice 4 stands for the scales, if there are any.
-    __device__ void load(int slice, std::uint32_t (&to)[4]) const {
-      if (Format::kScaled && slice == 4) {
-        load_words<scale_words<kRow>()>(scales, present, to);
-      } else {
-        load_words<kSliceWords>(codes + slice * (kSlice * Format::kBits / 8), present && slice < slices, to);
-      }
-    }
-  };
-
-  /// Decodes what has arrived, and asks for the same of the next half, if `again`.
-  template <Row kRow>
-  __device__ __forceinline__ void answer(int i, Asked& asked, bool again, const RowCache& cache, const Places& places, int next_i) const {
-    const int buffer = buffer_of(next_i), half = half_of(next_i);
-    const From<kRow> from[kWarpGroups]{{cache, places.at(buffer, 0), half, again}, {cache, places.at(buffer, 1), half, again}};
-    const std::uint32_t to = row_at(buffer_of(i), 0) + half_of(i) * kHalfSlices * kGroupBytes;
-#pragma unroll
-    for (int slice = 0; slice < 5; ++slice) {
-#pragma unroll
-      for (int group = 0; group < kWarpGroups; ++group) {
-        std::uint32_t(&words)[4] = asked.words[group][slice];
-        if (slice < slices_of<kRow>(half_of(i))) {
-          std::uint32_t values[8];
-          for (int j = 0; j < 4 && kRow == Row::e4m3; ++j) words[j] ^= flip;
-          decode<kRow, Element>(words, scale_of<kRow>(asked.words[group][4], slice, lane() % 4), values);
-          const std::uint32_t at = to + group * kKeyGroup + slice * kGroupBytes;
-          store_shared(at, values[0], values[1], values[2], values[3]);
-          store_shared(at ^ 16, values[4], values[5], values[6], values[7]);  // the chunk beside it
-        }
-        from[group].load(slice, words);
-      }
-      __syncwarp();  // or the compiler moves all the loads behind all the stores
-    }
-  }
-
-  // Asked for where they are needed: kept, they would cost registers that the codes have.
-  static __device__ int lane() { return lane_index(); }
-  static __device__ int warp() { return threadIdx.x % kLoadThreads / 32; }
-
   const Params& params;
   Storage<Config>& storage;
-  std::uint32_t flip = 0;  // signs of e4m3 rows under a negative scale, of which the math takes the magnitude
+  int warp, lane;
+  int rank = 0;               // of the CTA in its cluster
+  std::uint32_t to_peer = 0;  // from an address here to the same in the other CTA
+  std::uint32_t to_lane;      // where the lane's first chunk of its first row goes, in slice 0 of the even tile
+  std::uint32_t flip = 0;     // signs of e4m3 rows under a negative scale, of which the math takes the magnitude
   std::uint32_t parity = 0;
 };
 

@@ -13,8 +13,8 @@ namespace fovea::gpu::sm90::latent {
 
 /// Named barriers, with who arrives and who waits. 0 is that of the whole CTA.
 enum : int {
-  kEvenReady = 1,   // maximum[0], rescale[0] and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
-  kOddReady = 2,    // maximum[1], rescale[1] and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
+  kEvenReady = 1,   // maximum[0] and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
+  kOddReady = 2,    // maximum[1] and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
 };
@@ -72,11 +72,11 @@ struct Math {
     if (!kNext) publish_sum<0>();
     rescale_out(rescale);
     clear_unseen_values<0>(key);
-    values_from_registers<0>();
     named_sync(kWarpgroup, 128);  // every warp's scores are done: their slice of K may become P
     store_probabilities(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
     fence_shared_for_async();
     named_arrive(kEvenReady, kMathThreads);
+    values_from_registers<0>();
     products_wait<0>();
     pin(out);
     release<0, 0>();
@@ -187,7 +187,7 @@ struct Math {
     mask<kOwner>(key);
     grow_maximum<kOwner>(rescale);
     exponentiate(rescale);
-    publish<kOwner>(rescale);
+    publish<kOwner>();
   }
 
   template <int kOwner>
@@ -246,25 +246,22 @@ struct Math {
     }
   }
 
-  /// scores become probabilities, in f32; `probabilities` the same as operands.
+  /// Scores become probabilities.
   __device__ void exponentiate(const float (&rescale)[2]) {
     rescale_sum(rescale);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      scores[i] = exp2_approximate(fmaf(scores[i], scale_log2(), -maximum[i / 2 % 2]));
-      sum[i / 2 % 2] += scores[i];
+    for (int i = 0; i < 16; ++i) {  // neighbours of a row
+      float two[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2(), -maximum[i % 2]));
+      sum[i % 2] += two[0] + two[1];
+      probabilities[i] = pack<Element>(two[0], two[1]);
     }
-    pack_probabilities();
   }
 
   __device__ void rescale_sum(const float (&rescale)[2]) {
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-  }
-
-  __device__ void pack_probabilities() {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) probabilities[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
   }
 
   static __device__ bool changes(const float (&rescale)[2]) { return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f); }
@@ -276,21 +273,19 @@ struct Math {
   }
 
   template <int kOwner>
-  __device__ void publish(const float (&rescale)[2]) {
+  __device__ void publish() {
     if (lane() % 4 == 0) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        storage.maximum[kOwner][first_row() + 8 * r] = maximum[r];
-        storage.rescale[kOwner][first_row() + 8 * r] = rescale[r];
-      }
+      storage.maximum[kOwner][first_row()] = maximum[0];
+      storage.maximum[kOwner][first_row() + 8] = maximum[1];
     }
   }
   template <int kOwner>
   __device__ void read_back(float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const float old = maximum[r];
       maximum[r] = storage.maximum[kOwner][first_row() + 8 * r];
-      rescale[r] = storage.rescale[kOwner][first_row() + 8 * r];
+      rescale[r] = exp2_approximate(old - maximum[r]);
     }
     rescale_sum(rescale);
   }
@@ -336,10 +331,8 @@ struct Math {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const int chunk = 2 * step + lane() / 16;
-      std::uint32_t packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = pack<Element>(scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
-      store_matrices(row_at + (chunk ^ (row % 8)) * 16, packed[0], packed[1], packed[2], packed[3]);
+      const std::uint32_t* p = &probabilities[4 * step];
+      store_matrices(row_at + (chunk ^ (row % 8)) * 16, p[0], p[1], p[2], p[3]);
     }
   }
 
@@ -392,7 +385,7 @@ struct Math {
   template <int kBuffer, int kHalf>
   __device__ void wait_full() {
     barrier_wait(shared_address(&storage.full[kBuffer * 2 + kHalf]), parity);
-    if (Config::kLoad == Load::rows) fence_shared_for_async();  // its loader does not wait until it could do it
+    if (kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
   }
 
   /// This warp has read the half for the last time.

@@ -7,11 +7,9 @@
 #include <cstdint>
 
 #include "fovea/mask.hpp"
+#include "gpu/cuda/sm90/latent_attention/config.hpp"
 
 namespace fovea::gpu::sm90::latent {
-
-/// What one token of a cache looks like.
-enum class Row : int { plain, e4m3, v32, v4, v41, fp4 };
 
 /// A cache. Boxes need its blocks and pages, the rest is for keys one by one. Strides and offsets in bytes.
 struct RowCache {
@@ -20,7 +18,6 @@ struct RowCache {
   int blocks = 0, page = 1;
   std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
   int scales_at = 0, scale_stride = 0;  // scales of the first token of a block, and of each next one
-  int rope_at = 0;                      // from a token's first byte
   // Where queries list their tokens:
   const std::int32_t* indices = nullptr;  // (batch, row, topk): block * page + slot
   const std::int32_t* lengths = nullptr;  // of the lists, or null: topk

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "gpu/cuda/sm90/latent_attention/recipe.hpp"
@@ -39,20 +40,44 @@ Row row_of(CacheFormat format) {
 
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
+/// The kind of all rows, if they are of one kind.
+Row row_of(const Params& params) { return params.extra.topk == 0 || params.extra.row == params.main.row ? params.main.row : Row::any; }
+
+/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one, which clusters do not share.
+constexpr bool has_own_kernel(DType dtype, Row row) { return dtype == DType::bf16 && row != Row::any && row != Row::fp4; }
+
+template <class Element, int kHeadDim, int kCluster>
+Attend decoding_attend_of(Row row) {
+  if constexpr (kHeadDim == 576) {
+    if (row == Row::v32) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v32>>;
+  } else {
+    if (row == Row::v4) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v4>>;
+    if (row == Row::v41) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v41>>;
+  }
+  return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::e4m3>>;
+}
+
 template <class Element, int kHeadDim>
-Attend attend_of(Load load, int cluster) {
+Attend attend_of(Load load, int cluster, Row row) {
   switch (load) {
     case Load::rows: return launch_attend<Config<Element, kHeadDim, 1, Load::rows>>;
-    case Load::codes: return launch_attend<Config<Element, kHeadDim, 1, Load::codes>>;
-    case Load::boxes: break;
+    case Load::boxes:
+      return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes>>
+                          : launch_attend<Config<Element, kHeadDim, 1, Load::boxes>>;
+    case Load::codes: break;
   }
-  return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes>> : launch_attend<Config<Element, kHeadDim, 1, Load::boxes>>;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    if (has_own_kernel(DType::bf16, row))
+      return cluster == 2 ? decoding_attend_of<Element, kHeadDim, 2>(row) : decoding_attend_of<Element, kHeadDim, 1>(row);
+  }
+  return launch_attend<Config<Element, kHeadDim, 1, Load::codes>>;
 }
 
 template <class Element>
 Attend attend_of(const Recipe& recipe) {
-  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe.load, recipe.cluster)
-                                : attend_of<Element, 512>(recipe.load, recipe.cluster);
+  const Row row = row_of(recipe.params);
+  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe.load, recipe.cluster(), row)
+                                : attend_of<Element, 512>(recipe.load, recipe.cluster(), row);
 }
 
 /// Lays out the workspace, from `base` on, and returns its size. Partial results are booked for all parts of the device, which is the
@@ -90,7 +115,11 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kRequestOverhead;
   params.whole = core.batch_invariant;
-  if (load == Load::boxes && params.row_tiles % 2 == 0) cluster = 2;
+}
+
+int Recipe::cluster() const {
+  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row_of(params)));
+  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
 std::size_t Recipe::workspace_bytes() const {
@@ -119,7 +148,7 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
 std::string Recipe::tuning() const {
   const char* keys = load == Load::boxes ? "boxes of 8 keys" : load == Load::rows ? "keys one by one" : "keys one by one, decoded";
   return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
-         " row tiles, clusters of " + std::to_string(cluster) + ", " + keys;
+         " row tiles, clusters of " + std::to_string(cluster()) + ", " + keys;
 }
 
 bool is_plain(const detail::LatentCacheView& cache, DType q_dtype) { return cache.format == CacheFormat::rows && cache.dtype == q_dtype; }
@@ -131,7 +160,6 @@ RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
     rows.token_stride = format->codes_at(1);
     rows.scales_at = static_cast<int>(format->scales_at(0, cache.page));
     rows.scale_stride = static_cast<int>(format->scales_at(1, cache.page)) - rows.scales_at;
-    rows.rope_at = static_cast<int>(format->rope_at(0));
     return rows;
   }
   if (cache.dtype != q_dtype) rows.row = Row::e4m3;

@@ -21,13 +21,15 @@ inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; on an H200 an
 struct Recipe {
   Device device{};
   DType dtype{};  ///< of q, and of the products
-  int head_dim = 0, processors = 0, cluster = 1;
+  int head_dim = 0, processors = 0;
   Load load = Load::boxes;
   Params params{};
 
   /// `tokens` query tokens make a request, and `requests` the batch.
   Recipe(const detail::AttentionCore& core, Device device, Load load, std::int64_t requests, std::int64_t tokens);
 
+  /// CTAs that share their keys, where row tiles come in pairs.
+  int cluster() const;
   std::size_t workspace_bytes() const;
   /// A copy of `params` with its pointers into the workspace.
   Params params_in(Workspace workspace) const;

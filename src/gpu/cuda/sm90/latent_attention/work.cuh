@@ -16,11 +16,12 @@ struct Request {
   int batch = 0;                // of the tensors: 0 when they are ragged
   int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the first row of the batch
   int kv_len = 0;
-  int extra_begin = 0;  // listed: the key from which on the extra cache's list is read; between the lists a tile may have holes
-  int main_len = 0;     // listed: the length of the first list
+  int main_len = 0;  // listed: the length of the first list
   detail::Band band{};
   detail::TileRange keys{};  // that some row sees
 
+  /// Listed: the key from which on the extra cache's list is read. Before it, a tile may have holes.
+  __device__ int extra_begin() const { return (main_len + kKeyTile - 1) / kKeyTile * kKeyTile; }
   __device__ int first_pair() const { return keys.begin / kPair; }
   /// At least one: a row that sees nothing is written too.
   __device__ int pairs() const { return max((keys.end + kPair - 1) / kPair - first_pair(), 1); }
@@ -37,8 +38,7 @@ __device__ inline Request listed_request(const Params& params, int index) {
   const int at = params.length_per_row ? request.q_begin : request.batch;
   const int extra = list_length(params.extra, at);
   request.main_len = list_length(params.main, at);
-  request.extra_begin = (request.main_len + kKeyTile - 1) / kKeyTile * kKeyTile;
-  request.kv_len = extra > 0 ? request.extra_begin + extra : request.main_len;
+  request.kv_len = extra > 0 ? request.extra_begin() + extra : request.main_len;
   request.band = detail::make_band({}, 1, request.kv_len);
   request.keys = {0, request.kv_len};
   return request;
