@@ -2,33 +2,34 @@
 """Packed latent caches on this machine's GPU: quantising, dequantising, and appending a decode step's tokens to a large cache.
 Checks each case against the CPU, bit for bit, times it, and measures a copy of as many bytes beside it. Writes a JSON file."""
 
-import argparse
-import json
-import re
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from latent_decode import DEVICE, PAGE, ROOT, median_ms, recorded, smi
+from gpu import DEVICE, Bench, copy_rate, recorded
 from torch import Tensor
 
 import fovea
 
+PAGE = 64
 MANY, STEP = 1 << 20, 128  # tokens of a large call, and of a decode step
 CHECKED = 4096  # tokens of each case that the CPU converts too
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
     does: str  # quantize, dequantize, or append: quantize into scattered slots of a large cache
     cache_format: str
     tokens: int
     exact: bool = False
+    slots: int = MANY  # of the cache
 
     @property
     def name(self) -> str:
         return f"{self.does} {self.cache_format} {self.tokens}{' exact' if self.exact else ''}"
+
+    def tiny(self) -> "Case":
+        return replace(self, tokens=min(self.tokens, 256), slots=512)
 
     @property
     def bytes(self) -> int:
@@ -48,9 +49,9 @@ class Conversion:
     def __init__(self, case: Case) -> None:
         self.case, form = case, fovea.cache_formats()[case.cache_format]
         self.rows = torch.randn(case.tokens, form.row, dtype=torch.bfloat16, device=DEVICE)
-        self.cache = torch.zeros(MANY // PAGE, PAGE, form.bytes, dtype=torch.uint8, device=DEVICE)
-        scattered = case.does == "append" or case.tokens < MANY
-        order = torch.randperm(MANY, device=DEVICE) if scattered else torch.arange(MANY, device=DEVICE)
+        self.cache = torch.zeros(case.slots // PAGE, PAGE, form.bytes, dtype=torch.uint8, device=DEVICE)
+        scattered = case.does == "append" or case.tokens < case.slots
+        order = torch.randperm(case.slots, device=DEVICE) if scattered else torch.arange(case.slots, device=DEVICE)
         self.slots = order[: case.tokens].contiguous()
         if case.does == "dequantize":
             self.quantize()
@@ -88,58 +89,24 @@ class Conversion:
             cache, slots = self.cache.cpu(), self.slots[kept].cpu()
             got = fovea.dequantize_latent_cache(cache, slots, format=self.case.cache_format)
         if not torch.equal(got, self.on_cpu(kept, self.rows)):
-            raise SystemExit(f"{self.case.name}: differs from the CPU")
-
-
-def copy_ms(moved: int) -> float:
-    """A copy that reads and writes `moved` bytes together."""
-    source = torch.empty(moved // 2, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    return median_ms(recorded(lambda: target.copy_(source)))
-
-
-def measure(case: Case) -> dict:
-    subject = Conversion(case)
-    subject.check()
-    milliseconds, copy = median_ms(recorded(subject.run)), copy_ms(case.bytes)
-    row = asdict(case) | {
-        "name": case.name,
-        "milliseconds": milliseconds,
-        "bytes": case.bytes / milliseconds * 1e3,
-        "copy_milliseconds": copy,
-        "of_copy_rate": copy / milliseconds,
-    }
-    print(
-        f"{case.name:36} {milliseconds * 1e3:9.2f} us {row['bytes'] / 1e9:6.0f} GB/s, "
-        f"a copy {copy * 1e3:9.2f} us: {row['of_copy_rate']:5.2f} of its rate",
-        flush=True,
-    )
-    return row
+            raise ArithmeticError("differs from the CPU")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cache-conversion.json)")
-    parser.add_argument("--commit", required=True, help="revision measured")
-    parser.add_argument("--case", default="", help="only cases whose name contains this")
-    args = parser.parse_args()
-    torch.manual_seed(1)
-    now = datetime.now(UTC)
-    results = {
-        "date": now.isoformat(timespec="seconds"),
-        "commit": args.commit,
-        "device": torch.cuda.get_device_name(),
-        "driver": smi("driver_version"),
-        "clocks_max": smi("clocks.max.sm,power.limit"),
-        "torch": torch.__version__,
-        "cases": [measure(case) for case in CASES if args.case in case.name],
-        "clocks_after": smi("clocks.sm,power.draw"),
-    }
-    device = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    out = args.out or ROOT / "bench/results" / device / f"{now.date()}-cache-conversion.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"wrote {out}")
+    bench = Bench("cache-conversion", __doc__)
+
+    def median(call: Callable[[], object]) -> float:
+        return bench.median(recorded(call))
+
+    def measure(case: Case) -> dict:
+        subject = Conversion(case)
+        subject.check()
+        milliseconds, copied = median(subject.run), copy_rate(case.bytes // 2, median)
+        moved = case.bytes / milliseconds * 1e3
+        return {"milliseconds": milliseconds, "bytes": moved, "of_copy_rate": moved / copied, "copy_rate": copied}
+
+    bench.rows(CASES, measure, bench.results.setdefault("cases", []))
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def recorded(*calls: Callable[[], object]) -> Callable[[], None]:
 
 
 def matrix_rate(size: int = 8192, median: Callable[[Callable[[], object]], float] = median_ms) -> float:
-    """FLOP/s of a bf16 product of two square matrices of random numbers."""
+    """FLOP/s of a bf16 product of two square matrices of random numbers, timed as the rows beside it are."""
     a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     return 2 * size**3 / median(lambda: a @ b) * 1e3
 
@@ -222,8 +222,9 @@ class Bench:
             return f"alone {row['alone_us']:.1f} us, one of {row['chain']} {row['chained_us']:.1f} us"
         text = f"{row['milliseconds']:8.4f} ms"
         if "flops" in row:
-            text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['bytes'] / 1e9:5.0f} GB/s"
-            text += f" {row['of_matrix_rate']:5.2f} of the matrix rate {row['of_copy_rate']:5.2f} of the copy rate"
+            text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['of_matrix_rate']:5.2f} of the matrix rate"
+        if "bytes" in row:
+            text += f" {row['bytes'] / 1e9:5.0f} GB/s {row['of_copy_rate']:5.2f} of the copy rate"
         return text + "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("peers", {}).items())
 
     def milliseconds(self, subject: Subject, call: Callable[[], object]) -> float:
