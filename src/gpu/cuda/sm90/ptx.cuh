@@ -105,10 +105,10 @@ __device__ inline std::uint32_t remote_address(std::uint32_t shared, int cta) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(cta));
   return remote;
 }
-/// To another CTA's shared memory; its barrier counts the bytes when they are there.
-__device__ inline void store_remote(std::uint32_t remote, const std::uint32_t (&x)[4], std::uint32_t remote_barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote), "r"(x[0]),
-               "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(remote_barrier)
+/// From here to another CTA's shared memory, by the copy engine; the other's barrier counts the bytes when they are there.
+__device__ inline void copy_to_peer(std::uint32_t remote, std::uint32_t shared, int bytes, std::uint32_t remote_barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(remote), "r"(shared),
+               "r"(bytes), "r"(remote_barrier)
                : "memory");
 }
 /// Arrives at the barrier when this thread's copies so far are there.

@@ -157,10 +157,14 @@ class CodeLoader {
     copy_async_arrive(full);
     const auto ask_next = [&](Asked& asked) { ask(tiles[buffer_of(kNext)], 0, half_of(kNext), asked); };
     if constexpr (kCluster > 1) {
-      answer<kHalf>(tile, to + rank * kKeyGroup, full, a, [&] { ask_next(b); });
+      answer<kHalf>(tile, to + rank * kKeyGroup, a, [&] { ask_next(b); });
+      fence_shared_for_async();
+      __syncwarp();
+      const std::uint32_t group = __shfl_sync(~0u, to, 0) + rank * kKeyGroup;  // the first lane's chunk is the group's first
+      if (lane == 0) copy_to_peer(group + to_peer, group, coded_bytes<kHalf>() / 4, full + to_peer);
     } else {
-      answer<kHalf>(tile, to, full, a, [&] { ask(tile, 1, kHalf, b); });
-      answer<kHalf>(tile, to + kKeyGroup, full, b, [&] { ask_next(a); });
+      answer<kHalf>(tile, to, a, [&] { ask(tile, 1, kHalf, b); });
+      answer<kHalf>(tile, to + kKeyGroup, b, [&] { ask_next(a); });
     }
     // The math's fence is enough; one here would wait for what has been asked for.
     if (kCluster > 1 && threadIdx.x % kLoadThreads == 0) {
@@ -208,19 +212,18 @@ class CodeLoader {
   /// Decodes what has arrived. A thread that waits for something it has asked for waits for all of that: so it asks for more (`meanwhile`)
   /// when it has what it now needs.
   template <int kHalf, class Meanwhile>
-  __device__ __forceinline__ void answer(const Tile& tile, std::uint32_t to, std::uint32_t full, const Asked& asked,
-                                         Meanwhile&& meanwhile) const {
-    with_row(tile.row, [&](auto kind) { store<decltype(kind)::value>(asked, 0, to, full); });
+  __device__ __forceinline__ void answer(const Tile& tile, std::uint32_t to, const Asked& asked, Meanwhile&& meanwhile) const {
+    with_row(tile.row, [&](auto kind) { store<decltype(kind)::value>(asked, 0, to); });
     meanwhile();
     with_row(tile.row, [&](auto kind) {
       constexpr Row kRow = decltype(kind)::value;
 #pragma unroll
-      for (int slice = 1; slice < slices_of<kRow>(kHalf); ++slice) store<kRow>(asked, slice, to + slice * kGroupBytes, full);
+      for (int slice = 1; slice < slices_of<kRow>(kHalf); ++slice) store<kRow>(asked, slice, to + slice * kGroupBytes);
     });
   }
   /// 16 codes become two chunks, side by side.
   template <Row kRow>
-  __device__ __forceinline__ void store(const Asked& asked, int slice, std::uint32_t to, std::uint32_t full) const {
+  __device__ __forceinline__ void store(const Asked& asked, int slice, std::uint32_t to) const {
     std::uint32_t words[4], chunks[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = kRow == Row::e4m3 ? asked.codes[slice][i] ^ flip : asked.codes[slice][i];
@@ -228,7 +231,6 @@ class CodeLoader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       store_shared(to ^ i * 16, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
-      if (kCluster > 1) store_remote((to ^ i * 16) + to_peer, chunks[i], full + to_peer);
     }
   }
 

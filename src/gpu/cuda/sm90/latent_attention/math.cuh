@@ -388,9 +388,10 @@ struct Math {
     if (kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
   }
 
-  /// This warp has read the half for the last time.
+  /// This warp has read the half for the last time, and which of its keys there are.
   template <int kBuffer, int kHalf>
   __device__ void release() {
+    if (kSingleKeys) __syncwarp();
     const std::uint32_t empty = shared_address(&storage.empty[kBuffer * 2 + kHalf]);
     if constexpr (Config::kCluster > 1) {
       if (lane() < Config::kCluster) barrier_arrive(empty, lane());
