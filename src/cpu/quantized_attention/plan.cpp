@@ -167,28 +167,14 @@ detail::PlanResult<typename Operation::Args> plan(const typename Operation::Prob
   }
 }
 
-/// A line, and the same for the instruction sets on which these rows have not been run yet.
-struct Accepts {
-  std::string_view tried, untried;
-};
 template <class Operation>
-constexpr Accepts kAccepts{"f32, f16, bf16; head dims 64, 96, 128, 256", "f32, f16, bf16; head dims 64, 96, 128, 256 (compiled, not run)"};
+constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 256";
 template <>
-constexpr Accepts kAccepts<detail::QuantizedAttention>{"int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256",
-                                                       "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256 (compiled, not run)"};
-template <class Isa>
-constexpr bool kTried = true;
-#ifdef FOVEA_X86
-template <>
-constexpr bool kTried<Avx512> = false;
-template <>
-constexpr bool kTried<Avx512Vnni> = false;
-#endif
+constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
 
 template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(),
-                                                 kTried<Isa> ? kAccepts<Operation>.tried : kAccepts<Operation>.untried, Backend::cpu,
-                                                 Isa::kUnavailable, plan<Operation, Isa>};
+constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), kAccepts<Operation>, Backend::cpu, Isa::kUnavailable,
+                                                 plan<Operation, Isa>};
 
 template <class Operation>
 constexpr std::array kQuantizerRows{
