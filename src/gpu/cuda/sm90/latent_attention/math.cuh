@@ -195,8 +195,10 @@ struct Math {
     bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
     std::uint32_t present[2] = {~0u, ~0u};  // a bit for each key
     if constexpr (kSingleKeys) {
-      const uint2 bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
-      present[0] = bits.x, present[1] = bits.y;
+      // Read by the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
+      uint2 bits{};
+      if (lane() == 0) bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
+      present[0] = __shfl_sync(~0u, bits.x, 0), present[1] = __shfl_sync(~0u, bits.y, 0);
       whole = whole && (present[0] & present[1]) == ~0u;
     }
     if (__all_sync(~0u, whole)) return;
@@ -388,10 +390,9 @@ struct Math {
     if (kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
   }
 
-  /// This warp has read the half for the last time, and which of its keys there are.
+  /// This warp has read the half for the last time.
   template <int kBuffer, int kHalf>
   __device__ void release() {
-    if (kSingleKeys) __syncwarp();
     const std::uint32_t empty = shared_address(&storage.empty[kBuffer * 2 + kHalf]);
     if constexpr (Config::kCluster > 1) {
       if (lane() < Config::kCluster) barrier_arrive(empty, lane());
