@@ -9,17 +9,18 @@ namespace fovea::gpu::sm90::latent {
 
 /// Merges the parts of split requests, in the order of the parts. Grid (row tiles x column blocks x kGroups, y, kv heads): y goes over the
 /// requests or, where they are fewer, over the parts: a request is split where a part begins inside of it, and the second of its parts
-/// stands for it. A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups warps share the parts of
-/// the same rows.
-inline constexpr int kCombineThreads = 256;
+/// stands for it. A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the
+/// parts of the same rows.
 inline constexpr int kMaxParts = 160;  // of a request; more SMs than any Hopper has
 template <class Element, int kGroups>
-__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ Params params) {
-  constexpr int kColumns = 4, kBlocks = kPartialChunks / kColumns;
-  __shared__ float weights[kMaxParts][kGroups > 1 ? 16 : kRowTile], totals[kRowTile], maxima[kRowTile];
-  __shared__ float4 sums[kGroups > 1 ? kGroups : 1][kColumns][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = kGroups > 1 ? warp : 0;
-  const int math_warp = kGroups > 1 ? blockIdx.x % kGroups : warp;
+__global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
+  constexpr int kColumns = 4, kBlocks = kPartialChunks / kColumns, kAtOnce = 4;
+  constexpr int kWarps = kMathThreads / 32 / kGroups;  // of a group, and math warps of this block
+  constexpr int kRows = kWarps >= 4 ? kRowTile : kWarps * 16, kRowLanes = kMathThreads / kRows;
+  __shared__ float weights[kMaxParts][kRows], totals[kRows], maxima[kRows];
+  __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
+  const int math_warp = blockIdx.x % kGroups * kWarps + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
   const int thread = math_warp * 32 + lane, first_row = math_warp % 4 * 16 + lane / 4;
   wait_for_previous_kernel();
@@ -33,18 +34,27 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
     const std::int64_t slot = schedule.slot(part, part > parts.begin);
     return (slot * params.kv_heads + blockIdx.z) * params.row_tiles + tile;
   };
-  // Weights of the parts, row by row: a row's lanes take them by turns.
-  constexpr int kRows = kGroups > 1 ? 16 : kRowTile, kRowLanes = kCombineThreads / kRows;
-  const int row_begin = kGroups > 1 ? math_warp % 4 * 16 : 0, my_row = threadIdx.x / kRowLanes;
+  // Weights of the parts, row by row: a row's lanes take them by turns, and ask for several at once.
+  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * 16, my_row = threadIdx.x / kRowLanes, my_first = threadIdx.x % kRowLanes;
+  const int count = parts.end - parts.begin;
   float largest = kNothing, sum = 0;
-  const auto lse_of_part = [&](int part) { return params.partial_lse[tile_of(part) * kRowTile + row_begin + my_row]; };
-#pragma unroll 4
-  for (int part = parts.begin + threadIdx.x % kRowLanes; part < parts.end; part += kRowLanes) largest = fmaxf(largest, lse_of_part(part));
+  for (int first = my_first; first < count; first += kAtOnce * kRowLanes) {
+    float lse[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int part = first + i * kRowLanes;
+      lse[i] = part < count ? params.partial_lse[tile_of(parts.begin + part) * kRowTile + row_begin + my_row] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * kRowLanes < count) weights[first + i * kRowLanes][my_row] = lse[i];
+      largest = fmaxf(largest, lse[i]);
+    }
+  }
   for (int step = kRowLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-#pragma unroll 4
-  for (int part = parts.begin + threadIdx.x % kRowLanes; part < parts.end; part += kRowLanes) {
-    const float weight = exp2f(lse_of_part(part) - largest);
-    weights[part - parts.begin][my_row] = weight;
+  for (int part = my_first; part < count; part += kRowLanes) {
+    float& weight = weights[part][my_row];
+    weight = exp2f(weight - largest);
     sum += weight;
   }
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -55,25 +65,38 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
   __syncthreads();
 
   float4 out[kColumns] = {};
-#pragma unroll 4
-  for (int part = parts.begin + group; part < parts.end; part += kGroups) {
-    const float weight[2] = {weights[part - parts.begin][first_row - row_begin], weights[part - parts.begin][first_row - row_begin + 8]};
-    const float4* from = params.partial + (tile_of(part) * kPartialChunks + chunk) * kMathThreads + thread;
+  for (int first = group; first < count; first += kAtOnce * kGroups) {
+    float4 x[kAtOnce][kColumns] = {};
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float4 x = from[i * kMathThreads];
-      out[i] = {out[i].x + weight[0] * x.x, out[i].y + weight[0] * x.y, out[i].z + weight[1] * x.z, out[i].w + weight[1] * x.w};
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int part = first + j * kGroups;
+      const float4* from = params.partial + (tile_of(parts.begin + part) * kPartialChunks + chunk) * kMathThreads + thread;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (part < count) x[j][i] = from[i * kMathThreads];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (first + j * kGroups >= count) break;
+      const float* weight = &weights[first + j * kGroups][first_row - row_begin];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        out[i] = {out[i].x + weight[0] * x[j][i].x, out[i].y + weight[0] * x[j][i].y, out[i].z + weight[8] * x[j][i].z,
+                  out[i].w + weight[8] * x[j][i].w};
+      }
     }
   }
   if constexpr (kGroups > 1) {
+    const int place = threadIdx.x % (kWarps * 32);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) sums[group][i][lane] = out[i];
+    for (int i = 0; i < kColumns; ++i) sums[group][i][place] = out[i];
     __syncthreads();
     if (group > 0) return;
     for (int other = 1; other < kGroups; ++other) {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        const float4 x = sums[other][i][lane];
+        const float4 x = sums[other][i][place];
         out[i] = {out[i].x + x.x, out[i].y + x.y, out[i].z + x.z, out[i].w + x.w};
       }
     }
@@ -99,12 +122,18 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
 }
 
 template <class Element>
-Result<void> launch_combine(const Params& params, int groups, Stream stream) {
+Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
   const int requests = params.batch < params.parts ? params.batch : params.parts - 1;
-  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialChunks / 4 * groups, requests, params.kv_heads),
-                          .block = dim3(kCombineThreads),
-                          .programmatic = true};
-  return launch(groups > 1 ? &combine<Element, 8> : &combine<Element, 1>, shape, stream, params);
+  const int least = params.row_tiles * kPartialChunks / 4 * requests * params.kv_heads;
+  const auto with_groups = [&](auto* kernel, int groups) {
+    const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialChunks / 4 * groups, requests, params.kv_heads),
+                            .block = dim3(kMathThreads),
+                            .programmatic = true};
+    return launch(kernel, shape, stream, params);
+  };
+  if (least * 8 <= blocks) return with_groups(&combine<Element, 8>, 8);
+  if (least * 4 <= blocks) return with_groups(&combine<Element, 4>, 4);
+  return with_groups(&combine<Element, 1>, 1);
 }
 
 }  // namespace fovea::gpu::sm90::latent

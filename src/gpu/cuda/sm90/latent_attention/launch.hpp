@@ -16,8 +16,8 @@ Result<void> launch_schedule(const Params& params, Stream stream);
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 
-/// Warps that share the parts of a row: 8 where requests are split into many, else 1.
+/// In up to about so many blocks, if there are parts enough for each.
 template <class Element>
-Result<void> launch_combine(const Params& params, int groups, Stream stream);
+Result<void> launch_combine(const Params& params, int blocks, Stream stream);
 
 }  // namespace fovea::gpu::sm90::latent

@@ -56,7 +56,7 @@ struct Params {
   std::int64_t max_batch = 0, max_row = 0, max_head = 0;
 
   // Workspace.
-  int* prefix = nullptr;         // (batch + 1) costs, then the length of a part
+  int* prefix = nullptr;         // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
   int* first_request = nullptr;  // (parts) the first request of which a part may have a share
   float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, kPartialChunks, kMathThreads), normalised
   float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, 64), base 2

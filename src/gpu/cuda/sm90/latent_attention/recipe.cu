@@ -89,7 +89,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
     pointer = reinterpret_cast<Item*>(base + std::exchange(at, at + aligned(count * sizeof(Item))));
   };
   const std::size_t slots = 2 * static_cast<std::size_t>(processors);
-  take(params.prefix, static_cast<std::size_t>(params.batch) + 2);
+  take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
   take(params.first_request, static_cast<std::size_t>(processors));
   take(params.partial_lse, slots * kRowTile);
   take(params.partial, slots * kRowTile * kValueDim / 4);
@@ -141,8 +141,7 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
   const Attend attend = dtype == DType::f16 ? attend_of<__half>(*this) : attend_of<__nv_bfloat16>(*this);
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
   if (ready.parts == 1 || ready.whole) return {};
-  const int groups = ready.parts / ready.batch >= 4 ? 8 : 1;
-  return (dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, groups, stream);
+  return (dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * processors, stream);
 }
 
 std::string Recipe::tuning() const {

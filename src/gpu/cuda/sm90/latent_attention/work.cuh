@@ -64,7 +64,7 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
   return {.prefix = params.prefix,
           .batch = params.batch,
           .length = params.prefix[params.batch + 1],
-          .overhead = params.overhead,
+          .overhead = params.prefix[params.batch + 2],
           .whole = params.whole};
 }
 
@@ -80,15 +80,15 @@ struct Job {
   __device__ Job next(const Params& params, int part) const {
     const detail::SplitSchedule schedule = schedule_of(params);
     int index = done() ? params.first_request[part] : request.index + 1;
-    for (; !schedule.past(part, index); ++index) {
+    for (;; ++index) {
+      const Request request = request_at(params, min(index, params.batch - 1));  // asked for beside the schedule
+      if (schedule.past(part, index)) return {};
       const detail::TileRange share = schedule.share(part, index);
       if (share.empty()) continue;
-      const Request request = request_at(params, index);
       const int first = request.first_pair();
       const bool split = share.begin > 0 || share.end < schedule.tiles(index);
       return {request, first + share.begin, first + share.end, split ? schedule.slot(part, share.begin > 0) : -1};
     }
-    return {};
   }
 };
 

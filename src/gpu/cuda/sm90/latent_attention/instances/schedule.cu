@@ -32,7 +32,13 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
     if (thread == kScheduleThreads - 1) carry = before + cost;
     __syncthreads();
   }
-  if (thread == 0) params.prefix[params.batch + 1] = max((carry + params.parts - 1) / params.parts, 1);
+  // Where no part has more than a pair, what a request costs beside its pairs would only make some parts do two.
+  const bool few = carry - params.batch * params.overhead <= params.parts;
+  if (few && thread < params.batch) params.prefix[thread + 1] -= (thread + 1) * params.overhead;
+  if (thread == 0) {
+    params.prefix[params.batch + 1] = few ? 1 : max((carry + params.parts - 1) / params.parts, 1);
+    params.prefix[params.batch + 2] = few ? 0 : params.overhead;
+  }
   __syncthreads();
   const detail::SplitSchedule schedule = schedule_of(params);
   for (int part = thread; part < params.parts; part += kScheduleThreads) params.first_request[part] = schedule.first_request(part);
