@@ -26,6 +26,13 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, Bo
       : "memory");
 }
 
+/// Into L2, to be copied from there soon.
+__device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(at.column), "r"(at.row),
+               "r"(at.slice), "r"(at.head), "r"(at.block)
+               : "memory");
+}
+
 /// The same to every CTA in `ctas`, at the same place in each; each one's barrier counts its bytes.
 __device__ inline void copy_box_to_all(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier, std::uint16_t ctas,
                                        std::uint64_t policy) {

@@ -38,6 +38,7 @@ class BoxLoader {
       if (lane == 0) barrier_arrive_expect(full, kKeyTile * 128 * slices);
       __syncwarp();
       if (lane < kShare) copy_keys(to, keys, full);
+      if (Config::kCluster > 1 && pair + 1 < end && lane < kShare) prefetch_box(map(), box_of(next));
     }
   }
 

@@ -21,9 +21,10 @@ class RowLoader {
   template <class Before>
   __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
     Places places;
-    find(request, begin, look_up(request, begin), places);
+    const int wanted = look_up(request, begin);
     int found = look_up(request, begin + 1);
     if (first) before();
+    find(request, begin, wanted, places);
     for (int pair = begin; pair < end; ++pair) {
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {

@@ -58,19 +58,22 @@ struct Math {
   __device__ void even_tiles(int pair, int end) {
     start_scores<0>();
     end_scores<0>();
-    for (; pair + 1 < end; ++pair) even_tile<true>(pair * kPair);
-    even_tile<false>(pair * kPair);
+    bool first = true;
+    for (; pair + 1 < end; ++pair, first = false) even_tile<true>(pair * kPair, first);
+    even_tile<false>(pair * kPair, first);
   }
 
   template <bool kNext>
-  __device__ void even_tile(int key) {
-    float rescale[2];
+  __device__ void even_tile(int key, bool first) {
     products_wait<0>();
     pin(scores);
     if (!kNext) release_queries();
-    weigh<0>(key, rescale);
+    mask<0>(key);
+    float largest[2], rescale[2];
+    find_largest(largest);
+    if (grow_maximum<0>(first, largest, rescale)) rescale_out(rescale);
+    exponentiate();
     if (!kNext) publish_sum<0>();
-    rescale_out(rescale);
     clear_unseen_values<0>(key);
     named_sync(kWarpgroup, 128);  // every warp's scores are done: their slice of K may become P
     store_probabilities(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
@@ -82,9 +85,8 @@ struct Math {
     release<0, 0>();
 
     named_sync(kOddReady, kMathThreads);
-    read_back<1>(rescale);
+    follow_maximum<1>();
     if (!kNext) take_sum<1>();
-    rescale_out(rescale);
     wait_full<1, 0>();
     clear_unseen_values<1>(key + kKeyTile);
     values_from_shared<1>(shared_address(storage.p), kGroupBytes);
@@ -106,26 +108,29 @@ struct Math {
   __device__ void odd_tiles(int pair, int end) {
     start_scores<1>();
     end_scores<1>();
-    for (; pair + 1 < end; ++pair) odd_tile<true>(pair * kPair);
-    odd_tile<false>(pair * kPair);
+    bool first = true;
+    for (; pair + 1 < end; ++pair, first = false) odd_tile<true>(pair * kPair, first);
+    odd_tile<false>(pair * kPair, first);
   }
 
   template <bool kNext>
-  __device__ void odd_tile(int key) {
-    float rescale[2];
+  __device__ void odd_tile(int key, bool first) {
     products_wait<0>();
     pin(scores);
     if (!kNext) release_queries();
+    mask<1>(key + kKeyTile);
+    float largest[2], rescale[2];
+    find_largest(largest);
     named_sync(kEvenReady, kMathThreads);
-    read_back<0>(rescale);
+    follow_maximum<0>();
     if (!kNext) add_sum<0>();
     if (!kNext) take_largest();
-    rescale_out(rescale);
     wait_full<0, 1>();
     clear_unseen_values<0>(key);
     values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
 
-    weigh<1>(key + kKeyTile, rescale);
+    const bool grown = grow_maximum<1>(first, largest, rescale);
+    exponentiate();
     if (!kNext) publish_sum<1>();
     store_probabilities(shared_address(storage.p), kGroupBytes);
     fence_shared_for_async();
@@ -133,7 +138,7 @@ struct Math {
     products_wait<0>();
     pin(out);
     release<0, 1>();
-    rescale_out(rescale);
+    if (grown) rescale_out(rescale);
     clear_unseen_values<1>(key + kKeyTile);
     values_from_registers<1>();
     products_wait<0>();
@@ -149,59 +154,51 @@ struct Math {
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
 
-  /// The first half of scores = Q K^T to arrive, then the other: left before right for the even tiles, right before left for the odd ones.
+  // scores = Q K^T, of the half that arrives first, then of the other: left before right for the even tiles, right before left for the odd.
+
+  /// The first slice, so that the products have something to go on with while those before it are waited for.
   template <int kBuffer>
   __device__ void start_scores() {
     wait_full<kBuffer, kBuffer>();
     pin(scores);
     products_begin();
-    add_scores<kBuffer, kBuffer>(false);
+    add_scores<kBuffer, kBuffer, 0, 1>(false);
     products_commit();
   }
   template <int kBuffer>
   __device__ void end_scores() {
+    products_begin();
+    add_scores<kBuffer, kBuffer, 1>(true);
+    products_commit();
     wait_full<kBuffer, 1 - kBuffer>();
     products_begin();
     add_scores<kBuffer, 1 - kBuffer>(true);
     products_commit();
   }
 
-  template <int kBuffer, int kHalf>
+  /// Slices [kFirst, kEnd) of a half.
+  template <int kBuffer, int kHalf, int kFirst = 0, int kEnd = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices>
   __device__ void add_scores(bool accumulate) {
-    constexpr int kBegin = kHalf * kHalfSlices, kEnd = kHalf == 0 ? kHalfSlices : Config::kSlices;
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
     const std::uint64_t k = operand_at(shared_address(storage.k[kBuffer]), 16, kKeyGroup);
 #pragma unroll
-    for (int slice = kBegin; slice < kEnd; ++slice) {
+    for (int slice = kFirst; slice < kEnd; ++slice) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        const int at = slice * kGroupBytes + step * 32;
-        Mma::scores(scores, advanced(q, at), advanced(k, at), accumulate || slice > kBegin || step > 0);
+        const int at = (kHalf * kHalfSlices + slice) * kGroupBytes + step * 32;
+        Mma::scores(scores, advanced(q, at), advanced(k, at), accumulate || slice > kFirst || step > 0);
       }
     }
-  }
-
-  /// Scores become probabilities: masked, against the new maximum, which the other warpgroup is told.
-  template <int kOwner>
-  __device__ void weigh(int key, float (&rescale)[2]) {
-    mask<kOwner>(key);
-    grow_maximum<kOwner>(rescale);
-    exponentiate(rescale);
-    publish<kOwner>();
   }
 
   template <int kOwner>
   __device__ void mask(int key) {
     bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
-    std::uint32_t present[2] = {~0u, ~0u};  // a bit for each key
-    if constexpr (kSingleKeys) {
-      // Read by the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
-      uint2 bits{};
-      if (lane() == 0) bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
-      present[0] = __shfl_sync(~0u, bits.x, 0), present[1] = __shfl_sync(~0u, bits.y, 0);
-      whole = whole && (present[0] & present[1]) == ~0u;
-    }
-    if (__all_sync(~0u, whole)) return;
+    uint2 bits{~0u, ~0u};  // one for each key
+    // By the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
+    if (kSingleKeys && lane() == 0) bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
+    if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
+    const std::uint32_t present[2] = {__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
@@ -213,24 +210,61 @@ struct Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are.
-  template <int kOwner>
-  __device__ void grow_maximum(float (&rescale)[2]) {
+  // The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are. So after
+  // a request's first tiles a vote is all that it takes. Exchanges through shared memory, shuffles too, would wait for the products of
+  // scores beside them, whose operands leave no time for others there.
+
+  /// Of each row, of the columns that this lane has.
+  __device__ void find_largest(float (&largest)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = -INFINITY;
+      largest[r] = -INFINITY;
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        if (i / 2 % 2 == r) largest = fmaxf(largest, scores[i]);
+        if (i / 2 % 2 == r) largest[r] = fmaxf(largest[r], scores[i]);
       }
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      largest *= scale_log2();
-      note_largest<kOwner>(r, largest);
-      const float old = maximum[r];
-      if (largest > old + kSlack) maximum[r] = largest;
-      rescale[r] = exp2_approximate(old - maximum[r]);
     }
+  }
+
+  /// Whether rows of this warp have new maxima, which the other warpgroup is told. The first tile of a job always sets them.
+  template <int kOwner>
+  __device__ bool grow_maximum(bool first, const float (&largest)[2], float (&rescale)[2]) {
+    bool grown = first || (kSingleKeys && params.max_logits != nullptr);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = 1;
+      grown = grown || largest[r] * scale_log2() > maximum[r] + kSlack;
+    }
+    if (!__any_sync(~0u, grown)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
+      all = fmaxf(all, __shfl_xor_sync(~0u, all, 2)) * scale_log2();
+      note_largest<kOwner>(r, all);
+      rescale[r] = all > maximum[r] + kSlack ? move_maximum(r, all) : 1.0f;
+      if (lane() % 4 == 0) storage.maximum[kOwner][first_row() + 8 * r] = maximum[r];
+    }
+    return true;
+  }
+
+  /// Takes over the maxima of the other warpgroup's tile. Where it had nothing to tell, an older and lower one lies there.
+  template <int kOwner>
+  __device__ void follow_maximum() {
+    float told[2], rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) told[r] = storage.maximum[kOwner][first_row() + 8 * r];
+    if (!__any_sync(~0u, told[0] > maximum[0] || told[1] > maximum[1])) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rescale[r] = move_maximum(r, fmaxf(maximum[r], told[r]));
+    rescale_out(rescale);
+  }
+
+  /// Returns what the sum has been multiplied by.
+  __device__ float move_maximum(int r, float to) {
+    const float rescale = exp2_approximate(maximum[r] - to);
+    maximum[r] = to;
+    sum[r] *= rescale;
+    return rescale;
   }
 
   /// The maximum does not follow its row closely; who asks for the largest score gets it from here.
@@ -249,8 +283,7 @@ struct Math {
   }
 
   /// Scores become probabilities.
-  __device__ void exponentiate(const float (&rescale)[2]) {
-    rescale_sum(rescale);
+  __device__ void exponentiate() {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {  // neighbours of a row
       float two[2];
@@ -261,35 +294,9 @@ struct Math {
     }
   }
 
-  __device__ void rescale_sum(const float (&rescale)[2]) {
-    sum[0] *= rescale[0];
-    sum[1] *= rescale[1];
-  }
-
-  static __device__ bool changes(const float (&rescale)[2]) { return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f); }
-
   __device__ void rescale_out(const float (&rescale)[2]) {
-    if (!changes(rescale)) return;
 #pragma unroll
     for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
-  }
-
-  template <int kOwner>
-  __device__ void publish() {
-    if (lane() % 4 == 0) {
-      storage.maximum[kOwner][first_row()] = maximum[0];
-      storage.maximum[kOwner][first_row() + 8] = maximum[1];
-    }
-  }
-  template <int kOwner>
-  __device__ void read_back(float (&rescale)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float old = maximum[r];
-      maximum[r] = storage.maximum[kOwner][first_row() + 8 * r];
-      rescale[r] = exp2_approximate(old - maximum[r]);
-    }
-    rescale_sum(rescale);
   }
 
   // The sum of a row lies with four lanes. With the last pair the warpgroups also exchange what each has of it: the even tiles' sum goes to
@@ -394,10 +401,12 @@ struct Math {
   template <int kBuffer, int kHalf>
   __device__ void release() {
     const std::uint32_t empty = shared_address(&storage.empty[kBuffer * 2 + kHalf]);
+    if (lane() != 0) return;  // one lane tells both CTAs, the one that has read which keys there are
     if constexpr (Config::kCluster > 1) {
-      if (lane() < Config::kCluster) barrier_arrive(empty, lane());
+#pragma unroll
+      for (int cta = 0; cta < Config::kCluster; ++cta) barrier_arrive(empty, cta);
     } else {
-      if (lane() == 0) barrier_arrive(empty);
+      barrier_arrive(empty);
     }
   }
 
