@@ -17,9 +17,7 @@ inline constexpr int kKeySlices = 9;                        // the ninth holds t
 inline constexpr int kKeyGroup = kKeySlices * 1024;         // bytes from one group of eight keys to the next
 inline constexpr int kBoxRows = 8;                          // keys of one copy: pages are multiples of it
 
-/// Roles: two math warpgroups and four load warps.
-inline constexpr int kMathThreads = 256, kLoadThreads = 128, kThreads = kMathThreads + kLoadThreads;
-inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
+inline constexpr int kMathThreads = 256;  // two warpgroups
 
 /// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (chunk, thread, 4).
 inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
@@ -43,8 +41,10 @@ struct Config {
   using Element = Element_;
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
+  static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 ? 256 : 128, kThreads = kMathThreads + kLoadThreads;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
   static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 192;
-  static constexpr int kLoadRegisters = 3 * kLaunchRegisters - 2 * kMathRegisters;
+  static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / kLoadThreads / 8 * 8;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all
   static constexpr int kSlices = kHeadDim / kSlice;

@@ -67,12 +67,17 @@ __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int
 }
 
 /// Volatile, like the stores to shared memory: ptxas would move all loads behind all stores, and then wait for them.
-template <int kWords>
+/// kLine: all of a 128-byte line is to come into L2.
+template <int kWords, bool kLine = false>
 __device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4]) {
   if constexpr (kWords == 1) {
     asm volatile("ld.volatile.global.b32 %0, [%1];" : "=r"(to[0]) : "l"(from));
   } else if constexpr (kWords == 2) {
     asm volatile("ld.volatile.global.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  } else if constexpr (kWords == 4 && kLine) {
+    asm volatile("ld.volatile.global.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(from));
   } else if constexpr (kWords == 4) {
     asm volatile("ld.volatile.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
   }

@@ -9,7 +9,7 @@ namespace fovea::gpu::sm90::latent {
 
 /// Grid (row tiles, kv heads, parts), clusters along the row tiles.
 template <class Config>
-__global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend(const __grid_constant__ Pa
       barrier_init(shared_address(&storage.full[half]), Loader<Config>::KeyLoader::kArrivals);
       barrier_init(shared_address(&storage.empty[half]), 4 * Config::kCluster);
     }
-    barrier_init(shared_address(&storage.q_full), kLoadThreads);
+    barrier_init(shared_address(&storage.q_full), Config::kLoadThreads);
     barrier_init(shared_address(&storage.q_empty), kMathThreads);
     fence_barrier_init();
     if (Config::kLoad == Load::boxes) {

@@ -11,7 +11,7 @@ template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(params.row_tiles, params.kv_heads, params.parts),
-                          .block = dim3(kThreads),
+                          .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(Storage<Config>),
                           .cluster = dim3(Config::kCluster),
                           .programmatic = true};

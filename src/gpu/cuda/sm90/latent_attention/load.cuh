@@ -17,7 +17,11 @@ struct Loader {
                                        std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>, CodeLoader<Config>>>;
 
   __device__ Loader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), load_keys(params_, storage_), warp(threadIdx.x % kLoadThreads / 32), lane(threadIdx.x % 32) {}
+      : params(params_),
+        storage(storage_),
+        load_keys(params_, storage_),
+        warp(threadIdx.x % Config::kLoadThreads / 32),
+        lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
@@ -56,7 +60,7 @@ struct Loader {
   /// Eight rows are eight heads of one token: one box.
   __device__ void copy_queries(const Request& request) {
     const std::uint32_t full = shared_address(&storage.q_full);
-    if (threadIdx.x % kLoadThreads == 0) {
+    if (threadIdx.x % Config::kLoadThreads == 0) {
       barrier_arrive_expect(full, kRowTile / 8 * Config::kQueryGroup);
     } else {
       barrier_arrive(full);
@@ -79,7 +83,7 @@ struct Loader {
     const std::uint32_t to = shared_address(storage.q);
     const int rows = request.q_rows * params.heads_per_kv;
     // Eight lanes take the eight chunks of a slice of one row: 128 contiguous bytes.
-    for (int row = warp * 4 + lane / 8; row < kRowTile; row += kLoadThreads / 8) {
+    for (int row = warp * 4 + lane / 8; row < kRowTile; row += Config::kLoadThreads / 8) {
       const int packed = blockIdx.x * kRowTile + row;
       const bool valid = packed < rows;
       const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;

@@ -14,7 +14,7 @@ class BoxLoader {
   static constexpr int kArrivals = 1;  // at a half's `full`
 
   __device__ BoxLoader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), warp(threadIdx.x % kLoadThreads / 32), lane(threadIdx.x % 32) {
+      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
     group = (Config::kCluster > 1 ? cluster_rank() * kShare : 0) + lane;
   }
 

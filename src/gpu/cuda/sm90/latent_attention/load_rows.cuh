@@ -12,10 +12,10 @@ template <class Config>
 class RowLoader {
  public:
   /// At a half's `full`: every thread, when its copies are there, and once more a lane of each warp, which has noted what is present.
-  static constexpr int kArrivals = kLoadThreads + 4;
+  static constexpr int kArrivals = Config::kLoadThreads + 4;
 
   __device__ RowLoader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), warp(threadIdx.x % kLoadThreads / 32), lane(threadIdx.x % 32) {}
+      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {}
 
   /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else; space for it comes with the first half of the keys.
   template <class Before>

@@ -359,8 +359,19 @@ struct Math {
     pin(out);
     products_begin();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) Mma::values(out, &probabilities[4 * step], advanced(v, step * 2 * kKeyGroup), true);
+    for (int step = 0; step < 4; ++step) add_values(&probabilities[4 * step], advanced(v, step * 2 * kKeyGroup));
     products_commit();
+  }
+
+  /// Of 16 keys. ptxas wants all accumulators of a product in the registers of the launch, of which 512 threads have 128: so two products.
+  template <class Probabilities>
+  __device__ void add_values(Probabilities p, std::uint64_t v) {
+    if constexpr (Config::kLaunchRegisters < 160) {
+      Mma::half_values(&out[0], p, v, true);
+      Mma::half_values(&out[64], p, advanced(v, kHalfSlices / 2 * kGroupBytes), true);
+    } else {
+      Mma::values(out, p, v, true);
+    }
   }
 
   template <int kBuffer>
@@ -369,7 +380,7 @@ struct Math {
     pin(out);
     products_begin();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) Mma::values(out, advanced(a, step * 32), advanced(v, step * 2 * kKeyGroup), true);
+    for (int step = 0; step < 4; ++step) add_values(advanced(a, step * 32), advanced(v, step * 2 * kKeyGroup));
     products_commit();
   }
 
