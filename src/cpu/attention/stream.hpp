@@ -100,17 +100,30 @@ struct ScorePiece {
   int head_dim = 0;
 };
 
-/// kRows queries against kKeys keys, one piece of each: an element is unpacked once for all of them.
+/// kRows queries against kKeys keys, one piece of each: an element is unpacked once for all of them. The fewer of both wait in registers.
 template <class Math, class S, int kRows, int kKeys, bool kTail>
 FOVEA_INLINE void score_step(const ScorePiece<Math>& piece, int row, int key, int d, Vec (&sum)[kRows][kKeys]) {
-  typename Math::StreamReg k[kKeys];
+  typename Math::StreamReg few[kRows <= kKeys ? kRows : kKeys];
+  const auto load_q = [&](int r) { return Math::load_stream_q(piece.q + (row + r) * piece.q_stride + d); };
+  const auto load_k = [&](int i) { return load_stream_at<Math, S, kTail>(piece.keys[key + i], d, piece.head_dim); };
+  if constexpr (kRows <= kKeys) {
 #pragma GCC unroll 4
-  for (int i = 0; i < kKeys; ++i) k[i] = load_stream_at<Math, S, kTail>(piece.keys[key + i], d, piece.head_dim);
+    for (int r = 0; r < kRows; ++r) few[r] = load_q(r);
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    const typename Math::StreamReg left = Math::load_stream_q(piece.q + (row + r) * piece.q_stride + d);
+    for (int i = 0; i < kKeys; ++i) {
+      const typename Math::StreamReg k = load_k(i);
 #pragma GCC unroll 4
-    for (int i = 0; i < kKeys; ++i) sum[r][i] = Math::stream_multiply_add(left, k[i], sum[r][i]);
+      for (int r = 0; r < kRows; ++r) sum[r][i] = Math::stream_multiply_add(few[r], k, sum[r][i]);
+    }
+  } else {
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeys; ++i) few[i] = load_k(i);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const typename Math::StreamReg q = load_q(r);
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) sum[r][i] = Math::stream_multiply_add(q, few[i], sum[r][i]);
+    }
   }
 }
 
@@ -210,15 +223,16 @@ FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int row, int column) {
     }
   }
   const float* p = piece.p + row * piece.p_stride;
-#pragma GCC unroll 2
+  const std::int64_t offset = piece.offset + column * static_cast<std::int64_t>(sizeof(typename S::Code));
+#pragma GCC unroll 4
   for (int i = 0; i < piece.count; ++i) {
-    const void* value = static_cast<const char*>(piece.values[i]) + piece.offset;
+    const void* value = static_cast<const char*>(piece.values[i]) + offset;
     Vec weight[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) weight[r] = broadcast(p + r * piece.p_stride + i);
 #pragma GCC unroll 8
     for (int j = 0; j < kPieces; ++j) {
-      const Two v = load_stream_at<F32Math, S, kTail>(value, column + j * kWidth, piece.head_dim);
+      const Two v = load_stream_at<F32Math, S, kTail>(value, j * kWidth, piece.head_dim - column);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sum[r][j] = {fma(weight[r], v.first, sum[r][j].first), fma(weight[r], v.second, sum[r][j].second)};
     }
