@@ -29,10 +29,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def native_rows(args: argparse.Namespace) -> dict:
+def native_names(args: argparse.Namespace) -> list[str]:
+    """The cases of `fovea bench` that are asked for."""
+    command = [args.program, "bench", "--list", "--case", args.case]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def native_rows(args: argparse.Namespace, names: list[str]) -> dict:
+    """`fovea bench`; only the ceilings where the case asked for is none of its own but a comparison."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [args.program, "bench", "--threads", str(args.threads), "--seconds", str(args.seconds), "--json", file.name]
-        subprocess.run(command + (["--case", args.case] if args.case else []), check=True)
+        subprocess.run(command + (["--case", args.case] if names else ["--ceilings"]), check=True)
         return json.loads(Path(file.name).read_text())
 
 
@@ -94,10 +101,15 @@ def clock_mhz() -> list[float]:
 
 def main() -> int:
     args = arguments()
-    results = native_rows(args)
     import torch
     from torch_cases import CASES, OWN_CASES
 
+    names = native_names(args)
+    if not names and not any(args.case in name for name in (*CASES, *OWN_CASES)):
+        print(f'bench: no case matches "{args.case}"; these are:', *CASES, *OWN_CASES, sep="\n  ", file=sys.stderr)
+        print(f"  and those of {args.program} bench --list", file=sys.stderr)
+        return 2
+    results = native_rows(args, names)
     import fovea
 
     torch.set_num_threads(args.threads)

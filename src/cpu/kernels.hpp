@@ -71,25 +71,31 @@ struct SoftmaxTile {
   float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
 };
 
+/// Rows of K or V that are read where they lie: those of `count` tokens, and of as many neighbouring kv heads as the call has.
+struct StreamRows {
+  const Row* rows = nullptr;     // [count], of the first head
+  std::int64_t head_stride = 0;  // bytes
+  int count = 0, bytes = 0;      // bytes of a row of one head; 0 where nothing is to be prefetched
+  bool by_head = false;          // the rows of a head lie closer together than the heads of a token
+};
+
 /// Decode: scores of a few queries straight from the rows of the cache.
 struct StreamScores {
-  const void* q = nullptr;    // [rows][q_stride] operands, zero behind head_dim
-  const Row* keys = nullptr;  // [count rounded up to 4]
-  const Row* next = nullptr;  // [count] rows to prefetch, or null
-  float* scores = nullptr;    // [rows][score_stride]
+  const void* q = nullptr;    // [heads][rows][q_stride] operands in the order of arrange_q, zero behind head_dim
+  StreamRows keys{}, next{};  // next: wanted after the keys
+  float* scores = nullptr;    // [heads][rows][score_stride]
   std::int64_t q_stride = 0, score_stride = 0;
-  int rows = 0, count = 0, head_dim = 0, next_bytes = 0;
+  int heads = 1, rows = 0, head_dim = 0;
 };
 
 /// Decode: acc[row] = acc[row] * rescale[row] + p[row] * values, straight from the rows of the cache.
 struct StreamValues {
-  const float* p = nullptr;        // [rows][p_stride]
-  const Row* values = nullptr;     // [count]
-  const Row* next = nullptr;       // [next_count] rows to prefetch, or null
-  float* acc = nullptr;            // [rows][acc_stride]
-  const float* rescale = nullptr;  // [rows], or null for 1
+  const float* p = nullptr;        // [heads][head_rows][p_stride], of which `rows` count
+  StreamRows values{}, next{};     // next: wanted after the values
+  float* acc = nullptr;            // [heads][head_rows][acc_stride]
+  const float* rescale = nullptr;  // [heads][head_rows], or null for 1
   std::int64_t p_stride = 0, acc_stride = 0;
-  int rows = 0, count = 0, head_dim = 0, next_count = 0, next_bytes = 0;
+  int heads = 1, head_rows = 0, rows = 0, head_dim = 0;
 };
 
 /// Backward, elementwise on transposed tiles: p = exp(capped score - lse) and ds = p * (dout.v - delta), with the slope of the cap.
@@ -137,6 +143,8 @@ struct AttentionKernels {
   void (*scores)(const ScoreTile&) = nullptr;
   void (*softmax)(const SoftmaxTile&) = nullptr;
   void (*values)(const ValueTile&) = nullptr;
+  /// A row of q in the order in which stream_scores unpacks the rows of a storage type; null where that is their own.
+  void (*arrange_q[kStorages])(void* operands, int padded) = {};
   void (*stream_scores[kStorages])(const StreamScores&) = {};
   void (*gradient)(const GradientTile&) = nullptr;
   void (*transpose_gradient)(const TransposeTile&) = nullptr;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks that a GPU is needed for, dry: every row is computed and checked on the CPU, at tiny sizes."""
+"""Which cases ./dev bench measures; and the benchmarks that a GPU is needed for, dry: every row is computed and checked on the
+CPU, at tiny sizes."""
 
 import json
 import os
@@ -8,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import fovea
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCRIPTS = {
@@ -61,3 +65,61 @@ def test_a_row_that_fails_is_noted_and_the_others_go_on(monkeypatch, tmp_path):
         bench.finish()
     assert [row["cache"] for row in rows] == ["rows", "v32_fp8"]
     assert bench.missing == [{"name": "b1 kv1024 dense e4m3", "why": "ArithmeticError: far off"}]
+
+
+# Stands for the fovea program: names one case, and notes how it was called.
+PROGRAM = """#!{python}
+import json, pathlib, sys
+arguments = sys.argv[1:]
+wanted = arguments[arguments.index("--case") + 1] if "--case" in arguments else "/"
+names = [name for name in ["attention/bench/native"] if wanted in name and "--ceilings" not in arguments]
+if "--list" in arguments:
+    print("\\n".join(names), end="")
+else:
+    pathlib.Path(arguments[arguments.index("--json") + 1]).write_text(
+        json.dumps({{"cpu": "test", "features": [], "rows": names, "called": arguments}}))
+"""
+
+
+@pytest.fixture
+def bench_run(monkeypatch, tmp_path):
+    """./dev bench --case NAME on one native case, one against PyTorch and one against ourselves: status and results."""
+    monkeypatch.syspath_prepend(BENCH)
+    import run
+    import torch_cases
+
+    def duel(case):
+        return torch_cases.Duel(case, lambda: torch.ones(1), lambda: torch.ones(1), "ones")
+
+    monkeypatch.setattr(torch_cases, "CASES", {"beside torch": duel})
+    monkeypatch.setattr(torch_cases, "OWN_CASES", {"beside ourselves": duel})
+    monkeypatch.setattr(run, "python_call_seconds", lambda: 1e-6)
+    program, out = tmp_path / "program", tmp_path / "out.json"
+    program.write_text(PROGRAM.format(python=sys.executable))
+    program.chmod(0o755)
+
+    def measure(name):
+        command = ["run", "--program", program, "--case", name, "--out", out, "--commit", "abc", "--seconds", "0", "--threads", "1"]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in command])
+        return run.main(), json.loads(out.read_text()) if out.exists() else None
+
+    threads = torch.get_num_threads(), fovea.get_num_threads()
+    yield measure
+    torch.set_num_threads(threads[0])
+    fovea.set_num_threads(threads[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "versus", "own"),
+    [("native", 1, 0, 0), ("beside torch", 0, 1, 0), ("beside ourselves", 0, 0, 1), ("beside", 0, 1, 1)],
+)
+def test_a_case_of_any_kind_can_be_named(bench_run, name, rows, versus, own):
+    status, results = bench_run(name)
+    assert status == 0
+    assert [len(results[part]) for part in ("rows", "versus", "own")] == [rows, versus, own]
+    assert ("--ceilings" in results["called"]) == (rows == 0)
+
+
+def test_a_case_that_is_none(bench_run, capsys):
+    assert bench_run("nothing of the kind") == (2, None)
+    assert "beside ourselves" in capsys.readouterr().err

@@ -141,43 +141,82 @@ TEST_P(CpuKernels, PackingValuesReportsWhatIsNotFinite) {
   }
 }
 
+/// Tokens of several heads, side by side or head after head.
+struct Streamed {
+  Streamed(int tokens, int all_heads, int columns, bool head_major, int seed)
+      : heads(all_heads), count(tokens), by_head(head_major), matrix(tokens * all_heads, columns, seed) {
+    for (int token = 0; token < count; ++token) first.push_back(matrix.pointers[static_cast<std::size_t>(row(0, token))]);
+  }
+  int row(int head, int token) const { return by_head ? head * count + token : token * heads + head; }
+  float number(int head, int token, int d) const { return matrix.number(row(head, token), d); }
+  StreamRows rows() const {
+    const int bytes = 2 * matrix.stride;
+    return {.rows = first.data(),
+            .head_stride = by_head ? count * bytes : bytes,
+            .count = count,
+            .bytes = 2 * matrix.columns,
+            .by_head = by_head};
+  }
+
+  int heads, count;
+  bool by_head;
+  Matrix matrix;
+  std::vector<Row> first{};
+};
+
+struct StreamShape {
+  int head_dim = 0, rows = 0, count = 0, heads = 0;
+  bool by_head = false;
+};
+
+void check_streamed(const NamedAttention& table, const StreamShape& shape, const std::vector<std::byte>& left, const Matrix& q) {
+  const auto [head_dim, rows, count, heads, by_head] = shape;
+  const int stride = round_up(head_dim, 32), score_stride = round_up(count, 16);
+  const Streamed k(count, heads, head_dim, by_head, 7), v(count, heads, head_dim, by_head, 8);
+  const auto all = static_cast<std::size_t>(heads * rows);
+  std::vector<float> scores(all * static_cast<std::size_t>(score_stride)), acc(all * static_cast<std::size_t>(stride), 1.0f);
+  const std::vector<float> rescale(all, 3.0f);
+  table.kernels->stream_scores[kBf16]({.q = left.data(),
+                                       .keys = k.rows(),
+                                       .next = v.rows(),
+                                       .scores = scores.data(),
+                                       .q_stride = stride,
+                                       .score_stride = score_stride,
+                                       .heads = heads,
+                                       .rows = rows,
+                                       .head_dim = head_dim});
+  table.rows->stream_values[kBf16]({.p = scores.data(),
+                                    .values = v.rows(),
+                                    .acc = acc.data(),
+                                    .rescale = rescale.data(),
+                                    .p_stride = score_stride,
+                                    .acc_stride = stride,
+                                    .heads = heads,
+                                    .head_rows = rows,
+                                    .rows = rows,
+                                    .head_dim = head_dim});
+  for (int r = 0; r < heads * rows; ++r) {
+    std::vector<float> want(static_cast<std::size_t>(head_dim), 3.0f);
+    for (int key = 0; key < count; ++key) {
+      float score = 0;
+      for (int d = 0; d < head_dim; ++d) score += q.number(r, d) * k.number(r / rows, key, d);
+      ASSERT_EQ(scores[static_cast<std::size_t>(r * score_stride + key)], score);
+      for (int d = 0; d < head_dim; ++d) want[static_cast<std::size_t>(d)] += score * v.number(r / rows, key, d);
+    }
+    for (int d = 0; d < head_dim; ++d) ASSERT_EQ(acc[static_cast<std::size_t>(r * stride + d)], want[static_cast<std::size_t>(d)]);
+  }
+}
+
 TEST_P(CpuKernels, StreamedScoresAndValues) {
   for (const int head_dim : {8, 40, 64, 136}) {
     for (int rows = 1; rows <= 8; ++rows) {
-      for (const int count : {1, 5, 37}) {
-        const int stride = round_up(head_dim, 32), score_stride = round_up(count, 16);
-        const Matrix q(rows, head_dim, 6), k(count, head_dim, 7), v(count, head_dim, 8);
-        const std::vector<std::byte> left = load(q, stride);
-        std::vector<float> scores(static_cast<std::size_t>(rows * score_stride)), acc(static_cast<std::size_t>(rows * stride), 1.0f),
-            rescale(8, 3.0f);
-        kernels().stream_scores[kBf16]({.q = left.data(),
-                                        .keys = k.padded(4).data(),
-                                        .next = v.pointers.data(),
-                                        .scores = scores.data(),
-                                        .q_stride = stride,
-                                        .score_stride = score_stride,
-                                        .rows = rows,
-                                        .count = count,
-                                        .head_dim = head_dim,
-                                        .next_bytes = 2 * head_dim});
-        GetParam().rows->stream_values[kBf16]({.p = scores.data(),
-                                               .values = v.pointers.data(),
-                                               .acc = acc.data(),
-                                               .rescale = rescale.data(),
-                                               .p_stride = score_stride,
-                                               .acc_stride = stride,
-                                               .rows = rows,
-                                               .count = count,
-                                               .head_dim = head_dim});
-        for (int r = 0; r < rows; ++r) {
-          std::vector<float> want(static_cast<std::size_t>(head_dim), 3.0f);
-          for (int key = 0; key < count; ++key) {
-            float score = 0;
-            for (int d = 0; d < head_dim; ++d) score += q.number(r, d) * k.number(key, d);
-            ASSERT_EQ(scores[static_cast<std::size_t>(r * score_stride + key)], score);
-            for (int d = 0; d < head_dim; ++d) want[static_cast<std::size_t>(d)] += score * v.number(key, d);
-          }
-          for (int d = 0; d < head_dim; ++d) ASSERT_EQ(acc[static_cast<std::size_t>(r * stride + d)], want[static_cast<std::size_t>(d)]);
+      for (const int heads : {1, 3}) {
+        const int stride = round_up(head_dim, 32);
+        const Matrix q(heads * rows, head_dim, 6);
+        std::vector<std::byte> left = load(q, stride);
+        if (kernels().arrange_q[kBf16] != nullptr) kernels().arrange_q[kBf16](left.data(), heads * rows * stride);
+        for (const int count : {1, 5, 37}) {
+          for (const bool by_head : {false, true}) check_streamed(GetParam(), {head_dim, rows, count, heads, by_head}, left, q);
         }
       }
     }

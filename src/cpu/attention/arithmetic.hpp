@@ -45,9 +45,9 @@ struct F32Math {
   FOVEA_INLINE StreamReg load_stream(S storage, const void* p) {
     return load_two(storage, p);
   }
-  template <class S>
-  FOVEA_INLINE StreamReg load_stream_q(S storage, const Operand* p) {
-    return load_two_as(storage, p);
+  FOVEA_INLINE StreamReg load_stream_q(const Operand* p) {
+    const Two a = load_two(F32{}, p);
+    return {keep(a.first), keep(a.second)};
   }
   FOVEA_INLINE Vec stream_multiply_add(StreamReg a, StreamReg b, Vec c) { return fma(a.second, b.second, fma(a.first, b.first, c)); }
   FOVEA_INLINE void store_weights(Operand* p, const Vec (&weight)[kPair]) { store(F32{}, p, weight[0]); }

@@ -35,7 +35,7 @@ void set_factors(Item& item) {
   }
 }
 
-void load_queries(const Item& item) {
+void load_queries(const Item& item, bool streamed) {
   const detail::AttentionCore& core = item.setup.core;
   const AttentionKernels& kernels = *item.setup.attention;
   const auto dtype = static_cast<std::size_t>(core.q_dtype);
@@ -48,6 +48,9 @@ void load_queries(const Item& item) {
     kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
                           static_cast<int>(item.extents.q_stride), item.negate_q,
                           static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.qk_bytes());
+  }
+  if (const auto arrange = kernels.arrange_q[static_cast<std::size_t>(core.kv_dtype)]; streamed && arrange != nullptr) {
+    arrange(item.scratch.q, static_cast<int>(item.rows * item.extents.q_stride));
   }
   if (item.setup.int8) load_q_scales(item);
   std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
@@ -147,6 +150,21 @@ void finish(const Item& item, const WorkspaceMap& map) {
 
 }  // namespace
 
+Item item_of_head(const Item& item, int head) {
+  Item one = item;
+  const std::int64_t row = static_cast<std::int64_t>(head) * item.rows;
+  one.kv_head += head;
+  one.heads = 1;
+  one.scratch.q = static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * item.setup.attention->qk_bytes();
+  one.scratch.acc += row * item.extents.acc_stride;
+  one.scratch.maximum += row;
+  one.scratch.sum += row;
+  one.scratch.scores += row * item.extents.score_stride;
+  one.scratch.rescale += row;
+  set_factors(one);
+  return one;
+}
+
 Row zero_row() {
   alignas(64) static constexpr std::array<float, kLongestRow> kZeros{};
   return kZeros.data();
@@ -187,6 +205,16 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
   }
 }
 
+namespace {
+
+/// Heads of a token lie side by side in most caches: together they are one run of memory, one after the other rows with holes between them.
+std::int64_t heads_together(const Item& item, const Schedule& schedule) {
+  const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.stream_heads, kStreamItemRows / item.rows);
+  return tiles_of(heads, tiles_of(heads, most));
+}
+
+}  // namespace
+
 void attend(const Setup& setup, const Call& call, std::byte* workspace) {
   const WorkspaceMap map = map_workspace(setup, workspace);
   const Extents extents(setup);
@@ -205,11 +233,15 @@ void attend(const Setup& setup, const Call& call, std::byte* workspace) {
       item.sequence = sequence_of(setup, call, entry.sequence);
       item.kv_head = i % setup.core.kv_heads;
       item.rows = static_cast<int>(entry.row_end - entry.row_begin);
-      set_factors(item);
-      load_queries(item);
       const bool streamed = item.sequence.seq_q * setup.core.group() <= setup.tuning.stream_rows;
-      streamed ? attend_streamed(item) : attend_packed(item);
-      finish(item, map);
+      if (streamed) {
+        const std::int64_t heads = heads_together(item, schedule);
+        if (item.kv_head % heads != 0) continue;  // the item of the first of them takes it
+        item.heads = static_cast<int>(std::min(heads, setup.core.kv_heads - item.kv_head));
+      }
+      for (int head = 0; head < item.heads; ++head) load_queries(item_of_head(item, head), streamed);
+      streamed ? attend_streamed(item) : attend_packed(item_of_head(item, 0));
+      for (int head = 0; head < item.heads; ++head) finish(item_of_head(item, head), map);
     }
   });
 }

@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One work entry for one kv head: a q tile against a range of keys.
+/// One work entry for one kv head, or for some of them: a q tile against a range of keys.
 #pragma once
 
 #include "cpu/attention/schedule.hpp"
 
 namespace fovea::cpu {
 
-/// State of the item that a thread works on; the steps are in packed.cpp and stream.cpp.
+/// State of the item that a thread works on; the steps are in packed.cpp and streamed.cpp.
 struct Item {
   const Setup& setup;
   const Call& call;
   const Extents& extents;
-  const Scratch& scratch;
+  Scratch scratch;
   const WorkEntry& entry;
   Sequence sequence{};
-  std::int64_t kv_head = 0;
-  int rows = 0;
+  std::int64_t kv_head = 0;  // the first of
+  int heads = 1;
+  int rows = 0;                    // of a head
   float factor = 0, into_cap = 0;  // of SoftmaxTile
   bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
 
   std::int64_t query_of(std::int64_t row) const { return (entry.row_begin + row) / setup.core.group(); }
 };
+
+/// The item of one of its heads alone.
+Item item_of_head(const Item& item, int head);
 
 /// Addresses of the rows of keys [begin, end) of the item's sequence and head.
 void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows);

@@ -106,13 +106,12 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
       rows.add_scaled[static_cast<std::size_t>(DType::bf16)](p, operands, 1.0f, count);
     }
     rows.stream_values[static_cast<std::size_t>(item.setup.v_dtype())]({.p = p,
-                                                                        .values = s.v_rows[0] + seen.begin,
+                                                                        .values = {.rows = s.v_rows[0] + seen.begin, .count = count},
                                                                         .acc = s.acc + (begin + r) * item.extents.acc_stride,
                                                                         .rescale = s.rescale + r,
                                                                         .p_stride = stride,
                                                                         .acc_stride = item.extents.acc_stride,
                                                                         .rows = 1,
-                                                                        .count = count,
                                                                         .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
   }
 }

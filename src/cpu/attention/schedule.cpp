@@ -28,7 +28,9 @@ class Builder {
     if (rows == 0) return;
     const detail::KeyRange keys = detail::keys_seen_by_some(s.band, 0, s.seq_q, s.seq_k);
     if (rows <= setup_.tuning.split_rows) {
+      const std::int64_t before = done_.entries;
       add_parts(s, rows, keys);
+      if (rows <= setup_.tuning.stream_rows) streamed_ += done_.entries - before;
     } else {
       add_tiles(s, rows);
     }
@@ -42,6 +44,9 @@ class Builder {
     };
     WorkEntry* end = map_.entries + done_.entries;
     if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
+    done_.stream_heads = setup_.core.kv_heads;
+    const auto items = [&] { return streamed_ * tiles_of(setup_.core.kv_heads, done_.stream_heads); };
+    while (done_.stream_heads > 1 && items() < 2 * setup_.threads) done_.stream_heads = tiles_of(done_.stream_heads, 2);
     return done_;
   }
 
@@ -86,13 +91,17 @@ class Builder {
   const Setup& setup_;
   const WorkspaceMap& map_;
   Schedule done_{};
-  std::int64_t partials_ = 0, counters_ = 0;
+  std::int64_t partials_ = 0, counters_ = 0, streamed_ = 0;
 };
 
 }  // namespace
 
 Extents::Extents(const Setup& setup) {
   const AttentionKernels& kernels = *setup.attention;
+  const std::int64_t streamed = std::min<std::int64_t>(setup.tuning.stream_rows, setup.core.max_seq_q * setup.core.group());
+  const std::int64_t together = std::min<std::int64_t>(streamed * setup.core.kv_heads, kStreamItemRows);
+  item_rows = std::max<std::int64_t>(together, setup.tuning.q_rows);
+  step_rows = std::max<std::int64_t>(together, setup.tuning.chunk_rows);
   constexpr std::int64_t kWidestPiece = 32;  // elements that a kernel takes at once
   q_stride = round_up(setup.core.head_dim_qk, kWidestPiece);
   constexpr std::int64_t kOffPowerOfTwo = 16;  // or the same columns of all keys would share a few cache sets
@@ -139,19 +148,19 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   const std::int64_t operand = setup.attention->operand_bytes;
   Carver carver(base);
   Scratch s{};
-  s.q = carver.take<std::byte>(tuning.q_rows * extents.q_stride * setup.attention->qk_bytes());
-  s.acc = carver.take<float>(tuning.q_rows * extents.acc_stride);
-  s.maximum = carver.take<float>(tuning.q_rows);
-  s.sum = carver.take<float>(tuning.q_rows);
+  s.q = carver.take<std::byte>(extents.item_rows * extents.q_stride * setup.attention->qk_bytes());
+  s.acc = carver.take<float>(extents.item_rows * extents.acc_stride);
+  s.maximum = carver.take<float>(extents.item_rows);
+  s.sum = carver.take<float>(extents.item_rows);
   if (setup.int8) {
     s.q_scales = carver.take<float>(tuning.q_rows);
     s.k_scales = carver.take<float>(tuning.kv_tile + setup.attention->panel);
   }
   s.visible = carver.take<KeySpan>(tuning.q_rows);
-  s.scores = carver.take<float>(tuning.chunk_rows * extents.score_stride);
+  s.scores = carver.take<float>(extents.step_rows * extents.score_stride);
   s.weights =
       operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
-  s.rescale = carver.take<float>(tuning.chunk_rows);
+  s.rescale = carver.take<float>(extents.step_rows);
   s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
   s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * setup.attention->qk_bytes());
   s.values = setup.attention->shared_tile ? s.keys : carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);

@@ -25,15 +25,15 @@ struct ScheduleBounds {
 
 /// Memory that one thread works in.
 struct Scratch {
-  void* q = nullptr;                               // [q_rows][q_stride] operands
-  float* acc = nullptr;                            // [q_rows][acc_stride]
-  float* maximum = nullptr;                        // [q_rows]
-  float* sum = nullptr;                            // [q_rows]
+  void* q = nullptr;                               // [item_rows][q_stride] operands
+  float* acc = nullptr;                            // [item_rows][acc_stride]
+  float* maximum = nullptr;                        // [item_rows]
+  float* sum = nullptr;                            // [item_rows]
   float *q_scales = nullptr, *k_scales = nullptr;  // int8: [q_rows], [kv_tile]
   KeySpan* visible = nullptr;                      // [q_rows]
-  float* scores = nullptr;                         // [chunk_rows][score_stride]
+  float* scores = nullptr;                         // [step_rows][score_stride]
   void* weights = nullptr;                         // [chunk_rows][score_stride] operands; scores itself where they are f32
-  float* rescale = nullptr;                        // [chunk_rows]
+  float* rescale = nullptr;                        // [step_rows]
   RowBlock* blocks = nullptr;                      // [chunk_rows]
   void* keys = nullptr;                            // packed panels
   void* values = nullptr;                          // keys itself where the tile is shared
@@ -45,6 +45,7 @@ struct Scratch {
 /// Sizes that the engine and the map of the workspace share.
 struct Extents {
   explicit Extents(const Setup& setup);
+  std::int64_t item_rows = 0, step_rows = 0;  // of an item, and with scores at once: one head's, or the streamed ones of several
   std::int64_t q_stride = 0, qk_padded = 0, acc_stride = 0, score_stride = 0, row_pointers = 0;
   std::int64_t partial_floats = 0;  // one row's accumulator, maximum and sum
 };
@@ -66,6 +67,7 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes = nu
 
 struct Schedule {
   std::int64_t entries = 0, cost = 0;
+  std::int64_t stream_heads = 1;  // kv heads that a streamed item takes at most
 };
 
 /// Fills map.entries (longest first) and map.counters from the lengths of the call.

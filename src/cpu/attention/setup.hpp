@@ -30,6 +30,9 @@ struct Tuning {
 /// q_rows is never below this, except where no sequence has as many.
 inline constexpr std::int64_t kMinQRows = 64;
 
+/// Rows that are streamed together at most, those of several kv heads.
+inline constexpr int kStreamItemRows = 64;
+
 /// Strides of K or V in bytes. Dense rows: batch, row, head; a cache: block, row (token), head.
 struct KvStrides {
   std::int64_t batch = 0, block = 0, row = 0, head = 0;

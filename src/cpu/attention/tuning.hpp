@@ -15,7 +15,7 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 8 : kernels.block_rows < 32 ? 4 : 2);
   t.kv_tile = 512;
   while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
-  t.stream_tile = 64;
+  t.stream_tile = 128;
   t.stream_rows = 8;
   t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
   t.split_keys = 1024;

@@ -156,11 +156,10 @@ void multiply_exactly(const Head& head, const Product& product, int rows, Seen&&
     std::fill_n(head.scratch.exact, count, 0.0f);
     kernels.add_scaled[static_cast<std::size_t>(f32 ? DType::f32 : DType::bf16)](head.scratch.exact, weights, 1.0f, count);
     kernels.stream_values[head.dtype()]({.p = head.scratch.exact,
-                                         .values = product.value_rows + span.begin,
+                                         .values = {.rows = product.value_rows + span.begin, .count = count},
                                          .acc = product.acc + row * product.acc_stride,
                                          .acc_stride = product.acc_stride,
                                          .rows = 1,
-                                         .count = count,
                                          .head_dim = static_cast<int>(product.dim)});
   }
 }

@@ -9,8 +9,7 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 8;
 inline constexpr int kBlockRows = 6;  // 6 x 16: twelve accumulators, two keys, two queries
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 2;         // 2 queries x 4 keys
-inline constexpr int kStreamSums = 8;         // accumulators of the streamed P V
+inline constexpr int kStreamSums = 8;         // accumulators of the streamed products
 inline constexpr float kExp2Floor = -127.0f;  // 1 * 2^-127 has the bits of zero in scale_by_power
 
 inline constexpr int kRowBytes = 512 << 10;   // rows of q and out that share a packing
@@ -32,11 +31,28 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
   return {load8(storage, p)};
 }
 
+/// In a register from here on: the compiler would rather load it again for each product, and there are only two loads a cycle.
+FOVEA_INLINE Vec keep(Vec a) {
+  asm("" : "+x"(a.v));
+  return a;
+}
+
 /// Interleaving with zeros widens bf16 in one instruction a vector, half of what load() takes, but works within 128-bit lanes: the first
 /// vector holds elements 0-3 and 8-11, the second 4-7 and 12-15.
 FOVEA_INLINE Two load_two(BF16, const void* p) {
   const __m256i codes = _mm256_loadu_si256(static_cast<const __m256i*>(p)), none = _mm256_setzero_si256();
   return {{_mm256_castsi256_ps(_mm256_unpacklo_epi16(none, codes))}, {_mm256_castsi256_ps(_mm256_unpackhi_epi16(none, codes))}};
+}
+/// As load8(E4M3), sixteen codes up to the point where they are numbers of sixteen bits.
+FOVEA_INLINE Two load_two(E4M3, const void* p) {
+  const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 8);
+  const __m256i half = _mm256_and_si256(_mm256_srai_epi16(code, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  const __m256i top = _mm256_set1_epi16(0x3f80);
+  const __m256i nan = _mm256_srli_epi16(_mm256_cmpeq_epi16(_mm256_and_si256(half, top), top), 1);
+  const __m256i all = _mm256_or_si256(half, nan);
+  const __m256 scale = _mm256_set1_ps(256.0f);
+  return {{_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(all)), scale)},
+          {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(all, 1)), scale)}};
 }
 FOVEA_INLINE Two load_two_as(BF16, const float* p) { return {{_mm256_loadu2_m128(p + 8, p)}, {_mm256_loadu2_m128(p + 12, p + 4)}}; }
 FOVEA_INLINE void store_two_as(BF16, float* p, Two a) {
@@ -79,6 +95,14 @@ FOVEA_INLINE float reduce_max(Vec a) {
 }
 /// Four sums of lanes, side by side.
 FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) { _mm_storeu_ps(to, sums_of_four(a.v, b.v, c.v, d.v)); }
+
+/// Those of eight consecutive vectors.
+FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
+  __m256 a[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(vectors + i * kLanes);
+  _mm256_storeu_ps(to, sums_of_eight(a));
+}
 
 FOVEA_INLINE void store(F32, void* p, Vec a) { _mm256_storeu_ps(static_cast<float*>(p), a.v); }
 FOVEA_INLINE void store(F16, void* p, Vec a) {

@@ -9,8 +9,7 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 16;
 inline constexpr int kBlockRows = 12;  // 12 x 32: twenty-four accumulators, two keys; queries broadcast from memory
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 4;         // 4 queries x 4 keys
-inline constexpr int kStreamSums = 16;        // accumulators of the streamed P V
+inline constexpr int kStreamSums = 16;        // accumulators of the streamed products
 inline constexpr float kExp2Floor = -160.0f;  // 1 * 2^-160 underflows to zero
 
 inline constexpr int kRowBytes = 1024 << 10;  // rows of q and out that share a packing
@@ -26,6 +25,7 @@ struct Two {
 
 FOVEA_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
 FOVEA_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+FOVEA_INLINE Vec keep(Vec a) { return a; }
 FOVEA_INLINE Vec broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
 
 FOVEA_INLINE Vec load(F32, const void* p) { return {_mm512_loadu_ps(p)}; }
@@ -82,6 +82,14 @@ FOVEA_INLINE float reduce_max(Vec a) {
 /// Four sums of lanes, side by side.
 FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   _mm_storeu_ps(to, sums_of_four(halves_added(a), halves_added(b), halves_added(c), halves_added(d)));
+}
+
+/// Those of eight consecutive vectors.
+FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
+  __m256 a[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) a[i] = halves_added({_mm512_loadu_ps(vectors + i * kLanes)});
+  _mm256_storeu_ps(to, sums_of_eight(a));
 }
 
 FOVEA_INLINE void store(F32, void* p, Vec a) { _mm512_storeu_ps(p, a.v); }

@@ -39,10 +39,7 @@ struct BF16Math {
   FOVEA_INLINE StreamReg load_stream(S storage, const void* p) {
     return load_row(storage, p);
   }
-  template <class S>
-  FOVEA_INLINE StreamReg load_stream_q(S, const Operand* p) {
-    return load_operands(p);
-  }
+  FOVEA_INLINE StreamReg load_stream_q(const Operand* p) { return load_operands(p); }
   FOVEA_INLINE Vec stream_multiply_add(StreamReg a, StreamReg b, Vec c) { return multiply_add(a, b, c); }
   FOVEA_INLINE void store_weights(Operand* p, const Vec (&weight)[kPair]) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));

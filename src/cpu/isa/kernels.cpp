@@ -28,6 +28,7 @@ extern constexpr Kernels kKernels{
             .scores = scores<F32Math>,
             .softmax = softmax<F32Math>,
             .values = values<F32Math>,
+            .arrange_q = {nullptr, nullptr, arrange_q<BF16>, nullptr},
             .stream_scores = {stream_scores<F32Math, F32>, stream_scores<F32Math, F16>, stream_scores<F32Math, BF16>,
                               stream_scores<F32Math, E4M3>},
             .gradient = gradient<F32Math>,

@@ -15,8 +15,7 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 4;
 inline constexpr int kBlockRows = 4;  // 4 x 8
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamRows = 1;         // 1 query x 4 keys
-inline constexpr int kStreamSums = 8;         // accumulators of the streamed P V
+inline constexpr int kStreamSums = 8;         // accumulators of the streamed products
 inline constexpr float kExp2Floor = -127.0f;  // 1 * 2^-127 has the bits of zero in scale_by_power
 
 inline constexpr int kRowBytes = 512 << 10;   // rows of q and out that share a packing
@@ -34,6 +33,7 @@ struct Two {
 
 FOVEA_INLINE Vec zero() { return {Vec::Lanes{0, 0, 0, 0}}; }
 FOVEA_INLINE Vec splat(float x) { return {Vec::Lanes{x, x, x, x}}; }
+FOVEA_INLINE Vec keep(Vec a) { return a; }
 FOVEA_INLINE Vec broadcast(const float* p) { return splat(*p); }
 
 FOVEA_INLINE float decode(F16, std::uint16_t code) { return detail::f32_from_f16(code); }
@@ -109,6 +109,10 @@ FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   to[1] = reduce_add(b);
   to[2] = reduce_add(c);
   to[3] = reduce_add(d);
+}
+/// Those of eight consecutive vectors.
+FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
+  for (int i = 0; i < 8; ++i) to[i] = reduce_add(load(F32{}, vectors + i * kLanes));
 }
 FOVEA_INLINE float decode(F32, float code) { return code; }
 /// Elements [d, d + 8) of eight rows as f32: to[element * stride + row].
