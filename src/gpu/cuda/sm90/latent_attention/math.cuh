@@ -196,7 +196,7 @@ struct Math {
     bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
     uint2 bits{~0u, ~0u};  // one for each key
     // By the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
-    if (kSingleKeys && lane() == 0) bits = *reinterpret_cast<const uint2*>(storage.present[kOwner]);
+    if (kSingleKeys) load_shared_if(lane() == 0, shared_address(storage.present[kOwner]), bits);
     if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
     const std::uint32_t present[2] = {__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
 #pragma unroll
