@@ -155,7 +155,6 @@ struct Math {
   // ---- scores -------------------------------------------------------------------------------------------------------------------
 
   // scores = Q K^T, of the half that arrives first, then of the other: left before right for the even tiles, right before left for the odd.
-
   /// The first slice, so that the products have something to go on with while those before it are waited for.
   template <int kBuffer>
   __device__ void start_scores() {
@@ -363,7 +362,7 @@ struct Math {
     products_commit();
   }
 
-  /// Of 16 keys. ptxas wants all accumulators of a product in the registers of the launch, of which 512 threads have 128: so two products.
+  /// Of 16 keys. ptxas wants a product's accumulators within the registers of the launch, of which 512 threads have 128: then two.
   template <class Probabilities>
   __device__ void add_values(Probabilities p, std::uint64_t v) {
     if constexpr (Config::kLaunchRegisters < 160) {
