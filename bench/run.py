@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="threads of both libraries (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each case (default: %(default)s)")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cpu.json)")
+    parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cpu.json, with --case none)")
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran on the machine")
     parser.add_argument("--commit", help="revision measured (default: git's)")
     return parser.parse_args()
@@ -133,6 +133,9 @@ def main() -> int:
     device = "-".join(
         re.findall(r"[a-z0-9]+", f"{results['cpu']} {results['features'][-1] if results['features'] else ''}".lower())
     )
+    if args.case and not args.out:
+        print("not written: with --case, --out FILE keeps the results")
+        return 0
     out = args.out or ROOT / "bench" / "results" / device / f"{results['date']}-cpu.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")

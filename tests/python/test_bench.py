@@ -103,10 +103,10 @@ def bench_run(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", [str(word) for word in command])
         return run.main(), json.loads(out.read_text()) if out.exists() else None
 
-    threads = torch.get_num_threads(), fovea.get_num_threads()
+    threads = torch.get_num_threads()
     yield measure
-    torch.set_num_threads(threads[0])
-    fovea.set_num_threads(threads[1])
+    torch.set_num_threads(threads)
+    fovea.set_num_threads(0)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,10 @@ class Builder {
     WorkEntry* end = map_.entries + done_.entries;
     if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
     done_.stream_heads = setup_.core.kv_heads;
-    const auto items = [&] { return streamed_ * tiles_of(setup_.core.kv_heads, done_.stream_heads); };
-    while (done_.stream_heads > 1 && items() < 2 * setup_.threads) done_.stream_heads = tiles_of(done_.stream_heads, 2);
+    // Enough items to share, and none, the first is the longest, that all the other threads would wait for.
+    const auto too_few = [&] { return streamed_ * tiles_of(setup_.core.kv_heads, done_.stream_heads) < 4 * setup_.threads; };
+    const auto too_long = [&] { return map_.entries->cost * done_.stream_heads * setup_.threads > done_.cost; };
+    while (streamed_ > 0 && done_.stream_heads > 1 && (too_few() || too_long())) done_.stream_heads = tiles_of(done_.stream_heads, 2);
     return done_;
   }
 

@@ -144,7 +144,6 @@ inline constexpr AttentionKernels kSharedTileKernels{
     .scores = shared_scores,
     .softmax = softmax<F32Math>,
     .values = shared_values,
-    .stream_scores = {stream_scores<F32Math, F32>, stream_scores<F32Math, F16>, stream_scores<F32Math, BF16>, stream_scores<F32Math, E4M3>},
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -16,7 +16,7 @@ Result<void> launch_schedule(const Params& params, Stream stream);
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 
-/// In up to about so many blocks, if there are parts enough for each.
+/// In up to about so many blocks.
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream);
 

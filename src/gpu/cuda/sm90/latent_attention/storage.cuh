@@ -16,7 +16,7 @@ struct Storage {
   alignas(1024) std::byte p[kRowTile * 128];          // P of the odd tile
   Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it has stored the results
   Job loading[Config::kLoadThreads / 32];  // of each load warp: kept here, it costs them no registers
-  float maximum[2][kRowTile];              // of the rows, in base 2, after the even tile (by warpgroup 0) and after the odd one (by 1)
+  float maximum[2][kRowTile];              // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
   float sum[2][kRowTile];                  // after the last even tile, of those tiles; after the last odd one, of all
   float largest[2][kRowTile];              // scores of the even and of the odd tiles, where they are asked for
   alignas(8) std::uint8_t present[2][8];   // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
