@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -113,8 +112,7 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.row_tiles = static_cast<int>(tiles_of(tokens * core.group(), kRowTile));
   params.parts = std::max(processors / (params.row_tiles * params.kv_heads), 1);
   params.mask = core.mask;
-  // Not 0: a masked score is minus infinity, also times the scale.
-  params.scale_log2 = std::max(core.scale * 1.44269504088896341f, std::numeric_limits<float>::min());
+  params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kRequestOverhead;
   params.whole = core.batch_invariant;
 }
