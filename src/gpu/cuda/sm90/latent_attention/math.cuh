@@ -492,7 +492,7 @@ struct Math {
   detail::TileRange keys;     // that some row of the request sees
   detail::TileRange seen[2];  // keys that this thread's two rows see
   float out[128], scores[32], maximum[2], sum[2];
-  float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale
+  float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale; above 0, so that minus infinity stays what it is
   std::uint32_t probabilities[16];
   std::uint32_t parity = 0, q_parity = 0;
 };
