@@ -19,20 +19,20 @@ float scale_at(const float* scale, const std::optional<ScaleDesc>& desc, std::in
   return desc && scale != nullptr ? scale[batch * desc->batch_stride + kv_head * desc->head_stride] : 1.0f;
 }
 
-/// Folds every factor of the score into the exponent of two.
-void set_factors(Item& item) {
+/// Every factor of the score, folded into the exponent of two.
+HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
-  const double scale = static_cast<double>(core.scale) * scale_at(item.call.q_scale, item.setup.q_scale, batch, item.kv_head) *
-                       scale_at(item.call.k_scale, core.k_scale, batch, item.kv_head);
-  item.negate_q = scale < 0;
+  const double scale = static_cast<double>(core.scale) * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
+                       scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
   const double size = std::abs(scale);
+  constexpr float kLeast = std::numeric_limits<float>::min();  // -inf * 0 would be NaN
   if (core.softcap > 0) {
-    item.into_cap = std::max(static_cast<float>(size / core.softcap), std::numeric_limits<float>::min());
-    item.factor = static_cast<float>(core.softcap * kLog2e);
-  } else {
-    item.factor = std::max(static_cast<float>(size * kLog2e), std::numeric_limits<float>::min());  // -inf * 0 would be NaN
+    return {.factor = static_cast<float>(core.softcap * kLog2e),
+            .into_cap = std::max(static_cast<float>(size / core.softcap), kLeast),
+            .negate_q = scale < 0};
   }
+  return {.factor = std::max(static_cast<float>(size * kLog2e), kLeast), .negate_q = scale < 0};
 }
 
 void load_queries(const Item& item, bool streamed) {
@@ -46,7 +46,7 @@ void load_queries(const Item& item, bool streamed) {
                        head = item.kv_head * core.group() + flat % core.group();
     const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
     kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
-                          static_cast<int>(item.extents.q_stride), item.negate_q,
+                          static_cast<int>(item.extents.q_stride), item.factors->negate_q,
                           static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.qk_bytes());
   }
   if (const auto arrange = kernels.arrange_q[static_cast<std::size_t>(core.kv_dtype)]; streamed && arrange != nullptr) {
@@ -161,7 +161,7 @@ Item item_of_head(const Item& item, int head) {
   one.scratch.sum += row;
   one.scratch.scores += row * item.extents.score_stride;
   one.scratch.rescale += row;
-  set_factors(one);
+  one.factors += head;
   return one;
 }
 
@@ -239,8 +239,13 @@ void attend(const Setup& setup, const Call& call, std::byte* workspace) {
         if (item.kv_head % heads != 0) continue;  // the item of the first of them takes it
         item.heads = static_cast<int>(std::min(heads, setup.core.kv_heads - item.kv_head));
       }
-      for (int head = 0; head < item.heads; ++head) load_queries(item_of_head(item, head), streamed);
-      streamed ? attend_streamed(item) : attend_packed(item_of_head(item, 0));
+      std::array<HeadFactors, kStreamItemRows> factors;
+      item.factors = factors.data();
+      for (int head = 0; head < item.heads; ++head) {
+        factors[static_cast<std::size_t>(head)] = factors_of(item, item.kv_head + head);
+        load_queries(item_of_head(item, head), streamed);
+      }
+      streamed ? attend_streamed(item) : attend_packed(item);
       for (int head = 0; head < item.heads; ++head) finish(item_of_head(item, head), map);
     }
   });

@@ -6,6 +6,12 @@
 
 namespace fovea::cpu {
 
+/// What turns the products of a head into exponents of two.
+struct HeadFactors {
+  float factor = 0, into_cap = 0;  // of SoftmaxTile
+  bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
+};
+
 /// State of the item that a thread works on; the steps are in packed.cpp and streamed.cpp.
 struct Item {
   const Setup& setup;
@@ -16,9 +22,8 @@ struct Item {
   Sequence sequence{};
   std::int64_t kv_head = 0;  // the first of
   int heads = 1;
-  int rows = 0;                    // of a head
-  float factor = 0, into_cap = 0;  // of SoftmaxTile
-  bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
+  int rows = 0;                          // of a head
+  const HeadFactors* factors = nullptr;  // of each head: their scales may differ
 
   std::int64_t query_of(std::int64_t row) const { return (entry.row_begin + row) / setup.core.group(); }
 };

@@ -83,8 +83,8 @@ void run_softmax(const Item& item, const PackedTile& tile, int begin, const RowB
                                  .begin = block.key_begin / panel * panel,
                                  .end = static_cast<int>(round_up(block.key_end, panel)),
                                  .visible = tile.masked ? s.visible + row : nullptr,
-                                 .factor = item.factor,
-                                 .into_cap = item.into_cap,
+                                 .factor = item.factors->factor,
+                                 .into_cap = item.factors->into_cap,
                                  .maximum = s.maximum + row,
                                  .sum = s.sum + row,
                                  .rescale = s.rescale + block.row});

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Few query rows: K and V are read where they lie, while the next rows are on their way from memory.
-#include <array>
-
 #include "cpu/attention/item.hpp"
 
 namespace fovea::cpu {
@@ -45,12 +43,7 @@ void score(const Item& item, const StreamTile& tile) {
        .head_dim = static_cast<int>(item.setup.core.head_dim_qk)});
 }
 
-/// The scales of the heads differ, and so may their factors.
-struct HeadFactors {
-  float factor = 0, into_cap = 0;
-};
-
-void weigh_scores(const Item& item, const HeadFactors* heads, int count, bool masked) {
+void weigh_scores(const Item& item, int count, bool masked) {
   const Scratch& s = item.scratch;
   for (int head = 0, row = 0; head < item.heads; ++head, row += item.rows) {
     float* scores = s.scores + row * item.extents.score_stride;
@@ -62,8 +55,8 @@ void weigh_scores(const Item& item, const HeadFactors* heads, int count, bool ma
                               .begin = 0,
                               .end = static_cast<int>(round_up(count, 16)),
                               .visible = masked ? s.visible : nullptr,
-                              .factor = heads[head].factor,
-                              .into_cap = heads[head].into_cap,
+                              .factor = item.factors[head].factor,
+                              .into_cap = item.factors[head].into_cap,
                               .maximum = s.maximum + row,
                               .sum = s.sum + row,
                               .rescale = s.rescale + row});
@@ -103,11 +96,6 @@ void attend_streamed(const Item& item) {
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, size);
   const std::int64_t first = item.entry.key_begin / size, last = tiles_of(item.entry.key_end, size);
 
-  std::array<HeadFactors, kStreamItemRows> factors;
-  for (int head = 0; head < item.heads; ++head) {
-    const Item one = item_of_head(item, head);
-    factors[static_cast<std::size_t>(head)] = {one.factor, one.into_cap};
-  }
   StreamTile next = gather_tile(item, first, 0);
   for (std::int64_t at = first; at < last; ++at) {
     const StreamTile tile = next;
@@ -115,7 +103,7 @@ void attend_streamed(const Item& item) {
     const bool masked = at < tiles.full_first || at >= tiles.full_last || tile.k.count < size;
     if (masked) find_visible(item, tile.begin, {0, tile.k.count});
     score(item, tile);
-    weigh_scores(item, factors.data(), tile.k.count, masked);
+    weigh_scores(item, tile.k.count, masked);
     weigh_values(item, tile, next, masked);
   }
 }

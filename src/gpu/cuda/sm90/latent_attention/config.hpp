@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of the dense latent kernel that follow from one another.
+/// Constants of the latent kernel that follow from one another.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ struct Config {
   static constexpr Row kRow = kRow_;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 ? 256 : 128, kThreads = kMathThreads + kLoadThreads;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
+  static constexpr bool kWideProducts = kLaunchRegisters >= 158;     // which ptxas wants for one of 256 columns: 128 sums and some
   static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 192;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / kLoadThreads / 8 * 8;
   static constexpr int kHeadDim = kHeadDim_;

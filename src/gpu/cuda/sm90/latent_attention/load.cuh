@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The load warps: keys as one of the two key loaders brings them, and before the first keys of a request its query rows.
+/// The load warps: keys as one of the three key loaders brings them, and before the first keys of a request its query rows.
 #pragma once
 
 #include <type_traits>

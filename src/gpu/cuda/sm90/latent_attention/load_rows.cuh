@@ -12,7 +12,7 @@ template <class Config>
 class RowLoader {
  public:
   /// At a half's `full`: every thread, when its copies are there, and once more a lane of each warp, which has noted what is present.
-  static constexpr int kArrivals = Config::kLoadThreads + 4;
+  static constexpr int kWarps = Config::kLoadThreads / 32, kArrivals = Config::kLoadThreads + kWarps;
 
   __device__ RowLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {}
@@ -38,7 +38,7 @@ class RowLoader {
   }
 
  private:
-  static constexpr int kRows = kKeyTile / 4;                       // of a warp
+  static constexpr int kRows = kKeyTile / kWarps;                  // of a warp
   static constexpr int kStepRows = 4, kSteps = kRows / kStepRows;  // eight lanes share a row, 16 bytes of a slice each
 
   /// Of the rows that this lane brings, in the even tile and in the odd one.

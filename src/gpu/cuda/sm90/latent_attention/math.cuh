@@ -13,8 +13,8 @@ namespace fovea::gpu::sm90::latent {
 
 /// Named barriers, with who arrives and who waits. 0 is that of the whole CTA.
 enum : int {
-  kEvenReady = 1,   // maximum[0] and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
-  kOddReady = 2,    // maximum[1] and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
+  kEvenReady = 1,   // maximum[0] if it has grown, and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
+  kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
 };
@@ -154,8 +154,8 @@ struct Math {
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
 
-  // scores = Q K^T, of the half that arrives first, then of the other: left before right for the even tiles, right before left for the odd.
-  /// The first slice, so that the products have something to go on with while those before it are waited for.
+  /// The first slice of scores = Q K^T, so that the products have something to go on with while those before it are waited for. The half
+  /// that arrives first goes first: the left of even tiles, the right of odd ones.
   template <int kBuffer>
   __device__ void start_scores() {
     wait_full<kBuffer, kBuffer>();
@@ -362,14 +362,14 @@ struct Math {
     products_commit();
   }
 
-  /// Of 16 keys. ptxas wants a product's accumulators within the registers of the launch, of which 512 threads have 128: then two.
+  /// Of 16 keys: one product, or one for each half of the columns.
   template <class Probabilities>
   __device__ void add_values(Probabilities p, std::uint64_t v) {
-    if constexpr (Config::kLaunchRegisters < 160) {
+    if constexpr (Config::kWideProducts) {
+      Mma::values(out, p, v, true);
+    } else {
       Mma::half_values(&out[0], p, v, true);
       Mma::half_values(&out[64], p, advanced(v, kHalfSlices / 2 * kGroupBytes), true);
-    } else {
-      Mma::values(out, p, v, true);
     }
   }
 
