@@ -155,7 +155,7 @@ __device__ inline float sixth(float value) {
 class FourBitDivisor {
  public:
   __device__ explicit FourBitDivisor(float scale) {
-    high_ = __fdividef(1.0f, scale);
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(high_) : "f"(scale));  // 0 or normal, so that subnormals need no care
     low_ = fmaf(-scale, high_, 1.0f) * high_;
   }
   __device__ float divide(float value) const { return fmaf(value, high_, value * low_); }

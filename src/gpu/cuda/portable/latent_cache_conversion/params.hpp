@@ -10,6 +10,7 @@ namespace fovea::gpu::portable::conversion {
 inline constexpr int kWarps = 4;
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kChunkBytes = 16;  ///< what a lane moves of a row at once
+inline constexpr int kLineBytes = 128;  ///< of the device's caches
 
 /// Tokens that share a warp. A token has as many lanes as the largest group of values that share a scale has chunks: 16 of 16-bit values.
 constexpr int tokens_of_warp(std::size_t element_bytes) { return static_cast<int>(4 / element_bytes); }

@@ -93,35 +93,57 @@ __device__ inline Encoded<typename S::Codes> encode_e2m1(const Chunk& chunk) {
   return result;
 }
 
-template <class S, class T, bool kAligned>
-__device__ inline void store_codes(const Token<std::byte>& token, int pass, unsigned lane, const Encoded<typename S::Codes>& encoded) {
-  store_by<CacheUnit<kAligned, typename S::Codes>>(token.codes + pass * S::kCodeStep, encoded.codes);
+/// A token on its way to the cache, put together in shared memory: a block of one token.
+template <class S>
+struct alignas(kChunkBytes) Image {
+  static constexpr int kBytes = S::kPacked.bytes();
+  static constexpr int kScales = static_cast<int>(S::kPacked.scales_at(0, 1)), kRope = static_cast<int>(S::kPacked.rope_at(0));
+  std::byte bytes[kBytes];
+};
+
+template <class S>
+__device__ inline void put_codes(Image<S>& image, int pass, unsigned lane, const Encoded<typename S::Codes>& encoded) {
+  store_by<typename S::Codes>(image.bytes + pass * S::kCodeStep + lane * S::kCodeBytes, encoded.codes);
   if (lane % S::kGroupLanes != 0) return;
-  std::byte* scale = token.scales + pass * S::kScaleStep;
-  if constexpr (S::kScaleBytes == 4) {
-    store_by<CacheUnit<kAligned, std::uint32_t>>(scale, encoded.scale);
-  } else {
-    *scale = static_cast<std::byte>(encoded.scale);
-  }
+  using Scale = std::conditional_t<S::kScaleBytes == 4, std::uint32_t, std::uint8_t>;
+  std::byte* scale = image.bytes + Image<S>::kScales + pass * S::kScaleStep + lane / S::kGroupLanes * S::kScaleBytes;
+  store_by<Scale>(scale, static_cast<Scale>(encoded.scale));
 }
 
-template <class S, class T, bool kAligned>
-__device__ inline void store_rope(const Token<std::byte>& token, unsigned lane, const Chunk& chunk) {
-  // The first lane's scale is the first of all.
+template <class S, class T>
+__device__ inline void put_rope(Image<S>& image, unsigned lane, const Chunk& chunk) {
   if (S::kPaddingBytes > 0 && lane == 0) {
-    for (int i = S::kPacked.groups() * S::kScaleBytes; i < S::kPacked.scale_bytes; ++i) token.scales[i] = std::byte{0};
+    for (int i = S::kPacked.groups() * S::kScaleBytes; i < S::kPacked.scale_bytes; ++i) image.bytes[Image<S>::kScales + i] = std::byte{0};
   }
   if (!S::has_rope(lane)) return;
   typename S::Rope rope;
 #pragma unroll
   for (int pair = 0; pair < S::kValues / 2; ++pair) rope.element[pair] = bf16_pair<T>(chunk, pair);
-  store_by<CacheUnit<kAligned, typename S::Rope>>(token.rope, rope);
+  store_by<typename S::Rope>(image.bytes + Image<S>::kRope + lane * sizeof rope, rope);
+}
+
+/// The lanes begin where a line of the cache does, so each line takes one request, and no sector is written in parts but those at the ends
+/// of a token.
+template <class S, bool kAligned>
+__device__ inline void store_image(const Token<std::byte>& token, const Image<S>& image, unsigned lane) {
+  using Whole = std::conditional_t<Image<S>::kBytes % kChunkBytes == 0, Chunk, std::uint64_t>;
+  using Unit = CacheUnit<kAligned, Whole>;
+  constexpr int kUnit = sizeof(Unit), kStep = S::kLanes * kUnit, kLine = kStep < kLineBytes ? kStep : kLineBytes;
+  static_assert(Image<S>::kBytes % kUnit == 0 && Image<S>::kScales % kUnit == 0);
+  const int first = static_cast<int>(lane) * kUnit - static_cast<int>(reinterpret_cast<std::uintptr_t>(token.codes) % kLine);
+  std::byte *codes = token.codes + first, *scales = token.scales + (first - Image<S>::kScales);
+#pragma unroll
+  for (int step = 0; step < Image<S>::kBytes + kLine - kUnit; step += kStep) {
+    const int at = first + step;
+    if (at < 0 || at >= Image<S>::kBytes) continue;
+    store_by<Unit>((at < Image<S>::kScales ? codes : scales) + step, load_by<Unit, Unit>(image.bytes + at));
+  }
 }
 
 template <class S, class T, bool kAligned>
-__device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, unsigned lane) {
+__device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, unsigned lane, Image<S>& image) {
   // The row does not wait for the slot: where there is none, it has been read for nothing.
-  const bool there = at < params.tokens, wanted = has_slot(params, slot);
+  const bool there = at < params.tokens;
   const std::byte* row = params.rows + at * params.row_stride + lane * kChunkBytes;
   Chunk chunks[S::kPasses] = {}, rope{};
 #pragma unroll
@@ -129,7 +151,6 @@ __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t
     if (there && S::has_codes(pass, lane)) chunks[pass] = load_by<Chunk, RowUnit<kAligned, T>>(row + pass * S::kRowStep);
   }
   if (there && S::has_rope(lane)) rope = load_by<Chunk, RowUnit<kAligned, T>>(row + S::kCodeChunks * kChunkBytes);
-  const auto token = token_at<S>(params, wanted ? slot : 0, lane);
 #pragma unroll
   for (int pass = 0; pass < S::kPasses; ++pass) {
     Encoded<typename S::Codes> encoded;
@@ -138,16 +159,21 @@ __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t
     } else {
       encoded = encode_e2m1<S, T>(chunks[pass]);
     }
-    if (wanted && S::has_codes(pass, lane)) store_codes<S, T, kAligned>(token, pass, lane, encoded);
+    if (S::has_codes(pass, lane)) put_codes<S>(image, pass, lane, encoded);
   }
-  if (wanted) store_rope<S, T, kAligned>(token, lane, rope);
+  put_rope<S, T>(image, lane, rope);
+  __syncwarp();
+  if (has_slot(params, slot)) store_image<S, kAligned>(token_at<S>(params, slot, 0), image, lane);
+  __syncwarp();  // the image is free for the next token
 }
 
 template <CacheFormat kFormat, class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads) quantize(const __grid_constant__ QuantizeParams params) {
   using S = Shape<kFormat, T>;
-  for_each_token<S>(params,
-                    [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane); });
+  __shared__ Image<S> images[kThreads / S::kLanes];
+  Image<S>& image = images[threadIdx.x / S::kLanes];
+  for_each_token<S>(
+      params, [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane, image); });
 }
 
 }  // namespace fovea::gpu::portable::conversion
