@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+import fovea
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,14 +44,15 @@ class Subject(Protocol):
     flops: int
     bytes: int  # each that is read or written once
     graph: bool  # whether to time it as a graph
+    layers: bool  # whether there are others with the same schedule: all of decode
 
-    def run(self) -> Tensor: ...
+    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor: ...
 
-    def check(self) -> float:
-        """The relative error; raises when it is too large."""
+    def check(self, call: Callable[[], Tensor] | None = None) -> float:
+        """The relative error of a run or of another call; raises when it is too large."""
 
-    def peers(self) -> dict[str, Callable[[], Tensor]]:
-        """Others that compute the same, checked."""
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        """Others that compute the same, checked. shared: with the schedule of a call before."""
 
 
 def median_ms(call: Callable[[], object], warmup: int = 60, measure: int = 200) -> float:
@@ -62,8 +66,8 @@ def median_ms(call: Callable[[], object], warmup: int = 60, measure: int = 200) 
     return do_bench(call, warmup=warmup, rep=measure, return_mode="median")
 
 
-def recorded(*calls: Callable[[], object]) -> Callable[[], None]:
-    """One after another as a CUDA graph."""
+def recorded(*calls: Callable[[], object], shared: bool = False) -> Callable[[], None]:
+    """One after another as a CUDA graph. shared: with the schedule of another graph before it."""
 
     def all_calls() -> None:
         for call in calls:
@@ -73,10 +77,13 @@ def recorded(*calls: Callable[[], object]) -> Callable[[], None]:
     if DEVICE == "cpu":
         return all_calls
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        all_calls()
-    return graph.replay
+    graphs = []
+    for _ in range(2 if shared else 1):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            all_calls()
+        graphs[-1].replay()
+    return lambda: graphs[-1].replay()  # the memory of all of them is in use
 
 
 def matrix_rate(size: int = 8192, median: Callable[[Callable[[], object]], float] = median_ms) -> float:
@@ -219,16 +226,20 @@ class Bench:
 
     def line(self, row: dict) -> str:
         if "chain" in row:
-            return f"alone {row['alone_us']:.1f} us, one of {row['chain']} {row['chained_us']:.1f} us"
+            shared = f", with a shared schedule {row['shared_us']:.1f} us"
+            return f"alone {row['alone_us']:.1f} us, one of {row['chain']} {row['chained_us']:.1f} us{shared}"
         text = f"{row['milliseconds']:8.4f} ms"
         if "flops" in row:
             text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['of_matrix_rate']:5.2f} of the matrix rate"
         if "bytes" in row:
             text += f" {row['bytes'] / 1e9:5.0f} GB/s {row['of_copy_rate']:5.2f} of the copy rate"
-        return text + "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("peers", {}).items())
+        text += "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("peers", {}).items())
+        if "shared_milliseconds" in row:
+            text += f"  shared schedule {row['shared_milliseconds']:.4f} ms"
+        return text + "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("shared_peers", {}).items())
 
-    def milliseconds(self, subject: Subject, call: Callable[[], object]) -> float:
-        return self.median(recorded(call) if subject.graph else call)
+    def milliseconds(self, subject: Subject, call: Callable[[], object], shared: bool = False) -> float:
+        return self.median(recorded(call, shared=shared) if subject.graph else call)
 
     def time(self, subject: Subject) -> dict:
         """Checked, then timed."""
@@ -241,20 +252,33 @@ class Bench:
         flops, moved = (work / row["milliseconds"] * 1e3 for work in (subject.flops, subject.bytes))
         row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
-        if peers := subject.peers():
+        if peers := subject.peers(shared=False):
             row["peers"] = {name: self.milliseconds(subject, call) for name, call in peers.items()}
+        return row | self.shared(subject)
+
+    def shared(self, subject: Subject) -> dict:
+        """The same for a layer that runs with the schedule of one before."""
+        if not subject.layers:
+            return {}
+        call = partial(subject.run, fovea.LatentSchedule())
+        call()
+        error = subject.check(call)
+        row: dict[str, Any] = {"shared_milliseconds": self.milliseconds(subject, call, shared=True), "shared_error": error}
+        if peers := subject.peers(shared=True):
+            row["shared_peers"] = {name: self.milliseconds(subject, peer, shared=True) for name, peer in peers.items()}
         return row
 
     def latency(self, cases: Iterable[Case], make: Callable[[Any], Subject]) -> None:
-        """Microseconds of a graph of one call, and of each call in a graph of many."""
+        """Microseconds of a graph of one call, and of each call in a graph of many, that share a schedule or do not."""
 
         def measure(case: Case) -> dict:
-            layers = [make(case) for _ in range(CHAIN)]
-            for layer in layers:
-                layer.check()
-            calls = [layer.run for layer in layers]
-            alone, chained = self.median(recorded(calls[0])), self.median(recorded(*calls)) / CHAIN
-            return {"alone_us": alone * 1e3, "chained_us": chained * 1e3, "chain": CHAIN}
+            layers, schedule = [make(case) for _ in range(CHAIN)], fovea.LatentSchedule()
+            calls, sharing = ([partial(layer.run, shared) for layer in layers] for shared in (None, schedule))
+            for layer, call, shared in zip(layers, calls, sharing, strict=True):
+                layer.check(call)
+                layer.check(shared)
+            alone, chained, together = (self.median(recorded(*some)) * 1e3 for some in (calls[:1], calls, sharing))
+            return {"alone_us": alone, "chained_us": chained / CHAIN, "shared_us": together / CHAIN, "chain": CHAIN}
 
         self.rows(cases, measure, self.results.setdefault("latency", []), "graph: ")
 

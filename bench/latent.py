@@ -110,7 +110,7 @@ class LatentSubject:
     """What dense and token-sparse attention have in common. q and out: [batch, seq_q, head, ..]."""
 
     def __init__(self, batch: int, seq_q: int, heads: int, cache: Cache, width: int) -> None:
-        self.cache, self.graph, self.width = cache, batch <= GRAPH_BATCH, width
+        self.cache, self.graph, self.layers, self.width = cache, batch <= GRAPH_BATCH, True, width
         self.q = torch.randn(batch, seq_q, heads, width, device=DEVICE).to(cache.q_dtype)
         self.out = torch.empty(*self.q.shape[:-1], LATENT, dtype=cache.q_dtype, device=DEVICE)
 
@@ -119,10 +119,10 @@ class LatentSubject:
         self.flops = 2 * pairs * self.q.shape[2] * (self.width + LATENT)
         self.bytes = cache_bytes + 2 * (self.q.numel() + self.out.numel())
 
-    def run(self) -> Tensor:
+    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor:
         raise NotImplementedError
 
-    def peers(self) -> dict[str, Callable[[], Tensor]]:
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         return {}
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:

@@ -7,6 +7,7 @@ installed, it is checked and timed on the same inputs."""
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from gpu import DEVICE, Bench
@@ -88,7 +89,7 @@ class Decode(LatentSubject):
         tokens = int(self.kv_len.sum())
         self.work(case.seq_q * tokens, tokens * self.cache.token_bytes)
 
-    def run(self) -> Tensor:
+    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor:
         return fovea.latent_attention(
             self.q,
             self.cache.data,
@@ -98,21 +99,30 @@ class Decode(LatentSubject):
             causal=self.case.causal,
             cache_scale=self.cache.scale,
             out=self.out,
+            schedule=schedule,
         )
 
-    def flash_mla(self) -> Tensor:
-        """Scheduling included, as in Fovea's call."""
+    def flash_mla_metadata(self) -> tuple:
         import flash_mla
 
-        metadata = flash_mla.get_mla_metadata(self.kv_len, self.case.seq_q * self.case.heads, 1)
-        arguments = (self.q, self.cache.data, self.table, self.kv_len, LATENT, *metadata)
+        return flash_mla.get_mla_metadata(self.kv_len, self.case.seq_q * self.case.heads, 1)
+
+    def flash_mla(self, metadata: tuple | None = None) -> Tensor:
+        """Scheduling included, as in Fovea's call, unless a call before had the metadata."""
+        import flash_mla
+
+        arguments = (self.q, self.cache.data, self.table, self.kv_len, LATENT, *(metadata or self.flash_mla_metadata()))
         return flash_mla.flash_mla_with_kvcache(*arguments, causal=self.case.causal)[0]
 
-    def peers(self) -> dict[str, Callable[[], Tensor]]:
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         if not importlib.util.find_spec("flash_mla") or (self.case.cache, self.case.page) != ("rows", 64):
             return {}
-        self.check(self.flash_mla)
-        return {"FlashMLA": self.flash_mla}
+        call = self.flash_mla
+        if shared:
+            call = partial(self.flash_mla, self.flash_mla_metadata())
+            call()
+        self.check(call)
+        return {"FlashMLA": call}
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:
         """All queries of four sequences."""

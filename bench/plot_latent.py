@@ -88,6 +88,9 @@ def case_table(rows: list[dict]) -> str:
     header = ["case", "Fovea", "TFLOP/s", "GB/s", "of the ceiling"]
     for name in names:
         header += [name, "Fovea is faster by"]
+    shared = any("shared_milliseconds" in row for row in rows)
+    if shared:
+        header += ["Fovea, shared schedule", *(f"{name}, shared" for name in names)]
     lines = []
     for row in rows:
         line = [
@@ -100,8 +103,17 @@ def case_table(rows: list[dict]) -> str:
         for name in names:
             theirs = row.get("peers", {}).get(name)
             line += [milliseconds(theirs / 1e3), f"{theirs / row['milliseconds']:.2f} x"] if theirs else ["", ""]
+        if shared:
+            times = [row.get("shared_milliseconds"), *(row.get("shared_peers", {}).get(name) for name in names)]
+            line += [milliseconds(time / 1e3) if time else "" for time in times]
         lines.append(line)
     return text_table(header, lines, range(1, len(header)))
+
+
+def about_sharing(rows: list[dict]) -> str:
+    if not any("shared_milliseconds" in row for row in rows):
+        return ""
+    return '"Shared" is the time of a layer that runs with the schedule of one before it.'
 
 
 def small_batches(results: dict) -> str:
@@ -110,9 +122,10 @@ def small_batches(results: dict) -> str:
     for row in results.get("latency", []):
         sparse = f", {row['topk']} of them listed, {row['cache_format']}" if "topk" in row else ""
         sizes = f"Batch {row['batch']}, {row['kv_len']} tokens, {row['heads']} heads{sparse}"
+        shared = f"; {row['shared_us']:.1f} us where these share a schedule" if "shared_us" in row else ""
         lines.append(
             f"* {sizes}, as a CUDA graph: {row['alone_us']:.1f} us for one call, {row['chained_us']:.1f} us "
-            f"for each of {row['chain']} calls in one graph, each with tensors of its own."
+            f"for each of {row['chain']} calls in one graph, each with tensors of its own{shared}."
         )
     host = results.get("host", {})
     parts = [f"{host['python_us']:.1f} us from Python (the whole call, planning included)"] if "python_us" in host else []
@@ -163,6 +176,7 @@ def section(path: Path, results: dict) -> str:
 
 bf16 rows of 576 values in pages of 64 tokens. A case says how many sequences it has, the query tokens and cached tokens of each
 (`~`: normal around that number with half of it as deviation; `=`: all equal) and the heads. L2 is flushed before each call.{beside}
+{about_sharing(results["cases"])}
 
 {ceilings(results)}
 
@@ -185,6 +199,7 @@ def sparse_section(path: Path, results: dict) -> str:
 A case says how many sequences it has, the query tokens and cached tokens of each, the heads, how many tokens a query lists (and
 of the extra cache) and the format of the cache; lists are random. Times are those of a whole call, scheduling included; of the
 cache each byte that is read counts once.
+{about_sharing(results["cases"])}
 
 {ceilings(results)}
 

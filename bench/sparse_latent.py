@@ -92,7 +92,8 @@ class Sparse(LatentSubject):
         self.case, self.extra, self.extra_indices = case, None, None
         cache = Cache(case.cache_format, case.sequences * case.kv_len // case.page, case.page)
         super().__init__(case.sequences, case.seq_q, case.heads, cache, row_width(case.cache_format))
-        self.graph = self.graph and case.batch > 0
+        self.layers = case.batch > 0
+        self.graph = self.graph and self.layers
         self.indices = random_lists(case, case.topk, case.kv_len)
         tokens = case.sequences * case.seq_q
         read = min(tokens * case.topk, cache.slots) * cache.token_bytes
@@ -102,14 +103,14 @@ class Sparse(LatentSubject):
             read += min(tokens * case.extra_topk, self.extra.slots) * self.extra.token_bytes
         self.work(tokens * (case.topk + case.extra_topk), read)
 
-    def run(self) -> Tensor:
+    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor:
         q, indices, data, out = self.q, self.indices, self.cache.data, self.out
         if not self.case.batch:
             q, indices, out, data = q[0], indices[0], out[0], data[0]
         extra = {}
         if self.extra is not None:
             extra = {"extra_cache": self.extra.data, "extra_indices": self.extra_indices, "extra_format": self.extra.format}
-        fovea.sparse_latent_attention(q, data, indices, format=self.cache.format, out=out, **extra)
+        fovea.sparse_latent_attention(q, data, indices, format=self.cache.format, out=out, schedule=schedule, **extra)
         return self.out
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:

@@ -101,7 +101,7 @@ class Cache:
 
     def attend(self, layer: int, q: Tensor, step: "Step", scale: float) -> Tensor:
         """q [total_q, head, 576] over the cache: [total_q, head, 512]."""
-        same = {"scale": scale, "format": self.format}
+        same = {"scale": scale, "format": self.format, "schedule": step.schedule}
         given = q if self.format == "rows" else q.bfloat16()  # packed rows are bf16 to the kernels
         if self.top_k is None:
             out = fovea.latent_attention(given, self.layers[layer], self.block_table, step.kv_len, step.cu_seqlens, **same)
@@ -132,6 +132,7 @@ class Step:
     slots: Tensor
     cu_seqlens: Tensor
     kv_len: Tensor
+    schedule: fovea.LatentSchedule = field(default_factory=fovea.LatentSchedule)  # the same in all layers
 
     @classmethod
     def of(cls, sequences: list[Tensor], cached: list[int], cache: Cache) -> "Step":

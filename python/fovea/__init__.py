@@ -18,6 +18,7 @@ from fovea._explain import explain
 from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
+from fovea._latent_schedule import LatentSchedule
 from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
@@ -29,6 +30,7 @@ __all__ = [
     "CacheFormat",
     "Device",
     "Implementation",
+    "LatentSchedule",
     "QuantizedQk",
     "QuantizedV",
     "attention",

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention over a cache of latent rows, dense and token-sparse."""
 
-import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, refuse_gradients, scale_tensor, typed
-
-_latent_attention = torch.ops.fovea.latent_attention.default
-_sparse_latent_attention = torch.ops.fovea.sparse_latent_attention.default
+from fovea._latent_schedule import LatentSchedule, run
+from fovea._library import band, empty_lse, refuse_gradients, scale_tensor
 
 _LATENT_DIM = 512  # values of a row that are V too
 
@@ -31,6 +28,7 @@ def latent_attention(
     return_lse: bool = False,
     implementation: str | None = None,
     batch_invariant: bool = False,
+    schedule: LatentSchedule | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Multi-head latent attention (MLA) in absorbed form over a block-table cache: decode, speculative decode and prefill.
 
@@ -59,6 +57,7 @@ def latent_attention(
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm).
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
+        schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
@@ -75,27 +74,26 @@ def latent_attention(
     if lse is None and return_lse:
         lse = empty_lse(q)
     left, right = band(causal, window)
-    try:
-        _latent_attention(
-            q,
-            cache,
-            format,
-            block_table,
-            cu_seqlens_q,
-            kv_len,
-            out,
-            lse,
-            max_seqlen_q,
-            max_kv_len,
-            left,
-            right,
-            scale or 0.0,
-            scale_tensor(cache_scale, q.device),
-            implementation or "",
-            batch_invariant,
-        )
-    except RuntimeError as error:
-        raise typed(error) from None
+    run(
+        "latent_attention",
+        schedule,
+        q,
+        cache,
+        format,
+        block_table,
+        cu_seqlens_q,
+        kv_len,
+        out,
+        lse,
+        max_seqlen_q,
+        max_kv_len,
+        left,
+        right,
+        scale or 0.0,
+        scale_tensor(cache_scale, q.device),
+        implementation or "",
+        batch_invariant,
+    )
     return out if lse is None else (out, lse)
 
 
@@ -119,6 +117,7 @@ def sparse_latent_attention(
     return_max_logits: bool = False,
     implementation: str | None = None,
     batch_invariant: bool = False,
+    schedule: LatentSchedule | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Multi-head latent attention in which each query row lists the tokens that it reads.
 
@@ -146,6 +145,7 @@ def sparse_latent_attention(
         return_max_logits: Whether to return ``max_logits`` too.
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
+        schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
         out, or a tuple of out and what else was asked for, lse before max_logits. A row that sees no key gives 0, -inf and -inf.
@@ -164,27 +164,26 @@ def sparse_latent_attention(
         lse = empty_lse(q)
     if max_logits is None and return_max_logits:
         max_logits = empty_lse(q)
-    try:
-        _sparse_latent_attention(
-            q,
-            _blocks(cache, format),
-            format,
-            indices,
-            topk_length,
-            extra_cache if extra_cache is None else _blocks(extra_cache, extra_format),
-            extra_format,
-            extra_indices,
-            extra_topk_length,
-            out,
-            lse,
-            max_logits,
-            scale or 0.0,
-            sink,
-            implementation or "",
-            batch_invariant,
-        )
-    except RuntimeError as error:
-        raise typed(error) from None
+    run(
+        "sparse_latent_attention",
+        schedule,
+        q,
+        _blocks(cache, format),
+        format,
+        indices,
+        topk_length,
+        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format),
+        extra_format,
+        extra_indices,
+        extra_topk_length,
+        out,
+        lse,
+        max_logits,
+        scale or 0.0,
+        sink,
+        implementation or "",
+        batch_invariant,
+    )
     asked = tuple(tensor for tensor in (lse, max_logits) if tensor is not None)
     return (out, *asked) if asked else out
 

@@ -24,6 +24,14 @@ class Arguments {
  public:
   explicit Arguments(StableIValue* stack) : next_(stack) { begin_call(); }
 
+  /// Of a call that is only planned: the first is the device.
+  static Arguments of_planning(StableIValue* stack) {
+    Arguments arguments(stack);
+    const auto device = arguments.take<torch::stable::Device>();
+    begin_planning({device.is_cpu() ? Backend::cpu : Backend::cuda, device.has_index() ? device.index() : 0});
+    return arguments;
+  }
+
   template <class T>
   T take() {
     return torch::stable::detail::to<T>(*next_++);

@@ -20,9 +20,14 @@ struct FreeAligned {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-std::optional<Device>& known_device() {
-  thread_local std::optional<Device> device;
-  return device;
+struct Call {
+  std::optional<Device> device{};
+  bool planned_only = false;
+};
+
+Call& current_call() {
+  thread_local Call call;
+  return call;
 }
 
 std::string text(Device device) {
@@ -54,18 +59,21 @@ CurrentStream find_current_stream() {
 
 }  // namespace
 
-void begin_call() { known_device().reset(); }
+void begin_call() { current_call() = {}; }
+
+void begin_planning(Device device) { current_call() = {.device = device, .planned_only = true}; }
 
 void check_device(const Tensor& tensor, const char* name) {
+  if (current_call().planned_only && tensor.device().type() == torch::headeronly::DeviceType::Meta) return;
   if (!tensor.is_cpu() && !tensor.is_cuda()) raise_invalid(field(name, "device"), "another device", "cpu or cuda");
   const Device device = tensor.is_cuda() ? Device{Backend::cuda, tensor.get_device_index()} : Device{};
-  std::optional<Device>& known = known_device();
+  std::optional<Device>& known = current_call().device;
   if (!known) known = device;
   if (known->backend == device.backend && known->ordinal == device.ordinal) return;
   raise_invalid(field(name, "device"), text(device), text(*known) + ", as the tensors before it");
 }
 
-Device call_device() { return known_device().value_or(Device{}); }
+Device call_device() { return current_call().device.value_or(Device{}); }
 
 Stream call_stream() {
   const Device device = call_device();
@@ -81,11 +89,25 @@ Scratch scratch(std::size_t bytes) {
   const Device device = call_device();
   if (device.backend == Backend::cpu) return {.workspace = cpu_memory(bytes)};
   if (bytes == 0) return {};
-  const std::array size{static_cast<std::int64_t>(bytes)};
-  const torch::stable::Device place(torch::headeronly::DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(device.ordinal));
-  Scratch memory{.owner = torch::stable::empty({size.data(), size.size()}, torch::headeronly::ScalarType::Byte, std::nullopt, place)};
+  Scratch memory{.owner = new_bytes(static_cast<std::int64_t>(bytes))};
   memory.workspace = {memory.owner->data_ptr(), bytes};
   return memory;
+}
+
+Tensor new_bytes(std::int64_t bytes) {
+  using torch::headeronly::DeviceType;
+  const Device device = call_device();
+  const DeviceType type = device.backend == Backend::cpu ? DeviceType::CPU : DeviceType::CUDA;
+  const torch::stable::Device place(type, static_cast<torch::stable::DeviceIndex>(device.ordinal));
+  const std::array size{bytes};
+  return torch::stable::empty({size.data(), size.size()}, torch::headeronly::ScalarType::Byte, std::nullopt, place);
+}
+
+Workspace schedule_memory(const Tensor& schedule) {
+  check_device(schedule, "schedule");
+  if (!holds_bytes(schedule)) raise_invalid("schedule.dtype", dtype_text(schedule), "uint8");
+  if (!schedule.is_contiguous()) raise_invalid("schedule.strides", "gaps", "none (contiguous)");
+  return {data(schedule), static_cast<std::size_t>(schedule.numel())};
 }
 
 }  // namespace fovea::binding

@@ -11,6 +11,9 @@ namespace fovea::binding {
 /// A new call begins in this thread: its device is not known yet.
 void begin_call();
 
+/// A call that is only planned for `device`: its tensors may be on torch's meta device, descriptions without memory.
+void begin_planning(Device device);
+
 /// The first tensor of a call says its device; all others must agree.
 void check_device(const torch::stable::Tensor& tensor, const char* name);
 
@@ -28,9 +31,30 @@ struct Scratch {
 };
 Scratch scratch(std::size_t bytes);
 
-/// Runs on the call's device. Neither waits nor allocates anything but the workspace.
+/// A schedule is the workspace of its plan, which several calls share. The CPU has none: every run looks at the lengths anyway.
+template <class Plan>
+std::int64_t schedule_bytes(const Plan& plan) {
+  return call_device().backend == Backend::cpu ? 0 : static_cast<std::int64_t>(plan.workspace_bytes());
+}
+
+/// A new tensor of so many bytes on the call's device.
+torch::stable::Tensor new_bytes(std::int64_t bytes);
+
+/// The memory of such a tensor; anything else is refused.
+Workspace schedule_memory(const torch::stable::Tensor& schedule);
+
 template <class Plan, class Args>
-Result<void> run(const Plan& plan, const Args& args) {
+Result<torch::stable::Tensor> prepare(const Plan& plan, const Args& args) {
+  torch::stable::Tensor schedule = new_bytes(schedule_bytes(plan));
+  if (call_device().backend == Backend::cpu) return schedule;
+  if (Result<void> good = plan.prepare(args, schedule_memory(schedule), call_stream()); !good) return good.error();
+  return schedule;
+}
+
+/// Runs on the call's device. Neither waits nor allocates anything but the workspace, which is the schedule's where one is given.
+template <class Plan, class Args>
+Result<void> run(const Plan& plan, const Args& args, const std::optional<torch::stable::Tensor>& schedule = std::nullopt) {
+  if (schedule && call_device().backend != Backend::cpu) return plan.run_prepared(args, schedule_memory(*schedule), call_stream());
   const Scratch memory = scratch(plan.workspace_bytes());
   return plan.run(args, memory.workspace, call_stream());
 }

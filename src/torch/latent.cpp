@@ -17,6 +17,7 @@ struct Call {
   float scale;
   OptionalTensor cache_scale;
   PlanOptions options;
+  OptionalTensor schedule;
 
   bool ragged() const { return q.dim() == 3; }
 };
@@ -36,9 +37,11 @@ Call take_call(Arguments arguments, std::string& implementation) {
             .mask = arguments.band(),
             .scale = arguments.real(),
             .cache_scale = arguments.optional_tensor(),
-            .options = {}};
+            .options = {},
+            .schedule = {}};
   implementation = arguments.text();
   call.options = {.implementation = implementation, .batch_invariant = arguments.flag()};
+  call.schedule = arguments.optional_tensor();
   return call;
 }
 
@@ -62,27 +65,42 @@ LatentAttentionPlan make_plan(const Call& call) {
   return value_or_raise(plan_latent_attention(desc, call_device(), call.options));
 }
 
+LatentAttentionArgs make_args(const Call& call) {
+  const std::int64_t batch = call.block_table.size(0);
+  return {.q = data(call.q),
+          .cache = data(call.cache),
+          .out = data(call.out),
+          .lse = data_or_null<float>(call.lse),
+          .block_table = static_cast<const std::int32_t*>(data(call.block_table)),
+          .cu_seqlens_q = call.ragged() ? query_lengths(call.cu_seqlens_q, batch) : nullptr,
+          .kv_len = int32_vector(call.kv_len, "kv_len", batch),
+          .cache_scale = data_or_null<const float>(call.cache_scale)};
+}
+
 }  // namespace
 
 void latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_call(Arguments(stack), implementation);
   const LatentAttentionPlan plan = make_plan(call);
-  const std::int64_t batch = call.block_table.size(0);
-  const LatentAttentionArgs args{.q = data(call.q),
-                                 .cache = data(call.cache),
-                                 .out = data(call.out),
-                                 .lse = data_or_null<float>(call.lse),
-                                 .block_table = static_cast<const std::int32_t*>(data(call.block_table)),
-                                 .cu_seqlens_q = call.ragged() ? query_lengths(call.cu_seqlens_q, batch) : nullptr,
-                                 .kv_len = int32_vector(call.kv_len, "kv_len", batch),
-                                 .cache_scale = data_or_null<const float>(call.cache_scale)};
-  raise_if_failed(binding::run(plan, args));
+  raise_if_failed(binding::run(plan, make_args(call), call.schedule));
 }
 
 void explain_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+}
+
+void prepare_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  const Call call = take_call(Arguments(stack), implementation);
+  const LatentAttentionPlan plan = make_plan(call);
+  stack[0] = torch::stable::detail::from(value_or_raise(binding::prepare(plan, make_args(call))));
+}
+
+void schedule_bytes_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(take_call(Arguments::of_planning(stack), implementation))));
 }
 
 }  // namespace fovea::binding

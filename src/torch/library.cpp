@@ -13,13 +13,23 @@ namespace {
 using namespace fovea::binding;
 
 /// An operation writes into tensors of the caller and returns nothing. explain_* takes the same arguments and returns which implementation
-/// they get and why.
+/// they get and why. prepare_* takes them too and returns what an argument `schedule` wants, the operation's last: a tensor of
+/// schedule_bytes_*, which takes the device first and tensors without memory after it.
 struct Operation {
   const char* schema;
   Operator* run;
   Operator* explain;
+  Operator* prepare = nullptr;
+  Operator* schedule_bytes = nullptr;
 
   std::string name() const { return std::string(schema, std::string_view(schema).find('(')); }
+
+  /// "prepare_name(", of an operator that writes to none of its arguments, and what comes before them.
+  std::string reading(const std::string& prefix, const std::string& first = "") const {
+    std::string arguments = std::string(schema).substr(name().size() + 1);
+    for (std::size_t mark = 0; (mark = arguments.find("!)")) != std::string::npos;) arguments.erase(mark - 2, 4);
+    return prefix + name() + "(" + first + arguments;
+  }
 };
 
 constexpr Operation kOperations[] = {
@@ -44,12 +54,14 @@ constexpr Operation kOperations[] = {
     {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states, explain_merge_states},
     {"latent_attention(Tensor q, Tensor cache, str format, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
      "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
-     "SymInt? window_left, SymInt? window_right, float scale, Tensor? cache_scale, str implementation, bool batch_invariant)",
-     latent_attention, explain_latent_attention},
+     "SymInt? window_left, SymInt? window_right, float scale, Tensor? cache_scale, str implementation, bool batch_invariant, "
+     "Tensor(c!)? schedule)",
+     latent_attention, explain_latent_attention, prepare_latent_attention, schedule_bytes_latent_attention},
     {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
      "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
-     "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant)",
-     sparse_latent_attention, explain_sparse_latent_attention},
+     "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant, "
+     "Tensor(d!)? schedule)",
+     sparse_latent_attention, explain_sparse_latent_attention, prepare_sparse_latent_attention, schedule_bytes_sparse_latent_attention},
     {"quantize_latent_cache(Tensor rows, Tensor(a!) cache, Tensor slot_mapping, str format, bool exact_scale, str implementation)",
      quantize_latent_cache, explain_quantize_latent_cache},
     {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)", dequantize_latent_cache,
@@ -89,6 +101,9 @@ STABLE_TORCH_LIBRARY(fovea, library) {
   for (const Operation& operation : kOperations) {
     library.def((std::string(operation.schema) + " -> ()").c_str());
     library.def(("explain_" + std::string(operation.schema) + " -> str").c_str());
+    if (operation.prepare == nullptr) continue;
+    library.def((operation.reading("prepare_") + " -> Tensor").c_str());
+    library.def((operation.reading("schedule_bytes_", "Device device, ") + " -> int").c_str());
   }
   library.def(kDifferentiableAttention);
   library.def("implementations() -> str");
@@ -107,6 +122,9 @@ STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, library) {
   for (const Operation& operation : kOperations) {
     library.impl(operation.name().c_str(), operation.run);
     library.impl(("explain_" + operation.name()).c_str(), operation.explain);
+    if (operation.prepare == nullptr) continue;
+    library.impl(("prepare_" + operation.name()).c_str(), operation.prepare);
+    library.impl(("schedule_bytes_" + operation.name()).c_str(), operation.schedule_bytes);
   }
   library.impl("implementations", implementations);
   library.impl("devices", devices);

@@ -22,6 +22,7 @@ struct Call {
   float scale;
   OptionalTensor sink;
   PlanOptions options;
+  OptionalTensor schedule;
 };
 
 Selection take_main(Arguments& arguments) {
@@ -50,9 +51,11 @@ Call take_call(Arguments arguments, std::string& implementation) {
             .max_logits = arguments.optional_tensor(),
             .scale = arguments.real(),
             .sink = arguments.optional_tensor(),
-            .options = {}};
+            .options = {},
+            .schedule = {}};
   implementation = arguments.text();
   call.options = {.implementation = implementation, .batch_invariant = arguments.flag()};
+  call.schedule = arguments.optional_tensor();
   return call;
 }
 
@@ -82,12 +85,7 @@ SparseLatentAttentionArgs::Selection selection_args(const Selection& from, const
           .topk_length = from.topk_length ? int32_vector(*from.topk_length, topk_length, lists) : nullptr};
 }
 
-}  // namespace
-
-void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  std::string implementation;
-  const Call call = take_call(Arguments(stack), implementation);
-  const SparseLatentAttentionPlan plan = make_plan(call);
+SparseLatentAttentionArgs make_args(const Call& call) {
   const std::int64_t lists = call.q.size(0);
   SparseLatentAttentionArgs args{.q = data(call.q),
                                  .out = data(call.out),
@@ -96,12 +94,33 @@ void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) 
                                  .max_logits = data_or_null<float>(call.max_logits),
                                  .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2))};
   if (call.extra) args.extra = selection_args(*call.extra, "extra.topk_length", lists);
-  raise_if_failed(binding::run(plan, args));
+  return args;
+}
+
+}  // namespace
+
+void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  const Call call = take_call(Arguments(stack), implementation);
+  const SparseLatentAttentionPlan plan = make_plan(call);
+  raise_if_failed(binding::run(plan, make_args(call), call.schedule));
 }
 
 void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+}
+
+void prepare_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  const Call call = take_call(Arguments(stack), implementation);
+  const SparseLatentAttentionPlan plan = make_plan(call);
+  stack[0] = torch::stable::detail::from(value_or_raise(binding::prepare(plan, make_args(call))));
+}
+
+void schedule_bytes_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string implementation;
+  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(take_call(Arguments::of_planning(stack), implementation))));
 }
 
 }  // namespace fovea::binding

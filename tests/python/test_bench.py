@@ -35,11 +35,14 @@ def test_every_row(script, tmp_path):
     status, results = dry_run(script, tmp_path / "x.json")
     assert status == 0 and "missing" not in results
     assert results["commit"] == "abc" and results["copy_rate"] > 0
+    shared = script in ("latent_decode", "sparse_latent")
     for part in SCRIPTS[script]:
         assert results[part]
         for row in results[part]:
             assert row["name"] and (row["milliseconds"] > 0 if "milliseconds" in row else row["alone_us"] > 0)
-            assert row.get("error", 0) < 6e-3
+            assert row.get("error", 0) < 6e-3 and row.get("shared_error", 0) < 6e-3
+            assert ("shared_milliseconds" in row) == (shared and "milliseconds" in row and "prefill" not in row["name"])
+            assert ("shared_us" in row) == ("alone_us" in row)
 
 
 def test_time_that_is_up(tmp_path):

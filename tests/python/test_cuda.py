@@ -91,6 +91,115 @@ def test_sparse_latent_attention(format):
     torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
 
 
+def latent_step(lengths):
+    """A dense and a sparse operation as functions of a schedule, the tensor of lengths that both read, and one of outputs."""
+    q, cache = torch.randn(4, 2, 16, 576).bfloat16().cuda(), torch.randn(130, 64, 1, 576).bfloat16().cuda()
+    table = torch.randperm(128).int().view(4, 32).cuda()
+    indices = torch.randint(0, 64 * 128, (4, 2, 2048), dtype=torch.int32).cuda()
+    kv_len = torch.tensor(lengths, dtype=torch.int32).cuda()
+
+    def dense(schedule=None):
+        return fovea.latent_attention(q, cache, table, kv_len, schedule=schedule)
+
+    def sparse(schedule=None):
+        return fovea.sparse_latent_attention(q, cache, indices, kv_len, schedule=schedule)
+
+    return {"dense": dense, "sparse": sparse}, kv_len
+
+
+@pytest.fixture(params=["dense", "sparse"])
+def step(request):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    operations, kv_len = latent_step([2048, 3, 0, 700])
+    return operations[request.param], kv_len
+
+
+OTHER_LENGTHS = [[1, 2047, 900, 2], [2048] * 4, [0, 0, 0, 2000]]
+
+
+def test_layers_share_a_schedule(step):
+    run, kv_len = step
+    schedule = fovea.LatentSchedule()
+    for lengths in OTHER_LENGTHS:
+        kv_len.copy_(torch.tensor(lengths))
+        schedule.reset()
+        want = run()
+        for _ in range(3):
+            assert torch.equal(run(schedule), want)
+            run()  # with a workspace of its own
+
+
+def test_a_graph_computes_its_schedule_from_the_lengths_of_its_time(step):
+    """Whatever the object held before the capture, and whatever becomes of it."""
+    run, kv_len = step
+    schedule = fovea.LatentSchedule()
+    run(schedule)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers = [run(schedule) for _ in range(3)]
+    want = run()
+    assert torch.equal(run(schedule), want)  # the graph has not run yet
+    schedule.reset()
+    for lengths in OTHER_LENGTHS:
+        kv_len.copy_(torch.tensor(lengths))
+        others = [torch.full((1 << 22,), -1, dtype=torch.int32, device="cuda") for _ in range(8)]  # in memory that is free
+        graph.replay()
+        want = run()
+        assert all(torch.equal(layer, want) for layer in layers)
+        del others
+
+
+def test_graphs_of_one_layer_each_share_a_schedule(step):
+    run, kv_len = step
+    run()
+    schedule, graphs, layers = fovea.LatentSchedule(), [], []
+    for _ in range(3):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            layers.append(run(schedule))
+    for lengths in OTHER_LENGTHS:
+        kv_len.copy_(torch.tensor(lengths))
+        for graph in graphs:
+            graph.replay()
+        want = run()
+        assert all(torch.equal(layer, want) for layer in layers)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_step_shares_a_schedule(step, mode):
+    run, kv_len = step
+
+    def layers():
+        schedule = fovea.LatentSchedule()
+        return sum(run(schedule) for _ in range(3))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layers, fullgraph=True, dynamic=False, mode=mode)
+    for lengths in OTHER_LENGTHS:
+        kv_len.copy_(torch.tensor(lengths))
+        torch.testing.assert_close(compiled(), layers(), rtol=1e-2, atol=1e-2)
+
+
+def test_memory_that_is_no_schedule():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    q, cache = torch.randn(1, 1, 16, 576).bfloat16().cuda(), torch.randn(2, 64, 1, 576).bfloat16().cuda()
+    table, kv_len = (torch.tensor(numbers, dtype=torch.int32, device="cuda") for numbers in ([[0, 1]], [70]))
+    call = (q, cache, "rows", table, None, kv_len, q.new_empty(1, 1, 16, 512), None, 0, 0, None, 0, 0.0, None, "", False)
+    memory = torch.ops.fovea.prepare_latent_attention(*call, None)
+    assert memory.dtype == torch.uint8 and memory.dim() == 1 and memory.device == q.device
+    torch.ops.fovea.latent_attention(*call, memory)
+    with pytest.raises(ValueError, match=r"schedule\.dtype: got Int, want uint8"):
+        torch.ops.fovea.latent_attention(*call, memory.int())
+    with pytest.raises(ValueError, match=r"schedule\.device: got cpu, want cuda:0"):
+        torch.ops.fovea.latent_attention(*call, memory.cpu())
+    with pytest.raises(ValueError, match=r"schedule\.strides"):
+        torch.ops.fovea.latent_attention(*call, memory[::2])
+    with pytest.raises(RuntimeError, match=r"workspace\.bytes"):
+        torch.ops.fovea.latent_attention(*call, memory[:-1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("format", list(fovea.cache_formats()))

@@ -7,6 +7,7 @@ import torch
 import fovea
 import fovea.compat.flash_mla as flash_mla
 import plain
+from calls import Calls
 from pages import Pages, flat_lse
 
 LENGTHS = [37, 5, 0, 64, 1]
@@ -239,6 +240,55 @@ def test_metadata_is_filled_by_the_first_call_and_keeps_no_lengths():
     assert metadata.config == flash_mla.FlashMLASchedMeta.Config(2, 3, 4, 64, 1, False, False, None, None, None)
 
 
+def prepared(call, *changes):
+    """How many schedules are computed by a call and those after it, each with one more change."""
+    metadata, _ = flash_mla.get_mla_metadata()
+    with Calls() as calls:
+        for change in ({}, *changes):
+            call = call | (change() if callable(change) else change)
+            flash_mla.flash_mla_with_kvcache(**call, tile_scheduler_metadata=metadata)
+    return sum(name.startswith("prepare_") for name in calls.names)
+
+
+def write(tensor):
+    """A change of its numbers, by torch."""
+    return lambda: tensor.sub_(1) is None or {}
+
+
+def test_metadata_shares_a_schedule_as_long_as_the_lengths_are_the_same_tensors():
+    pages, q = Pages([37, 64], page=64), torch.randn(2, 3, 4, 576)
+    dense = {"q": q, "k_cache": pages.cache, "block_table": pages.table, "cache_seqlens": pages.kv_len, "head_dim_v": 512}
+    assert prepared(dense, {}, {"q": torch.randn_like(q)}, {}) == 1
+    assert prepared(dense, write(pages.kv_len), {}) == 2
+    assert prepared(dense, {"cache_seqlens": pages.kv_len.clone()}, {}) == 2
+    assert prepared(dense, {"softmax_scale": 0.5}, {}) == 2
+    with torch.inference_mode():
+        lengths = pages.kv_len.clone()
+        assert prepared(dense | {"cache_seqlens": lengths}, write(lengths)) == 1  # FlashMLA's rule is broken, and nobody can tell
+
+
+def test_metadata_shares_a_schedule_of_sparse_calls():
+    pages, q = Pages([37, 64], page=64, format="v32_fp8"), torch.randn(2, 1, 16, 576).bfloat16()
+    indices, lengths = torch.zeros(2, 1, 8, dtype=torch.int32), torch.tensor([8, 3], dtype=torch.int32)
+    sparse = {"q": q, "k_cache": pages.cache.unsqueeze(2), "block_table": None, "cache_seqlens": None, "head_dim_v": 512}
+    sparse |= {"is_fp8_kvcache": True, "indices": indices}
+    assert prepared(sparse, {}, {"indices": indices + 1}) == 1
+    assert prepared(sparse, {"topk_length": lengths}, {}, write(lengths), {}) == 3
+
+
+def test_metadata_in_a_compiled_function():
+    torch._dynamo.reset()
+    pages, q = Pages([37, 64], page=64), torch.randn(2, 3, 4, 576)
+
+    def layers(q, cache, lengths):
+        metadata, _ = flash_mla.get_mla_metadata()
+        once = flash_mla.flash_mla_with_kvcache(q, cache, pages.table, lengths, 512, metadata)[0]
+        return once + flash_mla.flash_mla_with_kvcache(q * 2, cache, pages.table, lengths, 512, metadata)[0]
+
+    compiled = torch.compile(layers, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(q, pages.cache, pages.kv_len), layers(q, pages.cache, pages.kv_len))
+
+
 # ---- CUDA ------------------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +306,7 @@ def test_cuda_graph_with_metadata_made_outside(causal):
     flash_mla.flash_mla_with_kvcache(*call, 512, metadata, causal=causal)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        flash_mla.flash_mla_with_kvcache(*call, 512, metadata, causal=causal)
         out, lse = flash_mla.flash_mla_with_kvcache(*call, 512, metadata, causal=causal)
     for shorter in (0, 3):
         pages.slots = [slots[: max(0, len(slots) - shorter)] for slots in pages.slots]
@@ -263,3 +314,5 @@ def test_cuda_graph_with_metadata_made_outside(causal):
         graph.replay()
         want, _ = define(q.flatten(0, 1), dense_rows(pages, 2, causal))
         plain.check(out.cpu().flatten(0, 1), flat_lse(lse.cpu()), want)
+        eager = flash_mla.flash_mla_with_kvcache(*call, 512, metadata, causal=causal)
+        assert torch.equal(eager[0], out) and torch.equal(eager[1], lse)

@@ -68,7 +68,7 @@ def latent_arguments():
     q, cache = torch.randn(2, 3, 4, 576), torch.randn(6, 8, 1, 576)
     table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([12, 9], dtype=torch.int32)
     out, lse = torch.empty(2, 3, 4, 512), torch.empty(2, 4, 3)
-    return (q, cache, "rows", table, None, kv_len, out, lse, 0, 0, None, 0, 0.0, None, "", False)
+    return (q, cache, "rows", table, None, kv_len, out, lse, 0, 0, None, 0, 0.0, None, "", False, None)
 
 
 def packed_rows(tokens):
@@ -81,7 +81,7 @@ def sparse_arguments():
     q, indices = torch.randn(2, 3, 4, 512).bfloat16(), torch.randint(-1, 16, (2, 3, 5), dtype=torch.int32)
     extra = (torch.randn(3, 4, 1, 512).bfloat16(), "rows", torch.randint(0, 12, (2, 3, 2), dtype=torch.int32), None)
     outputs = (torch.empty_like(q), torch.empty(2, 4, 3), torch.empty(2, 4, 3))
-    return (q, packed_rows(1)[1], "v41_fp8", indices, None, *extra, *outputs, 0.0, torch.randn(4), "", False)
+    return (q, packed_rows(1)[1], "v41_fp8", indices, None, *extra, *outputs, 0.0, torch.randn(4), "", False, None)
 
 
 def quantized_arguments():
@@ -121,6 +121,14 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name):
     torch.library.opcheck(getattr(torch.ops.fovea, name).default, OPERATORS[name]())
+
+
+@pytest.mark.parametrize("name", ["latent_attention", "sparse_latent_attention"])
+def test_opcheck_of_schedules(name):
+    arguments = OPERATORS[name]()
+    torch.library.opcheck(getattr(torch.ops.fovea, f"prepare_{name}").default, arguments)
+    schedule = getattr(torch.ops.fovea, f"prepare_{name}")(*arguments)
+    torch.library.opcheck(getattr(torch.ops.fovea, name).default, (*arguments[:-1], schedule))
 
 
 def transformer_step(q, k, v, caches, places):

@@ -98,6 +98,16 @@ class PlotTest(unittest.TestCase):
         for picture in pictures:
             self.assertIn(f"({picture})", text)
 
+    def test_shared_schedules(self):
+        both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})
+        latency = [row | {"shared_us": 11.5} for row in MOST["latency"]]
+        text, _ = self.made({"2026-11-21": MOST | {"cases": [both, case(16, 2.0)], "latency": latency}})
+        self.assertIn("| Fovea, shared schedule | FlashMLA, shared |\n", text)
+        self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x | 1.125 ms | 1.375 ms |\n", text)
+        self.assertIn("| case 16 | 2.000 ms | 250 | 1000 | 50 % (compute) | | | | |\n", text)
+        self.assertIn("each with tensors of its own; 11.5 us where these share a schedule.\n", text)
+        self.assertIn('"Shared" is the time', text)
+
     def test_context(self):
         text, pictures = self.made({"2026-11-21": CONTEXT}, "latent-context")
         self.assertIn("* bf16 rows, batch 1: sparse is faster from 2.83k tokens on; at 4k it is 2.00 x as fast.\n", text)

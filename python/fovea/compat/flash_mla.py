@@ -5,15 +5,19 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
 
 * Tensors may be on the CPU as well. Any number of heads, any page size, any top-k, rows of 512 as well as of 576, and packed caches
   read densely, as far as the device's kernels go.
-* The metadata object holds no schedule, only the shapes it was first used with: lengths may change between two calls that share
-  it, and a graph may be captured with an object that was made outside of it. ``tile_scheduler_metadata`` and ``num_splits`` stay
-  None.
+* The metadata object keeps its schedule out of sight: ``tile_scheduler_metadata`` and ``num_splits`` stay None. Calls share it if
+  they get the same tensors of lengths, as the layers of a step do; FlashMLA's rule, one object for calls with equal lengths, is all
+  that code has to keep. Where FlashMLA would go on with a schedule that may be out of date, a new one is computed: when the lengths
+  come in other tensors, or torch has written to them since; when strides, dtypes or optional arguments differ; and when the capture
+  of a graph has begun or ended since, so that an object from outside of a capture does no harm within. What cannot be noticed
+  without a wait for the device falls under FlashMLA's rule: lengths in inference tensors, lengths written by a graph's replay or by
+  a kernel that torch does not know, and two graphs captured one after the other. Compiled functions share nothing.
 * What cannot be computed is refused with an exception, never by ending the process. Gradients are refused too
   (NotImplementedError): FlashMLA gives results that autograd knows nothing of.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from torch import Tensor
 
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import cache_formats
+from fovea._latent_schedule import LatentSchedule
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -28,6 +33,25 @@ _LATENT_DIM = 512
 _BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 # FlashMLA tells formats apart by the bytes of a token. Those it added later share their size with a second layout: not here.
 _PACKED = {cache_formats()[name].bytes: name for name in ("v32_fp8", "v4_fp8")}
+
+
+class _Schedule(LatentSchedule):
+    """Computed anew where the other one refuses, and where lengths may have changed."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._lengths: tuple[Tensor | None, ...] = ()
+        self._versions: list[int] = []
+
+    def _fits(self, call: tuple[Any, ...]) -> bool:
+        return call == self._call
+
+    def bind(self, *lengths: Tensor | None) -> None:
+        """Before each call, with its lengths. The tensors are kept, so that no other can have their place."""
+        versions = [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in lengths]
+        if versions != self._versions or any(now is not known for now, known in zip(lengths, self._lengths, strict=True)):
+            self.reset()
+            self._lengths, self._versions = lengths, versions
 
 
 @dataclass
@@ -53,6 +77,15 @@ class FlashMLASchedMeta:
     config: Config | None = None
     tile_scheduler_metadata: Tensor | None = None
     num_splits: Tensor | None = None
+    schedule: _Schedule | None = field(default=None, repr=False, compare=False)
+
+    def _shared(self, *lengths: Tensor | None) -> _Schedule | None:
+        """The schedule of calls with these lengths."""
+        if torch.compiler.is_compiling():
+            return None
+        self.schedule = self.schedule or _Schedule()
+        self.schedule.bind(*lengths)
+        return self.schedule
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
@@ -143,11 +176,12 @@ def flash_mla_with_kvcache(
         _assert(block_table is not None, "block_table", None, "a tensor (without indices)")
         _assert(cache_seqlens is not None, "cache_seqlens", None, "a tensor (without indices)")
         cache, format = _dense_cache(k_cache, is_fp8_kvcache)
-        options = {"format": format, "scale": scale, "causal": causal, "return_lse": True}
+        options = {"format": format, "scale": scale, "causal": causal, "return_lse": True, "schedule": meta._shared(cache_seqlens)}
         out, lse = _run(latent_attention, q, cache, block_table, cache_seqlens, **options)
     else:
         _assert(not causal, "causal", causal, "False (with indices)")
         _assert(is_fp8_kvcache, "is_fp8_kvcache", is_fp8_kvcache, "True (with indices)")
+        sparse["schedule"] = meta._shared(topk_length, extra_topk_length)
         out, lse = _sparse_decode(q, k_cache, indices, scale, **sparse)
     meta.have_initialized, meta.config = True, config
     return out, _empty_rows_to_infinity(lse)
@@ -212,6 +246,7 @@ def _sparse_decode(
     extra_indices_in_kvcache: Tensor | None,
     topk_length: Tensor | None,
     extra_topk_length: Tensor | None,
+    schedule: LatentSchedule | None,
 ) -> tuple[Tensor, Tensor]:
     cache, format = _packed_cache("k_cache", k_cache)
     extra, extra_format = (None, "rows") if extra_k_cache is None else _packed_cache("extra_k_cache", extra_k_cache)
@@ -229,6 +264,7 @@ def _sparse_decode(
         scale=scale,
         sink=attn_sink,
         return_lse=True,
+        schedule=schedule,
     )
 
 
@@ -252,9 +288,9 @@ def _check_axes(name: str, tensor: Tensor, axes: str) -> None:
 def _check_same(bound: FlashMLASchedMeta.Config | None, config: FlashMLASchedMeta.Config) -> None:
     if bound == config:  # far quicker than the loop, which only names what differs
         return
-    for field in fields(config):
-        want, got = getattr(bound, field.name), getattr(config, field.name)
-        _assert(got == want, f"tile_scheduler_metadata.config.{field.name}", got, f"{want}, as in the first call with this object")
+    for entry in fields(config):
+        want, got = getattr(bound, entry.name), getattr(config, entry.name)
+        _assert(got == want, f"tile_scheduler_metadata.config.{entry.name}", got, f"{want}, as in the first call with this object")
 
 
 def _checked_scale(name: str, scale: float | None) -> float | None:
