@@ -18,6 +18,23 @@ inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::i
   return sequences;
 }
 
+/// Many row tiles leave few parts, so that requests end and begin inside of them.
+inline void few_parts_cases(std::vector<LatentCase>& table) {
+  const auto add = [&](const char* name, LatentCase spec) {
+    spec.name = fmt::format("latent_attention/few_parts/{}", name);
+    spec.tier = Tier::full;
+    table.push_back(std::move(spec));
+  };
+  const std::vector<std::int64_t> uneven{700, 300, 1500, 90, 640};
+  const CacheFormat v32 = CacheFormat::v32_fp8;
+  add("bf16-h64-q8", {.head = 64, .sequences = of_lengths(8, uneven)});
+  add("bf16-h64-page1-q8", {.head = 64, .page = 1, .sequences = of_lengths(8, uneven)});
+  add("bf16-h9-q30", {.head = 9, .sequences = of_lengths(30, uneven)});
+  add("bf16-h64-ragged", {.head = 64, .sequences = {{8, 700}, {1, 300}, {3, 1500}, {8, 90}}, .ragged = true});
+  add("v32_fp8-h64-q8", {.format = v32, .head = 64, .sequences = of_lengths(8, uneven)});
+  add("v32_fp8-h9-q30", {.format = v32, .head = 9, .sequences = of_lengths(30, uneven)});
+}
+
 inline std::vector<LatentCase> latent_cases() {
   std::vector<LatentCase> table;
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
@@ -69,6 +86,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("packed/v41_fp8", {.format = CacheFormat::v41_fp8, .row = 512, .sequences = of_lengths(1, {1100})});
   add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
 
+  few_parts_cases(table);
   const auto eight = [](std::int64_t kv) { return std::vector<Sequence>(8, Sequence{1, kv}); };
   add("bench/decode-bf16-h128-b8-kv4096", {.head = 128, .gap = 0, .sequences = eight(4096)}, Tier::bench);
   add("bench/decode-bf16-h16-b8-kv8192", {.head = 16, .gap = 0, .sequences = eight(8192)}, Tier::bench);
@@ -97,6 +115,21 @@ inline void sparse_bench_cases(std::vector<SparseCase>& table) {
                            .flat = true,
                            .lists = Lists::full};
   add("prefill-bf16-h128-q64-topk2048", prefill);
+}
+
+/// Whatever holds of a request that several parts have a share of: the largest score is not among it.
+inline void split_cases(std::vector<SparseCase>& table) {
+  const auto add = [&](const char* name, SparseCase spec) {
+    spec.name = fmt::format("sparse_latent_attention/{}", name);
+    spec.tier = Tier::full;
+    spec.max_logits = false;
+    table.push_back(std::move(spec));
+  };
+  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8;
+  add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
+  add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
+  add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
+  add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 
 inline std::vector<SparseCase> sparse_cases() {
@@ -136,9 +169,6 @@ inline std::vector<SparseCase> sparse_cases() {
   add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}, .max_logits = false});
   add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}});
   add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}, .max_logits = false}, listed(v32, 900, {900, 31})));
-  add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true, .max_logits = false},
-      Tier::full);
-  add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}, .max_logits = false}, Tier::full);
   add("flat/bf16-h128-many", {.head = 128, .batch = 1, .seq_q = 150, .main = {.topk = 140}, .flat = true, .sink = true}, Tier::full);
   add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);
   add("extra/v4_fp8-sink", with_extra({.row = 512, .main = {.format = v4}, .sink = true}, listed(v4, 90)));
@@ -156,6 +186,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("sink/bf16", {.sink = true});
   add("values/bf16-nan-token", {.batch = 3, .main = {.topk = 40}, .lists = Lists::full, .nan_token = true});
 
+  split_cases(table);
   sparse_bench_cases(table);
   return table;
 }

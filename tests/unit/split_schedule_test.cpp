@@ -28,6 +28,26 @@ struct Scheduled {
   SplitSchedule schedule{};
 };
 
+void check_merging(const SplitSchedule& schedule, int request) {
+  const TileRange parts = schedule.parts_of(request);
+  EXPECT_EQ(schedule.collected(parts) || schedule.merged_after(parts), parts.end - parts.begin > 1);
+  EXPECT_FALSE(schedule.collected(parts) && schedule.merged_after(parts));
+  if (schedule.collected(parts)) {
+    EXPECT_LE(parts.end - parts.begin, SplitSchedule::kCollected);
+    for (int part = parts.begin + 1; part < parts.end; ++part) {  // what is waited for is done first
+      EXPECT_EQ(schedule.first_request(part), request);
+      EXPECT_GT(schedule.share(part, request).begin, 0);
+    }
+  }
+  if (schedule.merged_after(parts)) {
+    const int part = schedule.stand_in(parts);
+    EXPECT_EQ(part % SplitSchedule::kCollected, 0);
+    EXPECT_GT(part, parts.begin);
+    EXPECT_LT(part, parts.end);
+    EXPECT_EQ(schedule.first_request(part), request);
+  }
+}
+
 void check(const Batch& batch) {
   const Scheduled scheduled(batch);
   const SplitSchedule& schedule = scheduled.schedule;
@@ -63,6 +83,7 @@ void check(const Batch& batch) {
     const std::set<int>& seen = parts_of[static_cast<int>(request)];
     EXPECT_EQ(static_cast<int>(seen.size()), parts.end - parts.begin);
     EXPECT_EQ(*seen.begin(), parts.begin);
+    check_merging(schedule, static_cast<int>(request));
   }
 }
 

@@ -53,7 +53,15 @@ struct SplitSchedule {
 
   /// Where a part of a split request leaves its partial result: a part has at most one share that begins inside a request and one that
   /// does not.
-  constexpr int slot(int part, bool begins_inside) const { return 2 * part + (begins_inside ? 0 : 1); }
+  static constexpr int slot(int part, bool begins_inside) { return 2 * part + (begins_inside ? 0 : 1); }
+
+  /// A request of up to so many parts can be collected by the first of them, the last that it does: of the others it is the first, so
+  /// their results are mostly there long before. A request of more parts is merged after all of them.
+  static constexpr int kCollected = 3;
+  static constexpr bool collected(TileRange parts) { return parts.end - parts.begin > 1 && !merged_after(parts); }
+  static constexpr bool merged_after(TileRange parts) { return parts.end - parts.begin > kCollected; }
+  /// Of a request merged after its parts, the one that stands for it: no other's, begun inside of it, and a multiple of kCollected.
+  static constexpr int stand_in(TileRange parts) { return (parts.begin / kCollected + 1) * kCollected; }
 };
 
 }  // namespace fovea::detail

@@ -68,6 +68,9 @@ __device__ inline void cluster_sync() {
 /// What this thread stored to shared memory becomes visible to wgmma and to the copy engine (after a barrier with their issuer).
 __device__ inline void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// What this thread has seen in global memory is seen by the copies that it starts.
+__device__ inline void fence_global_for_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 template <int kRegisters>
 __device__ inline void registers_grow() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -81,10 +84,29 @@ __device__ inline void registers_shrink() {
 __device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+/// A flag in global memory: what this thread's warp wrote before (after __syncwarp) is seen by who sees the flag; and to wait for it.
+__device__ inline void flag_raise_if(bool wanted, int* flag) {
+  asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %1, 0;\n@wanted st.release.gpu.global.s32 [%0], 1;\n}" ::"l"(flag),
+               "r"(static_cast<int>(wanted))
+               : "memory");
+}
+__device__ inline void flag_await(const int* flag) {
+  int raised;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+  } while (raised == 0);
+}
+
 __device__ inline int lane_index() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: read again rather than kept
   return lane;
+}
+
+__device__ inline int thread_index() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // likewise
+  return thread;
 }
 
 /// The same value in every lane, and ptxas knows it: branches on it do not count as divergent.

@@ -26,6 +26,13 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, Bo
       : "memory");
 }
 
+/// So many bytes as they lie.
+__device__ inline void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared), "l"(global),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 /// Into L2, to be copied from there soon.
 __device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(at.column), "r"(at.row),

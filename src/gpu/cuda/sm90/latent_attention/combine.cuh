@@ -7,10 +7,30 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Merges the parts of split requests, in the order of the parts. Grid (row tiles x column blocks x kGroups, y, kv heads): y goes over the
-/// requests or, where they are fewer, over the parts: a request is split where a part begins inside of it, and the second of its parts
-/// stands for it. A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the
-/// parts of the same rows.
+/// Whether blocks take the requests by turns or, where there are fewer, the parts that may stand for one.
+__host__ __device__ constexpr bool by_requests(const Params& params) {
+  return params.batch <= (params.parts - 1) / detail::SplitSchedule::kCollected;
+}
+
+/// The request that blocks of this y may have to merge, and whether they do. Known from the schedule alone.
+struct Merge {
+  __device__ explicit Merge(const Params& params) : schedule(schedule_of(params)) {
+    const int stand_in = (blockIdx.y + 1) * schedule.kCollected;
+    const bool by_request = by_requests(params);
+    const int index = by_request ? blockIdx.y : params.first_request[stand_in];
+    parts = schedule.parts_of(index);
+    request = request_at(params, index);
+    wanted = schedule.merged_after(parts) && (by_request || schedule.stand_in(parts) == stand_in);
+  }
+
+  detail::SplitSchedule schedule;
+  detail::TileRange parts;
+  Request request;
+  bool wanted;
+};
+
+/// Merges requests of many parts, in the order of the parts. Grid (row tiles x column blocks x kGroups, y, kv heads). A thread has the rows
+/// and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the parts of the same rows.
 inline constexpr int kMaxParts = 160;  // of a request; more SMs than any Hopper has
 template <class Element, int kGroups>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
@@ -22,28 +42,40 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
   const int math_warp = blockIdx.x % kGroups * kWarps + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
-  const int thread = math_warp * 32 + lane, first_row = math_warp % 4 * 16 + lane / 4;
+  const int first_row = math_warp % 4 * 16 + lane / 4;
+  const Merge merge(params);  // the schedule is older than the kernel that this one waits for
+  const detail::TileRange& parts = merge.parts;
+  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * 16, rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
   wait_for_previous_kernel();
-  const detail::SplitSchedule schedule = schedule_of(params);
-  const bool by_request = params.batch < params.parts;
-  const int index = by_request ? blockIdx.y : params.first_request[blockIdx.y + 1];
-  const detail::TileRange parts = schedule.parts_of(index);
-  if (parts.end - parts.begin <= 1 || (!by_request && parts.begin != blockIdx.y)) return;
+  if (!merge.wanted || row_begin >= rows) return;
 
-  const auto tile_of = [&](int part) {
-    const std::int64_t slot = schedule.slot(part, part > parts.begin);
-    return (slot * params.kv_heads + blockIdx.z) * params.row_tiles + tile;
+  const auto place_of = [&](int part, int of_warp) {
+    return PartialPlace(params, merge.schedule.slot(parts.begin + part, part > 0), blockIdx.z, tile, of_warp);
   };
-  // Weights of the parts, row by row: a row's lanes take them by turns, and ask for several at once.
-  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * 16, my_row = threadIdx.x / kRowLanes, my_first = threadIdx.x % kRowLanes;
   const int count = parts.end - parts.begin;
+  float4 x[kAtOnce][kColumns];
+  const auto ask = [&](int first) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int part = first + j * kGroups;
+      if (part >= count || first_row - lane / 4 >= rows) continue;  // of rows that there are not, nothing has been stored
+      const float4* from = place_of(part, math_warp).sums() + chunk * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) x[j][i] = from[i * 32];
+    }
+  };
+  ask(group);
+
+  // Weights of the parts, row by row: a row's lanes take them by turns, and ask for several at once.
+  const int my_row = threadIdx.x / kRowLanes, my_first = threadIdx.x % kRowLanes, row = row_begin + my_row;
   float largest = kNothing, sum = 0;
   for (int first = my_first; first < count; first += kAtOnce * kRowLanes) {
     float lse[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int part = first + i * kRowLanes;
-      lse[i] = part < count ? params.partial_lse[tile_of(parts.begin + part) * kRowTile + row_begin + my_row] : -INFINITY;
+      lse[i] = -INFINITY;
+      if (part < count && row < rows) lse[i] = place_of(part, row / kWarpRows).lse()[row % kWarpRows];
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -66,16 +98,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
 
   float4 out[kColumns] = {};
   for (int first = group; first < count; first += kAtOnce * kGroups) {
-    float4 x[kAtOnce][kColumns] = {};
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int part = first + j * kGroups;
-      const float4* from = params.partial + (tile_of(parts.begin + part) * kPartialChunks + chunk) * kMathThreads + thread;
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if (part < count) x[j][i] = from[i * kMathThreads];
-      }
-    }
+    if (first > group) ask(first);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       if (first + j * kGroups >= count) break;
@@ -101,21 +124,20 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
       }
     }
   }
-  const Request request = request_at(params, index);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int local = first_row - row_begin + 8 * r;
-    const OutputRow row(params, request, blockIdx.z, tile * kRowTile + first_row + 8 * r);
+    const OutputRow row(params, merge.request, blockIdx.z, tile * kRowTile + first_row + 8 * r);
     const float normalise = row.normalise(params, totals[local], maxima[local]);
 #pragma unroll
-    for (int i = 0; i < kColumns; i += 4) {
-      float x[8];
+    for (int i = 0; i < kColumns; i += 2) {
+      float x[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < 2; ++j) {
         x[2 * j] = (r == 0 ? out[i + j].x : out[i + j].z) * normalise;
         x[2 * j + 1] = (r == 0 ? out[i + j].y : out[i + j].w) * normalise;
       }
-      row.store<Element>(thread / 128 * (kValueDim / 2) + 8 * (chunk + i), lane, x);
+      row.store<Element>(math_warp / 4 * (kValueDim / 2) + 8 * (chunk + i), lane, x);
     }
     if (chunk == 0 && math_warp < 4 && lane % 4 == 0) row.store_lse(lse_of(totals[local], maxima[local]));
   }
@@ -123,7 +145,9 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
 
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
-  const int requests = params.batch < params.parts ? params.batch : params.parts - 1;
+  const int stand_ins = (params.parts - 1) / detail::SplitSchedule::kCollected;
+  if (stand_ins == 0) return {};  // no request has more parts than the first of them collects
+  const int requests = by_requests(params) ? params.batch : stand_ins;
   const int least = params.row_tiles * kPartialChunks / 4 * requests * params.kv_heads;
   const auto with_groups = [&](auto* kernel, int groups) {
     const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialChunks / 4 * groups, requests, params.kv_heads),

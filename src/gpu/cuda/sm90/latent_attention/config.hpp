@@ -18,9 +18,11 @@ inline constexpr int kKeyGroup = kKeySlices * 1024;         // bytes from one gr
 inline constexpr int kBoxRows = 8;                          // keys of one copy: pages are multiples of it
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
+inline constexpr int kMathWarps = kMathThreads / 32;
 
-/// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (chunk, thread, 4).
+/// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (math warp, chunk, lane, 4).
 inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
+inline constexpr int kWarpRows = kRowTile / 4;  // of a math warp, which has the columns of its warpgroup of them
 
 /// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
 inline constexpr int kHalves = 4;  // buffer * 2 + half
@@ -44,7 +46,7 @@ struct Config {
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 ? 256 : 128, kThreads = kMathThreads + kLoadThreads;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
   static constexpr bool kWideProducts = kLaunchRegisters >= 158;     // which ptxas wants for one of 256 columns: 128 sums and some
-  static constexpr int kMathRegisters = kLoad == Load::boxes ? 224 : kLoad == Load::rows ? 216 : 192;
+  static constexpr int kMathRegisters = kLoad == Load::codes ? 192 : 216;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / kLoadThreads / 8 * 8;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all

@@ -31,18 +31,23 @@ struct Loader {
         load_queries(job.request);
       });
       first = false;
+      if (job.collect_end > 0) break;  // who collects does so last
     }
     announce(Job{});
     barrier_arrive(shared_address(&storage.q_full));
+    if (warp == 0) collect(storage.loading[0]);
   }
 
  private:
   static constexpr int kOutside = 1 << 30;  // a coordinate past every end
 
   __device__ Job& next(const Job& last) {
-    const Job job = last.next(params, blockIdx.z);
+    const Job job = last.next(params, own_part(params));
     __syncwarp();
-    if (lane == 0) storage.loading[warp] = job;
+    if (lane == 0) {
+      storage.loading[warp] = job;
+      if (!job.done()) storage.loading[warp].place(params, own_part(params));
+    }
     __syncwarp();
     return storage.loading[warp];
   }
@@ -52,6 +57,35 @@ struct Loader {
     barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
     if (warp == 0 && lane == 0) storage.jobs[q_parity] = job;
     q_parity ^= 1;
+  }
+
+  /// What other parts have of the last job's request, when that is told and the math is done with the tiles. A lane for each math warp.
+  __device__ void collect(const Job& job) {
+    const int lane = lane_index();
+    const bool wanted = lane < kMathWarps && has_rows(params, job.request, blockIdx.x, lane);
+    const int warps = __popc(__ballot_sync(~0u, wanted));
+#pragma unroll 1
+    for (int part = own_part(params) + 1; part < job.collect_end; ++part) {
+      if (wanted) {
+        int* flag = told(params, part) + lane;
+        flag_await(flag);
+        *flag = 0;
+        fence_global_for_async();
+      }
+      const PartialPlace place(params, detail::SplitSchedule::slot(part, true), blockIdx.y, blockIdx.x, lane);
+#pragma unroll 1
+      for (int buffer = 0; buffer < 2; ++buffer) {
+        const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
+        for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
+        const int lse_bytes = buffer == 0 ? Collected::kLseBytes : 0;
+        if (lane == 0) barrier_arrive_expect(arrived, warps * (Collected::kBytes + lse_bytes));
+        __syncwarp();
+        if (!wanted) continue;
+        copy_bulk(to + lane * Collected::kBytes, place.sums() + buffer * Collected::kChunks * 32, Collected::kBytes, arrived);
+        if (buffer == 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
+      }
+      load_keys.parity ^= 1;
+    }
   }
 
   /// Rows of the tile: query token major, head minor. Rows past the end are zeros.

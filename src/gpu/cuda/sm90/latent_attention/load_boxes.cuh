@@ -11,6 +11,8 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class BoxLoader {
  public:
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+
   static constexpr int kArrivals = 1;  // at a half's `full`
 
   __device__ BoxLoader(const Params& params_, Storage<Config>& storage_)
@@ -73,7 +75,6 @@ class BoxLoader {
   Storage<Config>& storage;
   int warp, lane;
   int group;  // of eight keys, that this lane copies
-  std::uint32_t parity = 0;
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -18,6 +18,8 @@ alignas(16) __device__ constexpr std::byte kNoRow[(kHalfSlices + 1) * kSlice]{};
 template <class Config>
 class CodeLoader {
  public:
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+
   /// At a half's `full`: every thread, when it has decoded its part, and once more when its copies are there. The other CTA's part counts
   /// by its bytes.
   static constexpr int kArrivals = 2 * Config::kLoadThreads;
@@ -285,7 +287,6 @@ class CodeLoader {
   std::uint32_t to_peer = 0;  // from an address here to the same in the other CTA
   std::uint32_t to[2];        // where the lane's two chunks of its row go, in slice 0 of the even tile
   std::uint32_t flip = 0;     // signs of e4m3 rows under a negative scale, of which the math takes the magnitude
-  std::uint32_t parity = 0;
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -11,6 +11,8 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class RowLoader {
  public:
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+
   /// At a half's `full`: every thread, when its copies are there, and once more a lane of each warp, which has noted what is present.
   static constexpr int kWarps = Config::kLoadThreads / 32, kArrivals = Config::kLoadThreads + kWarps;
 
@@ -85,7 +87,6 @@ class RowLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t parity = 0;
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -5,7 +5,7 @@
 /// quarter of a tile pair back to the loader as soon as its last reader is done.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/results.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 
@@ -36,7 +36,7 @@ struct Math {
       barrier_wait(shared_address(&storage.q_full), q_parity);
       const Job& job = storage.jobs[q_parity];
       q_parity ^= 1;
-      if (job.done()) break;
+      if (job.done()) return tell();
       begin(job.request);
       const int first = uniform(job.begin), end = uniform(job.end);
       if constexpr (kWarpgroupIndex == 0) {
@@ -44,7 +44,7 @@ struct Math {
       } else {
         odd_tiles(first, end);
       }
-      finish(job.request, job.slot);
+      finish(job);
     }
   }
 
@@ -54,26 +54,42 @@ struct Math {
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
   /// Both go over pairs of an even and an odd tile, and both do O = O * rescale + P V for the even tile, then for the odd one. Between
-  /// them a product whose accumulators are not waited for stands only where nothing else touches `out`: ptxas serialises the rest.
+  /// them a product whose accumulators are not waited for stands only where nothing else touches `out`: ptxas serialises the rest, and
+  /// any product in a branch.
   __device__ void even_tiles(int pair, int end) {
     start_scores<0>();
     end_scores<0>();
-    bool first = true;
-    for (; pair + 1 < end; ++pair, first = false) even_tile<true>(pair * kPair, first);
-    even_tile<false>(pair * kPair, first);
+    tell();
+    for (bool first = true;; first = false) {
+      const bool last = pair + 1 == end;
+      even_tile(pair * kPair, first, last);
+      parity ^= 1;
+      if (last) break;
+      ++pair;
+      values_from_shared<1>(shared_address(storage.p), kGroupBytes);
+      start_scores<0>();
+      products_wait<1>();
+      pin(out);
+      release<1, 0>();
+      end_scores<0>();
+      named_arrive(kEvenScored, kMathThreads);
+    }
+    values_from_shared<1>(shared_address(storage.p), kGroupBytes);
+    products_wait<0>();
+    pin(out);
+    release<1, 0>();
   }
 
-  template <bool kNext>
-  __device__ void even_tile(int key, bool first) {
+  __device__ void even_tile(int key, bool first, bool last) {
     products_wait<0>();
     pin(scores);
-    if (!kNext) release_queries();
+    if (last) release_queries();
     mask<0>(key);
     float largest[2], rescale[2];
     find_largest(largest);
     if (grow_maximum<0>(first, largest, rescale)) rescale_out(rescale);
     exponentiate();
-    if (!kNext) publish_sum<0>();
+    if (last) publish_sum<0>();
     clear_unseen_values<0>(key);
     named_sync(kWarpgroup, 128);  // every warp's scores are done: their slice of K may become P
     store_probabilities(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
@@ -86,52 +102,45 @@ struct Math {
 
     named_sync(kOddReady, kMathThreads);
     follow_maximum<1>();
-    if (!kNext) take_sum<1>();
+    if (last) take_sum<1>();
     wait_full<1, 0>();
     clear_unseen_values<1>(key + kKeyTile);
-    values_from_shared<1>(shared_address(storage.p), kGroupBytes);
-    parity ^= 1;
-    if constexpr (kNext) {
-      start_scores<0>();
-      products_wait<1>();
-    } else {
-      products_wait<0>();
-    }
-    pin(out);
-    release<1, 0>();
-    if constexpr (kNext) {
-      end_scores<0>();
-      named_arrive(kEvenScored, kMathThreads);
-    }
   }
 
   __device__ void odd_tiles(int pair, int end) {
     start_scores<1>();
     end_scores<1>();
-    bool first = true;
-    for (; pair + 1 < end; ++pair, first = false) odd_tile<true>(pair * kPair, first);
-    odd_tile<false>(pair * kPair, first);
+    tell();
+    for (bool first = true;; first = false) {
+      const bool last = pair + 1 == end;
+      odd_tile(pair * kPair, first, last);
+      parity ^= 1;
+      if (last) break;
+      ++pair;
+      named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax run beside a product
+      start_scores<1>();
+      end_scores<1>();
+    }
   }
 
-  template <bool kNext>
-  __device__ void odd_tile(int key, bool first) {
+  __device__ void odd_tile(int key, bool first, bool last) {
     products_wait<0>();
     pin(scores);
-    if (!kNext) release_queries();
+    if (last) release_queries();
     mask<1>(key + kKeyTile);
     float largest[2], rescale[2];
     find_largest(largest);
     named_sync(kEvenReady, kMathThreads);
     follow_maximum<0>();
-    if (!kNext) add_sum<0>();
-    if (!kNext) take_largest();
+    if (last) add_sum<0>();
+    if (last) take_largest();
     wait_full<0, 1>();
     clear_unseen_values<0>(key);
     values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
 
     const bool grown = grow_maximum<1>(first, largest, rescale);
     exponentiate();
-    if (!kNext) publish_sum<1>();
+    if (last) publish_sum<1>();
     store_probabilities(shared_address(storage.p), kGroupBytes);
     fence_shared_for_async();
     named_arrive(kOddReady, kMathThreads);
@@ -144,12 +153,6 @@ struct Math {
     products_wait<0>();
     pin(out);
     release<1, 1>();
-    parity ^= 1;
-    if constexpr (kNext) {
-      named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax run beside a product
-      start_scores<1>();
-      end_scores<1>();
-    }
   }
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
@@ -442,44 +445,30 @@ struct Math {
     for (float& x : out) x = 0;
   }
 
-  __device__ void finish(const Request& request, int slot) {
+  __device__ void finish(const Job& job) {
     reduce_sum();
-    slot >= 0 ? store_partial(slot) : store(request);
+    if (job.slot >= 0) return results().store_partial(job.request, job.slot);
+    const int end = uniform(job.collect_end);
+    for (int part = own_part(params) + 1; part < end; ++part) collect(part);
+    results().store(job.request, kSingleKeys && kWarpgroupIndex == 1 ? storage.largest[1] : nullptr);
   }
 
-  __device__ void store(const Request& request) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const OutputRow row(params, request, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
-      const float normalise = row.normalise(params, sum[r], maximum[r]);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) {
-        float x[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = out[4 * (i + j / 2) + 2 * r + j % 2] * normalise;
-        row.template store<Element>(kWarpgroupIndex * (kValueDim / 2) + 8 * i, lane(), x);
-      }
-      if (lane() % 4 != 0) continue;
-      if (kWarpgroupIndex == 0) row.store_lse(lse_of(sum[r], maximum[r]));
-      if (kSingleKeys && kWarpgroupIndex == 1) row.store_largest(storage.largest[1][first_row() + 8 * r]);
-    }
+  /// Adds another part's result, which the loader brings.
+  __device__ void collect(int part) {
+    const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
+    for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
+    results().add(storage.k[0], storage.k[1]);
+    release<0, kWarpgroupIndex>();
+    release<1, kWarpgroupIndex>();
   }
 
-  /// In the order of the accumulator's registers, so that each store of a warp is contiguous; combine() reads them alike.
-  __device__ void store_partial(int slot) {
-    const float normalise[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
-    const std::int64_t tile = (static_cast<std::int64_t>(slot) * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x;
-    float4* to = params.partial + (tile * kPartialChunks) * kMathThreads + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < kPartialChunks; ++i) {
-      to[i * kMathThreads] = {out[4 * i] * normalise[0], out[4 * i + 1] * normalise[0], out[4 * i + 2] * normalise[1],
-                              out[4 * i + 3] * normalise[1]};
-    }
-    if (kWarpgroupIndex == 0 && lane() % 4 == 0) {
-      params.partial_lse[tile * kRowTile + first_row()] = lse_of(sum[0], maximum[0]);
-      params.partial_lse[tile * kRowTile + first_row() + 8] = lse_of(sum[1], maximum[1]);
-    }
+  /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
+  __device__ void tell() {
+    const Job& last = storage.jobs[q_parity];
+    if (uniform(last.collected)) results().tell(last.request, own_part(params));
   }
+
+  __device__ Results<Element, kWarpgroupIndex> results() { return {params, out, sum, maximum}; }
 
   // Asked for where they are needed: kept, they would cost registers that the accumulators have.
   static __device__ int lane() { return lane_index(); }

@@ -19,26 +19,25 @@ struct OutputRow {
     const std::int64_t batch = request.batch, row = request.q_begin + token;
     head = kv_head * params.heads_per_kv + packed - token * params.heads_per_kv;
     valid = token < request.q_rows;
-    out = batch * params.out_batch + row * params.out_row + head * params.out_head;
+    const int lane = lane_index();
+    out = batch * params.out_batch + row * params.out_row + head * params.out_head + lane % 2 * 8 + lane % 4 / 2 * 4;
+    asm volatile("" : "+l"(out));  // or it would be worked out again for every store
     base = params.out;
     if (params.lse != nullptr) lse = params.lse + batch * params.lse_batch + row * params.lse_row + head * params.lse_head;
     if (params.max_logits != nullptr)
       largest = params.max_logits + batch * params.max_batch + row * params.max_row + head * params.max_head;
   }
 
-  /// Four lanes hold 32 columns between them, each two neighbours of every eight (x). They trade, so that each can store 16 bytes at once;
-  /// all lanes of the warp must call.
+  /// Four lanes hold 16 columns between them, each two neighbours of every eight (x). They trade, so that each can store four at once, and
+  /// together whole sectors; all lanes of the warp must call.
   template <class Element>
-  __device__ void store(int column, int lane, const float (&x)[8]) const {
-    std::uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pack<Element>(x[2 * i], x[2 * i + 1]);
-    trade<1>(lane, pairs[0], pairs[1]);
-    trade<1>(lane, pairs[2], pairs[3]);
-    trade<2>(lane, pairs[0], pairs[2]);
-    trade<2>(lane, pairs[1], pairs[3]);
-    if (valid)
-      *reinterpret_cast<uint4*>(static_cast<Element*>(base) + out + column + lane % 4 * 8) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+  __device__ void store(int column, int lane, const float (&x)[4]) const {
+    std::uint32_t left = pack<Element>(x[0], x[1]), right = pack<Element>(x[2], x[3]);
+    // A 2 x 2 transposition: the lower lane of two keeps its left columns and receives the other's, which keeps the right ones.
+    const bool upper = lane % 2 == 1;
+    const std::uint32_t received = __shfl_xor_sync(~0u, upper ? left : right, 1);
+    (upper ? left : right) = received;
+    if (valid) *reinterpret_cast<uint2*>(static_cast<Element*>(base) + out + column) = {left, right};
   }
 
   /// What turns the accumulators of a row into its result: its sum and the sink's share of it, relative to 2^maximum, and V's scale.
@@ -57,17 +56,9 @@ struct OutputRow {
   }
 
  private:
-  /// A 2 x 2 transposition over the lanes that differ in kLane: the lower keeps `a` and receives the other's `a` as its `b`.
-  template <int kLane>
-  static __device__ void trade(int lane, std::uint32_t& a, std::uint32_t& b) {
-    const bool upper = lane & kLane;
-    const std::uint32_t received = __shfl_xor_sync(~0u, upper ? a : b, kLane);
-    (upper ? a : b) = received;
-  }
-
   void* base = nullptr;
   float *lse = nullptr, *largest = nullptr;
-  std::int64_t out = 0, head = 0;
+  std::int64_t out = 0, head = 0;  // out: where the columns of this lane begin
   bool valid = false;
 };
 

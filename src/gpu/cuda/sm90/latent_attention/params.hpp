@@ -58,8 +58,9 @@ struct Params {
   // Workspace.
   int* prefix = nullptr;         // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
   int* first_request = nullptr;  // (parts) the first request of which a part may have a share
-  float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, kPartialChunks, kMathThreads), normalised
-  float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, 64), base 2
+  float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, math warps, kPartialChunks, 32), normalised
+  float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, 16), base 2
+  int* told = nullptr;           // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -7,6 +7,14 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
+/// tile, the others in the odd one.
+struct Collected {
+  static constexpr int kChunks = kPartialChunks / 2, kBytes = kChunks * 32 * sizeof(float4);  // of a math warp
+  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kWarpRows * sizeof(float);   // in the even tile
+};
+static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
+
 /// Both tiles are made of groups of eight rows, a group of slices of 64 columns, and a slice of eight swizzled rows of 128 bytes: one copy
 /// brings eight whole keys, and a page need hold no more.
 template <class Config>
@@ -22,6 +30,7 @@ struct Storage {
   alignas(8) std::uint8_t present[2][8];   // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
   alignas(8) std::uint64_t full[kHalves];  // by the copy engine, or by every load thread: the half has arrived
   std::uint64_t empty[kHalves];            // by the four warps of the half's last reader, in each CTA of the cluster
+  std::uint64_t collected[2];              // by the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;                    // by every load thread
   std::uint64_t q_empty;                   // by every math thread
 };

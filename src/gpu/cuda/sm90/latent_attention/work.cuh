@@ -72,7 +72,9 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
 struct Job {
   Request request{.index = -1};
   int begin = 0, end = 0;
-  int slot = -1;  // of the partial result; -1 when the request is not split
+  int slot = -1;           // of the partial result; -1 where this CTA writes the result of the request
+  bool collected = false;  // the partial result, by the part where the request begins
+  int collect_end = 0;     // parts from the next one on whose results belong to this one's
 
   __device__ bool done() const { return request.index < 0; }
 
@@ -86,10 +88,45 @@ struct Job {
       const detail::TileRange share = schedule.share(part, index);
       if (share.empty()) continue;
       const int first = request.first_pair();
-      const bool split = share.begin > 0 || share.end < schedule.tiles(index);
-      return {request, first + share.begin, first + share.end, split ? schedule.slot(part, share.begin > 0) : -1};
+      return {request, first + share.begin, first + share.end};
     }
   }
+
+  /// Where its result goes.
+  __device__ void place(const Params& params, int part) {
+    const detail::SplitSchedule schedule = schedule_of(params);
+    const detail::TileRange parts = schedule.parts_of(request.index);
+    const bool begins = part == parts.begin;
+    collected = !begins && schedule.collected(parts);
+    collect_end = begins && schedule.collected(parts) ? parts.end : 0;
+    slot = !begins || schedule.merged_after(parts) ? schedule.slot(part, !begins) : -1;
+  }
 };
+
+/// Which part a CTA computes: the last ones start first, since others wait for them.
+__device__ inline int own_part(const Params& params) { return params.parts - 1 - static_cast<int>(blockIdx.z); }
+
+/// Flags of this CTA's row tile in another part, one for each math warp.
+__device__ inline int* told(const Params& params, int part) {
+  return params.told + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
+}
+
+/// Where a math warp leaves its part of a partial result, and who waits for it looks.
+struct PartialPlace {
+  __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
+      : params(params_),
+        at(((static_cast<std::int64_t>(slot) * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
+
+  __device__ float4* sums() const { return params.partial + at * kPartialChunks * 32; }  // (chunk, lane)
+  __device__ float* lse() const { return params.partial_lse + at * kWarpRows; }
+
+  const Params& params;
+  std::int64_t at;
+};
+
+/// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.
+__device__ inline bool has_rows(const Params& params, const Request& request, int row_tile, int warp) {
+  return row_tile * kRowTile + warp % 4 * kWarpRows < request.q_rows * params.heads_per_kv;
+}
 
 }  // namespace fovea::gpu::sm90::latent

@@ -15,6 +15,8 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (thread == 0) params.prefix[0] = carry = 0;
+  const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
+  for (int i = thread; i < flags; i += kScheduleThreads) params.told[i] = 0;
   __syncthreads();
   for (int first = 0; first < params.batch; first += kScheduleThreads) {
     const int index = first + thread;

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What becomes of a math warpgroup's accumulators at the end of a job: the result of a request, or a partial one.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+/// Of one warpgroup, while it lasts. Sums and maxima are those of this thread's two rows, the maxima in base 2.
+template <class Element, int kWarpgroupIndex>
+struct Results {
+  const Params& params;
+  float (&out)[128];
+  float (&sum)[2];
+  float (&maximum)[2];
+
+  /// `largest`: scores of the 64 rows, or null.
+  __device__ void store(const Request& request, const float* largest) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const OutputRow row(params, request, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const float normalise = row.normalise(params, sum[r], maximum[r]);
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] = out[4 * (i + j / 2) + 2 * r + j % 2] * normalise;
+        row.template store<Element>(kWarpgroupIndex * (kValueDim / 2) + 8 * i, lane_index(), x);
+      }
+      if (lane_index() % 4 != 0) continue;
+      if (kWarpgroupIndex == 0) row.store_lse(lse_of(sum[r], maximum[r]));
+      if (largest != nullptr) row.store_largest(largest[first_row() + 8 * r]);
+    }
+  }
+
+  /// In the order of the accumulator's registers, so that each store of a warp is contiguous; who reads them has the same order.
+  __device__ void store_partial(const Request& request, int slot) const {
+    const int all_warps = kWarpgroupIndex * 4 + warp();
+    if (!has_rows(params, request, blockIdx.x, all_warps)) return;
+    const float normalise[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
+    const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, all_warps);
+    float4* to = place.sums() + lane_index();
+#pragma unroll
+    for (int i = 0; i < kPartialChunks; ++i) {
+      to[i * 32] = {out[4 * i] * normalise[0], out[4 * i + 1] * normalise[0], out[4 * i + 2] * normalise[1], out[4 * i + 3] * normalise[1]};
+    }
+    if (lane_index() % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) place.lse()[lane_index() / 4 + 8 * r] = lse_of(sum[r], maximum[r]);
+  }
+
+  /// This warp's part of a partial result is there. To be said later than it is stored: it waits until the stores have arrived.
+  __device__ void tell(const Request& request, int part) const {
+    const int all_warps = kWarpgroupIndex * 4 + warp();
+    __syncwarp();
+    flag_raise_if(lane_index() == 0 && has_rows(params, request, blockIdx.x, all_warps), told(params, part) + all_warps);
+  }
+
+  /// Adds a partial result that lies in shared memory, as Collected says.
+  __device__ void add(const std::byte* even, const std::byte* odd) const {
+    const int all_warps = kWarpgroupIndex * 4 + warp(), lane = lane_index();
+    const float* lse = reinterpret_cast<const float*>(even + Collected::kLseAt) + all_warps * kWarpRows + lane / 4;
+    float keep[2], weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float to = fmaxf(maximum[r], lse[8 * r]);
+      keep[r] = exp2f(maximum[r] - to);
+      weight[r] = exp2f(lse[8 * r] - to);
+      maximum[r] = to;
+      sum[r] = fmaf(sum[r], keep[r], weight[r]);
+    }
+#pragma unroll
+    for (int i = 0; i < kPartialChunks; ++i) {
+      const std::byte* tile = i < Collected::kChunks ? even : odd;
+      const float4 x = reinterpret_cast<const float4*>(tile + all_warps * Collected::kBytes)[i % Collected::kChunks * 32 + lane];
+      float* to = out + 4 * i;
+      to[0] = fmaf(to[0], keep[0], weight[0] * x.x);
+      to[1] = fmaf(to[1], keep[0], weight[0] * x.y);
+      to[2] = fmaf(to[2], keep[1], weight[1] * x.z);
+      to[3] = fmaf(to[3], keep[1], weight[1] * x.w);
+    }
+  }
+
+ private:
+  static __device__ int warp() { return thread_index() % 128 / 32; }
+  static __device__ int first_row() { return warp() * 16 + lane_index() / 4; }
+};
+
+}  // namespace fovea::gpu::sm90::latent
