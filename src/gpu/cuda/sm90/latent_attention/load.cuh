@@ -64,19 +64,22 @@ struct Loader {
     const int lane = lane_index();
     const bool wanted = lane < kMathWarps && has_rows(params, job.request, blockIdx.x, lane);
     const int warps = __popc(__ballot_sync(~0u, wanted));
+    const int first = own_part(params) + 1;
 #pragma unroll 1
-    for (int part = own_part(params) + 1; part < job.collect_end; ++part) {
+    for (int part = first; part < job.collect_end; ++part) {
       if (wanted) {
         int* flag = told(params, part) + lane;
         flag_await(flag);
         *flag = 0;
         fence_global_for_async();
       }
+      if (part > first) named_sync(kAdded, kMathThreads + 32);
       const PartialPlace place(params, detail::SplitSchedule::slot(part, true), blockIdx.y, blockIdx.x, lane);
 #pragma unroll 1
       for (int buffer = 0; buffer < 2; ++buffer) {
         const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
-        for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
+        for (int half = 0; half < 2 && part == first; ++half)
+          barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
         const int lse_bytes = buffer == 0 ? Collected::kLseBytes : 0;
         if (lane == 0) barrier_arrive_expect(arrived, warps * (Collected::kBytes + lse_bytes));
         __syncwarp();
@@ -84,7 +87,6 @@ struct Loader {
         copy_bulk(to + lane * Collected::kBytes, place.sums() + buffer * Collected::kChunks * 32, Collected::kBytes, arrived);
         if (buffer == 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
       }
-      load_keys.parity ^= 1;
     }
   }
 

@@ -11,14 +11,6 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Named barriers, with who arrives and who waits. 0 is that of the whole CTA.
-enum : int {
-  kEvenReady = 1,   // maximum[0] if it has grown, and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
-  kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
-  kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
-  kWarpgroup = 4,   // and 5: one warpgroup alone
-};
-
 inline constexpr float kSlack = 8.0f;  // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
 
 template <class Config, int kWarpgroupIndex>
@@ -449,17 +441,16 @@ struct Math {
     reduce_sum();
     if (job.slot >= 0) return results().store_partial(job.request, job.slot);
     const int end = uniform(job.collect_end);
-    for (int part = own_part(params) + 1; part < end; ++part) collect(part);
+    for (int part = own_part(params) + 1; part < end; ++part) collect(part, part + 1 == end);
     results().store(job.request, kSingleKeys && kWarpgroupIndex == 1 ? storage.largest[1] : nullptr);
   }
 
   /// Adds another part's result, which the loader brings.
-  __device__ void collect(int part) {
+  __device__ void collect(int part, bool last) {
     const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
     for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
     results().add(storage.k[0], storage.k[1]);
-    release<0, kWarpgroupIndex>();
-    release<1, kWarpgroupIndex>();
+    if (!last) named_arrive(kAdded, kMathThreads + 32);
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.

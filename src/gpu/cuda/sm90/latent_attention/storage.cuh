@@ -7,6 +7,15 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// Named barriers, with who arrives and who waits. 0 is that of the whole CTA.
+enum : int {
+  kEvenReady = 1,   // maximum[0] if it has grown, and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
+  kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
+  kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
+  kWarpgroup = 4,   // and 5: one warpgroup alone
+  kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
+};
+
 /// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
 /// tile, the others in the odd one.
 struct Collected {
