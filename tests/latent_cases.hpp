@@ -20,13 +20,19 @@ inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::i
 
 /// Many row tiles leave few parts, so that requests end and begin inside of them.
 inline void few_parts_cases(std::vector<LatentCase>& table) {
-  const auto add = [&](const char* name, LatentCase spec) {
+  const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::full) {
     spec.name = fmt::format("latent_attention/few_parts/{}", name);
-    spec.tier = Tier::full;
+    spec.tier = tier;
     table.push_back(std::move(spec));
   };
   const std::vector<std::int64_t> uneven{700, 300, 1500, 90, 640};
   const CacheFormat v32 = CacheFormat::v32_fp8;
+  // Row tiles for 64 queries, of which most sequences have one: little work.
+  const std::vector<Sequence> ragged{{64, 64}, {1, 700}, {2, 1500}, {1, 640}, {1, 300}};
+  add("bf16-h16-ragged", {.head = 16, .sequences = ragged, .ragged = true}, Tier::quick);
+  add("bf16-h16-page1-ragged", {.head = 16, .page = 1, .sequences = ragged, .ragged = true}, Tier::quick);
+  add("v32_fp8-h16-ragged", {.format = v32, .head = 16, .sequences = ragged, .ragged = true}, Tier::quick);
+  add("v32_fp8-h15-ragged", {.format = v32, .head = 15, .sequences = ragged, .ragged = true}, Tier::quick);
   add("bf16-h64-q8", {.head = 64, .sequences = of_lengths(8, uneven)});
   add("bf16-h64-page1-q8", {.head = 64, .page = 1, .sequences = of_lengths(8, uneven)});
   add("bf16-h9-q30", {.head = 9, .sequences = of_lengths(30, uneven)});

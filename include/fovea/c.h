@@ -134,7 +134,7 @@ typedef struct fovea_attention_args {
 fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
 fovea_status fovea_attention_run(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
                                  void* stream);
-/* The two halves of run: the schedule that prepare leaves in the workspace may serve several run_prepared calls. */
+/* The two halves of run: the schedule that prepare leaves in the workspace may serve several run_prepared calls, one after another. */
 fovea_status fovea_attention_prepare(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
                                      void* stream);
 fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,

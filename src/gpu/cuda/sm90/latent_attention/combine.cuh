@@ -12,7 +12,8 @@ __host__ __device__ constexpr bool by_requests(const Params& params) {
   return params.batch <= (params.parts - 1) / detail::SplitSchedule::kCollected;
 }
 
-/// The request that blocks of this y may have to merge, and whether they do. Known from the schedule alone.
+/// The request that blocks of this y may have to merge, and whether they do: from the schedule and the lengths that it was made from, which
+/// are older than the kernel that this one waits for.
 struct Merge {
   __device__ explicit Merge(const Params& params) : schedule(schedule_of(params)) {
     const int stand_in = (blockIdx.y + 1) * schedule.kCollected;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int math_warp = blockIdx.x % kGroups * kWarps + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
   const int first_row = math_warp % 4 * 16 + lane / 4;
-  const Merge merge(params);  // the schedule is older than the kernel that this one waits for
+  const Merge merge(params);
   const detail::TileRange& parts = merge.parts;
   const int row_begin = blockIdx.x % kGroups * kWarps % 4 * 16, rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
   wait_for_previous_kernel();

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
       barrier_init(shared_address(&storage.empty[half]), 4 * Config::kCluster);
     }
     storage.jobs[1].collected = false;  // there is no job before the first
-    for (std::uint64_t& barrier : storage.collected) barrier_init(shared_address(&barrier), 1);
+    for (std::uint64_t& barrier : storage.collected) barrier_init(shared_address(&barrier), 32);
     barrier_init(shared_address(&storage.q_full), Config::kLoadThreads);
     barrier_init(shared_address(&storage.q_empty), kMathThreads);
     fence_barrier_init();

@@ -60,10 +60,10 @@ struct Loader {
   }
 
   /// What other parts have of the last job's request, when that is told and the math is done with the tiles. A lane for each math warp.
+  /// After the last announce(): that has seen all halves of the last pair full, so `empty` can only be of that pair.
   __device__ void collect(const Job& job) {
     const int lane = lane_index();
     const bool wanted = lane < kMathWarps && has_rows(params, job.request, blockIdx.x, lane);
-    const int warps = __popc(__ballot_sync(~0u, wanted));
     const int first = own_part(params) + 1;
 #pragma unroll 1
     for (int part = first; part < job.collect_end; ++part) {
@@ -73,6 +73,7 @@ struct Loader {
         *flag = 0;
         fence_global_for_async();
       }
+      __syncwarp();
       if (part > first) named_sync(kAdded, kMathThreads + 32);
       const PartialPlace place(params, detail::SplitSchedule::slot(part, true), blockIdx.y, blockIdx.x, lane);
 #pragma unroll 1
@@ -80,14 +81,13 @@ struct Loader {
         const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
         for (int half = 0; half < 2 && part == first; ++half)
           barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
-        const int lse_bytes = buffer == 0 ? Collected::kLseBytes : 0;
-        if (lane == 0) barrier_arrive_expect(arrived, warps * (Collected::kBytes + lse_bytes));
-        __syncwarp();
-        if (!wanted) continue;
-        copy_bulk(to + lane * Collected::kBytes, place.sums() + buffer * Collected::kChunks * 32, Collected::kBytes, arrived);
-        if (buffer == 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
+        const int lse_bytes = buffer == 0 && wanted ? Collected::kLseBytes : 0, bytes = wanted ? Collected::kBytes : 0;
+        if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * Collected::kChunks * 32, bytes, arrived);
+        if (lse_bytes > 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
+        barrier_arrive_expect(arrived, bytes + lse_bytes);
       }
     }
+    __syncwarp();
   }
 
   /// Rows of the tile: query token major, head minor. Rows past the end are zeros.

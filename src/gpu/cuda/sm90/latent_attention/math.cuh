@@ -450,7 +450,9 @@ struct Math {
     const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
     for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
     results().add(storage.k[0], storage.k[1]);
-    if (!last) named_arrive(kAdded, kMathThreads + 32);
+    if (last) return;
+    fence_shared_for_async();  // these reads come before the copies that follow
+    named_arrive(kAdded, kMathThreads + 32);
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
