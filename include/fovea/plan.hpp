@@ -58,8 +58,8 @@ class Plan {
     return text;
   }
 
-  /// Turns the lengths in `args` into a schedule, kept in the workspace, that several run_prepared() calls may share, one after another (the
-  /// layers of one decode step). Valid until the lengths change or the workspace is written by anything else.
+  /// Turns the lengths in `args` into a schedule, kept in the workspace, that several run_prepared() calls may share, one after another
+  /// (the layers of one decode step). Valid until the lengths change or the workspace is written by anything else.
   Result<void> prepare(const Args& args, Workspace workspace = {}, Stream stream = {}) const {
     return state_->prepare(args, workspace, stream);
   }
