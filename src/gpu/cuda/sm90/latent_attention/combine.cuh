@@ -37,16 +37,17 @@ template <class Element, int kGroups>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kColumns = 4, kBlocks = kPartialChunks / kColumns, kAtOnce = 4;
   constexpr int kWarps = kMathThreads / 32 / kGroups;  // of a group, and math warps of this block
-  constexpr int kRows = kWarps >= 4 ? kRowTile : kWarps * 16, kRowLanes = kMathThreads / kRows;
+  constexpr int kRows = kWarps >= 4 ? kRowTile : kWarps * kMathWarpRows, kRowLanes = kMathThreads / kRows;
   __shared__ float weights[kMaxParts][kRows], totals[kRows], maxima[kRows];
   __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
   const int math_warp = blockIdx.x % kGroups * kWarps + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
-  const int first_row = math_warp % 4 * 16 + lane / 4;
+  const int first_row = math_warp % 4 * kMathWarpRows + lane / 4;
   const Merge merge(params);
   const detail::TileRange& parts = merge.parts;
-  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * 16, rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
+  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * kMathWarpRows,
+            rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
   wait_for_previous_kernel();
   if (!merge.wanted || row_begin >= rows) return;
 
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
     for (int i = 0; i < kAtOnce; ++i) {
       const int part = first + i * kRowLanes;
       lse[i] = -INFINITY;
-      if (part < count && row < rows) lse[i] = place_of(part, row / kWarpRows).lse()[row % kWarpRows];
+      if (part < count && row < rows) lse[i] = place_of(part, row / kMathWarpRows).lse()[row % kMathWarpRows];
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

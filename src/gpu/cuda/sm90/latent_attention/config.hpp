@@ -22,7 +22,7 @@ inline constexpr int kMathWarps = kMathThreads / 32;
 
 /// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (math warp, chunk, lane, 4).
 inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
-inline constexpr int kWarpRows = kRowTile / 4;  // of a math warp, which has the columns of its warpgroup of them
+inline constexpr int kMathWarpRows = kRowTile / 4;  // of a math warp, which has the columns of its warpgroup of them
 
 /// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
 inline constexpr int kHalves = 4;  // buffer * 2 + half

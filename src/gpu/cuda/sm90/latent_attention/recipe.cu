@@ -91,7 +91,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
   const std::size_t slots = 2 * static_cast<std::size_t>(processors);
   take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
   take(params.first_request, static_cast<std::size_t>(processors));
-  take(params.partial_lse, slots * kMathWarps * kWarpRows);
+  take(params.partial_lse, slots * kMathWarps * kMathWarpRows);
   take(params.told, static_cast<std::size_t>(processors) * kMathWarps);
   take(params.partial, slots * kRowTile * kValueDim / 4);
   return at + kAlignment;  // the workspace itself is aligned to less

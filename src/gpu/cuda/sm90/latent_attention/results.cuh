@@ -36,10 +36,10 @@ struct Results {
 
   /// In the order of the accumulator's registers, so that each store of a warp is contiguous; who reads them has the same order.
   __device__ void store_partial(const Request& request, int slot) const {
-    const int all_warps = kWarpgroupIndex * 4 + warp();
-    if (!has_rows(params, request, blockIdx.x, all_warps)) return;
+    const int own = math_warp();
+    if (!has_rows(params, request, blockIdx.x, own)) return;
     const float normalise[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
-    const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, all_warps);
+    const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, own);
     float4* to = place.sums() + lane_index();
 #pragma unroll
     for (int i = 0; i < kPartialChunks; ++i) {
@@ -52,15 +52,15 @@ struct Results {
 
   /// This warp's part of a partial result is there. To be said later than it is stored: it waits until the stores have arrived.
   __device__ void tell(const Request& request, int part) const {
-    const int all_warps = kWarpgroupIndex * 4 + warp();
+    const int own = math_warp();
     __syncwarp();
-    flag_raise_if(lane_index() == 0 && has_rows(params, request, blockIdx.x, all_warps), told(params, part) + all_warps);
+    flag_raise_if(lane_index() == 0 && has_rows(params, request, blockIdx.x, own), told(params, part) + own);
   }
 
   /// Adds a partial result that lies in shared memory, as Collected says.
   __device__ void add(const std::byte* even, const std::byte* odd) const {
-    const int all_warps = kWarpgroupIndex * 4 + warp(), lane = lane_index();
-    const float* lse = reinterpret_cast<const float*>(even + Collected::kLseAt) + all_warps * kWarpRows + lane / 4;
+    const int lane = lane_index(), own = math_warp();
+    const float* lse = reinterpret_cast<const float*>(even + Collected::kLseAt) + own * kMathWarpRows + lane / 4;
     float keep[2], weight[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -73,7 +73,7 @@ struct Results {
 #pragma unroll
     for (int i = 0; i < kPartialChunks; ++i) {
       const std::byte* tile = i < Collected::kChunks ? even : odd;
-      const float4 x = reinterpret_cast<const float4*>(tile + all_warps * Collected::kBytes)[i % Collected::kChunks * 32 + lane];
+      const float4 x = reinterpret_cast<const float4*>(tile + own * Collected::kBytes)[i % Collected::kChunks * 32 + lane];
       float* to = out + 4 * i;
       to[0] = fmaf(to[0], keep[0], weight[0] * x.x);
       to[1] = fmaf(to[1], keep[0], weight[0] * x.y);
@@ -84,7 +84,8 @@ struct Results {
 
  private:
   static __device__ int warp() { return thread_index() % 128 / 32; }
-  static __device__ int first_row() { return warp() * 16 + lane_index() / 4; }
+  static __device__ int math_warp() { return kWarpgroupIndex * 4 + warp(); }
+  static __device__ int first_row() { return warp() * kMathWarpRows + lane_index() / 4; }
 };
 
 }  // namespace fovea::gpu::sm90::latent

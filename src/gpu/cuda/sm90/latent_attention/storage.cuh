@@ -19,8 +19,8 @@ enum : int {
 /// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
 /// tile, the others in the odd one.
 struct Collected {
-  static constexpr int kChunks = kPartialChunks / 2, kBytes = kChunks * 32 * sizeof(float4);  // of a math warp
-  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kWarpRows * sizeof(float);   // in the even tile
+  static constexpr int kChunks = kPartialChunks / 2, kBytes = kChunks * 32 * sizeof(float4);     // of a math warp
+  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kMathWarpRows * sizeof(float);  // in the even tile
 };
 static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
 

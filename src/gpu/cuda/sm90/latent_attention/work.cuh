@@ -118,7 +118,7 @@ struct PartialPlace {
         at(((static_cast<std::int64_t>(slot) * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
 
   __device__ float4* sums() const { return params.partial + at * kPartialChunks * 32; }  // (chunk, lane)
-  __device__ float* lse() const { return params.partial_lse + at * kWarpRows; }
+  __device__ float* lse() const { return params.partial_lse + at * kMathWarpRows; }
 
   const Params& params;
   std::int64_t at;
@@ -126,7 +126,7 @@ struct PartialPlace {
 
 /// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.
 __device__ inline bool has_rows(const Params& params, const Request& request, int row_tile, int warp) {
-  return row_tile * kRowTile + warp % 4 * kWarpRows < request.q_rows * params.heads_per_kv;
+  return row_tile * kRowTile + warp % 4 * kMathWarpRows < request.q_rows * params.heads_per_kv;
 }
 
 }  // namespace fovea::gpu::sm90::latent
