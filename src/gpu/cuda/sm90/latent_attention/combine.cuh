@@ -41,13 +41,12 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   __shared__ float weights[kMaxParts][kRows], totals[kRows], maxima[kRows];
   __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
-  const int math_warp = blockIdx.x % kGroups * kWarps + warp % kWarps;
+  const int first_warp = blockIdx.x % kGroups * kWarps, math_warp = first_warp + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
   const int first_row = math_warp % 4 * kMathWarpRows + lane / 4;
   const Merge merge(params);
   const detail::TileRange& parts = merge.parts;
-  const int row_begin = blockIdx.x % kGroups * kWarps % 4 * kMathWarpRows,
-            rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
+  const int row_begin = first_warp % 4 * kMathWarpRows, rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile;
   wait_for_previous_kernel();
   if (!merge.wanted || row_begin >= rows) return;
 
