@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -79,21 +80,70 @@ std::string detect_name() { return "processor"; }
 
 #endif
 
+struct InstructionSet {
+  std::string_view name;
+  bool Features::*has;
+};
+/// Each has those before it, but for VNNI and BF16, which come together.
+constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", &Features::avx2},
+                                                  {"avx512", &Features::avx512},
+                                                  {"avx512vnni", &Features::avx512vnni},
+                                                  {"avx512bf16", &Features::avx512bf16},
+                                                  {"amx", &Features::amx_bf16}}};
+
+/// What the environment allows, once: the best instruction set by name, or nothing for all of them.
+struct Limit {
+  Limit() {
+    const char* set = std::getenv("FOVEA_MAX_CPU_ISA");
+    if (set == nullptr || *set == 0) return;
+    name = set;
+    known = name == "scalar";
+    allowed = 0;
+    for (std::size_t i = 0; i < kInOrder.size(); ++i) {
+      if (name != kInOrder[i].name) continue;
+      known = true;
+      allowed = i + 1;
+    }
+    reason = known ? "left out by FOVEA_MAX_CPU_ISA=" + name
+                   : "FOVEA_MAX_CPU_ISA: got \"" + name + "\", want scalar, avx2, avx512, avx512vnni, avx512bf16 or amx";
+  }
+
+  std::string name, reason;
+  std::size_t allowed = kInOrder.size();
+  bool known = true;
+};
+const Limit& limit() {
+  static const Limit kLimit;
+  return kLimit;
+}
+
+Features limited(Features found) {
+  for (std::size_t i = limit().allowed; i < kInOrder.size(); ++i) found.*kInOrder[i].has = false;
+  return found;
+}
+
+/// What keeps this machine from an instruction set: the environment, the machine, or nothing.
+std::string_view unavailable(bool Features::*has, std::string_view needs) {
+  if (features().*has) return {};
+  static const Features kFound = detect();
+  return kFound.*has ? std::string_view(limit().reason) : needs;
+}
+
 }  // namespace
 
 const Features& features() {
-  static const Features kFeatures = detect();
+  static const Features kFeatures = limited(detect());
   return kFeatures;
 }
 
 std::string processor_name() { return detect_name(); }
 
-std::string_view scalar_unavailable() { return {}; }
-std::string_view avx2_unavailable() { return features().avx2 ? "" : "needs avx2, fma and f16c"; }
-std::string_view avx512_unavailable() { return features().avx512 ? "" : "needs avx512f, avx512bw, avx512vl and avx512dq"; }
-std::string_view avx512vnni_unavailable() { return features().avx512vnni ? "" : "needs avx512_vnni"; }
-std::string_view avx512bf16_unavailable() { return features().avx512bf16 ? "" : "needs avx512_bf16"; }
-std::string_view amx_unavailable() { return features().amx_bf16 ? "" : "needs amx_bf16, and the operating system's permission"; }
+std::string_view scalar_unavailable() { return limit().known ? std::string_view{} : limit().reason; }
+std::string_view avx2_unavailable() { return unavailable(&Features::avx2, "needs avx2, fma and f16c"); }
+std::string_view avx512_unavailable() { return unavailable(&Features::avx512, "needs avx512f, avx512bw, avx512vl and avx512dq"); }
+std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512vnni, "needs avx512_vnni"); }
+std::string_view avx512bf16_unavailable() { return unavailable(&Features::avx512bf16, "needs avx512_bf16"); }
+std::string_view amx_unavailable() { return unavailable(&Features::amx_bf16, "needs amx_bf16, and the operating system's permission"); }
 
 void append_devices(std::vector<DeviceInfo>& all) {
   const Features& has = features();

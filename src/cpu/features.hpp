@@ -9,7 +9,8 @@
 
 namespace fovea::cpu {
 
-/// Instruction sets that the processor has and the operating system saves the registers of.
+/// Instruction sets that the processor has, the operating system saves the registers of, and the environment allows: where
+/// FOVEA_MAX_CPU_ISA is set to scalar, avx2, avx512, avx512vnni, avx512bf16 or amx, none beyond that.
 struct Features {
   bool avx2 = false;        ///< AVX2, FMA, F16C
   bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
