@@ -52,6 +52,7 @@ bool amx_permitted() {
 
 Features detect() {
   Features found{};
+  found.intel = cpuid(0).b == 0x756e6547;  // "Genu"
   const CpuidLeaf basic = cpuid(1), extended = cpuid(7), more = cpuid(7, 1);
   if (!bit(basic.c, 27)) return found;  // no xgetbv
   const std::uint64_t saved = saved_registers();
@@ -143,6 +144,10 @@ std::string_view avx2_unavailable() { return unavailable(&Features::avx2, "needs
 std::string_view avx512_unavailable() { return unavailable(&Features::avx512, "needs avx512f, avx512bw, avx512vl and avx512dq"); }
 std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512vnni, "needs avx512_vnni"); }
 std::string_view avx512bf16_unavailable() { return unavailable(&Features::avx512bf16, "needs avx512_bf16"); }
+/// Emerald Rapids: half as many a clock as multiply-adds of f32, so no more products, and operands that take longer to pack.
+std::string_view avx512bf16_outdone() {
+  return features().avx512bf16 && features().intel ? "on Intel's processors vdpbf16ps multiplies no faster than f32 instructions do" : "";
+}
 std::string_view amx_unavailable() { return unavailable(&Features::amx_bf16, "needs amx_bf16, and the operating system's permission"); }
 
 void append_devices(std::vector<DeviceInfo>& all) {

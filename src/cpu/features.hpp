@@ -17,6 +17,7 @@ struct Features {
   bool avx512vnni = false;  ///< and AVX512_VNNI
   bool avx512bf16 = false;  ///< and AVX512_BF16
   bool amx_bf16 = false;    ///< AMX-TILE and AMX-BF16, with the kernel's permission
+  bool intel = false;       ///< the maker
 };
 
 const Features& features();
@@ -34,5 +35,8 @@ std::string_view avx512_unavailable();
 std::string_view avx512vnni_unavailable();
 std::string_view avx512bf16_unavailable();
 std::string_view amx_unavailable();
+
+/// Why AVX-512 alone is faster here than with its bf16 products, or nothing.
+std::string_view avx512bf16_outdone();
 
 }  // namespace fovea::cpu

@@ -48,6 +48,7 @@ struct Avx512Vnni {
 struct Avx512Bf16 {
   static constexpr std::string_view kName = "avx512bf16";
   static constexpr auto kUnavailable = avx512bf16_unavailable;
+  static constexpr auto kOutdone = avx512bf16_outdone;
   static const Kernels& kernels() { return avx512::kKernels; }
   static const AttentionKernels* bf16() { return &avx512bf16::kAttention; }
 };
@@ -59,6 +60,16 @@ struct Amx {
   static const AttentionKernels* bf16() { return &amx::kAttention; }
 };
 #endif
+
+/// For the `outdone` of a row.
+template <class Isa>
+constexpr std::string_view (*outdone())() {
+  if constexpr (requires { Isa::kOutdone; }) {
+    return Isa::kOutdone;
+  } else {
+    return nullptr;
+  }
+}
 
 /// Text put together at compile time.
 template <std::size_t kSize>

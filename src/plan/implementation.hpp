@@ -25,6 +25,7 @@ struct Implementation {
   Backend backend{};
   std::string_view (*unavailable)() = nullptr;  ///< "needs avx512f" when this machine cannot run it, else empty
   PlanResult<Args> (*plan)(const Problem&, Device) = nullptr;
+  std::string_view (*outdone)() = nullptr;  ///< why a later row is faster on this machine, else empty: then only who asks by name gets it
 };
 
 template <class Operation>

@@ -38,6 +38,10 @@ Result<Plan<typename Operation::Args>> select(const typename Operation::Problem&
   std::vector<Decline> declines;
   for (const Implementation<Operation>& candidate : list) {
     if (!wanted(candidate)) continue;
+    if (options.implementation.empty() && candidate.outdone != nullptr && !candidate.outdone().empty()) {
+      declines.push_back({std::string(candidate.name), std::string(candidate.outdone())});
+      continue;
+    }
     PlanResult<typename Operation::Args> planned = plan_with(candidate, problem, device);
     if (planned) return Plan<typename Operation::Args>(*std::move(planned), std::move(declines));
     if (planned.error().code != ErrorCode::unsupported) return planned.error();

@@ -83,7 +83,8 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
 
 template <class Isa>
-constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+                                                                 Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -40,7 +40,8 @@ detail::PlanResult<LatentAttentionArgs> plan(const LatentAttentionProblem& probl
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 and packed rows of 576 or 512; any heads, page and query length";
 
 template <class Isa>
-constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+                                                               Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

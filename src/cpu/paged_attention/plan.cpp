@@ -46,7 +46,8 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
 
 template <class Isa>
-constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+                                                              Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

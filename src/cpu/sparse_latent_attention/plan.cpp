@@ -70,8 +70,8 @@ detail::PlanResult<SparseLatentAttentionArgs> plan(const SparseLatentAttentionPr
 constexpr std::string_view kAccepts = "f32, f16, bf16 and packed rows of 576 or 512; any heads, page and top-k; an extra cache";
 
 template <class Isa>
-constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts, Backend::cpu, Isa::kUnavailable,
-                                                                     plan<Isa>};
+constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+                                                                     Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
