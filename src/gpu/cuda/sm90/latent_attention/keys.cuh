@@ -9,7 +9,7 @@ namespace fovea::gpu::sm90::latent {
 /// A token's bytes and its scales, from the begin of its cache on, in units of 16 and of 8 bytes.
 struct Token {
   static constexpr std::uint32_t kNone = ~0u;
-  static constexpr std::size_t kUnit = 16, kScaleUnit = 8;
+  static constexpr std::uint32_t kUnit = 16, kScaleUnit = 8;
   std::uint32_t at = kNone, scales = 0;
 
   __device__ bool present() const { return at != kNone; }
@@ -24,29 +24,48 @@ __device__ inline const RowCache& cache_of(const Params& params, const Request& 
 }
 __device__ inline const std::byte* data_of(const RowCache& cache) { return cache.data + blockIdx.y * cache.head_stride; }
 
-/// What the table or the list says of the key of this row of a tile: a block, or an index. Negative: there is no such key. To be asked for
-/// long before it is used.
-__device__ inline int look_up(const Params& params, const Request& request, int pair, int buffer, int row) {
-  const int key = pair * kPair + buffer * kKeyTile + row;
-  if (key < request.keys.begin || key >= request.keys.end) return -1;
-  if (!params.listed) return __ldg(params.block_table + request.index * params.table_stride + key / params.main.page);
-  const bool extra = is_extra(params, request, pair, buffer);
-  const RowCache& cache = extra ? params.extra : params.main;
-  if (!extra && key >= request.main_len) return -1;
-  const std::int64_t list = request.batch * cache.indices_batch + request.q_begin * cache.indices_row;
-  return __ldg(cache.indices + list + (extra ? key - request.extra_begin() : key));
+/// Where it is written which keys a request has: its row of the block table, or the lists of its query. Worked out once a request, and kept
+/// in shared memory: what a load warp does for each pair of tiles is short.
+struct KeyList {
+  const std::int32_t* main = nullptr;
+  const std::int32_t* extra = nullptr;  // as if it began with the first key
+  int begin = 0, main_end = 0;          // keys of the main cache
+  int extra_begin = 0, end = 0;         // and of the other one
+
+  __device__ const RowCache& cache_of(const Params& params, int key) const { return key >= extra_begin ? params.extra : params.main; }
+};
+
+__device__ inline KeyList list_of(const Params& params, const Request& request) {
+  const detail::TileRange& keys = request.keys;
+  if (!params.listed) return {params.block_table + request.index * params.table_stride, nullptr, keys.begin, keys.end, keys.end, keys.end};
+  const auto begin = [&](const RowCache& cache) {
+    return cache.indices + request.batch * cache.indices_batch + request.q_begin * cache.indices_row;
+  };
+  const int extra = request.extra_begin();
+  return {begin(params.main), begin(params.extra) - extra, keys.begin, request.main_len, extra, keys.end};
 }
 
-/// The token behind what was found.
-__device__ inline Token locate(const Params& params, const Request& request, int pair, int buffer, int row, int found) {
-  const RowCache& cache = cache_of(params, request, pair, buffer);
-  const int block = params.listed ? found / cache.page : found;
-  const int slot = params.listed ? found - block * cache.page : (pair * kPair + buffer * kKeyTile + row) % cache.page;
-  if (found < 0 || block >= cache.blocks) return {};
-  const std::int64_t begin = block * cache.block_stride;
-  const std::int64_t scales = begin + cache.scales_at + static_cast<std::int64_t>(slot) * cache.scale_stride;
-  return {static_cast<std::uint32_t>((begin + slot * cache.token_stride) / Token::kUnit),
-          static_cast<std::uint32_t>(scales / Token::kScaleUnit)};
+/// What the table or the list says of a key: a block, or an index. Negative: there is no such key. To be asked for long before it is used.
+__device__ inline int look_up(const Params& params, const KeyList& list, int key) {
+  const bool extra = key >= list.extra_begin;
+  if (key < list.begin || key >= (extra ? list.end : list.main_end)) return -1;
+  return __ldg((extra ? list.extra : list.main) + (params.listed ? key : params.main.page.quotient(key)));
+}
+
+/// Whether there is a token behind what was found.
+__device__ inline bool is_token(const Params& params, const RowCache& cache, int found) {
+  return static_cast<std::uint32_t>(found) < (params.listed ? cache.tokens : static_cast<std::uint32_t>(cache.blocks));
+}
+
+/// The token behind what was found for a key. Places are whole units, below 2^32 of them.
+__device__ inline Token locate(const Params& params, const RowCache& cache, int key, int found) {
+  if (!is_token(params, cache, found)) return {};
+  const int at = params.listed ? found : key, page = cache.page.quotient(at);
+  const std::uint32_t slot = at - page * cache.page.divisor, block = params.listed ? page : found;
+  return {block * static_cast<std::uint32_t>(cache.block_stride / Token::kUnit) +
+              slot * static_cast<std::uint32_t>(cache.token_stride / Token::kUnit),
+          block * static_cast<std::uint32_t>(cache.block_stride / Token::kScaleUnit) + cache.scales_at / Token::kScaleUnit +
+              slot * (cache.scale_stride / Token::kScaleUnit)};
 }
 
 /// Halves of a pair of tiles in the order in which the math gives them back: left and right of the even tile, right and left of the odd.

@@ -6,6 +6,7 @@
 
 #include "gpu/cuda/sm90/latent_attention/load_boxes.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_codes.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_codes_shared.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_rows.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -13,15 +14,12 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 struct Loader {
   using Element = typename Config::Element;
-  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
-                                       std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>, CodeLoader<Config>>>;
+  using KeyLoader =
+      std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
+                         std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>,
+                                            std::conditional_t<Config::kCluster == 1, CodeLoader<Config>, SharedCodeLoader<Config>>>>;
 
-  __device__ Loader(const Params& params_, Storage<Config>& storage_)
-      : params(params_),
-        storage(storage_),
-        load_keys(params_, storage_),
-        warp(threadIdx.x % Config::kLoadThreads / 32),
-        lane(threadIdx.x % 32) {}
+  __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_), load_keys(params_, storage_) {}
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
@@ -35,27 +33,32 @@ struct Loader {
     }
     announce(Job{});
     barrier_arrive(shared_address(&storage.q_full));
-    if (warp == 0) collect(storage.loading[0]);
+    if (warp() == 0) collect(storage.loading[0]);
   }
 
  private:
   static constexpr int kOutside = 1 << 30;  // a coordinate past every end
 
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // asked for anew: registers are dear here
+
   __device__ Job& next(const Job& last) {
     const Job job = last.next(params, own_part(params));
     __syncwarp();
-    if (lane == 0) {
-      storage.loading[warp] = job;
-      if (!job.done()) storage.loading[warp].place(params, own_part(params));
+    if (lane_index() == 0) {
+      storage.loading[warp()] = job;
+      if (!job.done()) {
+        storage.loading[warp()].place(params, own_part(params));
+        if (Config::kLoad != Load::boxes) storage.lists[warp()] = list_of(params, job.request);
+      }
     }
     __syncwarp();
-    return storage.loading[warp];
+    return storage.loading[warp()];
   }
 
   /// Once the math has used the query rows of the last job, it may be told the next.
   __device__ void announce(const Job& job) {
     barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
-    if (warp == 0 && lane == 0) storage.jobs[q_parity] = job;
+    if (warp() == 0 && lane_index() == 0) storage.jobs[q_parity] = job;
     q_parity ^= 1;
   }
 
@@ -102,7 +105,8 @@ struct Loader {
       barrier_arrive(full);
     }
     __syncwarp();
-    if (warp != 0 || lane >= kRowTile / kBoxRows) return;
+    const int lane = lane_index();
+    if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
     const int packed = blockIdx.x * kRowTile + lane * kBoxRows;
     const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
     const BoxStart at{.column = 0,
@@ -119,7 +123,8 @@ struct Loader {
     const std::uint32_t to = shared_address(storage.q);
     const int rows = request.q_rows * params.heads_per_kv;
     // Eight lanes take the eight chunks of a slice of one row: 128 contiguous bytes.
-    for (int row = warp * 4 + lane / 8; row < kRowTile; row += Config::kLoadThreads / 8) {
+    const int lane = lane_index();
+    for (int row = warp() * 4 + lane / 8; row < kRowTile; row += Config::kLoadThreads / 8) {
       const int packed = blockIdx.x * kRowTile + row;
       const bool valid = packed < rows;
       const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
@@ -141,7 +146,6 @@ struct Loader {
   const Params& params;
   Storage<Config>& storage;
   KeyLoader load_keys;
-  int warp, lane;
   std::uint32_t q_parity = 0;
 };
 

@@ -55,9 +55,9 @@ class BoxLoader {
   __device__ Keys find_keys(const Request& request, int first_key) const {
     const int key = first_key + group * kBoxRows;
     if (lane >= kShare || key >= request.keys.end || key + kBoxRows <= request.keys.begin) return {params.main.blocks, 0};
-    const int entry = key / params.main.page;
+    const int entry = params.main.page.quotient(key);
     const int block = params.block_table[request.index * params.table_stride + entry];
-    return {block < 0 ? params.main.blocks : block, key - entry * params.main.page};
+    return {block < 0 ? params.main.blocks : block, key - entry * params.main.page.divisor};
   }
 
   __device__ BoxStart box_of(Keys keys) const { return {0, keys.row, warp % 2 * kHalfSlices, static_cast<int>(blockIdx.y), keys.block}; }

@@ -23,8 +23,8 @@ class RowLoader {
   template <class Before>
   __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
     Places places;
-    const int wanted = look_up(request, begin);
-    int found = look_up(request, begin + 1);
+    const int wanted = look_up(begin);
+    int found = look_up(begin + 1);
     if (first) before();
     find(request, begin, wanted, places);
     for (int pair = begin; pair < end; ++pair) {
@@ -35,7 +35,7 @@ class RowLoader {
       }
       parity ^= 1;
       find(request, pair + 1, found, places);
-      found = look_up(request, pair + 2);
+      found = look_up(pair + 2);
     }
   }
 
@@ -50,10 +50,10 @@ class RowLoader {
   };
 
   /// Lanes 0 to 15 look up the warp's rows of the even tile, the others those of the odd one.
-  __device__ int own_row() const { return warp * kRows + lane % kRows; }
-  __device__ int look_up(const Request& request, int pair) const { return latent::look_up(params, request, pair, lane / kRows, own_row()); }
+  __device__ int own_key(int pair) const { return pair * kPair + lane / kRows * kKeyTile + warp * kRows + lane % kRows; }
+  __device__ int look_up(int pair) const { return latent::look_up(params, storage.lists[warp], own_key(pair)); }
   __device__ void find(const Request& request, int pair, int found, Places& places) const {
-    const Token own = locate(params, request, pair, lane / kRows, own_row(), found);
+    const Token own = locate(params, cache_of(params, request, pair, lane / kRows), own_key(pair), found);
     places.present = __ballot_sync(~0u, own.present());
 #pragma unroll
     for (int i = 0; i < 2 * kSteps; ++i) {

@@ -42,6 +42,9 @@ struct Math {
 
  private:
   static constexpr bool kSingleKeys = Config::kLoad != Load::boxes;
+  /// Decoded keys are long in coming: the odd tiles' warpgroup multiplies the even tile's P V, which makes room for others, before it waits
+  /// for the second half of its own keys.
+  static constexpr bool kEvenFirst = Config::kLoad == Load::codes;
 
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ struct Math {
 
   __device__ void odd_tiles(int pair, int end) {
     start_scores<1>();
-    end_scores<1>();
+    if (!kEvenFirst) end_scores<1>();
     tell();
     for (bool first = true;; first = false) {
       const bool last = pair + 1 == end;
@@ -111,24 +114,27 @@ struct Math {
       ++pair;
       named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax run beside a product
       start_scores<1>();
-      end_scores<1>();
+      if (!kEvenFirst) end_scores<1>();
     }
   }
 
   __device__ void odd_tile(int key, bool first, bool last) {
+    if constexpr (kEvenFirst) {
+      go_on_with_scores<1>();
+      even_values(key, last);
+      products_wait<0>();
+      pin(out);
+      pin(scores);
+      release<0, 1>();
+      finish_scores<1>();
+    }
     products_wait<0>();
     pin(scores);
     if (last) release_queries();
     mask<1>(key + kKeyTile);
     float largest[2], rescale[2];
     find_largest(largest);
-    named_sync(kEvenReady, kMathThreads);
-    follow_maximum<0>();
-    if (last) add_sum<0>();
-    if (last) take_largest();
-    wait_full<0, 1>();
-    clear_unseen_values<0>(key);
-    values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
+    if constexpr (!kEvenFirst) even_values(key, last);
 
     const bool grown = grow_maximum<1>(first, largest, rescale);
     exponentiate();
@@ -136,15 +142,27 @@ struct Math {
     store_probabilities(shared_address(storage.p), kGroupBytes);
     fence_shared_for_async();
     named_arrive(kOddReady, kMathThreads);
-    products_wait<0>();
-    pin(out);
-    release<0, 1>();
+    if constexpr (!kEvenFirst) {
+      products_wait<0>();
+      pin(out);
+      release<0, 1>();
+    }
     if (grown) rescale_out(rescale);
     clear_unseen_values<1>(key + kKeyTile);
     values_from_registers<1>();
     products_wait<0>();
     pin(out);
     release<1, 1>();
+  }
+
+  __device__ void even_values(int key, bool last) {
+    named_sync(kEvenReady, kMathThreads);
+    follow_maximum<0>();
+    if (last) add_sum<0>();
+    if (last) take_largest();
+    wait_full<0, 1>();
+    clear_unseen_values<0>(key);
+    values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
   }
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
@@ -161,9 +179,17 @@ struct Math {
   }
   template <int kBuffer>
   __device__ void end_scores() {
+    go_on_with_scores<kBuffer>();
+    finish_scores<kBuffer>();
+  }
+  template <int kBuffer>
+  __device__ void go_on_with_scores() {
     products_begin();
     add_scores<kBuffer, kBuffer, 1>(true);
     products_commit();
+  }
+  template <int kBuffer>
+  __device__ void finish_scores() {
     wait_full<kBuffer, 1 - kBuffer>();
     products_begin();
     add_scores<kBuffer, 1 - kBuffer>(true);
@@ -250,6 +276,10 @@ struct Math {
     if (!__any_sync(~0u, told[0] > maximum[0] || told[1] > maximum[1])) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) rescale[r] = move_maximum(r, fmaxf(maximum[r], told[r]));
+    if (kEvenFirst && kWarpgroupIndex == 1) {  // its scores are on their way; ptxas would wait for them here anyway
+      products_wait<0>();
+      pin(scores);
+    }
     rescale_out(rescale);
   }
 
@@ -399,7 +429,8 @@ struct Math {
   template <int kBuffer, int kHalf>
   __device__ void wait_full() {
     barrier_wait(shared_address(&storage.full[kBuffer * 2 + kHalf]), parity);
-    if (kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
+    // Loaders of single keys do not wait for their copies until they could do it; but in a cluster they have to.
+    if (kSingleKeys && Config::kCluster == 1) fence_shared_for_async();
   }
 
   /// This warp has read the half for the last time.

@@ -8,6 +8,7 @@
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "op/common/divider.hpp"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -15,7 +16,9 @@ namespace fovea::gpu::sm90::latent {
 struct RowCache {
   const std::byte* data = nullptr;
   Row row = Row::plain;
-  int blocks = 0, page = 1;
+  int blocks = 0;
+  std::uint32_t tokens = 0;  // at most 2^31
+  detail::Divider page{};
   std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
   int scales_at = 0, scale_stride = 0;  // scales of the first token of a block, and of each next one
   // Where queries list their tokens:
@@ -61,6 +64,8 @@ struct Params {
   float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, math warps, kPartialChunks, 32), normalised
   float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, 16), base 2
   int* told = nullptr;           // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected
+
+  std::uint32_t zero = 0;  // which no compiler knows: SharedCodeLoader makes order with it
 };
 
 }  // namespace fovea::gpu::sm90::latent

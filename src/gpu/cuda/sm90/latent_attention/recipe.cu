@@ -154,7 +154,9 @@ std::string Recipe::tuning() const {
 bool is_plain(const detail::LatentCacheView& cache, DType q_dtype) { return cache.format == CacheFormat::rows && cache.dtype == q_dtype; }
 
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
-  RowCache rows{.row = row_of(cache.format), .blocks = static_cast<int>(cache.blocks), .page = static_cast<int>(cache.page)};
+  RowCache rows{.row = row_of(cache.format), .blocks = static_cast<int>(cache.blocks)};
+  rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
+  rows.page = detail::Divider(static_cast<int>(cache.page));
   if (const PackedFormat* format = packed_format(cache.format)) {
     rows.block_stride = cache.block_stride;
     rows.token_stride = format->codes_at(1);

@@ -2,6 +2,7 @@
 /// The shared memory of a CTA.
 #pragma once
 
+#include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/cuda/sm90/mma.cuh"
 
@@ -32,16 +33,17 @@ struct Storage {
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it
   alignas(1024) std::byte p[kRowTile * 128];          // P of the odd tile
   Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it gives back the queries of the next
-  Job loading[Config::kLoadThreads / 32];  // of each load warp: kept here, it costs them no registers
-  float maximum[2][kRowTile];              // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
-  float sum[2][kRowTile];                  // after the last even tile, of those tiles; after the last odd one, of all
-  float largest[2][kRowTile];              // scores of the even and of the odd tiles, where they are asked for
-  alignas(8) std::uint8_t present[2][8];   // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
-  alignas(8) std::uint64_t full[kHalves];  // by the copy engine, or by every load thread: the half has arrived
-  std::uint64_t empty[kHalves];            // by the four warps of the half's last reader, in each CTA of the cluster
-  std::uint64_t collected[2];              // by a load warp and the copy engine: half of a partial result is in this tile
-  std::uint64_t q_full;                    // by every load thread
-  std::uint64_t q_empty;                   // by every math thread
+  Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
+  KeyList lists[Config::kLoadThreads / 32];  // likewise
+  float maximum[2][kRowTile];                // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
+  float sum[2][kRowTile];                    // after the last even tile, of those tiles; after the last odd one, of all
+  float largest[2][kRowTile];                // scores of the even and of the odd tiles, where they are asked for
+  alignas(8) std::uint8_t present[2][8];     // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
+  alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
+  std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
+  std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
+  std::uint64_t q_full;                      // by every load thread
+  std::uint64_t q_empty;                     // by every math thread
 };
 
 static_assert(kGroups * kKeyGroup == 73728);

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What lies in a row of codes, and how a lane asks for its part. Four lanes share a row, each has 16 codes of every slice.
+#pragma once
+
+#include <type_traits>
+
+#include "gpu/cuda/sm90/latent_attention/decode.cuh"
+#include "gpu/cuda/sm90/latent_attention/keys.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+/// Where a key that there is not is read, like any other, without a branch.
+alignas(16) __device__ constexpr std::byte kNoRow[(kHalfSlices + 1) * kSlice]{};
+
+/// What of a half row has been asked for: 16 codes of each slice, the scales of all as they lie in memory, and of the rotary part a
+/// quarter.
+struct HalfRow {
+  std::uint32_t codes[kHalfSlices + 1][4];
+  std::uint32_t scales[4];
+  std::uint32_t rope[2][4];
+};
+
+template <class Config, Row kRow>
+struct CodeRows {
+  using Format = Codes<kRow, Config::kHeadDim>;
+
+  /// Slices of codes in a half, the left one has no others, and of the rotary part.
+  static __device__ constexpr int slices(int half) { return half == 0 ? kHalfSlices : Format::kCount / kSlice - kHalfSlices; }
+  static __device__ constexpr int rope_slices(int half) { return half == 0 ? 0 : Config::kSlices - Format::kCount / kSlice; }
+  static __device__ constexpr int rope_at() {
+    if constexpr (kRow == Row::e4m3) {
+      return 0;
+    } else {
+      return static_cast<int>(format_of<kRow>().rope_at(0));
+    }
+  }
+
+  struct Source {
+    const std::byte *codes, *scales, *rope;
+  };
+  /// Known once `zero` is.
+  static __device__ __forceinline__ Source source_of(const std::byte* data, const Token& token, int half, int quarter,
+                                                     std::uint32_t zero = 0) {
+    if (!token.present()) return {kNoRow + zero, kNoRow + zero, kNoRow + zero};
+    const std::byte* row = data + static_cast<std::uint64_t>(token.at) * Token::kUnit;
+    // Where they follow the codes, what the token says of them need not be kept.
+    const std::byte* scales = kRow == Row::v32 ? row + Format::kCount : data + static_cast<std::uint64_t>(token.scales) * Token::kScaleUnit;
+    return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4,
+            row + rope_at() + quarter * 32};
+  }
+
+  /// kLine: who reads a row's slices one after the other wants the line that a slice is half of in L2.
+  template <bool kLine = false>
+  static __device__ __forceinline__ void ask_slice(const Source& source, int slice, HalfRow& to) {
+    load_words<Format::kBits / 2, kLine>(source.codes + slice * (kSlice * Format::kBits / 8), to.codes[slice]);
+  }
+  static __device__ __forceinline__ void ask_scales(const Source& source, HalfRow& to) {
+    load_words<scale_words<kRow>()>(source.scales, to.scales);
+  }
+  static __device__ __forceinline__ void ask_rope(const Source& source, HalfRow& to) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_words<4>(source.rope + 16 * i, to.rope[i]);
+  }
+  static __device__ __forceinline__ void ask_codes(const Source& source, int half, HalfRow& to) {
+    ask_scales(source, to);
+#pragma unroll
+    for (int slice = 0; slice < slices(half); ++slice) ask_slice(source, slice, to);
+  }
+
+  /// 16 codes become two chunks, side by side, once `zero` is known (not of e4m3 rows). `flip`: signs of e4m3 rows under a negative scale,
+  /// of which the math takes the magnitude.
+  static __device__ __forceinline__ void decode_slice(const HalfRow& from, int slice, int quarter, std::uint32_t flip,
+                                                      std::uint32_t (&chunks)[2][4], std::uint32_t zero = 0) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = kRow == Row::e4m3 ? from.codes[slice][i] ^ flip : from.codes[slice][i];
+    float scale = scale_of<kRow>(from.scales, slice, quarter);
+    if (kRow != Row::e4m3) scale = __uint_as_float(__float_as_uint(scale) | zero);
+    decode<kRow, typename Config::Element>(words, scale, chunks);
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent
