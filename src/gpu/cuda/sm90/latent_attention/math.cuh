@@ -124,8 +124,8 @@ struct Math {
       even_values(key, last);
       products_wait<0>();
       pin(out);
-      pin(scores);
       release<0, 1>();
+      pin(scores);
       finish_scores<1>();
     }
     products_wait<0>();
@@ -157,6 +157,10 @@ struct Math {
 
   __device__ void even_values(int key, bool last) {
     named_sync(kEvenReady, kMathThreads);
+    if constexpr (kEvenFirst) {  // long done; but rescaling, which not all warps do, may not have products beside it
+      products_wait<0>();
+      pin(scores);
+    }
     follow_maximum<0>();
     if (last) add_sum<0>();
     if (last) take_largest();
@@ -276,10 +280,6 @@ struct Math {
     if (!__any_sync(~0u, told[0] > maximum[0] || told[1] > maximum[1])) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) rescale[r] = move_maximum(r, fmaxf(maximum[r], told[r]));
-    if (kEvenFirst && kWarpgroupIndex == 1) {  // its scores are on their way; ptxas would wait for them here anyway
-      products_wait<0>();
-      pin(scores);
-    }
     rescale_out(rescale);
   }
 
