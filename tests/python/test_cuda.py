@@ -91,6 +91,31 @@ def test_sparse_latent_attention(format):
     torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("heads", [24, 128])
+@pytest.mark.parametrize("format", ["rows", "v32_fp8", "v4_fp8"])
+def test_tokens_beyond_four_gigabytes(format, heads):
+    """The same tokens at the begin of a small cache and at the end of one that 32 bits do not span."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    if torch.cuda.mem_get_info()[0] < 8 << 30:
+        pytest.skip("needs 8 GiB of memory")
+    dim = 512 if format == "v4_fp8" else 576
+    q, rows = torch.randn(2, 3, heads, dim).bfloat16().cuda(), torch.randn(64, dim).bfloat16().cuda()
+    small = rows.unflatten(0, (4, 16)).unsqueeze(2)
+    if format != "rows":
+        small = fovea.cache_formats()[format].empty(4, 16, device="cuda")
+        fovea.quantize_latent_cache(rows, small, torch.arange(64).cuda(), format=format)
+    first = (5 << 30) // (small[0].numel() * small.element_size())
+    large = torch.empty(first + 4, *small.shape[1:], dtype=small.dtype, device="cuda")
+    large[first:] = small
+    indices = torch.randint(0, 64, (2, 3, 90), dtype=torch.int32).cuda()
+    want = fovea.sparse_latent_attention(q, small, indices, format=format)
+    assert torch.equal(fovea.sparse_latent_attention(q, large, indices + first * 16, format=format), want)
+    table, kv_len = torch.arange(4, dtype=torch.int32).cuda().repeat(2, 1), torch.tensor([64, 37], dtype=torch.int32).cuda()
+    want = fovea.latent_attention(q, small, table, kv_len, format=format)
+    assert torch.equal(fovea.latent_attention(q, large, table + first, kv_len, format=format), want)
+
+
 def latent_step(lengths):
     """A dense and a sparse operation as functions of a schedule, the tensor of lengths that both read, and one of outputs."""
     q, cache = torch.randn(4, 2, 16, 576).bfloat16().cuda(), torch.randn(130, 64, 1, 576).bfloat16().cuda()

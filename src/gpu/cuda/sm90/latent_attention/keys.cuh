@@ -9,7 +9,7 @@ namespace fovea::gpu::sm90::latent {
 /// A token's bytes and its scales, from the begin of its cache on, in units of 16 and of 8 bytes.
 struct Token {
   static constexpr std::uint32_t kNone = ~0u;
-  static constexpr std::uint32_t kUnit = 16, kScaleUnit = 8;
+  static constexpr std::size_t kUnit = 16, kScaleUnit = 8;  // products with it are addresses
   std::uint32_t at = kNone, scales = 0;
 
   __device__ bool present() const { return at != kNone; }
@@ -64,8 +64,9 @@ __device__ inline Token locate(const Params& params, const RowCache& cache, int 
   const std::uint32_t slot = at - page * cache.page.divisor, block = params.listed ? page : found;
   return {block * static_cast<std::uint32_t>(cache.block_stride / Token::kUnit) +
               slot * static_cast<std::uint32_t>(cache.token_stride / Token::kUnit),
-          block * static_cast<std::uint32_t>(cache.block_stride / Token::kScaleUnit) + cache.scales_at / Token::kScaleUnit +
-              slot * (cache.scale_stride / Token::kScaleUnit)};
+          block * static_cast<std::uint32_t>(cache.block_stride / Token::kScaleUnit) +
+              static_cast<std::uint32_t>(cache.scales_at / Token::kScaleUnit) +
+              slot * static_cast<std::uint32_t>(cache.scale_stride / Token::kScaleUnit)};
 }
 
 /// Halves of a pair of tiles in the order in which the math gives them back: left and right of the even tile, right and left of the odd.
