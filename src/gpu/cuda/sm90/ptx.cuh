@@ -140,6 +140,12 @@ __device__ inline void copy_to_peer(std::uint32_t remote, std::uint32_t shared, 
                "r"(bytes), "r"(remote_barrier)
                : "memory");
 }
+/// From registers to another CTA's shared memory, whose barrier counts the bytes.
+__device__ inline void store_async(std::uint32_t remote, const std::uint32_t (&x)[4], std::uint32_t remote_barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote), "r"(x[0]),
+               "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(remote_barrier)
+               : "memory");
+}
 /// Arrives at the barrier when this thread's copies so far are there.
 __device__ inline void copy_async_arrive(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

@@ -116,7 +116,15 @@ class SharedCodeLoader {
 #pragma unroll
     for (int slice = 0; slice < kCodes; ++slice) store(kAt + slice * kGroupBytes, chunks[slice]);
     if constexpr (Rows::rope_slices(kHalf) > 0) store(kAt + kCodes * kGroupBytes, a.rope);
-    send<kHalf>(kAt, shared_address(&storage.full[kSlot]));
+    const std::uint32_t full = shared_address(&storage.full[kSlot]);
+    if constexpr (kUnderP<i>) {
+      if constexpr (Rows::rope_slices(kHalf) > 0) {
+        send_slice(kAt + kCodes * kGroupBytes, a.rope, full);
+      } else {
+        send_slice(kAt + (kCodes - 1) * kGroupBytes, chunks[kCodes - 1], full);
+      }
+    }
+    send<i>(kAt, full);
     return wait_for<half_of((i + 1) % kHalves)>(b);
   }
 
@@ -125,15 +133,26 @@ class SharedCodeLoader {
     for (int i = 0; i < 2; ++i) store_shared((to ^ 16 * i) + at, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
   }
 
+  /// Whether a half's last slice becomes P of the even tile, for which the math does not ask whether a copy has been read: that slice goes
+  /// to the other CTA from registers.
+  template <int i>
+  static constexpr bool kUnderP = buffer_of(i) == 0 && half_of(i) == 1 && Config::kSlices == kKeySlices;
+
+  __device__ __forceinline__ void send_slice(int at, const std::uint32_t (&chunks)[2][4], std::uint32_t full) const {
+    const int peer = cluster_rank() ^ 1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) store_async(remote_address((to ^ 16 * i) + at, peer), chunks[i], remote_address(full, peer));
+  }
+
   /// What this warp has stored of a half, to the other CTA.
-  template <int kHalf>
+  template <int i>
   __device__ __forceinline__ void send(int at, std::uint32_t full) const {
-    constexpr int kBytes = (Rows::slices(kHalf) + Rows::rope_slices(kHalf)) * kGroupBytes;
+    constexpr int kBytes = (Rows::slices(half_of(i)) + Rows::rope_slices(half_of(i))) * kGroupBytes;
     fence_shared_for_async();
     __syncwarp();
     const std::uint32_t from = to + at;  // the first lane's chunk is the first of the group
     const int peer = cluster_rank() ^ 1;
-    if (lane == 0) copy_to_peer(remote_address(from, peer), from, kBytes, remote_address(full, peer));
+    if (lane == 0) copy_to_peer(remote_address(from, peer), from, kBytes - (kUnderP<i> ? kGroupBytes : 0), remote_address(full, peer));
     threadIdx.x % Config::kLoadThreads == 0 ? barrier_arrive_expect(full, kGroups / 2 * kBytes) : barrier_arrive(full);
   }
 

@@ -429,8 +429,7 @@ struct Math {
   template <int kBuffer, int kHalf>
   __device__ void wait_full() {
     barrier_wait(shared_address(&storage.full[kBuffer * 2 + kHalf]), parity);
-    // Loaders of single keys do not wait for their copies until they could do it; but in a cluster they have to.
-    if (kSingleKeys && Config::kCluster == 1) fence_shared_for_async();
+    if (kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
   }
 
   /// This warp has read the half for the last time.
