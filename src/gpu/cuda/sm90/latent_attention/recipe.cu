@@ -44,7 +44,9 @@ using Attend = Result<void> (*)(const Params&, int, Stream);
 Row row_of(const Params& params) { return params.extra.topk == 0 || params.extra.row == params.main.row ? params.main.row : Row::any; }
 
 /// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one, which clusters do not share.
-constexpr bool has_own_kernel(DType dtype, Row row) { return dtype == DType::bf16 && row != Row::any && row != Row::fp4; }
+constexpr bool has_own_kernel(DType dtype, Row row) {
+  return dtype == DType::bf16 && row != Row::any && row != Row::fp4 && row != Row::plain;
+}
 
 template <class Element, int kHeadDim, int kCluster>
 Attend decoding_attend_of(Row row) {
