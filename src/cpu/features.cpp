@@ -82,40 +82,48 @@ std::string detect_name() { return "processor"; }
 #endif
 
 struct InstructionSet {
-  std::string_view name;
+  std::string_view name, feature;
   bool Features::*has;
 };
 /// Each has those before it, but for VNNI and BF16, which come together.
-constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", &Features::avx2},
-                                                  {"avx512", &Features::avx512},
-                                                  {"avx512vnni", &Features::avx512vnni},
-                                                  {"avx512bf16", &Features::avx512bf16},
-                                                  {"amx", &Features::amx_bf16}}};
+constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", "avx2", &Features::avx2},
+                                                  {"avx512", "avx512", &Features::avx512},
+                                                  {"avx512vnni", "avx512vnni", &Features::avx512vnni},
+                                                  {"avx512bf16", "avx512bf16", &Features::avx512bf16},
+                                                  {"amx", "amx_bf16", &Features::amx_bf16}}};
 
-/// What the environment allows, once: the best instruction set by name, or nothing for all of them.
+/// What the environment allows, once.
 struct Limit {
   Limit() {
     const char* set = std::getenv("FOVEA_MAX_CPU_ISA");
     if (set == nullptr || *set == 0) return;
-    name = set;
-    known = name == "scalar";
+    const std::string_view name = set;
+    std::string names = "scalar";
+    known = name == names;
     allowed = 0;
     for (std::size_t i = 0; i < kInOrder.size(); ++i) {
+      names.append(i + 1 < kInOrder.size() ? ", " : " or ").append(kInOrder[i].name);
       if (name != kInOrder[i].name) continue;
       known = true;
       allowed = i + 1;
     }
-    reason = known ? "left out by FOVEA_MAX_CPU_ISA=" + name
-                   : "FOVEA_MAX_CPU_ISA: got \"" + name + "\", want scalar, avx2, avx512, avx512vnni, avx512bf16 or amx";
+    reason = "left out by FOVEA_MAX_CPU_ISA=" + std::string(name);
+    if (!known) reason = "FOVEA_MAX_CPU_ISA: got \"" + std::string(name) + "\", want " + names;
   }
 
-  std::string name, reason;
-  std::size_t allowed = kInOrder.size();
   bool known = true;
+  std::size_t allowed = kInOrder.size();  // of kInOrder, the first ones
+  std::string reason;                     // why the others are not
 };
 const Limit& limit() {
   static const Limit kLimit;
   return kLimit;
+}
+
+/// What this machine has, whatever the environment allows.
+const Features& machine() {
+  static const Features kMachine = detect();
+  return kMachine;
 }
 
 Features limited(Features found) {
@@ -126,14 +134,13 @@ Features limited(Features found) {
 /// What keeps this machine from an instruction set: the environment, the machine, or nothing.
 std::string_view unavailable(bool Features::*has, std::string_view needs) {
   if (features().*has) return {};
-  static const Features kFound = detect();
-  return kFound.*has ? std::string_view(limit().reason) : needs;
+  return machine().*has ? std::string_view(limit().reason) : needs;
 }
 
 }  // namespace
 
 const Features& features() {
-  static const Features kFeatures = limited(detect());
+  static const Features kFeatures = limited(machine());
   return kFeatures;
 }
 
@@ -144,20 +151,18 @@ std::string_view avx2_unavailable() { return unavailable(&Features::avx2, "needs
 std::string_view avx512_unavailable() { return unavailable(&Features::avx512, "needs avx512f, avx512bw, avx512vl and avx512dq"); }
 std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512vnni, "needs avx512_vnni"); }
 std::string_view avx512bf16_unavailable() { return unavailable(&Features::avx512bf16, "needs avx512_bf16"); }
+std::string_view amx_unavailable() { return unavailable(&Features::amx_bf16, "needs amx_bf16, and the operating system's permission"); }
+
 /// Emerald Rapids: half as many a clock as multiply-adds of f32, so no more products, and operands that take longer to pack.
 std::string_view avx512bf16_outdone() {
   return features().avx512bf16 && features().intel ? "on Intel's processors vdpbf16ps multiplies no faster than f32 instructions do" : "";
 }
-std::string_view amx_unavailable() { return unavailable(&Features::amx_bf16, "needs amx_bf16, and the operating system's permission"); }
 
 void append_devices(std::vector<DeviceInfo>& all) {
-  const Features& has = features();
   DeviceInfo info{.device = {}, .name = processor_name(), .cores = static_cast<int>(std::thread::hardware_concurrency())};
-  if (has.avx2) info.features.emplace_back("avx2");
-  if (has.avx512) info.features.emplace_back("avx512");
-  if (has.avx512vnni) info.features.emplace_back("avx512vnni");
-  if (has.avx512bf16) info.features.emplace_back("avx512bf16");
-  if (has.amx_bf16) info.features.emplace_back("amx_bf16");
+  for (const InstructionSet& set : kInOrder) {
+    if (features().*set.has) info.features.emplace_back(set.feature);
+  }
   all.push_back(info);
 }
 

@@ -38,8 +38,9 @@ Result<Plan<typename Operation::Args>> select(const typename Operation::Problem&
   std::vector<Decline> declines;
   for (const Implementation<Operation>& candidate : list) {
     if (!wanted(candidate)) continue;
-    if (options.implementation.empty() && candidate.outdone != nullptr && !candidate.outdone().empty()) {
-      declines.push_back({std::string(candidate.name), std::string(candidate.outdone())});
+    const bool asked_for = !options.implementation.empty();
+    if (const std::string_view reason = asked_for || candidate.outdone == nullptr ? "" : candidate.outdone(); !reason.empty()) {
+      declines.push_back({std::string(candidate.name), std::string(reason)});
       continue;
     }
     PlanResult<typename Operation::Args> planned = plan_with(candidate, problem, device);

@@ -12,6 +12,11 @@ namespace fovea::gpu::sm90::latent {
 /// Where a key that there is not is read, like any other, without a branch.
 alignas(16) __device__ constexpr std::byte kNoRow[(kHalfSlices + 1) * kSlice]{};
 
+/// Signs of e4m3 rows under a negative scale, of which the math takes the magnitude: to be flipped.
+__device__ inline std::uint32_t flip_of(const Params& params) {
+  return params.cache_scale != nullptr && *params.cache_scale < 0 ? 0x80808080 : 0;
+}
+
 /// What of a half row has been asked for: 16 codes of each slice, the scales of all as they lie in memory, and of the rotary part a
 /// quarter.
 struct HalfRow {
@@ -42,9 +47,9 @@ struct CodeRows {
   static __device__ __forceinline__ Source source_of(const std::byte* data, const Token& token, int half, int quarter,
                                                      std::uint32_t zero = 0) {
     if (!token.present()) return {kNoRow + zero, kNoRow + zero, kNoRow + zero};
-    const std::byte* row = data + static_cast<std::uint64_t>(token.at) * Token::kUnit;
+    const std::byte* row = data + token.at * Token::kUnit;
     // Where they follow the codes, what the token says of them need not be kept.
-    const std::byte* scales = kRow == Row::v32 ? row + Format::kCount : data + static_cast<std::uint64_t>(token.scales) * Token::kScaleUnit;
+    const std::byte* scales = kRow == Row::v32 ? row + Format::kCount : data + token.scales * Token::kScaleUnit;
     return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4,
             row + rope_at() + quarter * 32};
   }
@@ -67,8 +72,7 @@ struct CodeRows {
     for (int slice = 0; slice < slices(half); ++slice) ask_slice(source, slice, to);
   }
 
-  /// 16 codes become two chunks, side by side, once `zero` is known (not of e4m3 rows). `flip`: signs of e4m3 rows under a negative scale,
-  /// of which the math takes the magnitude.
+  /// 16 codes become two chunks, side by side, once `zero` is known (not of e4m3 rows). `flip`: as of flip_of().
   static __device__ __forceinline__ void decode_slice(const HalfRow& from, int slice, int quarter, std::uint32_t flip,
                                                       std::uint32_t (&chunks)[2][4], std::uint32_t zero = 0) {
     std::uint32_t words[4];

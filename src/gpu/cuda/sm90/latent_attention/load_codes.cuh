@@ -22,7 +22,7 @@ class CodeLoader {
     const int row = lane / 4, chunk = lane % 4 * 2;
     to[0] = shared_address(storage.k[0]) + warp * kKeyGroup + row * 128 + (chunk ^ row) * 16;
     to[1] = to[0] ^ 16;
-    if (params.cache_scale != nullptr && *params.cache_scale < 0) flip = 0x80808080;
+    flip = flip_of(params);
   }
 
   /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else; space for it comes with the first half of the keys.
@@ -105,7 +105,7 @@ class CodeLoader {
   __device__ __forceinline__ void bring(const Request& request, int pair, int& found, Tile (&tiles)[2], HalfRow& codes) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf, kNext = (i + 1) % kHalves;
     constexpr bool kLast = i + 1 == kHalves;
-    constexpr int kAt = kBuffer * kGroups * kKeyGroup + kHalf * kHalfSlices * kGroupBytes;  // of the left-most slice, in the tiles
+    constexpr int kAt = place_of(i);
     const std::uint32_t full = shared_address(&storage.full[kSlot]);
     const Tile tile = tiles[kBuffer];
     if (kLast) settle(request, pair + 1, found, tiles);  // nothing else of this pair is to be asked for
@@ -166,7 +166,7 @@ class CodeLoader {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const std::byte* from =
-          tile.token.present() ? tile.data + tile.token.at * std::uint64_t{Token::kUnit} + offset + slice * 128 + lane % 4 * 32 : kNoRow;
+          tile.token.present() ? tile.data + tile.token.at * Token::kUnit + offset + slice * 128 + lane % 4 * 32 : kNoRow;
       copy_async(to[0] + at + slice * kGroupBytes, from, tile.token.present());
       copy_async(to[1] + at + slice * kGroupBytes, from + 16, tile.token.present());
     }
@@ -175,8 +175,8 @@ class CodeLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t to[2];     // where the lane's two chunks of its row go, in slice 0 of the even tile
-  std::uint32_t flip = 0;  // signs of e4m3 rows under a negative scale, of which the math takes the magnitude
+  std::uint32_t to[2];  // where the lane's two chunks of its row go, in slice 0 of the even tile
+  std::uint32_t flip;   // signs of e4m3 rows
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -25,7 +25,7 @@ class SharedCodeLoader {
     asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to = shared_address(storage.k[0]) + (warp * 2 + cluster_rank()) * kKeyGroup + row * 128 + (chunk ^ row) * 16;
-    if (params.cache_scale != nullptr && *params.cache_scale < 0) flip = 0x80808080;
+    flip = flip_of(params);
   }
 
   /// Pairs [begin, end) of tiles, and `before` their first keys, something else. Whether it is the first job does not matter here.
@@ -98,8 +98,7 @@ class SharedCodeLoader {
   template <int i>
   __device__ __forceinline__ std::uint32_t bring(std::uint32_t present, const HalfRow& a, const HalfRow& b) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf;
-    constexpr int kAt = (kBuffer * kGroups * kKeyGroup) + kHalf * kHalfSlices * kGroupBytes;  // of the left-most slice, in the tiles
-    constexpr int kCodes = Rows::slices(kHalf);
+    constexpr int kAt = place_of(i), kCodes = Rows::slices(kHalf);
     std::uint32_t chunks[kCodes][2][4];
     std::uint32_t zero = 0;
 #pragma unroll
@@ -180,8 +179,8 @@ class SharedCodeLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t to;        // where the lane's first chunk of its row goes, in slice 0 of the even tile; the other is beside it
-  std::uint32_t flip = 0;  // signs of e4m3 rows under a negative scale, of which the math takes the magnitude
+  std::uint32_t to;    // where the lane's first chunk of its row goes, in slice 0 of the even tile; the other is beside it
+  std::uint32_t flip;  // signs of e4m3 rows
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -49,4 +49,7 @@ struct Storage {
 static_assert(kGroups * kKeyGroup == 73728);
 static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes>>) <= 227 * 1024);
 
+/// Where the left-most slice of the i-th half of a pair of tiles lies, from the even tile's begin on.
+__device__ constexpr int place_of(int i) { return buffer_of(i) * kGroups * kKeyGroup + half_of(i) * kHalfSlices * kGroupBytes; }
+
 }  // namespace fovea::gpu::sm90::latent
