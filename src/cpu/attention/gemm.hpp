@@ -10,6 +10,30 @@ namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kPanel = kPanelVectors * kLanes;
 
+/// Rows that are read side by side. Every fourth has a pointer of its own, and those behind it two registers for all of them: left alone,
+/// compilers hold one pointer and a multiple of the stride for each row, and keep those that are too many in vector registers.
+template <class T, int kRows>
+class SideBySide {
+ public:
+  SideBySide(const T* first, std::int64_t stride) : stride_(stride) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRuns; ++i) {
+      run_[i] = first + i * kRun * stride;
+      asm("" : "+r"(run_[i]));  // what it has to do with the others is forgotten
+    }
+  }
+  const T* row(int r) const { return run_[r / kRun] + r % kRun * stride_; }
+  void advance(int columns) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRuns; ++i) run_[i] += columns;
+  }
+
+ private:
+  static constexpr int kRun = 4, kRuns = (kRows + kRun - 1) / kRun;
+  const T* run_[kRuns];
+  std::int64_t stride_;
+};
+
 template <class Math>
 struct MicroTile {
   const typename Math::Operand* a;
@@ -30,29 +54,30 @@ static void micro_kernel(const MicroTile<Math>& tile) {
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = zero();
   }
-  const auto* a = tile.a;
+  SideBySide<typename Math::Operand, kRows> a(tile.a, tile.a_stride);
   const auto* b = tile.b;
-  const std::int64_t stride = tile.a_stride;
   for (std::int64_t k = 0; k < tile.k; k += Math::kPair) {
     typename Math::Reg right[kPanelVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) right[j] = Math::load_operands(b + j * kLanes * Math::kPair);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const typename Math::Reg left = Math::repeat(a + r * stride);
+      const typename Math::Reg left = Math::repeat(a.row(r));
 #pragma GCC unroll 4
       for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::multiply_add(left, right[j], sum[r][j]);
     }
-    a += Math::kPair;
+    a.advance(Math::kPair);
     b += tile.b_stride;
   }
+  float* c = tile.c;  // copies: what is stored might be the tile itself, for all that the compiler knows
+  const float* rescale = tile.rescale;
+  const std::int64_t c_stride = tile.c_stride;
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* row = tile.c + r * tile.c_stride;
+  for (int r = 0; r < kRows; ++r, c += c_stride) {
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) {
-      const Vec old = tile.rescale != nullptr ? fma(load(F32{}, row + j * kLanes), broadcast(tile.rescale + r), sum[r][j]) : sum[r][j];
-      store(F32{}, row + j * kLanes, old);
+      if (rescale != nullptr) sum[r][j] = fma(load(F32{}, c + j * kLanes), broadcast(rescale + r), sum[r][j]);
+      store(F32{}, c + j * kLanes, sum[r][j]);
     }
   }
 }

@@ -29,20 +29,19 @@ static void int8_micro_kernel(const Int8Tile<Math>& tile) {
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::begin(tile.start + j * kLanes);
   }
-  const auto* a = tile.a;
+  SideBySide<typename Math::Operand, kRows> a(tile.a, tile.a_stride);
   const auto* b = tile.b;
-  const std::int64_t stride = tile.a_stride;
   for (int k = 0; k < tile.k; k += Math::kPair) {
     typename Math::Reg right[kPanelVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) right[j] = Math::load_operands(b + j * kLanes * Math::kPair);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const typename Math::Reg left = Math::repeat(a + r * stride);
+      const typename Math::Reg left = Math::repeat(a.row(r));
 #pragma GCC unroll 4
       for (int j = 0; j < kPanelVectors; ++j) sum[r][j] = Math::multiply_add(left, right[j], sum[r][j]);
     }
-    a += Math::kPair;
+    a.advance(Math::kPair);
     b += kPanel * Math::kPair;
   }
 #pragma GCC unroll 16
