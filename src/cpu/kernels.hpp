@@ -75,8 +75,7 @@ struct SoftmaxTile {
 struct StreamRows {
   const Row* rows = nullptr;     // [count], of the first head
   std::int64_t head_stride = 0;  // bytes
-  int count = 0, bytes = 0;      // bytes of a row of one head; 0 where nothing is to be prefetched
-  bool by_head = false;          // the rows of a head lie closer together than the heads of a token
+  int count = 0;
 };
 
 /// Decode: scores of a few queries straight from the rows of the cache.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Decode: few query rows, so each K and V element is used a few times only and packing it would cost more than multiplying it. Rows are
-/// read where they lie, in blocks of a few tokens and all heads of the call, while the next block is on its way from memory.
+/// read where they lie, in blocks of a few tokens and all heads of the call. Each step asks for as much of the next block as it reads of
+/// its own: memory that is asked in bursts has pauses.
 #pragma once
 
 #include "cpu/attention/arithmetic.hpp"
@@ -9,66 +10,33 @@
 namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kStreamKeys = 8;  // tokens of a block
+inline constexpr int kLine = 64;       // bytes that memory gives at once
 
-/// Prefetches the block that comes next in the order of its addresses, whatever the order in which it will be used.
-class Ahead {
- public:
-  /// The block after the one at `key` of the call's own rows, or else the beginning of what follows them; all of it in `steps`.
-  Ahead(const StreamRows& own, const StreamRows& next, int key, int heads, int steps) : heads_(heads) {
-    const bool inside = key + kStreamKeys < own.count;
-    from_ = inside ? own : next;
-    if (inside) {
-      from_.rows += key + kStreamKeys;
-      from_.count -= key + kStreamKeys;
-    }
-    if (from_.count > kStreamKeys) from_.count = kStreamKeys;
-    if (from_.count <= 0 || from_.bytes <= 0) return;
-    if (from_.head_stride == from_.bytes && !from_.by_head) {  // the heads of a token are one run
-      from_.bytes *= heads;
-      heads_ = 1;
-    }
-    left_ = from_.count * heads_;
-    pieces_ = (left_ * ((from_.bytes + kPiece - 1) / kPiece) + steps - 1) / steps;
-    line_ = static_cast<const char*>(from_.rows[0]);
-    bytes_ = from_.bytes;
+/// Rows of one head that will be wanted next: the block after the one at `key`, or that one itself, which is here already, where there is
+/// no other whole one or nothing is to be fetched.
+struct Coming {
+  const Row* rows = nullptr;  // [count]
+  std::int64_t offset = 0;    // bytes from the rows to those of the head
+  int count = 0;
+
+  Coming(const StreamRows& own, const StreamRows& next, int key, int head, bool fetched) {
+    const int after = key + kStreamKeys;
+    const bool inside = fetched && after + kStreamKeys <= own.count, beyond = fetched && after >= own.count && next.count >= kStreamKeys;
+    const StreamRows& from = beyond ? next : own;
+    const int first = inside ? after : beyond ? 0 : key;
+    rows = from.rows + first;
+    offset = head * from.head_stride;
+    count = from.count - first < kStreamKeys ? from.count - first : kStreamKeys;
   }
 
-  /// One of the steps.
-  FOVEA_INLINE void step(Ahead& ahead) {
-    for (int i = 0; i < ahead.pieces_ && ahead.left_ > 0; ++i) {
-      if (ahead.bytes_ > kPiece) {
-        prefetch_piece(ahead.line_);
-        ahead.line_ += kPiece;
-        ahead.bytes_ -= kPiece;
-      } else {
-        ahead.end_run();
-      }
-    }
-  }
-
- private:
-  static constexpr int kPiece = 256;
-
-  FOVEA_INLINE void prefetch_piece(const char* line) {
-    prefetch(line);
-    prefetch(line + 64);
-    prefetch(line + 128);
-    prefetch(line + 192);
-  }
-
-  void end_run() {
-    for (; bytes_ > 0; bytes_ -= 64, line_ += 64) prefetch(line_);
-    int &inner = from_.by_head ? key_ : head_, &outer = from_.by_head ? head_ : key_;
-    if (++inner == (from_.by_head ? from_.count : heads_)) inner = 0, ++outer;
-    if (--left_ == 0) return;
-    line_ = static_cast<const char*>(from_.rows[key_]) + head_ * from_.head_stride;
-    bytes_ = from_.bytes;
-  }
-
-  StreamRows from_{};
-  const char* line_ = nullptr;
-  int bytes_ = 0, left_ = 0, pieces_ = 0, heads_ = 1, key_ = 0, head_ = 0;
+  FOVEA_INLINE const char* at(const Coming& coming, int i) { return static_cast<const char*>(coming.rows[i]) + coming.offset; }
 };
+
+/// `bytes` of the row from `offset` on; where that is less than a line, every other call has nothing to do.
+FOVEA_INLINE void fetch(const char* row, std::int64_t offset, int bytes) {
+  if (bytes < kLine && offset % kLine != 0) return;
+  for (int i = 0; i < bytes; i += kLine) prefetch(row + offset + i);
+}
 
 /// A piece of a row, from element d on; with kTail, only what is left of the row.
 template <class Math, class S, bool kTail>
@@ -88,24 +56,24 @@ static void arrange_q(void* operands, int padded) {
   for (int d = 0; d < padded; d += F32Math::kStreamWidth) store_two_as(F32{}, q + d, load_two_as(S{}, q + d));
 }
 
-/// Some queries of a head against a block of keys.
-template <class Math>
+/// Some queries of a head against some keys.
+template <class Math, int kRows, int kKeys>
 struct ScorePiece {
-  const typename Math::Operand* q = nullptr;
-  std::int64_t q_stride = 0;
-  Row keys[kStreamKeys] = {};
-  int count = 0;
-  float* scores = nullptr;
-  std::int64_t score_stride = 0;
-  int head_dim = 0;
+  const typename Math::Operand* q[kRows];
+  Row keys[kKeys];
+  const char* coming[kKeys];
+  int head_dim;
 };
 
 /// kRows queries against kKeys keys, one piece of each: an element is unpacked once for all of them. The fewer of both wait in registers.
 template <class Math, class S, int kRows, int kKeys, bool kTail>
-FOVEA_INLINE void score_step(const ScorePiece<Math>& piece, int row, int key, int d, Vec (&sum)[kRows][kKeys]) {
+FOVEA_INLINE void score_step(const ScorePiece<Math, kRows, kKeys>& piece, int d, Vec (&sum)[kRows][kKeys]) {
   typename Math::StreamReg few[kRows <= kKeys ? kRows : kKeys];
-  const auto load_q = [&](int r) { return Math::load_stream_q(piece.q + (row + r) * piece.q_stride + d); };
-  const auto load_k = [&](int i) { return load_stream_at<Math, S, kTail>(piece.keys[key + i], d, piece.head_dim); };
+  const auto load_q = [&](int r) { return Math::load_stream_q(piece.q[r] + d); };
+  const auto load_k = [&](int i) { return load_stream_at<Math, S, kTail>(piece.keys[i], d, piece.head_dim); };
+  constexpr int kBytes = sizeof(typename S::Code);
+#pragma GCC unroll 4
+  for (int i = 0; i < kKeys; ++i) fetch(piece.coming[i], d * kBytes, Math::kStreamWidth * kBytes);
   if constexpr (kRows <= kKeys) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) few[r] = load_q(r);
@@ -127,33 +95,34 @@ FOVEA_INLINE void score_step(const ScorePiece<Math>& piece, int row, int key, in
   }
 }
 
-/// kRows queries against the block, as many keys at once as there are registers for. The lanes are summed at the end, those of eight keys
-/// together: between two products the multipliers would wait for them.
+/// kRows queries of a head against the block of keys from `block` on, as many keys at once as there are registers for; where there are
+/// no more keys, the last one again: what comes of it is hidden. Nothing but numbers is passed: pointers that the caller had just stored
+/// would be read when all before them is done.
 template <class Math, class S, int kRows>
-__attribute__((noinline)) static void score_rows(const ScorePiece<Math>& whole, int row, Ahead& ahead) {
+__attribute__((noinline)) static void score_rows(const StreamScores& tile, int block, int head, int row) {
   constexpr int kKeys = kStreamSums / kRows >= 4 ? 4 : 2;
-  const ScorePiece<Math> piece = whole;  // known to be no one else's
-  alignas(64) float lanes[kRows][kStreamKeys][kLanes];
-  for (int key = 0; key < piece.count; key += kKeys) {
-    for (int i = 0; i < kKeys; i += 2) Ahead::step(ahead);
+  const std::int64_t first = static_cast<std::int64_t>(head) * tile.rows + row, offset = head * tile.keys.head_stride;
+  const std::int64_t score_stride = tile.score_stride;
+  const int last = tile.keys.count - 1, end = last < block + kStreamKeys ? last + 1 : block + kStreamKeys;
+  const Row* const rows = tile.keys.rows;
+  float* const scores = tile.scores + first * score_stride;
+  const Coming coming(tile.keys, tile.next, block, head, row == 0);
+  ScorePiece<Math, kRows, kKeys> piece;
+  piece.head_dim = tile.head_dim;
+  for (int r = 0; r < kRows; ++r) piece.q[r] = static_cast<const typename Math::Operand*>(tile.q) + (first + r) * tile.q_stride;
+  for (int key = block; key < end; key += kKeys) {
     Vec sum[kRows][kKeys];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kKeys; ++i) {
+      piece.keys[i] = static_cast<const char*>(rows[key + i < last ? key + i : last]) + offset;
+      piece.coming[i] = Coming::at(coming, key - block + i < coming.count ? key - block + i : coming.count - 1);
 #pragma GCC unroll 4
-      for (int i = 0; i < kKeys; ++i) sum[r][i] = zero();
+      for (int r = 0; r < kRows; ++r) sum[r][i] = zero();
     }
     int d = 0;
-    for (; d + Math::kStreamWidth <= piece.head_dim; d += Math::kStreamWidth)
-      score_step<Math, S, kRows, kKeys, false>(piece, row, key, d, sum);
-    if (d < piece.head_dim) score_step<Math, S, kRows, kKeys, true>(piece, row, key, d, sum);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kKeys; ++i) store(F32{}, lanes[r][key + i], sum[r][i]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int key = 0; key < piece.count; key += 8) store_eight_sums(piece.scores + (row + r) * piece.score_stride + key, lanes[r][key]);
+    for (; d + Math::kStreamWidth <= piece.head_dim; d += Math::kStreamWidth) score_step<Math, S, kRows, kKeys, false>(piece, d, sum);
+    if (d < piece.head_dim) score_step<Math, S, kRows, kKeys, true>(piece, d, sum);
+    store_sums(scores + key, score_stride, sum);
   }
 }
 
@@ -169,19 +138,9 @@ FOVEA_INLINE void each_piece(int rows, const Use& use) {
 
 template <class Math, class S>
 static void stream_scores(const StreamScores& tile) {
-  ScorePiece<Math> piece{.q_stride = tile.q_stride, .score_stride = tile.score_stride, .head_dim = tile.head_dim};
   for (int block = 0; block < tile.keys.count; block += kStreamKeys) {
-    Ahead ahead(tile.keys, tile.next, block, tile.heads, tile.heads * (kStreamKeys / 2) * ((tile.rows + 3) / 4));
-    const int last = tile.keys.count - block < kStreamKeys ? tile.keys.count - block - 1 : kStreamKeys - 1;
-    piece.count = last + 1;
-    for (int head = 0; head < tile.heads; ++head) {
-      const std::int64_t first = static_cast<std::int64_t>(head) * tile.rows;
-      for (int i = 0; i < kStreamKeys; ++i)  // the last one again where there are no more: what comes of it is hidden
-        piece.keys[i] = static_cast<const char*>(tile.keys.rows[block + (i < last ? i : last)]) + head * tile.keys.head_stride;
-      piece.q = static_cast<const typename Math::Operand*>(tile.q) + first * tile.q_stride;
-      piece.scores = tile.scores + first * tile.score_stride + block;
-      each_piece(tile.rows, [&]<int kRows>(int row) { score_rows<Math, S, kRows>(piece, row, ahead); });
-    }
+    for (int head = 0; head < tile.heads; ++head)
+      each_piece(tile.rows, [&]<int kRows>(int row) { score_rows<Math, S, kRows>(tile, block, head, row); });
   }
 }
 
@@ -192,6 +151,7 @@ struct ValuePiece {
   const Row* values = nullptr;
   std::int64_t offset = 0;  // bytes from the rows to those of the head
   int count = 0;
+  Coming coming;
   float* acc = nullptr;
   std::int64_t acc_stride = 0;
   const float* rescale = nullptr;   // or null for 1
@@ -201,14 +161,14 @@ struct ValuePiece {
 
 /// kRows x kPieces accumulators.
 template <class S, int kRows, int kPieces, bool kTail>
-FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int row, int column) {
+FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int column) {
   constexpr int kWidth = F32Math::kStreamWidth;
-  float* acc = piece.acc + row * piece.acc_stride + column;
+  float* acc = piece.acc + column;
   Two sum[kRows][kPieces];
   if (piece.begins) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const Vec rescale = piece.rescale != nullptr ? broadcast(piece.rescale + row + r) : splat(1.0f);
+      const Vec rescale = piece.rescale != nullptr ? broadcast(piece.rescale + r) : splat(1.0f);
 #pragma GCC unroll 8
       for (int j = 0; j < kPieces; ++j) {
         const Two old = load_two_as(S{}, acc + r * piece.acc_stride + j * kWidth);
@@ -222,11 +182,13 @@ FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int row, int column) {
       for (int j = 0; j < kPieces; ++j) sum[r][j] = load_two_as(F32{}, acc + r * piece.acc_stride + j * kWidth);
     }
   }
-  const float* p = piece.p + row * piece.p_stride;
-  const std::int64_t offset = piece.offset + column * static_cast<std::int64_t>(sizeof(typename S::Code));
+  const float* p = piece.p;
+  constexpr int kBytes = sizeof(typename S::Code);
+  const std::int64_t offset = piece.offset + column * kBytes;
 #pragma GCC unroll 4
   for (int i = 0; i < piece.count; ++i) {
     const void* value = static_cast<const char*>(piece.values[i]) + offset;
+    fetch(Coming::at(piece.coming, i), column * kBytes, kPieces * kWidth * kBytes);
     Vec weight[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) weight[r] = broadcast(p + r * piece.p_stride + i);
@@ -252,46 +214,45 @@ FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int row, int column) {
   }
 }
 
-/// acc_stride is a multiple of the piece, so the last piece of a row has room.
-template <class S, int kRows>
-__attribute__((noinline)) static void weigh_rows(const ValuePiece& whole, int row, Ahead& ahead) {
-  constexpr int kWidth = F32Math::kStreamWidth, kPieces = kStreamSums / 2 / kRows;
-  const ValuePiece piece = whole;  // known to be no one else's
-  int column = 0;
-  for (; column + kPieces * kWidth <= piece.head_dim; column += kPieces * kWidth) {
-    for (int j = 0; j < kPieces; ++j) Ahead::step(ahead);
-    weigh_columns<S, kRows, kPieces, false>(piece, row, column);
-  }
+/// Columns from `column` on, as many at once as there are registers for. acc_stride is a multiple of the width, so the last piece of a row
+/// has room.
+template <class S, int kRows, int kPieces>
+FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
+  constexpr int kWidth = F32Math::kStreamWidth;
+  for (; column + kPieces * kWidth <= piece.head_dim; column += kPieces * kWidth) weigh_columns<S, kRows, kPieces, false>(piece, column);
   if constexpr (kPieces > 1) {
-    for (; column + kWidth <= piece.head_dim; column += kWidth) {
-      Ahead::step(ahead);
-      weigh_columns<S, kRows, 1, false>(piece, row, column);
-    }
+    weigh_span<S, kRows, kPieces / 2>(piece, column);
+  } else if (column < piece.head_dim) {
+    weigh_columns<S, kRows, 1, true>(piece, column);
   }
-  if (column < piece.head_dim) {
-    Ahead::step(ahead);
-    weigh_columns<S, kRows, 1, true>(piece, row, column);
-  }
+}
+
+/// kRows queries of a head and the block of keys from `block` on.
+template <class S, int kRows>
+__attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int block, int head, int row) {
+  constexpr int kPieces = kStreamSums / 2 / kRows;
+  const std::int64_t first = static_cast<std::int64_t>(head) * tile.head_rows + row;
+  const int left = tile.values.count - block;
+  const ValuePiece piece{.p = tile.p + first * tile.p_stride + block,
+                         .p_stride = tile.p_stride,
+                         .values = tile.values.rows + block,
+                         .offset = head * tile.values.head_stride,
+                         .count = left < kStreamKeys ? left : kStreamKeys,
+                         .coming = Coming(tile.values, tile.next, block, head, row == 0),
+                         .acc = tile.acc + first * tile.acc_stride,
+                         .acc_stride = tile.acc_stride,
+                         .rescale = tile.rescale != nullptr ? tile.rescale + first : nullptr,
+                         .begins = block == 0,
+                         .ends = left <= kStreamKeys,
+                         .head_dim = tile.head_dim};
+  weigh_span < S, kRows, kPieces<2 ? kPieces : 2>(piece, 0);
 }
 
 template <class S>
 static void stream_values(const StreamValues& tile) {
-  const int steps = (tile.head_dim + F32Math::kStreamWidth - 1) / F32Math::kStreamWidth * tile.heads * ((tile.rows + 3) / 4);
-  ValuePiece piece{.p_stride = tile.p_stride, .acc_stride = tile.acc_stride, .head_dim = tile.head_dim};
   for (int block = 0; block < tile.values.count || block == 0; block += kStreamKeys) {  // once even without keys: to rescale
-    Ahead ahead(tile.values, tile.next, block, tile.heads, steps);
-    piece.values = tile.values.rows + block;
-    piece.count = tile.values.count - block < kStreamKeys ? tile.values.count - block : kStreamKeys;
-    piece.begins = block == 0;
-    piece.ends = block + kStreamKeys >= tile.values.count;
-    for (int head = 0; head < tile.heads; ++head) {
-      const std::int64_t first = static_cast<std::int64_t>(head) * tile.head_rows;
-      piece.p = tile.p + first * tile.p_stride + block;
-      piece.offset = head * tile.values.head_stride;
-      piece.acc = tile.acc + first * tile.acc_stride;
-      piece.rescale = tile.rescale != nullptr ? tile.rescale + first : nullptr;
-      each_piece(tile.rows, [&]<int kRows>(int row) { weigh_rows<S, kRows>(piece, row, ahead); });
-    }
+    for (int head = 0; head < tile.heads; ++head)
+      each_piece(tile.rows, [&]<int kRows>(int row) { weigh_rows<S, kRows>(tile, block, head, row); });
   }
 }
 

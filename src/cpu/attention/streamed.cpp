@@ -11,23 +11,13 @@ struct StreamTile {
   StreamRows k{}, v{};
 };
 
-/// Where the heads of a token fill a page of memory, the processor sees what comes next and fetches it at no cost; in shorter runs it
-/// does not.
-StreamRows rows_of(const Item& item, const KvStrides& strides, const Row* rows, int count, std::int64_t head_dim) {
-  constexpr std::int64_t kPage = 4096;
-  const std::int64_t bytes = head_dim * static_cast<std::int64_t>(size_of(item.setup.core.kv_dtype));
-  const bool by_head = strides.row < strides.head, fetched = !by_head && item.heads * bytes >= kPage;
-  return {.rows = rows, .head_stride = strides.head, .count = count, .bytes = fetched ? 0 : static_cast<int>(bytes), .by_head = by_head};
-}
-
 StreamTile gather_tile(const Item& item, std::int64_t tile, int buffer) {
   const Setup& setup = item.setup;
   const std::int64_t size = setup.tuning.stream_tile;
   const std::int64_t begin = std::max(item.entry.key_begin, tile * size), end = std::min(item.entry.key_end, (tile + 1) * size);
   Row *k = item.scratch.k_rows[buffer], *v = item.scratch.v_rows[buffer];
   const int count = gather_keys(item, {begin, end}, buffer, k, v);
-  return {begin, rows_of(item, setup.k, k, count, setup.core.head_dim_qk),
-          rows_of(item, setup.v, v, count, setup.latent ? 0 : setup.core.head_dim_v)};
+  return {begin, {k, setup.k.head, count}, {v, setup.v.head, count}};
 }
 
 void score(const Item& item, const StreamTile& tile) {

@@ -93,15 +93,22 @@ FOVEA_INLINE float reduce_max(Vec a) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-/// Four sums of lanes, side by side.
-FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) { _mm_storeu_ps(to, sums_of_four(a.v, b.v, c.v, d.v)); }
-
-/// Those of eight consecutive vectors.
-FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
-  __m256 a[8];
+/// Sums of lanes, of eight vectors at a time: to[r * stride + i] is that of a[r][i].
+template <int kRows, int kKeys>
+FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {
+  constexpr int kCount = kRows * kKeys;
+  for (int first = 0; first < kCount; first += 8) {
+    __m256 some[8];
+    float sums[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(vectors + i * kLanes);
-  _mm256_storeu_ps(to, sums_of_eight(a));
+    for (int i = 0; i < 8; ++i) {
+      const int at = first + i < kCount ? first + i : first;
+      some[i] = a[at / kKeys][at % kKeys].v;
+    }
+    _mm256_storeu_ps(sums, sums_of_eight(some));
+    for (int i = 0; i < 8 && first + i < kCount; i += kKeys)
+      __builtin_memcpy(to + (first + i) / kKeys * stride, sums + i, kKeys * sizeof(float));
+  }
 }
 
 FOVEA_INLINE void store(F32, void* p, Vec a) { _mm256_storeu_ps(static_cast<float*>(p), a.v); }

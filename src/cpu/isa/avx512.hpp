@@ -45,6 +45,25 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f))};
 }
 
+/// A shift and a mask widen a whole register, half of what load() takes: the first vector holds the even elements, the second the odd.
+FOVEA_INLINE Two load_two(BF16, const void* p) {
+  const __m512i codes = _mm512_loadu_si512(p);
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(codes, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(codes, _mm512_set1_epi32(static_cast<int>(0xffff0000))))}};
+}
+FOVEA_INLINE __m512i every_second(int from) {
+  return _mm512_add_epi32(_mm512_set1_epi32(from), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
+}
+FOVEA_INLINE Two load_two_as(BF16, const float* p) {
+  const __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + kLanes);
+  return {{_mm512_permutex2var_ps(low, every_second(0), high)}, {_mm512_permutex2var_ps(low, every_second(1), high)}};
+}
+FOVEA_INLINE void store_two_as(BF16, float* p, Two a) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  _mm512_storeu_ps(p, _mm512_permutex2var_ps(a.first.v, low, a.second.v));
+  _mm512_storeu_ps(p + kLanes, _mm512_permutex2var_ps(a.first.v, _mm512_add_epi32(low, _mm512_set1_epi32(8)), a.second.v));
+}
+
 FOVEA_INLINE Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -84,12 +103,29 @@ FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   _mm_storeu_ps(to, sums_of_four(halves_added(a), halves_added(b), halves_added(c), halves_added(d)));
 }
 
-/// Those of eight consecutive vectors.
-FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
-  __m256 a[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) a[i] = halves_added({_mm512_loadu_ps(vectors + i * kLanes)});
-  _mm256_storeu_ps(to, sums_of_eight(a));
+/// Neighbours added, a's before b's: of pairs of lanes, and of pairs of quarters.
+FOVEA_INLINE __m512 pairs_added(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
+FOVEA_INLINE __m512 quarters_added(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+/// Sums of lanes, of four rows at a time: to[r * stride + i] is that of a[r][i].
+template <int kRows>
+FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][4]) {
+#pragma GCC unroll 2
+  for (int first = 0; first < kRows; first += 4, to += 4 * stride) {
+    __m512 row[4];  // in each quarter, parts of the row's four sums
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const Vec(&v)[4] = a[first + r < kRows ? first + r : first];
+      row[r] = pairs_added(pairs_added(v[0].v, v[1].v), pairs_added(v[2].v, v[3].v));
+    }
+    const __m512 sums = quarters_added(quarters_added(row[0], row[1]), quarters_added(row[2], row[3]));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(sums));
+    if (first + 1 < kRows) _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(sums, 1));
+    if (first + 2 < kRows) _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+    if (first + 3 < kRows) _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
+  }
 }
 
 FOVEA_INLINE void store(F32, void* p, Vec a) { _mm512_storeu_ps(p, a.v); }

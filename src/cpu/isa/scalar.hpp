@@ -104,15 +104,12 @@ FOVEA_INLINE float reduce_max(Vec a) {
   return low > high ? low : high;
 }
 /// Four sums of lanes, side by side.
-FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
-  to[0] = reduce_add(a);
-  to[1] = reduce_add(b);
-  to[2] = reduce_add(c);
-  to[3] = reduce_add(d);
-}
-/// Those of eight consecutive vectors.
-FOVEA_INLINE void store_eight_sums(float* to, const float* vectors) {
-  for (int i = 0; i < 8; ++i) to[i] = reduce_add(load(F32{}, vectors + i * kLanes));
+/// Sums of lanes: to[r * stride + i] is that of a[r][i].
+template <int kRows, int kKeys>
+FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kKeys; ++i) to[r * stride + i] = reduce_add(a[r][i]);
+  }
 }
 FOVEA_INLINE float decode(F32, float code) { return code; }
 /// Elements [d, d + 8) of eight rows as f32: to[element * stride + row].
@@ -146,6 +143,6 @@ struct Int8Math {
     transpose_to<S>(rows, d, to, kPanelVectors * kLanes);
   }
 };
-FOVEA_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+FOVEA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -98,6 +98,7 @@ FOVEA_INLINE void transpose_pairs(const void* const* rows, int d, std::int16_t* 
   for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * stride, r[i]);
 }
 
-FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+/// Into the second-level cache: the first is full of queries and accumulators, and can wait for few lines at a time.
+FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace fovea::cpu::FOVEA_ISA

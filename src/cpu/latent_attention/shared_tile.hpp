@@ -66,8 +66,7 @@ FOVEA_INLINE void dot_four(const DotTile& tile) {
       for (int r = 0; r < kRows; ++r) sum[r][i] = fma(left[r], right, sum[r][i]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) store_sums(tile.scores + r * tile.score_stride, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+  store_sums(tile.scores, tile.score_stride, sum);
 }
 
 template <int kRows = kDotRows>
