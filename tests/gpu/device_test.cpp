@@ -164,6 +164,25 @@ TEST_F(Cuda, RefusesASmallWorkspace) {
   });
 }
 
+/// Places of tokens are kept in 32 bits, whichever of block and token has the longer stride.
+TEST_F(Cuda, DeclinesACacheBeyondItsPlaces) {
+  const auto reason = [&](std::int64_t blocks) -> std::string {
+    const std::int64_t page = 64, d = 576;
+    TensorDesc rows = contiguous(DType::e4m3, {blocks, page, 1, d});
+    rows.strides[0] = d;
+    rows.strides[1] = blocks * d;
+    rows.alignment = 16;
+    TensorDesc q = contiguous(DType::bf16, {1, 1, 16, d}), out = contiguous(DType::bf16, {1, 1, 16, 512});
+    q.alignment = out.alignment = 16;
+    const LatentAttentionDesc desc{
+        .q = q, .out = out, .block_table = contiguous(DType::i32, {1, 4}), .cache = {.rows = rows}, .max_seq_q = 1, .has_scale = true};
+    const auto planned = plan_latent_attention(desc, device_, {.implementation = "cuda.sm90.latent_attention"});
+    return planned ? "planned" : planned.error().declines.empty() ? planned.error().message : planned.error().declines.at(0).reason;
+  };
+  EXPECT_EQ(reason(1 << 20), "planned");
+  EXPECT_EQ(reason(1 << 21), "cache (bytes): got more than 68719476736, want fewer");
+}
+
 /// Planning needs no device of its own kind to say no.
 TEST(OtherDevices, AreDeclinedWithTheReason) {
   const TensorDesc out = contiguous(DType::f32, {2, 1, 8}), lse = contiguous(DType::f32, {2, 1});

@@ -173,12 +173,13 @@ void check_streamed(const NamedAttention& table, const StreamShape& shape, const
   const auto [head_dim, rows, count, heads, by_head] = shape;
   const int stride = round_up(head_dim, 32), score_stride = round_up(count, 16);
   const Streamed k(count, heads, head_dim, by_head, 7), v(count, heads, head_dim, by_head, 8);
+  const Streamed next(count % 12, heads, head_dim, by_head, 9);  // too few to be fetched, or more
   const auto all = static_cast<std::size_t>(heads * rows);
   std::vector<float> scores(all * static_cast<std::size_t>(score_stride)), acc(all * static_cast<std::size_t>(stride), 1.0f);
   const std::vector<float> rescale(all, 3.0f);
   table.kernels->stream_scores[kBf16]({.q = left.data(),
                                        .keys = k.rows(),
-                                       .next = v.rows(),
+                                       .next = next.rows(),
                                        .scores = scores.data(),
                                        .q_stride = stride,
                                        .score_stride = score_stride,
@@ -187,6 +188,7 @@ void check_streamed(const NamedAttention& table, const StreamShape& shape, const
                                        .head_dim = head_dim});
   table.rows->stream_values[kBf16]({.p = scores.data(),
                                     .values = v.rows(),
+                                    .next = next.rows(),
                                     .acc = acc.data(),
                                     .rescale = rescale.data(),
                                     .p_stride = score_stride,
@@ -215,7 +217,7 @@ TEST_P(CpuKernels, StreamedScoresAndValues) {
         const Matrix q(heads * rows, head_dim, 6);
         std::vector<std::byte> left = load(q, stride);
         if (kernels().arrange_q[kBf16] != nullptr) kernels().arrange_q[kBf16](left.data(), heads * rows * stride);
-        for (const int count : {1, 5, 37}) {
+        for (const int count : {1, 5, 8, 37, 40}) {
           for (const bool by_head : {false, true}) check_streamed(GetParam(), {head_dim, rows, count, heads, by_head}, left, q);
         }
       }

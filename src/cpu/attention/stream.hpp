@@ -12,12 +12,12 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kStreamKeys = 8;  // tokens of a block
 inline constexpr int kLine = 64;       // bytes that memory gives at once
 
-/// Rows of one head that will be wanted next: the block after the one at `key`, or that one itself, which is here already, where there is
-/// no other whole one or nothing is to be fetched.
+/// Rows of one head that will be wanted next: the block after the one at `key`, or that one itself, which is being read anyway, where there
+/// is no other whole one or nothing is to be fetched.
 struct Coming {
-  const Row* rows = nullptr;  // [count]
-  std::int64_t offset = 0;    // bytes from the rows to those of the head
-  int count = 0;
+  const Row* rows;      // [count]
+  std::int64_t offset;  // bytes from the rows to those of the head
+  int count;
 
   Coming(const StreamRows& own, const StreamRows& next, int key, int head, bool fetched) {
     const int after = key + kStreamKeys;
@@ -32,7 +32,7 @@ struct Coming {
   FOVEA_INLINE const char* at(const Coming& coming, int i) { return static_cast<const char*>(coming.rows[i]) + coming.offset; }
 };
 
-/// `bytes` of the row from `offset` on; where that is less than a line, every other call has nothing to do.
+/// `bytes` of the row from `offset` on; where those are less than a line, only the call at its begin has something to do.
 FOVEA_INLINE void fetch(const char* row, std::int64_t offset, int bytes) {
   if (bytes < kLine && offset % kLine != 0) return;
   for (int i = 0; i < bytes; i += kLine) prefetch(row + offset + i);
@@ -96,8 +96,8 @@ FOVEA_INLINE void score_step(const ScorePiece<Math, kRows, kKeys>& piece, int d,
 }
 
 /// kRows queries of a head against the block of keys from `block` on, as many keys at once as there are registers for; where there are
-/// no more keys, the last one again: what comes of it is hidden. Nothing but numbers is passed: pointers that the caller had just stored
-/// would be read when all before them is done.
+/// no more keys, the last one again: what comes of it is hidden. What differs from call to call is passed in registers: a structure that
+/// the caller has just filled would be read when all before it is done, as compilers copy it by loads wider than those stores.
 template <class Math, class S, int kRows>
 __attribute__((noinline)) static void score_rows(const StreamScores& tile, int block, int head, int row) {
   constexpr int kKeys = kStreamSums / kRows >= 4 ? 4 : 2;
@@ -214,7 +214,7 @@ FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int column) {
   }
 }
 
-/// Columns from `column` on, as many at once as there are registers for. acc_stride is a multiple of the width, so the last piece of a row
+/// Columns from `column` on, kPieces registers' worth at once. acc_stride is a multiple of the width, so the last piece of a row
 /// has room.
 template <class S, int kRows, int kPieces>
 FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
@@ -230,7 +230,7 @@ FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
 /// kRows queries of a head and the block of keys from `block` on.
 template <class S, int kRows>
 __attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int block, int head, int row) {
-  constexpr int kPieces = kStreamSums / 2 / kRows;
+  constexpr int kRoom = kStreamSums / 2 / kRows, kPieces = kRoom > 2 ? 2 : kRoom;  // four: a row's lines are asked for in bursts
   const std::int64_t first = static_cast<std::int64_t>(head) * tile.head_rows + row;
   const int left = tile.values.count - block;
   const ValuePiece piece{.p = tile.p + first * tile.p_stride + block,
@@ -245,7 +245,7 @@ __attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int b
                          .begins = block == 0,
                          .ends = left <= kStreamKeys,
                          .head_dim = tile.head_dim};
-  weigh_span < S, kRows, kPieces<2 ? kPieces : 2>(piece, 0);
+  weigh_span<S, kRows, kPieces>(piece, 0);
 }
 
 template <class S>

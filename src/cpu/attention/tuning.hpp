@@ -12,7 +12,7 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   const std::int64_t dims = core.head_dim_qk + core.head_dim_v;
 
   // A few micro-kernel calls share a panel while it is in the first-level cache.
-  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 8 : kernels.block_rows < 32 ? 4 : 2);
+  t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 8 : 2);
   t.kv_tile = 512;
   while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
   t.stream_tile = 128;

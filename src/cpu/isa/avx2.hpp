@@ -84,15 +84,28 @@ FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) {
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23)))};
 }
 
-FOVEA_INLINE float reduce_add(Vec a) {
-  const __m128 sums = sums_of_four(a.v, a.v, a.v, a.v);
-  return _mm_cvtss_f32(sums);
-}
+FOVEA_INLINE float reduce_add(Vec a) { return sum_of_lanes(a.v); }
 FOVEA_INLINE float reduce_max(Vec a) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+/// Sums of the lanes of eight vectors, in order. Seven shuffles, where horizontal additions would take sixteen.
+FOVEA_INLINE __m256 sums_of_eight(const __m256 (&a)[8]) {
+  __m256 pair[4], four[2];  // lanes of two vectors each, then of four
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256 x = a[i / 2 * 4 + i % 2], y = a[i / 2 * 4 + i % 2 + 2];
+    pair[i] = _mm256_add_ps(_mm256_blend_ps(x, y, 0xcc), _mm256_shuffle_ps(x, y, 0x4e));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256 x = pair[2 * i], y = pair[2 * i + 1], crossed = _mm256_blend_ps(y, x, 0xaa);
+    four[i] = _mm256_add_ps(_mm256_blend_ps(x, y, 0xaa), _mm256_shuffle_ps(crossed, crossed, 0xb1));
+  }
+  return _mm256_add_ps(_mm256_blend_ps(four[0], four[1], 0xf0), _mm256_permute2f128_ps(four[0], four[1], 0x21));
+}
+
 /// Sums of lanes, of eight vectors at a time: to[r * stride + i] is that of a[r][i].
 template <int kRows, int kKeys>
 FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {

@@ -86,23 +86,13 @@ FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
 /// p * 2^n for integral n. A NaN in either stays one.
 FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) { return {_mm512_scalef_ps(p.v, n.v)}; }
 
-FOVEA_INLINE __m256 halves_added(Vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)); }
-
-FOVEA_INLINE float reduce_add(Vec a) {
-  const __m256 x = halves_added(a);
-  return _mm_cvtss_f32(sums_of_four(x, x, x, x));
-}
+FOVEA_INLINE float reduce_add(Vec a) { return sum_of_lanes(_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1))); }
 FOVEA_INLINE float reduce_max(Vec a) {
   const __m256 y = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-/// Four sums of lanes, side by side.
-FOVEA_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
-  _mm_storeu_ps(to, sums_of_four(halves_added(a), halves_added(b), halves_added(c), halves_added(d)));
-}
-
 /// Neighbours added, a's before b's: of pairs of lanes, and of pairs of quarters.
 FOVEA_INLINE __m512 pairs_added(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
 FOVEA_INLINE __m512 quarters_added(__m512 a, __m512 b) {

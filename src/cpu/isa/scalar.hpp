@@ -103,7 +103,6 @@ FOVEA_INLINE float reduce_max(Vec a) {
   const float low = a.v[0] > a.v[1] ? a.v[0] : a.v[1], high = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
   return low > high ? low : high;
 }
-/// Four sums of lanes, side by side.
 /// Sums of lanes: to[r * stride + i] is that of a[r][i].
 template <int kRows, int kKeys>
 FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {

@@ -63,26 +63,9 @@ FOVEA_INLINE void transpose_to(const void* const* rows, int d, float* to, int st
   for (int i = 0; i < 8; ++i) _mm256_storeu_ps(to + i * stride, r[i]);
 }
 
-/// Sums of the lanes of four vectors, in order.
-FOVEA_INLINE __m128 sums_of_four(__m256 a, __m256 b, __m256 c, __m256 d) {
-  const __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-  return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
-}
-
-/// Sums of the lanes of eight vectors, in order. Seven shuffles, where horizontal additions would take sixteen.
-FOVEA_INLINE __m256 sums_of_eight(const __m256 (&a)[8]) {
-  __m256 pair[4], four[2];  // lanes of two vectors each, then of four
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m256 x = a[i / 2 * 4 + i % 2], y = a[i / 2 * 4 + i % 2 + 2];
-    pair[i] = _mm256_add_ps(_mm256_blend_ps(x, y, 0xcc), _mm256_shuffle_ps(x, y, 0x4e));
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const __m256 x = pair[2 * i], y = pair[2 * i + 1], crossed = _mm256_blend_ps(y, x, 0xaa);
-    four[i] = _mm256_add_ps(_mm256_blend_ps(x, y, 0xaa), _mm256_shuffle_ps(crossed, crossed, 0xb1));
-  }
-  return _mm256_add_ps(_mm256_blend_ps(four[0], four[1], 0xf0), _mm256_permute2f128_ps(four[0], four[1], 0x21));
+FOVEA_INLINE float sum_of_lanes(__m256 a) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)), two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 /// Sixteen int8 codes of eight rows, widened, as pairs: to[pair * stride + row].
@@ -98,7 +81,8 @@ FOVEA_INLINE void transpose_pairs(const void* const* rows, int d, std::int16_t* 
   for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * stride, r[i]);
 }
 
-/// Into the second-level cache: the first is full of queries and accumulators, and can wait for few lines at a time.
+/// Into the second-level cache, where the processor makes the difference: the first is full of queries and accumulators, and can wait for
+/// few lines at a time.
 FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -222,9 +222,13 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   if (!packed && (strides.token == 0 || strides.block == 0)) return declined(text + ".rows.strides", "a broadcast one", "none");
   if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "fewer");
   // One by one, the places of tokens are kept in 32 bits: in units of 16 bytes, those of scales of 8.
-  const std::int64_t most = (kMost + 1) * 2 * (packed ? 8 : 16), stride = packed ? cache.block_stride : strides.block * bytes;
-  if (load != Load::boxes && stride > most / std::max<std::int64_t>(cache.blocks, 1))
-    return declined(text + " (bytes)", "more than " + std::to_string(most), "fewer");
+  const std::int64_t most = (kMost + 1) * 2 * (packed ? 8 : 16);
+  const auto reach = [&](std::int64_t count, std::int64_t stride) {
+    return stride > most / std::max<std::int64_t>(count, 1) ? most + 1 : count * stride;
+  };
+  const std::int64_t bytes_of_all = packed ? reach(cache.blocks, cache.block_stride)
+                                           : reach(cache.blocks, strides.block * bytes) + reach(cache.page, strides.token * bytes);
+  if (load != Load::boxes && bytes_of_all > most) return declined(text + " (bytes)", "more than " + std::to_string(most), "fewer");
   if (packed && cache.block_stride > kMost) return declined(text + ".block_stride", cache.block_stride, "less than 2^31");
   return {};
 }
