@@ -8,21 +8,16 @@
 
 namespace fovea::gpu::sm90 {
 
-/// L2 policies for bytes that are read once, or like any others.
-inline constexpr std::uint64_t kEvictFirst = 0x12F0000000000000;
-inline constexpr std::uint64_t kEvictNormal = 0x1000000000000000;
-
 struct BoxStart {
   int column, row, slice, head, block;  // coordinates of a 5-D map, innermost first
 };
 
 __device__ inline void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-__device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier, std::uint64_t policy) {
+__device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], "
-      "%8;" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block), "l"(policy)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block)
       : "memory");
 }
 
@@ -41,12 +36,12 @@ __device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {
 }
 
 /// The same to every CTA in `ctas`, at the same place in each; each one's barrier counts its bytes.
-__device__ inline void copy_box_to_all(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier, std::uint16_t ctas,
-                                       std::uint64_t policy) {
+__device__ inline void copy_box_to_all(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier,
+                                       std::uint16_t ctas) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8, %9;" ::"r"(shared),
-      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block), "h"(ctas), "l"(policy)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2], %8;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block), "h"(ctas)
       : "memory");
 }
 

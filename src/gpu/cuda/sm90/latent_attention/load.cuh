@@ -114,7 +114,7 @@ struct Loader {
                       .slice = 0,
                       .head = token < request.q_rows ? request.q_begin + token : kOutside,
                       .block = request.batch};
-    copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full, kEvictFirst);
+    copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
   }
 
   __device__ void gather_queries(const Request& request) {

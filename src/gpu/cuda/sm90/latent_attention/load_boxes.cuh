@@ -65,9 +65,9 @@ class BoxLoader {
 
   __device__ void copy_keys(std::uint32_t to, Keys keys, std::uint32_t full) const {
     if constexpr (Config::kCluster > 1) {
-      copy_box_to_all(to, map(), box_of(keys), full, (1 << Config::kCluster) - 1, kEvictNormal);
+      copy_box_to_all(to, map(), box_of(keys), full, (1 << Config::kCluster) - 1);
     } else {
-      copy_box(to, map(), box_of(keys), full, kEvictFirst);
+      copy_box(to, map(), box_of(keys), full);
     }
   }
 
