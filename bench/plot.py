@@ -137,7 +137,8 @@ HEAD = """# Performance
 Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes such a file for your machine. Every case is
 checked before it is timed. Times are medians. "Of the ceiling" is the least possible time (arithmetic at the measured peak, or
 each byte read once at the measured bandwidth, whichever is longer) over the measured time; above 100 % the data came from the
-caches. Fovea and PyTorch run in turn in one process.
+caches. Fovea and PyTorch run in turn in one process. Ceilings above a table are those at its beginning; a CPU case is held against
+the better of what was measured just before and just after it, where its results say so.
 
 """
 

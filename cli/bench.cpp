@@ -40,11 +40,14 @@ struct Row {
   std::string note{};  ///< what else the check measured
   Timing timing{};
   check::Work work{};
-  double host = 0;                  ///< on a GPU: seconds that the host takes to send a call on its way
-  double compute = 0, traffic = 0;  ///< seconds that the arithmetic and the bytes take at the ceilings: the two roofs
+  double host = 0;                 ///< on a GPU: seconds that the host takes to send a call on its way
+  double peak = 0, bandwidth = 0;  ///< the ceilings: on the CPU the better of what was measured before and after the case
 
-  double floor() const { return std::max(compute, traffic); }
-  bool memory_bound() const { return traffic > compute; }
+  /// Seconds that the arithmetic and the bytes take at the ceilings: the two roofs.
+  double compute() const { return work.flops / peak; }
+  double traffic() const { return work.bytes / bandwidth; }
+  double floor() const { return std::max(compute(), traffic()); }
+  bool memory_bound() const { return traffic() > compute(); }
 };
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -112,7 +115,7 @@ std::string named_implementation(const AnyCase& entry, const Options& options) {
   return {};
 }
 
-Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilings) {
+Row measure(const AnyCase& entry, const Options& options) {
   Row row{.entry = &entry};
   row.implementation = named_implementation(entry, options);
   if (row.implementation.empty()) return row;
@@ -133,10 +136,13 @@ Row measure(const AnyCase& entry, const Options& options, const Ceilings& ceilin
   if (side) row.host = host_seconds(plan, workspace.view(), device);
   row.note = report.note;
   row.work = trial->work();
-  const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
-  row.compute = row.work.flops / (bf16 ? ceilings.bf16_peak : ceilings.f32_peak);
-  row.traffic = row.work.bytes / ceilings.read_bandwidth;
   return row;
+}
+
+void hold_against(Row& row, const Ceilings& ceilings) {
+  const bool bf16 = row.work.operands == DType::bf16 || row.work.operands == DType::e4m3;
+  row.peak = bf16 ? ceilings.bf16_peak : ceilings.f32_peak;
+  row.bandwidth = ceilings.read_bandwidth;
 }
 
 nlohmann::json as_json(const Ceilings& ceilings) {
@@ -146,12 +152,20 @@ nlohmann::json as_json(const Ceilings& ceilings) {
 }
 
 nlohmann::json as_json(const Row& row) {
-  nlohmann::json json{{"case", row.entry->name},        {"implementation", row.implementation},
-                      {"median_s", row.timing.median},  {"low_s", row.timing.low},
-                      {"high_s", row.timing.high},      {"runs", row.timing.runs},
-                      {"flops", row.work.flops},        {"bytes", row.work.bytes},
-                      {"compute_floor_s", row.compute}, {"memory_floor_s", row.traffic},
-                      {"floor_s", row.floor()},         {"bound", row.memory_bound() ? "memory" : "compute"}};
+  nlohmann::json json{{"case", row.entry->name},
+                      {"implementation", row.implementation},
+                      {"median_s", row.timing.median},
+                      {"low_s", row.timing.low},
+                      {"high_s", row.timing.high},
+                      {"runs", row.timing.runs},
+                      {"flops", row.work.flops},
+                      {"bytes", row.work.bytes},
+                      {"compute_floor_s", row.compute()},
+                      {"memory_floor_s", row.traffic()},
+                      {"peak", row.peak},
+                      {"bandwidth", row.bandwidth},
+                      {"floor_s", row.floor()},
+                      {"bound", row.memory_bound() ? "memory" : "compute"}};
   if (row.host > 0) json["host_s"] = row.host;
   if (!row.note.empty()) json["note"] = row.note;
   return json;
@@ -179,7 +193,7 @@ void print(const std::vector<Row>& rows) {
     table.add({row.entry->name, row.implementation, milliseconds(row.timing.median) + " ms",
                milliseconds(row.timing.low) + " - " + milliseconds(row.timing.high),
                fmt::format("{:.1f}", row.work.flops / row.timing.median / 1e9),
-               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9), share(row.compute), share(row.traffic),
+               fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9), share(row.compute()), share(row.traffic()),
                row.memory_bound() ? "memory" : "compute"});
   }
   fmt::print("{}", table.text());
@@ -203,15 +217,21 @@ int bench(const Options& options) {
     return kUsage;
   }
   const bool on_device = check::device_of(options.implementation).backend != Backend::cpu;
-  const Ceilings ceilings = on_device ? device_ceilings({Backend::cuda, 0}, options.device_peak) : measure_ceilings(num_threads());
+  const auto meter = on_device ? nullptr : std::make_unique<CeilingMeter>(num_threads());
+  const Ceilings ceilings = on_device ? device_ceilings({Backend::cuda, 0}, options.device_peak) : meter->measure();
   print(ceilings);
+  Ceilings before = ceilings;
   std::vector<Row> rows;
   try {
     Progress progress;
     for (std::size_t i = 0; i < cases.size(); ++i) {
       progress.show(fmt::format("{} of {}: {}", i + 1, cases.size(), cases[i]->name));
-      Row row = measure(*cases[i], options, ceilings);
-      if (!row.implementation.empty()) rows.push_back(std::move(row));
+      Row row = measure(*cases[i], options);
+      if (row.implementation.empty()) continue;
+      const Ceilings after = meter ? meter->measure() : before;
+      hold_against(row, better(before, after));
+      before = after;
+      rows.push_back(std::move(row));
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "fovea bench: not timed, because it is wrong: {}\n", error.what());

@@ -156,28 +156,39 @@ Kernel bf16_kernel(const std::vector<DeviceInfo>&) { return {}; }
 Read read_kernel(const std::vector<DeviceInfo>&) { return plain_read; }
 #endif
 
-/// Memory far larger than the caches, read once by each thread from its own part.
-double read_bandwidth(Read read, int threads) {
-  constexpr std::size_t kBytes = std::size_t{512} << 20;  // a thread
-  std::vector<std::unique_ptr<std::byte[]>> parts(static_cast<std::size_t>(threads));
-  for (auto& part : parts) {
-    part = std::make_unique_for_overwrite<std::byte[]>(kBytes);
-    std::memset(part.get(), 1, kBytes);
-  }
-  const double best = best_round(threads, 9, [&](int thread) { read(parts[static_cast<std::size_t>(thread)].get(), kBytes); });
-  return static_cast<double>(kBytes) * threads / best;
-}
+constexpr std::size_t kMemory = std::size_t{512} << 20;  // bytes that a thread reads
 
 }  // namespace
 
-Ceilings measure_ceilings(int threads) {
+Ceilings better(const Ceilings& a, const Ceilings& b) {
+  Ceilings best = a;
+  best.read_bandwidth = std::max(a.read_bandwidth, b.read_bandwidth);
+  best.f32_peak = std::max(a.f32_peak, b.f32_peak);
+  best.bf16_peak = std::max(a.bf16_peak, b.bf16_peak);
+  return best;
+}
+
+CeilingMeter::CeilingMeter(int threads) : threads_(threads) {
+  for (int thread = 0; thread < threads; ++thread) {
+    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(kMemory));
+    std::memset(memory_.back().get(), 1, kMemory);
+  }
+}
+
+/// Each thread reads its own part once.
+double CeilingMeter::read_bandwidth() const {
+  constexpr int kRounds = 5;
+  const Read read = read_kernel(devices());
+  const double best = best_round(threads_, kRounds, [&](int thread) { read(memory_[static_cast<std::size_t>(thread)].get(), kMemory); });
+  return static_cast<double>(kMemory) * threads_ / best;
+}
+
+Ceilings CeilingMeter::measure() const {
   const std::vector<DeviceInfo> all = devices();
   const Kernel f32 = f32_kernel(all), bf16 = bf16_kernel(all);
-  Ceilings ceilings{.threads = threads,
-                    .read_bandwidth = read_bandwidth(read_kernel(all), threads),
-                    .f32_peak = peak(f32, threads),
-                    .f32_instruction = f32.instruction};
-  ceilings.bf16_peak = bf16.run != nullptr ? peak(bf16, threads) : 0;
+  Ceilings ceilings{
+      .threads = threads_, .read_bandwidth = read_bandwidth(), .f32_peak = peak(f32, threads_), .f32_instruction = f32.instruction};
+  ceilings.bf16_peak = bf16.run != nullptr ? peak(bf16, threads_) : 0;
   ceilings.bf16_instruction = bf16.instruction;
   if (ceilings.bf16_peak < ceilings.f32_peak) {  // some processors multiply f32 faster than bf16
     ceilings.bf16_peak = ceilings.f32_peak;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <string_view>
+#include <vector>
 
 #include "fovea/device.hpp"
 
@@ -16,7 +19,21 @@ struct Ceilings {
   std::string_view f32_instruction{}, bf16_instruction{};
 };
 
-Ceilings measure_ceilings(int threads);
+/// The higher of each.
+Ceilings better(const Ceilings& a, const Ceilings& b);
+
+/// Measures the ceilings of this machine, as often as asked: on a machine that others use too, they change from minute to minute.
+class CeilingMeter {
+ public:
+  explicit CeilingMeter(int threads);
+  Ceilings measure() const;
+
+ private:
+  double read_bandwidth() const;
+
+  int threads_;
+  std::vector<std::unique_ptr<std::byte[]>> memory_{};  // a thread's part, far larger than the caches
+};
 
 /// Of a GPU: copies inside its memory, reads and writes counted; the matrix product comes from a library that the caller has asked.
 Ceilings device_ceilings(Device device, double matrix_peak);
