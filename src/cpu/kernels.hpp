@@ -25,6 +25,9 @@ struct KeySpan {
   int begin = 0, end = 0;
 };
 
+/// Bytes that memory gives at once.
+inline constexpr int kLine = 64;
+
 /// A row of a tensor, or its elements of one kv head.
 using Row = const void*;
 

@@ -41,12 +41,16 @@ void load_queries(const Item& item, bool streamed) {
   const auto dtype = static_cast<std::size_t>(core.q_dtype);
   const auto element = static_cast<std::int64_t>(size_of(core.q_dtype));
   const std::int64_t batch = item.sequence.batch * core.q.batch;
+  const auto source = [&](int row) {
+    const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
+    const std::int64_t at = batch + query * core.q.row + (item.kv_head * core.group() + flat % core.group()) * core.q.head;
+    return static_cast<const std::byte*>(item.call.q) + at * element;
+  };
+  constexpr int kAhead = 8;  // rows may lie pages apart, where no processor sees the next one coming
   for (int row = 0; row < item.rows; ++row) {
-    const std::int64_t flat = item.entry.row_begin + row, query = flat / core.group(),
-                       head = item.kv_head * core.group() + flat % core.group();
-    const std::int64_t at = batch + (item.sequence.first_q + query) * core.q.row + head * core.q.head;
-    kernels.load_q[dtype](static_cast<const std::byte*>(item.call.q) + at * element, static_cast<int>(core.head_dim_qk),
-                          static_cast<int>(item.extents.q_stride), item.factors->negate_q,
+    if (row + kAhead < item.rows)
+      for (std::int64_t i = 0; i < core.head_dim_qk * element; i += kLine) __builtin_prefetch(source(row + kAhead) + i);
+    kernels.load_q[dtype](source(row), static_cast<int>(core.head_dim_qk), static_cast<int>(item.extents.q_stride), item.factors->negate_q,
                           static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.qk_bytes());
   }
   if (const auto arrange = kernels.arrange_q[static_cast<std::size_t>(core.kv_dtype)]; streamed && arrange != nullptr) {

@@ -28,11 +28,19 @@ static void load_q(Row source, int count, int padded, bool negate, void* operand
   }
 }
 
+/// The eight rows that come next: they may lie pages apart, where no processor sees them coming.
+FOVEA_INLINE void fetch_rows(const Row* rows, int bytes) {
+  for (int row = 0; row < 8; ++row) {
+    for (int i = 0; i < bytes; i += kLine) prefetch(static_cast<const char*>(rows[row]) + i);
+  }
+}
+
 template <class Math, class S>
 static void pack_keys(const Row* rows, int count, int head_dim, int padded, void* panels) {
   constexpr int kElements = 8 * Math::kPair;  // of a row in one 8 x 8 transposition
   using Operand = typename Math::Operand;
   for (int key = 0; key < count; key += 8) {
+    if (key + 16 <= count) fetch_rows(rows + key + 8, head_dim * static_cast<int>(sizeof(typename S::Code)));
     // (padded / kPair, kPanel, kPair) of this panel, from this key on
     Operand* to = static_cast<Operand*>(panels) + static_cast<std::int64_t>(key / kPanel) * kPanel * padded + key % kPanel * Math::kPair;
     for (int d = 0; d < padded; d += kElements, to += 8 * kPanel * Math::kPair) {
@@ -62,6 +70,7 @@ static bool pack_values(const Row* rows, int count, int head_dim, int kv_tile, v
   const int padded = (head_dim + kPanel - 1) / kPanel * kPanel;
   typename Math::Finite finite{};
   for (int first = 0; first < count; first += kPackedRows) {  // so that neither rows nor panels, both far apart, drive each other out
+    if (first + 2 * kPackedRows <= count) fetch_rows(rows + first + kPackedRows, head_dim * static_cast<int>(sizeof(typename S::Code)));
     for (int column = 0; column < padded; column += kLanes) {
       const int here = head_dim - column < kLanes ? head_dim - column : kLanes;
       // (kv_tile / kPair, kPanel, kPair) of this column's panel, from this column on

@@ -10,7 +10,6 @@
 namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kStreamKeys = 8;  // tokens of a block
-inline constexpr int kLine = 64;       // bytes that memory gives at once
 
 /// Rows of one head that will be wanted next: the block after the one at `key`, or that one itself, which is being read anyway, where there
 /// is no other whole one or nothing is to be fetched.

@@ -27,7 +27,6 @@ PackedBytes packed_bytes(const LatentCache& cache, const void* base, std::int64_
 }
 
 void prefetch(const LatentCache& cache, const PackedBytes& bytes) {
-  constexpr int kLine = 64;
   for (int at = 0; at < cache.format->code_bytes() + 2 * cache.format->rope; at += kLine)
     __builtin_prefetch(static_cast<const std::byte*>(bytes.codes) + at);
   __builtin_prefetch(bytes.scales);
