@@ -176,9 +176,9 @@ CeilingMeter::CeilingMeter(int threads) : threads_(threads) {
 }
 
 /// Each thread reads its own part once.
-double CeilingMeter::read_bandwidth() const {
+double CeilingMeter::read_bandwidth(const std::vector<DeviceInfo>& all) const {
   constexpr int kRounds = 5;
-  const Read read = read_kernel(devices());
+  const Read read = read_kernel(all);
   const double best = best_round(threads_, kRounds, [&](int thread) { read(memory_[static_cast<std::size_t>(thread)].get(), kMemory); });
   return static_cast<double>(kMemory) * threads_ / best;
 }
@@ -187,7 +187,7 @@ Ceilings CeilingMeter::measure() const {
   const std::vector<DeviceInfo> all = devices();
   const Kernel f32 = f32_kernel(all), bf16 = bf16_kernel(all);
   Ceilings ceilings{
-      .threads = threads_, .read_bandwidth = read_bandwidth(), .f32_peak = peak(f32, threads_), .f32_instruction = f32.instruction};
+      .threads = threads_, .read_bandwidth = read_bandwidth(all), .f32_peak = peak(f32, threads_), .f32_instruction = f32.instruction};
   ceilings.bf16_peak = bf16.run != nullptr ? peak(bf16, threads_) : 0;
   ceilings.bf16_instruction = bf16.instruction;
   if (ceilings.bf16_peak < ceilings.f32_peak) {  // some processors multiply f32 faster than bf16

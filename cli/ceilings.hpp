@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fovea/device.hpp"
+#include "fovea/info.hpp"
 
 namespace fovea::cli {
 
@@ -29,7 +30,7 @@ class CeilingMeter {
   Ceilings measure() const;
 
  private:
-  double read_bandwidth() const;
+  double read_bandwidth(const std::vector<DeviceInfo>& all) const;
 
   int threads_;
   std::vector<std::unique_ptr<std::byte[]>> memory_{};  // a thread's part, far larger than the caches

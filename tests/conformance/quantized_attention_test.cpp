@@ -26,10 +26,7 @@ std::vector<std::string> backends() {
 }
 
 /// avx512vnni has products of its own, and codes from avx512's quantisers.
-std::string implementation_for(const std::string& backend, const std::string& operation) {
-  const bool quantiser = operation == "quantize_qk_int8" || operation == "quantize_v";
-  return (quantiser && backend == "cpu.avx512vnni" ? "cpu.avx512" : backend) + "." + operation;
-}
+std::string quantiser_of(const std::string& backend) { return backend == "cpu.avx512vnni" ? "cpu.avx512" : backend; }
 
 template <class Plan, class Args>
 void run(const Plan& plan, const Args& args) {
@@ -84,7 +81,7 @@ TEST(QuantizedRounding, Int8IsHalfToEvenAtEveryBoundary) {
                                   .q_scale = q_scale.desc(),
                                   .k_scale = k_scale.desc(),
                                   .groups = groups};
-    run(plan_quantize_qk_int8(desc, {}, {.implementation = implementation_for(backend, "quantize_qk_int8")}),
+    run(plan_quantize_qk_int8(desc, {}, {.implementation = quantiser_of(backend) + ".quantize_qk_int8"}),
         QuantizeQkInt8Args{.q = from.data(),
                            .k = from.data(),
                            .q_int8 = q.as<std::int8_t>(),
@@ -127,7 +124,7 @@ void expect_v_rounding(DType dtype, const std::vector<Rounding>& roundings, floa
     const HostileTensor codes(to), scale(Int8Groups::channels(to));
     QuantizeVDesc desc{.v = from.desc(), .v_out = to};
     if (dtype == DType::e4m3) desc.v_scale = scale.desc();
-    run(plan_quantize_v(desc, {}, {.implementation = implementation_for(backend, "quantize_v")}),
+    run(plan_quantize_v(desc, {}, {.implementation = quantiser_of(backend) + ".quantize_v"}),
         QuantizeVArgs{.v = from.data(), .v_out = codes.data(), .v_scale = dtype == DType::e4m3 ? scale.as<float>() : nullptr});
     for (std::int64_t i = 0; i < (tokens - 1) * 64; ++i) {
       const Rounding& rounding = roundings[static_cast<std::size_t>(i / 64)];
@@ -164,7 +161,7 @@ TEST(QuantizedRounding, GroupsOfNearlyNothing) {
     const HostileTensor q(to), k(to), q_scale(groups.q_scale(to)), k_scale(groups.k_scale(to));
     const QuantizeQkInt8Desc desc{
         .q = from.desc(), .k = from.desc(), .q_int8 = to, .k_int8 = to, .q_scale = q_scale.desc(), .k_scale = k_scale.desc()};
-    run(plan_quantize_qk_int8(desc, {}, {.implementation = implementation_for(backend, "quantize_qk_int8")}),
+    run(plan_quantize_qk_int8(desc, {}, {.implementation = quantiser_of(backend) + ".quantize_qk_int8"}),
         QuantizeQkInt8Args{.q = from.data(),
                            .k = from.data(),
                            .q_int8 = q.as<std::int8_t>(),
@@ -200,12 +197,11 @@ TEST(QuantizedAttention, TheWholeIsItsSteps) {
     for (const std::string& backend : backends()) {
       SCOPED_TRACE(spec.name + " " + backend);
       const QuantizedTensors steps(spec), whole(spec);
-      run(plan_quantize_qk_int8(steps.qk_desc(), {}, {.implementation = implementation_for(backend, "quantize_qk_int8")}), steps.qk_args());
-      run(plan_quantize_v(steps.v_desc(), {}, {.implementation = implementation_for(backend, "quantize_v")}), steps.v_args());
-      run(plan_quantized_attention(steps.attention_desc(), {}, {.implementation = implementation_for(backend, "quantized_attention")}),
+      run(plan_quantize_qk_int8(steps.qk_desc(), {}, {.implementation = quantiser_of(backend) + ".quantize_qk_int8"}), steps.qk_args());
+      run(plan_quantize_v(steps.v_desc(), {}, {.implementation = quantiser_of(backend) + ".quantize_v"}), steps.v_args());
+      run(plan_quantized_attention(steps.attention_desc(), {}, {.implementation = backend + ".quantized_attention"}),
           steps.attention_args());
-      run(plan_quantize_and_attend(whole.whole_desc(), {}, {.implementation = implementation_for(backend, "quantize_and_attend")}),
-          whole.whole_args());
+      run(plan_quantize_and_attend(whole.whole_desc(), {}, {.implementation = backend + ".quantize_and_attend"}), whole.whole_args());
       EXPECT_EQ(bytes_of(steps.out), bytes_of(whole.out));
       EXPECT_EQ(bytes_of(steps.lse), bytes_of(whole.lse));
     }
@@ -218,9 +214,9 @@ TEST(QuantizedAttention, BiasedKeysNeedSmoothing) {
   QuantizedCase spec{.name = "biased", .dim = 128, .sequences = {{256, 256}}, .values = QuantizedCase::Values::biased_k, .gate = true};
   for (const std::string& backend : backends()) {
     spec.smooth_k = true;
-    EXPECT_EQ(run_case(*bind(spec), implementation_for(backend, "quantize_and_attend")).status, Status::passed);
+    EXPECT_EQ(run_case(*bind(spec), backend + ".quantize_and_attend").status, Status::passed);
     spec.smooth_k = false;
-    const Report report = run_case(*bind(spec), implementation_for(backend, "quantize_and_attend"));
+    const Report report = run_case(*bind(spec), backend + ".quantize_and_attend");
     EXPECT_EQ(report.message.substr(0, 27), "less accurate than promised") << report.message;
   }
 }
@@ -231,8 +227,7 @@ TEST(QuantizedAttention, ANanStaysInItsGroup) {
   for (const std::string& backend : backends()) {
     QuantizedTensors t(spec);
     t.k.set(t.key_at(t.k, 0, 130, 1) + 5, std::nanf(""));
-    run(plan_quantize_and_attend(t.whole_desc(), {}, {.implementation = implementation_for(backend, "quantize_and_attend")}),
-        t.whole_args());
+    run(plan_quantize_and_attend(t.whole_desc(), {}, {.implementation = backend + ".quantize_and_attend"}), t.whole_args());
     for (std::int64_t row = 0; row < 256; ++row) {
       EXPECT_FALSE(std::isnan(t.out.at(t.query_at(t.out, 0, row, 0)))) << backend << " row " << row;
       // keys 130 and 131 share a group with 138, 139, ...: the first of it that a row sees is 130

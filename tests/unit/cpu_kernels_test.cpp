@@ -151,11 +151,7 @@ struct Streamed {
   float number(int head, int token, int d) const { return matrix.number(row(head, token), d); }
   StreamRows rows() const {
     const int bytes = 2 * matrix.stride;
-    return {
-        .rows = first.data(),
-        .head_stride = by_head ? count * bytes : bytes,
-        .count = count,
-    };
+    return {.rows = first.data(), .head_stride = by_head ? count * bytes : bytes, .count = count};
   }
 
   int heads, count;

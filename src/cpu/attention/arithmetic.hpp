@@ -4,8 +4,15 @@
 #pragma once
 
 #include "cpu/isa/storage.hpp"
+#include "cpu/kernels.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
+
+/// `bytes` of the row from `offset` on; where those are less than a line, only the call at its begin has something to do.
+FOVEA_INLINE void fetch(const char* row, std::int64_t offset, int bytes) {
+  if (bytes < kLine && offset % kLine != 0) return;
+  for (int i = 0; i < bytes; i += kLine) prefetch(row + offset + i);
+}
 
 /// 2 * kLanes elements. load_two(S) may unpack them in another order; load_two_as(S) and store_two_as(S) move f32 elements in that order.
 template <class S>

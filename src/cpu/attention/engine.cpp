@@ -48,8 +48,7 @@ void load_queries(const Item& item, bool streamed) {
   };
   constexpr int kAhead = 8;  // rows may lie pages apart, where no processor sees the next one coming
   for (int row = 0; row < item.rows; ++row) {
-    if (row + kAhead < item.rows)
-      for (std::int64_t i = 0; i < core.head_dim_qk * element; i += kLine) __builtin_prefetch(source(row + kAhead) + i);
+    if (row + kAhead < item.rows) prefetch_row(source(row + kAhead), core.head_dim_qk * element);
     kernels.load_q[dtype](source(row), static_cast<int>(core.head_dim_qk), static_cast<int>(item.extents.q_stride), item.factors->negate_q,
                           static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * kernels.qk_bytes());
   }

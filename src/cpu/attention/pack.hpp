@@ -30,9 +30,7 @@ static void load_q(Row source, int count, int padded, bool negate, void* operand
 
 /// The eight rows that come next: they may lie pages apart, where no processor sees them coming.
 FOVEA_INLINE void fetch_rows(const Row* rows, int bytes) {
-  for (int row = 0; row < 8; ++row) {
-    for (int i = 0; i < bytes; i += kLine) prefetch(static_cast<const char*>(rows[row]) + i);
-  }
+  for (int row = 0; row < 8; ++row) fetch(static_cast<const char*>(rows[row]), 0, bytes);
 }
 
 template <class Math, class S>

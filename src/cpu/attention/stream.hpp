@@ -31,12 +31,6 @@ struct Coming {
   FOVEA_INLINE const char* at(const Coming& coming, int i) { return static_cast<const char*>(coming.rows[i]) + coming.offset; }
 };
 
-/// `bytes` of the row from `offset` on; where those are less than a line, only the call at its begin has something to do.
-FOVEA_INLINE void fetch(const char* row, std::int64_t offset, int bytes) {
-  if (bytes < kLine && offset % kLine != 0) return;
-  for (int i = 0; i < bytes; i += kLine) prefetch(row + offset + i);
-}
-
 /// A piece of a row, from element d on; with kTail, only what is left of the row.
 template <class Math, class S, bool kTail>
 FOVEA_INLINE typename Math::StreamReg load_stream_at(const void* row, int d, int head_dim) {
@@ -145,17 +139,17 @@ static void stream_scores(const StreamScores& tile) {
 
 /// Some keys of one head.
 struct ValuePiece {
-  const float* p = nullptr;
-  std::int64_t p_stride = 0;
-  const Row* values = nullptr;
-  std::int64_t offset = 0;  // bytes from the rows to those of the head
-  int count = 0;
+  const float* p;
+  std::int64_t p_stride;
+  const Row* values;
+  std::int64_t offset;  // bytes from the rows to those of the head
+  int count;
   Coming coming;
-  float* acc = nullptr;
-  std::int64_t acc_stride = 0;
-  const float* rescale = nullptr;   // or null for 1
-  bool begins = true, ends = true;  // in between, the accumulator stays in the order of the storage
-  int head_dim = 0;
+  float* acc;
+  std::int64_t acc_stride;
+  const float* rescale;  // or null for 1
+  bool begins, ends;     // in between, the accumulator stays in the order of the storage
+  int head_dim;
 };
 
 /// kRows x kPieces accumulators.

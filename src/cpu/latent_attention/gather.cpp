@@ -27,8 +27,7 @@ PackedBytes packed_bytes(const LatentCache& cache, const void* base, std::int64_
 }
 
 void prefetch(const LatentCache& cache, const PackedBytes& bytes) {
-  for (int at = 0; at < cache.format->code_bytes() + 2 * cache.format->rope; at += kLine)
-    __builtin_prefetch(static_cast<const std::byte*>(bytes.codes) + at);
+  prefetch_row(bytes.codes, cache.format->code_bytes() + 2 * cache.format->rope);
   __builtin_prefetch(bytes.scales);
   __builtin_prefetch(static_cast<const std::byte*>(bytes.codes) + cache.format->bytes() - 1);
 }
