@@ -80,6 +80,16 @@ struct Product;
           : FOVEA_SUMS_32(d, 0)                                                                                \
           : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                \
     }                                                                                                          \
+    /* The same with `a` in registers. */                                                                      \
+    __device__ static void scores(float (&d)[32], const std::uint32_t* a, std::uint64_t b, bool accumulate) {  \
+      asm volatile(                                                                                            \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                         \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_32                  \
+          "}, "                                                                                                \
+          "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                                          \
+          : FOVEA_SUMS_32(d, 0)                                                                                \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));            \
+    }                                                                                                          \
     /* d (64 x 256) += a (64 x 16) . b (16 x 256) */                                                           \
     __device__ static void values(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {        \
       asm volatile(                                                                                            \

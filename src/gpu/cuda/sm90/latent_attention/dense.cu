@@ -53,7 +53,7 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
     if (recipe_.load == Load::boxes) {
       if (Result<void> good = encode_keys(params, problem_, args.cache); !good) return good;
     }
-    return encode_queries(params, problem_, problem_.ragged, args.q);
+    return recipe_.encode_queries(params, problem_, problem_.ragged, args.q);
   }
 };
 

@@ -8,20 +8,32 @@
 #include "gpu/cuda/sm90/latent_attention/load_codes.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_codes_shared.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_rows.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_staged.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
 struct Loader {
   using Element = typename Config::Element;
-  using KeyLoader =
-      std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
-                         std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>,
-                                            std::conditional_t<Config::kCluster == 1, CodeLoader<Config>, SharedCodeLoader<Config>>>>;
+  using CodesLoader = std::conditional_t<Config::kFourRoles, StagedLoader<Config>,
+                                         std::conditional_t<Config::kCluster == 1, CodeLoader<Config>, SharedCodeLoader<Config>>>;
+  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
+                                       std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>, CodesLoader>>;
 
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_), load_keys(params_, storage_) {}
 
   __device__ __forceinline__ void operator()() {
+    if constexpr (Config::kFourRoles) {
+      load_ahead();
+    } else {
+      load();
+    }
+  }
+
+ private:
+  static constexpr int kOutside = 1 << 30;  // a coordinate past every end
+
+  __device__ __forceinline__ void load() {
     bool first = true;
     for (Job& job = next(Job{}); !job.done(); next(job)) {
       load_keys(job.request, job.begin, job.end, first, [&] {
@@ -36,8 +48,47 @@ struct Loader {
     if (warp() == 0) collect(storage.loading[0]);
   }
 
- private:
-  static constexpr int kOutside = 1 << 30;  // a coordinate past every end
+  /// With four roles, the next job is looked for and told while one is computed.
+  __device__ __forceinline__ void load_ahead() {
+    Job& job = next(Job{});
+    tell_job(job);
+    while (!job.done()) {
+      load_keys(job.request, job.begin, job.end, [&] {
+        barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
+        q_parity ^= 1;
+        load_queries(job.request);
+        look_ahead(job);
+        tell_job(storage.upcoming[warp()]);
+      });
+      if (storage.upcoming[warp()].done()) break;
+      __syncwarp();
+      if (lane_index() == 0) {
+        job = storage.upcoming[warp()];
+        storage.lists[warp()] = list_of(params, job.request);
+      }
+      __syncwarp();
+    }
+    if (warp() == 0) collect(job);
+  }
+  __device__ void look_ahead(const Job& job) {
+    Job upcoming = job.collect_end > 0 ? Job{} : job.next(params, own_part(params));  // who collects does so last
+    if (lane_index() == 0) {
+      if (!upcoming.done()) upcoming.place(params, own_part(params));
+      storage.upcoming[warp()] = upcoming;
+    }
+    __syncwarp();
+  }
+  __device__ void tell_job(const Job& job) {
+    if (warp() == 0) {
+      barrier_wait(shared_address(&storage.job_empty), job_parity ^ 1);
+      if (lane_index() == 0) {
+        storage.jobs[job_parity] = job;
+        barrier_arrive(shared_address(&storage.job_full));
+      }
+      __syncwarp();
+    }
+    job_parity ^= 1;
+  }
 
   static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // asked for anew: registers are dear here
 
@@ -82,8 +133,7 @@ struct Loader {
 #pragma unroll 1
       for (int buffer = 0; buffer < 2; ++buffer) {
         const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
-        for (int half = 0; half < 2 && part == first; ++half)
-          barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
+        if (part == first) await_empty(buffer);
         const int lse_bytes = buffer == 0 && wanted ? Collected::kLseBytes : 0, bytes = wanted ? Collected::kBytes : 0;
         if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * Collected::kChunks * 32, bytes, arrived);
         if (lse_bytes > 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
@@ -91,6 +141,14 @@ struct Loader {
       }
     }
     __syncwarp();
+  }
+
+  __device__ void await_empty(int buffer) {
+    if constexpr (Config::kFourRoles) {
+      load_keys.await_empty(buffer);
+    } else {
+      for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
+    }
   }
 
   /// Rows of the tile: query token major, head minor. Rows past the end are zeros.
@@ -118,7 +176,6 @@ struct Loader {
   }
 
   __device__ void gather_queries(const Request& request) {
-    constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes in a row
     const auto* q = static_cast<const Element*>(params.q);
     const std::uint32_t to = shared_address(storage.q);
     const int rows = request.q_rows * params.heads_per_kv;
@@ -134,7 +191,7 @@ struct Loader {
                 (blockIdx.y * params.heads_per_kv + head) * params.q_head;
       }
       const std::uint32_t row_at = to + row / 8 * Config::kQueryGroup + row % 8 * 128 + ((lane % 8) ^ (row % 8)) * 16;
-      for (int slice = 0; slice < kChunks / 8; ++slice) {
+      for (int slice = 0; slice < Config::kSharedSlices; ++slice) {
         copy_async(row_at + slice * kGroupBytes, from + (valid ? slice * kSlice + lane % 8 * 8 : 0), valid);
       }
     }
@@ -146,7 +203,7 @@ struct Loader {
   const Params& params;
   Storage<Config>& storage;
   KeyLoader load_keys;
-  std::uint32_t q_parity = 0;
+  std::uint32_t q_parity = 0, job_parity = 0;
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -11,8 +11,6 @@
 
 namespace fovea::gpu::sm90::latent {
 
-inline constexpr float kSlack = 8.0f;  // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
-
 template <class Config, int kWarpgroupIndex>
 struct Math {
   using Element = typename Config::Element;
@@ -470,19 +468,8 @@ struct Math {
   __device__ void finish(const Job& job) {
     reduce_sum();
     if (job.slot >= 0) return results().store_partial(job.request, job.slot);
-    const int end = uniform(job.collect_end);
-    for (int part = own_part(params) + 1; part < end; ++part) collect(part, part + 1 == end);
+    results().collect(storage, uniform(job.collect_end));
     results().store(job.request, kSingleKeys && kWarpgroupIndex == 1 ? storage.largest[1] : nullptr);
-  }
-
-  /// Adds another part's result, which the loader brings.
-  __device__ void collect(int part, bool last) {
-    const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
-    for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
-    results().add(storage.k[0], storage.k[1]);
-    if (last) return;
-    fence_shared_for_async();  // these reads come before the copies that follow
-    named_arrive(kAdded, kMathThreads + 32);
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.

@@ -7,6 +7,7 @@
 namespace fovea::gpu::sm90::latent {
 
 inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+inline constexpr float kSlack = 8.0f;      // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
 inline constexpr float kNothing = -1e30f;  // maximum of a row that has seen nothing: finite, so that no difference is NaN
 
 /// In base 2.

@@ -125,6 +125,11 @@ int Recipe::cluster() const {
   return shared && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
+bool Recipe::four_roles() const {
+  const Row row = row_of(params);
+  return has_own_kernel(dtype, row) && has_four_roles(load, row, cluster());
+}
+
 std::size_t Recipe::workspace_bytes() const {
   Params mapped = params;
   return map(mapped, processors, nullptr);
@@ -181,7 +186,7 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
   return {};
 }
 
-Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) {
+Result<void> Recipe::encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) const {
   params.copy_queries = params.heads_per_kv % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
                         (core.q.batch > 0 || ragged || core.batch == 1);
   if (!params.copy_queries) return {};
@@ -190,7 +195,7 @@ Result<void> encode_queries(Params& params, const detail::AttentionCore& core, b
   TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
   queries.dimensions = {{{kSlice, 1, kSlice},
                          {core.heads, core.q.head, kBoxRows},
-                         {slices, kSlice, static_cast<int>(slices)},
+                         {slices, kSlice, four_roles() ? kHalfSlices : static_cast<int>(slices)},
                          {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
                          {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
   return encode(params.queries, q, queries);

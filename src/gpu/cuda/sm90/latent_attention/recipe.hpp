@@ -30,19 +30,20 @@ struct Recipe {
 
   /// CTAs that share their keys, where row tiles come in pairs.
   int cluster() const;
+  bool four_roles() const;
   std::size_t workspace_bytes() const;
   /// A copy of `params` with its pointers into the workspace.
   Params params_in(Workspace workspace) const;
   Result<void> run(const Params& params, Stream stream, bool prepared) const;
   std::string tuning() const;
+  /// Eight heads of a token come as one box where their layout allows it. Fills in params.queries.
+  Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) const;
 };
 
 /// How `cache` is read token by token; a run adds the pointers.
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype);
 bool is_plain(const detail::LatentCacheView& cache, DType q_dtype);
 
-/// Eight heads of a token come as one box where their layout allows it. Fills in params.queries.
-Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q);
 Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc);
 
 /// Reasons to decline.

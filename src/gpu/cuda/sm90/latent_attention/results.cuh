@@ -57,6 +57,19 @@ struct Results {
     flag_raise_if(lane_index() == 0 && has_rows(params, request, blockIdx.x, own), told(params, part) + own);
   }
 
+  /// Adds what the parts up to `end` have of the request, as the loader brings it.
+  template <class Storage>
+  __device__ void collect(Storage& storage, int end) const {
+    for (int part = own_part(params) + 1; part < end; ++part) {
+      const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
+      for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
+      add(storage.k[0], storage.k[1]);
+      if (part + 1 == end) break;
+      fence_shared_for_async();  // these reads come before the copies that follow
+      named_arrive(kAdded, kMathThreads + 32);
+    }
+  }
+
   /// Adds a partial result that lies in shared memory, as Collected says.
   __device__ void add(const std::byte* even, const std::byte* odd) const {
     const int lane = lane_index(), own = math_warp();

@@ -2,6 +2,8 @@
 /// The shared memory of a CTA.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/cuda/sm90/mma.cuh"
@@ -14,6 +16,7 @@ enum : int {
   kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
+  kScorers = 7,     // the score warpgroup alone
   kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
 };
 
@@ -25,13 +28,34 @@ struct Collected {
 };
 static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
 
+/// Where two warpgroups score by turns.
+struct OddStorage {
+  alignas(1024) std::byte p[kRowTile * 128];  // P of the odd tile
+};
+
+/// Where there are four roles; of both tiles, slice 8 becomes P.
+struct RolesStorage {
+  alignas(1024) std::byte staging[kStagingBytes];                                  // the next tile's codes
+  alignas(16) std::uint32_t scales[kKeyTile][4];                                   // and their scales
+  std::uint16_t staged_present[4];                                                 // and a bit for each key: whether there is one
+  alignas(8) std::uint16_t key_present[2][4];                                      // likewise of either tile
+  int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
+  float rescale[2][kRowTile];                                                      // and by what
+  float job_sum[2][kRowTile], job_maximum[2][kRowTile], job_largest[2][kRowTile];  // at the end of a job, by turns
+  Job upcoming[4];                                                                 // of each load warp
+  alignas(8) std::uint64_t job_full;                                               // by a load warp: there is a job
+  std::uint64_t job_empty;       // by all others: they have begun it, so the one before it may be overwritten
+  std::uint64_t staged[2];       // by every load thread, and its copies: a part of the codes is there
+  std::uint64_t staged_free[2];  // by every value thread: it has been read
+  std::uint64_t decoded[2];      // by every value thread: the tile is decoded
+};
+
 /// Both tiles are made of groups of eight rows, a group of slices of 64 columns, and a slice of eight swizzled rows of 128 bytes: one copy
 /// brings eight whole keys, and a page need hold no more.
 template <class Config>
-struct Storage {
+struct Storage : std::conditional_t<Config::kFourRoles, RolesStorage, OddStorage> {
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it
-  alignas(1024) std::byte p[kRowTile * 128];          // P of the odd tile
   Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it gives back the queries of the next
   Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
   KeyList lists[Config::kLoadThreads / 32];  // likewise
@@ -41,6 +65,7 @@ struct Storage {
   alignas(8) std::uint8_t present[2][8];     // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
   alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
   std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
+                                             // With four roles [0] and [1] are of whole tiles: full, scored; empty, multiplied.
   std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;                      // by every load thread
   std::uint64_t q_empty;                     // by every math thread
@@ -48,6 +73,7 @@ struct Storage {
 
 static_assert(kGroups * kKeyGroup == 73728);
 static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes>>) <= 227 * 1024);
+static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes, Row::v32>>) <= 227 * 1024);
 
 /// Where the left-most slice of the i-th half of a pair of tiles lies, from the even tile's begin on.
 __device__ constexpr int place_of(int i) { return buffer_of(i) * kGroups * kKeyGroup + half_of(i) * kHalfSlices * kGroupBytes; }

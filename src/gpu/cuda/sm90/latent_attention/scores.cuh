@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The score warpgroup of four roles: Q K^T, softmax, P. The left half of Q is in shared memory, the rest in registers, which makes room
+/// for codes to be staged.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/load_staged.cuh"
+#include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+class Scorer {
+ public:
+  __device__ Scorer(const Params& params_, Storage<Config>& storage_)
+      : params(params_), storage(storage_), warp(threadIdx.x % Config::kScoreThreads / 32), lane(threadIdx.x % 32) {
+    asm("" : "+r"(warp), "+r"(lane));                       // kept: to ask for them again takes longer
+    scale_log2 = fmaxf(params.scale_log2, 1.1754944e-38f);  // above 0, so that minus infinity stays what it is
+  }
+
+  __device__ __forceinline__ void operator()() {
+    for (;; ++jobs) {
+      barrier_wait(shared_address(&storage.job_full), jobs & 1);
+      const Job& job = storage.jobs[jobs & 1];
+      if (job.done()) return;
+      barrier_arrive(shared_address(&storage.job_empty));
+      start(job.request);
+      barrier_wait(shared_address(&storage.q_full), jobs & 1);
+      int tile = job.begin * 2;
+      const int last = uniform(tile + StagedLoader<Config>::tiles_of(job.request, job.begin, job.end) - 1);
+#pragma unroll 1
+      for (;; ++tile) {
+        score(tile);
+        if (tile == last) finish();
+        barrier_arrive(shared_address(&storage.full[tiles & 1]));
+        ++tiles;
+        if (tile == last) break;
+      }
+      barrier_arrive(shared_address(&storage.q_empty));
+    }
+  }
+
+ private:
+  using Element = typename Config::Element;
+  using Mma = Product<Element>;
+
+  static constexpr int kOwnSlices = Config::kSlices - Config::kSharedSlices;
+
+  __device__ int first_row() const { return warp * 16 + lane / 4; }
+
+  // ---- a tile -------------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void score(int tile) {
+    const int buffer = tiles & 1;
+    barrier_wait(shared_address(&storage.decoded[buffer]), tiles >> 1 & 1);
+    fence_shared_for_async();
+    const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
+    const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
+    pin(scores);
+    products_begin();
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const int at = slice * kGroupBytes + step * 32;
+        if (slice < Config::kSharedSlices) {
+          Mma::scores(scores, advanced(q, at), advanced(k, at), slice > 0 || step > 0);
+        } else {
+          Mma::scores(scores, &own[slice - Config::kSharedSlices][4 * step], advanced(k, at), true);
+        }
+      }
+    }
+    products_commit();
+    const uint2 present = *reinterpret_cast<const uint2*>(storage.key_present[buffer]);
+    products_wait<0>();
+    pin(scores);
+    mask(tile * kKeyTile, present);
+    exponentiate(buffer);
+  }
+
+  __device__ void mask(int key, uint2 present) {
+    const bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
+    if (__all_sync(~0u, whole && (present.x & present.y) == ~0u)) return;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      const detail::TileRange& row = seen[i / 2 % 2];
+      const bool absent = ((i / 16 == 0 ? present.x : present.y) >> column % 32 & 1) == 0;
+      if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
+    }
+  }
+
+  // ---- softmax ------------------------------------------------------------------------------------------------------------------
+
+  /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is.
+  __device__ __forceinline__ void exponentiate(int buffer) {
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
+    bool grown = params.max_logits != nullptr;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
+    grown = __any_sync(~0u, grown);
+    if (grown) grow_maxima(buffer, largest);
+    if (lane == 0) storage.grown[buffer][warp] = grown;
+    std::uint32_t p[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float two[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -maximum[i % 2]));
+      sum[i % 2] += two[0] + two[1];
+      p[i] = pack<Element>(two[0], two[1]);
+    }
+    named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
+    const int row = warp * 16 + lane % 16;
+    const std::uint32_t row_at = shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes + row / 8 * kKeyGroup + row % 8 * 128;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const std::uint32_t* x = &p[4 * step];
+      store_matrices(row_at + ((2 * step + lane / 16) ^ (row % 8)) * 16, x[0], x[1], x[2], x[3]);
+    }
+  }
+
+  /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
+  __device__ void grow_maxima(int buffer, const float (&largest)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
+      all = fmaxf(all, __shfl_xor_sync(~0u, all, 2)) * scale_log2;
+      const float after = all > maximum[r] + kSlack ? all : maximum[r], factor = exp2_approximate(maximum[r] - after);
+      maximum[r] = after;
+      sum[r] *= factor;
+      if (lane % 4 != 0) continue;
+      storage.rescale[buffer][first_row() + 8 * r] = factor;
+      float& noted = storage.largest[0][first_row() + 8 * r];
+      noted = fmaxf(noted, all);
+    }
+  }
+
+  // ---- a job --------------------------------------------------------------------------------------------------------------------
+
+  __device__ void start(const Request& request) {
+    const auto* q = static_cast<const Element*>(params.q) + request.batch * params.q_batch;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      maximum[r] = kNothing;
+      sum[r] = 0;
+      if (lane % 4 == 0) storage.largest[0][first_row() + 8 * r] = -INFINITY;
+      const int packed = blockIdx.x * kRowTile + first_row() + 8 * r;
+      const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
+      const bool valid = token < request.q_rows;
+      seen[r] = {0, 1 << 30};  // rows past the end: whatever
+      if (valid) {
+        const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
+        seen[r] = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+      }
+      const auto* row = reinterpret_cast<const std::uint32_t*>(q + (request.q_begin + token) * params.q_row +
+                                                               (blockIdx.y * params.heads_per_kv + head) * params.q_head) +
+                        lane % 4;
+#pragma unroll
+      for (int slice = 0; slice < kOwnSlices; ++slice) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          own[slice][i / 2 * 4 + i % 2 * 2 + r] = valid ? row[(Config::kSharedSlices + slice) * (kSlice / 2) + i * 4] : 0;
+      }
+    }
+  }
+
+  /// Sums and maxima for the value warpgroups.
+  __device__ void finish() {
+    const int slot = jobs & 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float all = sum[r] + __shfl_xor_sync(~0u, sum[r], 1);
+      all += __shfl_xor_sync(~0u, all, 2);
+      if (lane % 4 != 0) continue;
+      const int row = first_row() + 8 * r;
+      storage.job_sum[slot][row] = all;
+      storage.job_maximum[slot][row] = maximum[r];
+      storage.job_largest[slot][row] = storage.largest[0][row];
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  int warp, lane;
+  std::uint32_t tiles = 0, jobs = 0;
+  detail::TileRange seen[2];  // keys that this thread's two rows see
+  float scale_log2;
+  float scores[32], sum[2], maximum[2];
+  std::uint32_t own[kOwnSlices][16];  // slices of Q
+};
+
+}  // namespace fovea::gpu::sm90::latent
