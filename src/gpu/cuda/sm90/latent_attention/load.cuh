@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The load warps: keys as one of the three key loaders brings them, and before the first keys of a request its query rows.
+/// The load warps: keys as its key loader brings them, and before the first keys of a request its query rows.
 #pragma once
 
 #include <type_traits>
@@ -114,7 +114,8 @@ struct Loader {
   }
 
   /// What other parts have of the last job's request, when that is told and the math is done with the tiles. A lane for each math warp.
-  /// After the last announce(): that has seen all halves of the last pair full, so `empty` can only be of that pair.
+  /// After the last announce(): that has seen all halves of the last pair full, so `empty` can only be of that pair; with four roles
+  /// await_empty() sees to it.
   __device__ void collect(const Job& job) {
     const int lane = lane_index();
     const bool wanted = lane < kMathWarps && has_rows(params, job.request, blockIdx.x, lane);

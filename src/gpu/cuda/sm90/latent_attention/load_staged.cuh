@@ -52,8 +52,10 @@ class StagedLoader {
     return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1);
   }
 
-  /// Waits until the last tile in this buffer has been read.
+  /// Waits until the last tile in this buffer has been read. When the last codes of all have been, every tile but two has been multiplied:
+  /// only then does a parity tell the last use of a buffer from the one before it.
   __device__ void await_empty(int buffer) const {
+    barrier_wait(shared_address(&storage.staged_free[1]), (tiles & 1) ^ 1);
     const std::uint32_t uses = (tiles + 1 - buffer) / 2;
     barrier_wait(shared_address(&storage.empty[buffer]), (uses & 1) ^ 1);
   }
@@ -89,7 +91,7 @@ class StagedLoader {
       barrier_wait(shared_address(&storage.staged_free[part]), (tiles & 1) ^ 1);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const std::byte* from = data + places.at[step] * Token::kUnit;
+        const std::byte* from = data + places.at[step] * Token::kUnit;  // of an absent key anywhere: it is not read
         const bool present = places.present >> (step * kStepRows + lane / 8) & 1;
         const std::uint32_t to =
             shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8) + Staged::chunk(step * kStepRows, 0, 0);

@@ -186,10 +186,10 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
   return {};
 }
 
-Result<void> Recipe::encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) const {
-  params.copy_queries = params.heads_per_kv % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
+Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const {
+  filled.copy_queries = filled.heads_per_kv % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
                         (core.q.batch > 0 || ragged || core.batch == 1);
-  if (!params.copy_queries) return {};
+  if (!filled.copy_queries) return {};
   const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
   const std::int64_t slices = core.head_dim_qk / kSlice;
   TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
@@ -198,7 +198,7 @@ Result<void> Recipe::encode_queries(Params& params, const detail::AttentionCore&
                          {slices, kSlice, four_roles() ? kHalfSlices : static_cast<int>(slices)},
                          {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
                          {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
-  return encode(params.queries, q, queries);
+  return encode(filled.queries, q, queries);
 }
 
 Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows) {

@@ -36,8 +36,8 @@ struct Recipe {
   Params params_in(Workspace workspace) const;
   Result<void> run(const Params& params, Stream stream, bool prepared) const;
   std::string tuning() const;
-  /// Eight heads of a token come as one box where their layout allows it. Fills in params.queries.
-  Result<void> encode_queries(Params& params, const detail::AttentionCore& core, bool ragged, const void* q) const;
+  /// Eight heads of a token come as one box where their layout allows it. Fills in `queries` of it.
+  Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
 };
 
 /// How `cache` is read token by token; a run adds the pointers.

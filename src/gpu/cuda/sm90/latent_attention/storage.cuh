@@ -55,8 +55,10 @@ struct RolesStorage {
 template <class Config>
 struct Storage : std::conditional_t<Config::kFourRoles, RolesStorage, OddStorage> {
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it
-  Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it gives back the queries of the next
+  alignas(1024)
+      std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it (of both, with four roles)
+  Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it gives back the queries of the next; with
+                // four roles, until all have begun the next
   Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
   KeyList lists[Config::kLoadThreads / 32];  // likewise
   float maximum[2][kRowTile];                // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
@@ -68,7 +70,7 @@ struct Storage : std::conditional_t<Config::kFourRoles, RolesStorage, OddStorage
                                              // With four roles [0] and [1] are of whole tiles: full, scored; empty, multiplied.
   std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;                      // by every load thread
-  std::uint64_t q_empty;                     // by every math thread
+  std::uint64_t q_empty;                     // by every math thread, with four roles by every score thread
 };
 
 static_assert(kGroups * kKeyGroup == 73728);

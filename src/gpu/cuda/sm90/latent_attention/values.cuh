@@ -49,6 +49,8 @@ class Values {
   __device__ __forceinline__ void decode_tile() {
     const int buffer = decoded & 1, row = first_row(), quarter = lane_index() % 4;
     barrier_wait(shared_address(&storage.staged[0]), decoded & 1);
+    // Every warp of both warpgroups is done with what this buffer had, P too.
+    barrier_wait(shared_address(&storage.empty[buffer]), (decoded >> 1 & 1) ^ 1);
     const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, 0, quarter);
     const std::uint32_t to = shared_address(storage.k[buffer]) + row / 8 * kKeyGroup + row % 8 * 128;
     if (kHalf == 0 && lane_index() == 0) storage.key_present[buffer][warp()] = storage.staged_present[warp()];
@@ -77,7 +79,7 @@ class Values {
                        chunks[i][2], chunks[i][3]);
         }
       }
-      if (slice == kBegin) copy_rope(from, to, quarter, row % 8, buffer);
+      if (slice == kBegin) copy_rope(from, to, quarter, row % 8);
     }
     barrier_arrive(shared_address(&storage.decoded[buffer]));  // who waits for it fences
     ++decoded;
@@ -95,12 +97,11 @@ class Values {
     barrier_arrive(shared_address(&storage.staged_free[part]));
   }
 
-  /// Of one of the lane's keys. It goes where P of the buffer's last tile was, so both warpgroups have to be done with that.
-  __device__ __forceinline__ void copy_rope(std::uint32_t from, std::uint32_t to, int quarter, int row, int buffer) const {
+  /// Of one of the lane's keys.
+  __device__ __forceinline__ void copy_rope(std::uint32_t from, std::uint32_t to, int quarter, int row) const {
     Chunks rope;
 #pragma unroll
     for (int i = 0; i < 2; ++i) load_shared((from ^ i * 64) + kHalf * Staged::kGroupStride + Staged::kPieces * kGroupBytes, rope[i]);
-    barrier_wait(shared_address(&storage.empty[buffer]), (decoded >> 1 & 1) ^ 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       store_shared(to + (kKeySlices - 1) * kGroupBytes + kHalf * kKeyGroup + ((quarter + i * 4) ^ row) * 16, rope[i][0], rope[i][1],
