@@ -70,6 +70,7 @@ struct Results {
     }
   }
 
+ private:
   /// Adds a partial result that lies in shared memory, as Collected says.
   __device__ void add(const std::byte* even, const std::byte* odd) const {
     const int lane = lane_index(), own = math_warp();
@@ -95,7 +96,6 @@ struct Results {
     }
   }
 
- private:
   static __device__ int warp() { return thread_index() % 128 / 32; }
   static __device__ int math_warp() { return kWarpgroupIndex * 4 + warp(); }
   static __device__ int first_row() { return warp() * kMathWarpRows + lane_index() / 4; }
