@@ -33,6 +33,9 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
   add("bf16-h16-page1-ragged", {.head = 16, .page = 1, .sequences = ragged, .ragged = true}, Tier::quick);
   add("v32_fp8-h16-ragged", {.format = v32, .head = 16, .sequences = ragged, .ragged = true}, Tier::quick);
   add("v32_fp8-h15-ragged", {.format = v32, .head = 15, .sequences = ragged, .ragged = true}, Tier::quick);
+  std::vector<Sequence> tiny{{64, 64}};
+  for (std::int64_t kv = 0; kv < 60; ++kv) tiny.push_back({1, kv});
+  add("v32_fp8-h64-tiny", {.format = v32, .head = 64, .sequences = tiny, .ragged = true});
   add("bf16-h64-q8", {.head = 64, .sequences = of_lengths(8, uneven)});
   add("bf16-h64-page1-q8", {.head = 64, .page = 1, .sequences = of_lengths(8, uneven)});
   add("bf16-h9-q30", {.head = 9, .sequences = of_lengths(30, uneven)});
@@ -69,7 +72,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
   add("split/bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
   add("split/bf16-on-e4m3-h128-q2", {.rows = e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
-  add("split/v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {2049, 3})}, Tier::full);
+  add("split/v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
   add("kv_heads/bf16-18on3-page16", {.head = 18, .kv_head = 3, .page = 16, .sequences = of_lengths(1, {40, 41})});
   add("speculative/bf16-h20", {.head = 20, .sequences = of_lengths(3, {90, 2})});
   add("prefill/bf16-h6-page3", {.head = 6, .page = 3, .sequences = of_lengths(40, {70})});
@@ -135,6 +138,13 @@ inline void split_cases(std::vector<SparseCase>& table) {
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
   add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
+  // Clusters of two CTAs are for long lists.
+  const SparseCase::List most{.format = v32, .topk = 8300, .page = 64, .blocks = 200, .lengths = {8300, 130, 0, 300, 64}};
+  add("long/v32_fp8-h128", {.head = 128, .batch = 5, .seq_q = 2, .main = most});
+  add("long/v32_fp8-h65-extra-sink",
+      {.head = 65, .batch = 5, .main = most, .extra = SparseCase::List{.format = v32, .topk = 70, .page = 3}, .sink = true});
+  // Requests of an odd number of tiles, about as many as an H200 has SMs: parts that collect end a request before, and start another.
+  add("few_parts/v32_fp8-h33-odd-tiles", {.head = 33, .batch = 50, .seq_q = 2, .main = {.format = v32, .topk = 570}});
   add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 

@@ -124,9 +124,6 @@ __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::
 __device__ inline void load_shared(std::uint32_t shared, std::uint32_t (&to)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared) : "memory");
 }
-__device__ inline void load_shared_pair(std::uint32_t shared, std::uint32_t (&to)[2]) {
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(shared) : "memory");
-}
 /// By a predicate: lanes that part in a branch, be it for one load, cost the warpgroup products around it much.
 __device__ inline void load_shared_if(bool wanted, std::uint32_t shared, uint2& to) {
   asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %3, 0;\n@wanted ld.shared.v2.b32 {%0, %1}, [%2];\n}"
@@ -140,6 +137,8 @@ __device__ inline std::uint32_t remote_address(std::uint32_t shared, int cta) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(cta));
   return remote;
 }
+/// What is there comes into L2.
+__device__ inline void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 /// From here to another CTA's shared memory, by the copy engine; the other's barrier counts the bytes when they are there.
 __device__ inline void copy_to_peer(std::uint32_t remote, std::uint32_t shared, int bytes, std::uint32_t remote_barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(remote), "r"(shared),

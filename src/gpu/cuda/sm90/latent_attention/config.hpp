@@ -13,10 +13,10 @@ inline constexpr int kSlice = 64;           // columns of a slice: 128 bytes
 inline constexpr int kValueDim = 512;
 inline constexpr int kHalfSlices = kValueDim / kSlice / 2;  // V columns of one accumulator
 inline constexpr int kGroups = kKeyTile / 8;                // of eight rows
-inline constexpr int kKeySlices = 9;                        // the ninth holds the rotary part, and then P of the even tiles
-inline constexpr int kKeyGroup = kKeySlices * 1024;         // bytes from one group of eight keys to the next
-inline constexpr int kStagingBytes = 5 * kGroups * 1024;    // codes of a tile: four pieces of 128 a row, and the rotary part
-inline constexpr int kBoxRows = 8;                          // keys of one copy: pages are multiples of it
+inline constexpr int kKeySlices = 9;  // the ninth holds the rotary part, and then P of the even tiles (of all, with four roles)
+inline constexpr int kKeyGroup = kKeySlices * 1024;       // bytes from one group of eight keys to the next
+inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile: four pieces of 128 a row, and the rotary part
+inline constexpr int kBoxRows = 8;                        // keys of one copy: pages are multiples of it
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
 inline constexpr int kMathWarps = kMathThreads / 32;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "fovea/cache_format.hpp"
 #include "gpu/common/codes.cuh"
@@ -23,7 +24,6 @@ constexpr PackedFormat format_of() {
 template <Row kRow, int kDim>
 struct Codes {
   static constexpr int kCount = kRow == Row::e4m3 ? kDim : format_of < kRow == Row::e4m3 ? Row::v32 : kRow > ().codes;
-  static constexpr bool kScaled = kRow != Row::e4m3;
   static constexpr int kBits = kRow == Row::fp4 ? 4 : 8;
 };
 

@@ -3,38 +3,42 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/load.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_staged.cuh"
 #include "gpu/cuda/sm90/latent_attention/math.cuh"
 #include "gpu/cuda/sm90/latent_attention/scores.cuh"
 #include "gpu/cuda/sm90/latent_attention/values.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
+template <int kCount>
+__device__ void init(std::uint64_t (&barriers)[kCount], int arrivals) {
+  for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
+}
+
 /// By one thread.
 template <class Config>
 __device__ void init_barriers(Storage<Config>& storage) {
-  constexpr int kScoreThreads = Config::kScoreThreads;
-  for (int half = 0; half < kHalves; ++half) {
-    barrier_init(shared_address(&storage.full[half]), Loader<Config>::KeyLoader::kArrivals);
-    barrier_init(shared_address(&storage.empty[half]), Config::kFourRoles ? kMathWarps : 4 * Config::kCluster);
-  }
-  for (std::uint64_t& barrier : storage.collected) barrier_init(shared_address(&barrier), 32);
-  barrier_init(shared_address(&storage.q_full), Config::kLoadThreads);
-  barrier_init(shared_address(&storage.q_empty), Config::kFourRoles ? kScoreThreads : kMathThreads);
   if constexpr (Config::kFourRoles) {
-    barrier_init(shared_address(&storage.job_full), 1);
-    barrier_init(shared_address(&storage.job_empty), kMathThreads + kScoreThreads);
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(shared_address(&storage.staged[i]), 2 * Config::kLoadThreads);
-      barrier_init(shared_address(&storage.staged_free[i]), kMathThreads);
-      barrier_init(shared_address(&storage.decoded[i]), kMathThreads);
-    }
+    constexpr int kBringers = 32 * StagedLoader<Config>::kWarps;
+    init(storage.job_full, 1);
+    init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
+    init(storage.plan_full, 32);
+    init(storage.plan_empty, kBringers);
+    init(storage.staged, 2 * kBringers);
+    init(storage.staged_free, kMathThreads);
+    init(storage.decoded, kMathThreads);
+    init(storage.full, Config::kScoreThreads);
+    init(storage.empty, kMathWarps);
+    barrier_init(shared_address(&storage.tiles_done), kMathThreads);
+  } else {
+    init(storage.full, Loader<Config>::KeyLoader::kArrivals);
+    init(storage.empty, 4 * Config::kCluster);
   }
+  init(storage.collected, 32);
+  barrier_init(shared_address(&storage.q_full), Config::kFourRoles ? 32 : Config::kLoadThreads);
+  barrier_init(shared_address(&storage.q_empty), Config::kFourRoles ? Config::kScoreThreads : kMathThreads);
   fence_barrier_init();
 }
-
-/// What the two math warpgroups do.
-template <class Config, int kIndex>
-using MathRole = std::conditional_t<Config::kFourRoles, Values<Config, kIndex>, Math<Config, kIndex>>;
 
 /// Grid (row tiles, kv heads, parts), clusters along the row tiles.
 template <class Config>
@@ -43,7 +47,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    storage.jobs[1].collected = false;  // there is no job before the first
+    if constexpr (!Config::kFourRoles) storage.jobs[1].collected = false;  // there is no job before the first
     init_barriers<Config>(storage);
     if (Config::kLoad == Load::boxes) {
       prefetch_map(&params.left);
@@ -54,18 +58,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
   wait_for_previous_kernel();
 
-  if (warpgroup < 2) {
-    registers_grow<Config::kMathRegisters>();
-    if (warpgroup == 0) {
-      MathRole<Config, 0>(params, storage)();
-    } else {
-      MathRole<Config, 1>(params, storage)();
-    }
-  } else if (Config::kFourRoles && warpgroup == 2) {
-    if constexpr (Config::kFourRoles) {
+  if constexpr (Config::kFourRoles) {
+    if (warpgroup < 2) {
+      registers_grow<Config::kMathRegisters>();
+      Values<Config>(params, storage, warpgroup)();
+    } else if (warpgroup == 2) {
       registers_grow<Config::kScoreRegisters>();
       Scorer<Config>(params, storage)();
+    } else {
+      registers_shrink<Config::kLoadRegisters>();
+      RolesLoader<Config>(params, storage)();
     }
+  } else if (warpgroup < 2) {
+    registers_grow<Config::kMathRegisters>();
+    Math<Config>(params, storage, warpgroup)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
     Loader<Config>(params, storage)();

@@ -1,117 +1,243 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys one by one, as they lie in the cache, for value warpgroups that decode them.
+/// The load warps of four roles. Nothing here waits for what it could have asked for earlier: one warp plans, a few tiles ahead, where the
+/// keys are; two bring them, as they lie in the cache; the fourth brings queries, and at the end what other parts have.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/code_rows.cuh"
-#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/collect.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
+#include "gpu/cuda/sm90/latent_attention/staging.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
-/// Where a row is staged: groups of eight rows, each of four pieces of 128 codes and one of the rotary part. Chunks of 16 bytes of odd rows
-/// change halves, so that who reads half a piece of eight rows meets every bank once.
-struct Staged {
-  static constexpr int kPieces = 4, kGroupStride = (kPieces + 1) * kGroupBytes;
-  static_assert(kGroups * kGroupStride == kStagingBytes);
-
-  static __device__ std::uint32_t chunk(int row, int piece, int chunk) {
-    return row / 8 * kGroupStride + piece * kGroupBytes + row % 8 * 128 + (chunk ^ row % 2 * 4) * 16;
-  }
-  /// Pieces come and go in two parts, so that one is brought while the other is decoded: of each half of the columns the first two slices
-  /// with the rotary part and the scales, then the others.
-  static __device__ constexpr int part_of(int piece) { return piece % 2; }
-};
-static_assert(Staged::part_of(Staged::kPieces) == 0);
-
+/// Jobs and the places of their keys.
 template <class Config>
-class StagedLoader {
+class Planner {
  public:
-  static constexpr int kArrivals = Config::kScoreThreads;  // at a tile's `full`: P and the rest of it are there
+  __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
-  __device__ StagedLoader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
-  }
-
-  /// Pairs [begin, end) of tiles. `after` the first tile, something else.
-  template <class After>
-  __device__ __forceinline__ void operator()(const Request& request, int begin, int end, After&& after) {
-    const int first = begin * 2, last = first + tiles_of(request, begin, end);
-    Places places = locate(request, first, look_up(first));
-    int found = look_up(first + 1);
-#pragma unroll 1
-    for (int tile = first; tile < last; ++tile) {
-      bring(request, tile, places);
-      if (tile == first) after();
-      places = locate(request, tile + 1, found);  // while these are on their way, and decoded
-      found = look_up(tile + 2);
+  __device__ __forceinline__ void operator()() {
+    for (Job job = Job{}.next(params, own_part(params)); !job.done(); job = job.next(params, own_part(params))) {
+      plan(job);
+      if (job.collect_end > 0) break;  // who collects does so last
     }
-  }
-
-  /// The tiles of a job; half a pair that is of no use is left out.
-  static __device__ int tiles_of(const Request& request, int begin, int end) {
-    return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1);
-  }
-
-  /// Waits until the last tile in this buffer has been read. When the last codes of all have been, every tile but two has been multiplied:
-  /// only then does a parity tell the last use of a buffer from the one before it.
-  __device__ void await_empty(int buffer) const {
-    barrier_wait(shared_address(&storage.staged_free[1]), (tiles & 1) ^ 1);
-    const std::uint32_t uses = (tiles + 1 - buffer) / 2;
-    barrier_wait(shared_address(&storage.empty[buffer]), (uses & 1) ^ 1);
+    tell(Job{});
+    for (int i = 0; i < 2; ++i) post(params.main.data, Token::kNone, Token::kNone);  // decoded during the last products
+    begin_plan();
+    if (lane_index() == 0) slot().end = true;
+    end_plan();
   }
 
  private:
-  using Rows = CodeRows<Config, Config::kRow>;
+  using Found = int[2];  // of two keys of this lane
+  using Jobs = typename Storage<Config>::Jobs;
+  using Plans = typename Storage<Config>::Plans;
+  static constexpr int kRowBytes = CodeRows<Config, Config::kRow>::rope_at() + 128;
 
-  /// Of the four rows that a lane helps to bring. Eight lanes share a row, 128 contiguous bytes each time.
-  static constexpr int kSteps = 4, kStepRows = 4, kWarpRows = kSteps * kStepRows;
-  struct Places {
-    std::uint32_t at[kSteps];
-    std::uint32_t present;  // a bit for each row of the warp
-  };
-
-  /// Sixteen lanes look for the warp's keys, and so do the others.
-  __device__ int own_key(int tile) const { return tile * kKeyTile + warp * kWarpRows + lane % kWarpRows; }
-  __device__ int look_up(int tile) const { return latent::look_up(params, storage.lists[warp], own_key(tile)); }
-
-  __device__ __forceinline__ Places locate(const Request& request, int tile, int found) const {
-    const Token own = latent::locate(params, cache_of(params, request, tile / 2, tile % 2), own_key(tile), found);
-    Places places;
-    places.present = __ballot_sync(~0u, own.present());
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) places.at[step] = __shfl_sync(~0u, own.at, step * kStepRows + lane / 8);
-    return places;
+  __device__ void tell(const Job& job) {
+    const int at = Jobs::slot(jobs);
+    barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity(jobs) ^ 1);
+    if (lane_index() == 0) {
+      storage.jobs[at] = job;
+      barrier_arrive(shared_address(&storage.job_full[at]));
+    }
+    ++jobs;
   }
 
-  __device__ __forceinline__ void bring(const Request& request, int tile, const Places& places) {
-    const std::byte* data = data_of(cache_of(params, request, tile / 2, tile % 2)) + lane % 8 * 16;
-    const int first_row = warp * kWarpRows + lane / 8;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      barrier_wait(shared_address(&storage.staged_free[part]), (tiles & 1) ^ 1);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const std::byte* from = data + places.at[step] * Token::kUnit;  // of an absent key anywhere: it is not read
-        const bool present = places.present >> (step * kStepRows + lane / 8) & 1;
-        const std::uint32_t to =
-            shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8) + Staged::chunk(step * kStepRows, 0, 0);
-#pragma unroll
-        for (int piece = part; piece < Staged::kPieces; piece += 2) copy_async(to + piece * kGroupBytes, from + piece * 128, present);
-        if (part != Staged::part_of(Staged::kPieces)) continue;
-        copy_async(to + Staged::kPieces * kGroupBytes, from + Rows::rope_at(), present);
-        if (lane % 8 == 0) copy_async(shared_address(&storage.scales[first_row + step * kStepRows]), from + Rows::Format::kCount, present);
-      }
-      if (part == 0 && lane == 0) storage.staged_present[warp] = static_cast<std::uint16_t>(places.present);
-      copy_async_arrive(shared_address(&storage.staged[part]));
-      barrier_arrive(shared_address(&storage.staged[part]));
+  __device__ void plan(Job& job) {
+    const KeyList list = list_of(params, job.request);
+    const int first = job.begin * 2, last = first + job.tiles();
+    Found found, next;
+    look_up(list, first, found);
+    job.place(params, own_part(params));  // while that is on its way
+    tell(job);
+#pragma unroll 1
+    for (int tile = first; tile < last; ++tile) {
+      look_up(list, tile + 1, next);
+      const RowCache& cache = list.cache_of(params, tile * kKeyTile);
+      post(data_of(cache), place_of(cache, tile, 0, found[0]), place_of(cache, tile, 1, found[1]));
+      found[0] = next[0], found[1] = next[1];
     }
-    ++tiles;
+  }
+
+  static __device__ int own_key(int tile, int i) { return tile * kKeyTile + i * 32 + lane_index(); }
+  __device__ void look_up(const KeyList& list, int tile, Found& found) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) found[i] = latent::look_up(params, list, own_key(tile, i));
+  }
+  __device__ std::uint32_t place_of(const RowCache& cache, int tile, int i, int found) const {
+    return locate(params, cache, own_key(tile, i), found).at;
+  }
+
+  __device__ void post(const std::byte* data, std::uint32_t first, std::uint32_t second) {
+    const int lane = lane_index();
+    const uint2 present{__ballot_sync(~0u, first != Token::kNone), __ballot_sync(~0u, second != Token::kNone)};
+    begin_plan();
+    Plan& to = slot();
+    to.at[Plan::order(lane)] = first;
+    to.at[Plan::order(lane + 32)] = second;
+    if (lane == 0) {
+      to.data = data;
+      to.end = false;
+      storage.present[plans % Storage<Config>::kPresent] = present;
+    }
+    end_plan();
+    if (plans != 2) return;
+    prefetch(data, first);
+    prefetch(data, second);
+  }
+  /// The first rows of a kernel are long in coming: the second tile's are on their way beside the first's.
+  static __device__ void prefetch(const std::byte* data, std::uint32_t at) {
+    if (at == Token::kNone) return;
+    for (int line = 0; line <= kRowBytes / 128; ++line) prefetch_line(data + at * Token::kUnit + line * 128);
+  }
+
+  __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }
+  __device__ Plan& slot() { return storage.plans[Plans::slot(plans)]; }
+  __device__ void end_plan() {
+    barrier_arrive(shared_address(&storage.plan_full[Plans::slot(plans)]));
+    ++plans;
   }
 
   const Params& params;
   Storage<Config>& storage;
-  int warp, lane;
-  std::uint32_t tiles = 0;
+  std::uint32_t jobs = 0, plans = 0;
+};
+
+/// Codes of a tile, by one of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
+template <class Config>
+class StagedLoader {
+ public:
+  static constexpr int kWarps = 2;
+
+  __device__ StagedLoader(Storage<Config>& storage_, int warp)
+      : storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
+    asm("" : "+r"(lane), "+r"(first_row));  // kept: to ask for them again takes longer
+  }
+
+  __device__ __forceinline__ void operator()() {
+    for (std::uint32_t tile = 0;; ++tile) {
+      const int slot = Plans::slot(tile);
+      barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+      const Plan& plan = storage.plans[slot];
+      if (plan.end) return;
+      const std::byte* data = plan.data;
+      std::uint32_t at[kSteps];
+      const uint4* from = reinterpret_cast<const uint4*>(&plan.at[Plan::order(first_row)]);
+#pragma unroll
+      for (int i = 0; i < kSteps / 4; ++i) {
+        const uint4 four = from[i];
+        at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
+      }
+      barrier_arrive(shared_address(&storage.plan_empty[slot]));
+      data += lane % 8 * 16;
+      bring<0>(tile, data, at);
+      bring<1>(tile, data, at);
+    }
+  }
+
+ private:
+  using Rows = CodeRows<Config, Config::kRow>;
+  using Plans = typename Storage<Config>::Plans;
+  static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
+
+  template <int kPart>
+  __device__ __forceinline__ void bring(std::uint32_t tile, const std::byte* data, std::uint32_t (&at)[kSteps]) {
+    pin(at);  // or addresses worked out for one part would be kept for the other, in more registers than there are
+    barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
+    const std::uint32_t scales = shared_address(&storage.scales[kPart][first_row]);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const bool present = at[step] != Token::kNone;
+      const std::byte* from = data + (present ? at[step] * Token::kUnit : 0);
+#pragma unroll
+      for (int piece = 0; piece <= Staged::kPieces; ++piece) {
+        if (Staged::part_of(piece) != kPart) continue;
+        const int offset = piece < Staged::kPieces ? piece * 128 : Rows::rope_at();
+        copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + offset, present);
+      }
+      if (lane % 8 == 0) copy_async(scales + step * kStepRows * 16, from + Rows::Format::kCount, present);
+    }
+    copy_async_arrive(shared_address(&storage.staged[kPart]));
+    // The arrival of copies says nothing of what this thread has seen; who scores reads `present`, which came with the plan.
+    barrier_arrive(shared_address(&storage.staged[kPart]));
+  }
+
+  Storage<Config>& storage;
+  int lane, first_row;
+};
+
+/// Queries, job by job; and the results of parts that are collected, this one's and others'.
+template <class Config>
+class CompanionLoader {
+ public:
+  __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
+    for (std::uint32_t count = 0;; ++count) {
+      const int slot = Jobs::slot(count);
+      barrier_wait(shared_address(&storage.job_full[slot]), Jobs::parity(count));
+      const Job& job = storage.jobs[slot];
+      const bool done = job.done();
+      if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
+      if (!done) {
+        const QueryLoader<Config, kWarp> load(params, storage, job.request);
+        load.prefetch();
+        barrier_wait(shared_address(&storage.q_empty), (count & 1) ^ 1);
+        load();
+        barrier_arrive(shared_address(&storage.job_empty[slot]));
+      }
+      if (count == 1) tell_first(wanted);
+      if (!done) continue;
+      if (count == 0) return;
+      // Nothing is told after the last job: it lies there still.
+      return collect(params, storage, storage.jobs[Jobs::slot(count - 1)], [&](int) {
+        barrier_wait(shared_address(&storage.tiles_done), 0);
+        fence_shared_for_async();
+      });
+    }
+  }
+
+ private:
+  using Jobs = typename Storage<Config>::Jobs;
+  static constexpr int kWarp = Config::kLoadThreads / 32 - 1;
+
+  /// Once all are done with the first job.
+  __device__ void tell_first(bool wanted) {
+    if (!__any_sync(~0u, wanted)) return;
+    barrier_wait(shared_address(&storage.job_empty[0]), 0);
+    flag_raise_if(wanted, told(params, own_part(params)) + lane_index());
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+};
+
+/// What the load warps do.
+template <class Config>
+class RolesLoader {
+ public:
+  __device__ RolesLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);
+    if (warp == 0) {
+      Planner<Config>(params, storage)();
+    } else if (warp <= Bringer::kWarps) {
+      Bringer(storage, warp - 1)();
+    } else {
+      CompanionLoader<Config>(params, storage)();
+    }
+  }
+
+ private:
+  using Bringer = StagedLoader<Config>;
+  static_assert(Config::kLoadThreads / 32 == Bringer::kWarps + 2);
+
+  const Params& params;
+  Storage<Config>& storage;
 };
 
 }  // namespace fovea::gpu::sm90::latent

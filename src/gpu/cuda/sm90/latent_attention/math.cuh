@@ -11,12 +11,12 @@
 
 namespace fovea::gpu::sm90::latent {
 
-template <class Config, int kWarpgroupIndex>
+template <class Config>
 struct Math {
   using Element = typename Config::Element;
   using Mma = Product<Element>;
 
-  __device__ Math(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {
+  __device__ Math(const Params& params_, Storage<Config>& storage_, int half_) : params(params_), storage(storage_), half(half_) {
     if (Config::kLoad == Load::codes)
       scale_of_codes = fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), 1.1754944e-38f);
   }
@@ -29,7 +29,7 @@ struct Math {
       if (job.done()) return tell();
       begin(job.request);
       const int first = uniform(job.begin), end = uniform(job.end);
-      if constexpr (kWarpgroupIndex == 0) {
+      if (half == 0) {
         even_tiles(first, end);
       } else {
         odd_tiles(first, end);
@@ -371,7 +371,7 @@ struct Math {
 
   template <int kBuffer>
   __device__ std::uint64_t values_operand() const {
-    return operand_at(shared_address(storage.k[kBuffer]) + kWarpgroupIndex * kHalfSlices * kGroupBytes, kGroupBytes, kKeyGroup);
+    return operand_at(shared_address(storage.k[kBuffer]) + half * kHalfSlices * kGroupBytes, kGroupBytes, kKeyGroup);
   }
 
   template <int kBuffer>
@@ -410,7 +410,7 @@ struct Math {
   template <int kBuffer>
   __device__ void clear_unseen_values(int key) {
     if (kSingleKeys || (key >= keys.begin && key + kKeyTile <= keys.end)) return;  // single keys that are none come as zeros
-    const std::uint32_t to = shared_address(storage.k[kBuffer]) + kWarpgroupIndex * kHalfSlices * kGroupBytes;
+    const std::uint32_t to = shared_address(storage.k[kBuffer]) + half * kHalfSlices * kGroupBytes;
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < kKeyTile * kHalfSlices * 8; i += 128) {
       const int row = i / (kHalfSlices * 8), chunk = i % (kHalfSlices * 8);
@@ -419,7 +419,7 @@ struct Math {
       store_shared(at, 0, 0, 0, 0);
     }
     fence_shared_for_async();
-    named_sync(kWarpgroup + kWarpgroupIndex, 128);
+    named_sync(kWarpgroup + half, 128);
   }
 
   // ---- barriers -----------------------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ struct Math {
     for (int r = 0; r < 2; ++r) {
       maximum[r] = kNothing;
       sum[r] = 0;
-      if (kSingleKeys && lane() % 4 == 0) storage.largest[kWarpgroupIndex][first_row() + 8 * r] = -INFINITY;
+      if (kSingleKeys && lane() % 4 == 0) storage.largest[half][first_row() + 8 * r] = -INFINITY;
       const int token = (blockIdx.x * kRowTile + first_row() + 8 * r) / params.heads_per_kv;
       seen[r] = {};
       if (token < request.q_rows) {
@@ -469,7 +469,7 @@ struct Math {
     reduce_sum();
     if (job.slot >= 0) return results().store_partial(job.request, job.slot);
     results().collect(storage, uniform(job.collect_end));
-    results().store(job.request, kSingleKeys && kWarpgroupIndex == 1 ? storage.largest[1] : nullptr);
+    results().store(job.request, kSingleKeys && half == 1 ? storage.largest[1] : nullptr);
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
@@ -478,7 +478,7 @@ struct Math {
     if (uniform(last.collected)) results().tell(last.request, own_part(params));
   }
 
-  __device__ Results<Element, kWarpgroupIndex> results() { return {params, out, sum, maximum}; }
+  __device__ Results<Element> results() { return {params, out, sum, maximum, half}; }
 
   // Asked for where they are needed: kept, they would cost registers that the accumulators have.
   static __device__ int lane() { return lane_index(); }
@@ -488,6 +488,7 @@ struct Math {
 
   const Params& params;
   Storage<Config>& storage;
+  int half;                   // of the columns: the warpgroup
   detail::TileRange keys;     // that some row of the request sees
   detail::TileRange seen[2];  // keys that this thread's two rows see
   float out[128], scores[32], maximum[2], sum[2];

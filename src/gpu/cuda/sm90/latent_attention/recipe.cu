@@ -38,6 +38,9 @@ Row row_of(CacheFormat format) {
   return Row::plain;
 }
 
+/// Keys from which on two CTAs of the same keys share what they decode. Below, each has four roles, which change requests faster.
+constexpr int kLongRequest = 8192;
+
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
 /// The kind of all rows, if they are of one kind.
@@ -120,14 +123,15 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.whole = core.batch_invariant;
 }
 
-int Recipe::cluster() const {
-  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row_of(params)));
-  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
-}
-
 bool Recipe::four_roles() const {
   const Row row = row_of(params);
-  return has_own_kernel(dtype, row) && has_four_roles(load, row, cluster());
+  const bool alone = params.row_tiles % 2 == 1 || params.max_kv_len < kLongRequest;
+  return alone && has_own_kernel(dtype, row) && has_four_roles(load, row, 1);
+}
+
+int Recipe::cluster() const {
+  const bool shared = !four_roles() && (load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row_of(params))));
+  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
 std::size_t Recipe::workspace_bytes() const {
@@ -153,7 +157,8 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
 }
 
 std::string Recipe::tuning() const {
-  const char* keys = load == Load::boxes ? "boxes of 8 keys" : load == Load::rows ? "keys one by one" : "keys one by one, decoded";
+  const char* decoded = four_roles() ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
+  const char* keys = load == Load::boxes ? "boxes of 8 keys" : load == Load::rows ? "keys one by one" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
          " row tiles, clusters of " + std::to_string(cluster()) + ", " + keys;
 }

@@ -8,12 +8,13 @@
 namespace fovea::gpu::sm90::latent {
 
 /// Of one warpgroup, while it lasts. Sums and maxima are those of this thread's two rows, the maxima in base 2.
-template <class Element, int kWarpgroupIndex>
+template <class Element>
 struct Results {
   const Params& params;
   float (&out)[128];
   float (&sum)[2];
   float (&maximum)[2];
+  int half;  // of the columns
 
   /// `largest`: scores of the 64 rows, or null.
   __device__ void store(const Request& request, const float* largest) const {
@@ -26,10 +27,10 @@ struct Results {
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = out[4 * (i + j / 2) + 2 * r + j % 2] * normalise;
-        row.template store<Element>(kWarpgroupIndex * (kValueDim / 2) + 8 * i, lane_index(), x);
+        row.template store<Element>(half * (kValueDim / 2) + 8 * i, lane_index(), x);
       }
       if (lane_index() % 4 != 0) continue;
-      if (kWarpgroupIndex == 0) row.store_lse(lse_of(sum[r], maximum[r]));
+      if (half == 0) row.store_lse(lse_of(sum[r], maximum[r]));
       if (largest != nullptr) row.store_largest(largest[first_row() + 8 * r]);
     }
   }
@@ -97,7 +98,7 @@ struct Results {
   }
 
   static __device__ int warp() { return thread_index() % 128 / 32; }
-  static __device__ int math_warp() { return kWarpgroupIndex * 4 + warp(); }
+  __device__ int math_warp() const { return half * 4 + warp(); }
   static __device__ int first_row() { return warp() * kMathWarpRows + lane_index() / 4; }
 };
 

@@ -3,7 +3,6 @@
 /// for codes to be staged.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/load_staged.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 
@@ -19,30 +18,42 @@ class Scorer {
   }
 
   __device__ __forceinline__ void operator()() {
-    for (;; ++jobs) {
-      barrier_wait(shared_address(&storage.job_full), jobs & 1);
-      const Job& job = storage.jobs[jobs & 1];
-      if (job.done()) return;
-      barrier_arrive(shared_address(&storage.job_empty));
-      start(job.request);
+    if (job_at(0).done()) return;
+    ask_queries(job_at(0).request);
+    for (std::uint32_t jobs = 0, tile = 0;; ++jobs) {
+      const Job& job = job_at(jobs);
+      const int slot = Jobs::slot(jobs);
+      begin(job.request, slot);
       barrier_wait(shared_address(&storage.q_full), jobs & 1);
-      int tile = job.begin * 2;
-      const int last = uniform(tile + StagedLoader<Config>::tiles_of(job.request, job.begin, job.end) - 1);
+      const std::uint32_t end = tile + uniform(job.tiles());
+      bool done = false;
 #pragma unroll 1
-      for (;; ++tile) {
-        score(tile);
-        if (tile == last) finish();
-        barrier_arrive(shared_address(&storage.full[tiles & 1]));
-        ++tiles;
-        if (tile == last) break;
+      for (int key = job.begin * kPair;; key += kKeyTile) {
+        const bool last = tile + 1 == end;
+        score(Tiles::slot(tile), Tiles::parity(tile));
+        if (last) {
+          barrier_arrive(shared_address(&storage.q_empty));
+          const Job& next = job_at(jobs + 1);
+          done = next.done();
+          if (!done) ask_queries(next.request);  // they come while there is softmax to do
+        }
+        mask(key, storage.present[tile % Storage<Config>::kPresent]);
+        exponentiate(Tiles::slot(tile), slot);
+        if (last) finish(slot);
+        barrier_arrive(shared_address(&storage.full[Tiles::slot(tile)]));
+        ++tile;
+        if (last) break;
       }
-      barrier_arrive(shared_address(&storage.q_empty));
+      barrier_arrive(shared_address(&storage.job_empty[slot]));
+      if (done) return;
     }
   }
 
  private:
   using Element = typename Config::Element;
   using Mma = Product<Element>;
+  using Jobs = typename Storage<Config>::Jobs;
+  using Tiles = typename Storage<Config>::Tiles;
 
   static constexpr int kOwnSlices = Config::kSlices - Config::kSharedSlices;
 
@@ -50,13 +61,13 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void score(int tile) {
-    const int buffer = tiles & 1;
-    barrier_wait(shared_address(&storage.decoded[buffer]), tiles >> 1 & 1);
+  __device__ __forceinline__ void score(int buffer, int parity) {
+    barrier_wait(shared_address(&storage.decoded[buffer]), parity);
     fence_shared_for_async();
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
     pin(scores);
+    for (std::uint32_t(&slice)[16] : own) pin(slice);
     products_begin();
 #pragma unroll
     for (int slice = 0; slice < Config::kSlices; ++slice) {
@@ -71,11 +82,8 @@ class Scorer {
       }
     }
     products_commit();
-    const uint2 present = *reinterpret_cast<const uint2*>(storage.key_present[buffer]);
     products_wait<0>();
     pin(scores);
-    mask(tile * kKeyTile, present);
-    exponentiate(buffer);
   }
 
   __device__ void mask(int key, uint2 present) {
@@ -93,7 +101,7 @@ class Scorer {
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
   /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is.
-  __device__ __forceinline__ void exponentiate(int buffer) {
+  __device__ __forceinline__ void exponentiate(int buffer, int slot) {
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
@@ -101,7 +109,7 @@ class Scorer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
     grown = __any_sync(~0u, grown);
-    if (grown) grow_maxima(buffer, largest);
+    if (grown) grow_maxima(buffer, slot, largest);
     if (lane == 0) storage.grown[buffer][warp] = grown;
     std::uint32_t p[16];
 #pragma unroll
@@ -123,7 +131,7 @@ class Scorer {
   }
 
   /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
-  __device__ void grow_maxima(int buffer, const float (&largest)[2]) {
+  __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float all = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
@@ -133,59 +141,64 @@ class Scorer {
       sum[r] *= factor;
       if (lane % 4 != 0) continue;
       storage.rescale[buffer][first_row() + 8 * r] = factor;
-      float& noted = storage.largest[0][first_row() + 8 * r];
+      float& noted = storage.largest[slot][first_row() + 8 * r];
       noted = fmaxf(noted, all);
     }
   }
 
   // ---- a job --------------------------------------------------------------------------------------------------------------------
 
-  __device__ void start(const Request& request) {
-    const auto* q = static_cast<const Element*>(params.q) + request.batch * params.q_batch;
+  /// Waits until it is told.
+  __device__ const Job& job_at(std::uint32_t count) const {
+    barrier_wait(shared_address(&storage.job_full[Jobs::slot(count)]), Jobs::parity(count));
+    return storage.jobs[Jobs::slot(count)];
+  }
+
+  /// This lane's part of the slices of Q that are kept in registers.
+  __device__ __forceinline__ void ask_queries(const Request& request) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Element* row = query_row<Element>(params, request, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const auto* from = reinterpret_cast<const std::uint32_t*>(row + Config::kSharedSlices * kSlice) + lane % 4;
+#pragma unroll
+      for (int slice = 0; slice < kOwnSlices; ++slice) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[slice][i / 2 * 4 + i % 2 * 2 + r] = row != nullptr ? from[slice * (kSlice / 2) + i * 4] : 0;
+      }
+    }
+  }
+
+  __device__ void begin(const Request& request, int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       maximum[r] = kNothing;
       sum[r] = 0;
-      if (lane % 4 == 0) storage.largest[0][first_row() + 8 * r] = -INFINITY;
-      const int packed = blockIdx.x * kRowTile + first_row() + 8 * r;
-      const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
-      const bool valid = token < request.q_rows;
+      if (lane % 4 == 0) storage.largest[slot][first_row() + 8 * r] = -INFINITY;
+      const int token = (blockIdx.x * kRowTile + first_row() + 8 * r) / params.heads_per_kv;
       seen[r] = {0, 1 << 30};  // rows past the end: whatever
-      if (valid) {
+      if (token < request.q_rows) {
         const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
         seen[r] = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
-      }
-      const auto* row = reinterpret_cast<const std::uint32_t*>(q + (request.q_begin + token) * params.q_row +
-                                                               (blockIdx.y * params.heads_per_kv + head) * params.q_head) +
-                        lane % 4;
-#pragma unroll
-      for (int slice = 0; slice < kOwnSlices; ++slice) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          own[slice][i / 2 * 4 + i % 2 * 2 + r] = valid ? row[(Config::kSharedSlices + slice) * (kSlice / 2) + i * 4] : 0;
       }
     }
   }
 
   /// Sums and maxima for the value warpgroups.
-  __device__ void finish() {
-    const int slot = jobs & 1;
+  __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float all = sum[r] + __shfl_xor_sync(~0u, sum[r], 1);
       all += __shfl_xor_sync(~0u, all, 2);
       if (lane % 4 != 0) continue;
       const int row = first_row() + 8 * r;
-      storage.job_sum[slot][row] = all;
-      storage.job_maximum[slot][row] = maximum[r];
-      storage.job_largest[slot][row] = storage.largest[0][row];
+      storage.sum[slot][row] = all;
+      storage.maximum[slot][row] = maximum[r];
     }
   }
 
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t tiles = 0, jobs = 0;
   detail::TileRange seen[2];  // keys that this thread's two rows see
   float scale_log2;
   float scores[32], sum[2], maximum[2];

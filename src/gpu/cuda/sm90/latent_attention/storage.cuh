@@ -28,37 +28,17 @@ struct Collected {
 };
 static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
 
+// Both tiles are made of groups of eight rows, a group of slices of 64 columns, and a slice of eight swizzled rows of 128 bytes: one copy
+// brings eight whole keys, and a page need hold no more.
+
 /// Where two warpgroups score by turns.
-struct OddStorage {
-  alignas(1024) std::byte p[kRowTile * 128];  // P of the odd tile
-};
-
-/// Where there are four roles; of both tiles, slice 8 becomes P.
-struct RolesStorage {
-  alignas(1024) std::byte staging[kStagingBytes];                                  // the next tile's codes
-  alignas(16) std::uint32_t scales[kKeyTile][4];                                   // and their scales
-  std::uint16_t staged_present[4];                                                 // and a bit for each key: whether there is one
-  alignas(8) std::uint16_t key_present[2][4];                                      // likewise of either tile
-  int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
-  float rescale[2][kRowTile];                                                      // and by what
-  float job_sum[2][kRowTile], job_maximum[2][kRowTile], job_largest[2][kRowTile];  // at the end of a job, by turns
-  Job upcoming[4];                                                                 // of each load warp
-  alignas(8) std::uint64_t job_full;                                               // by a load warp: there is a job
-  std::uint64_t job_empty;       // by all others: they have begun it, so the one before it may be overwritten
-  std::uint64_t staged[2];       // by every load thread, and its copies: a part of the codes is there
-  std::uint64_t staged_free[2];  // by every value thread: it has been read
-  std::uint64_t decoded[2];      // by every value thread: the tile is decoded
-};
-
-/// Both tiles are made of groups of eight rows, a group of slices of 64 columns, and a slice of eight swizzled rows of 128 bytes: one copy
-/// brings eight whole keys, and a page need hold no more.
 template <class Config>
-struct Storage : std::conditional_t<Config::kFourRoles, RolesStorage, OddStorage> {
+struct TurnsStorage {
+  alignas(1024) std::byte p[kRowTile * 128];  // P of the odd tile
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024)
-      std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it (of both, with four roles)
-  Job jobs[2];  // by turns: written by the loader before it fills q, read by the math until it gives back the queries of the next; with
-                // four roles, until all have begun the next
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it
+  Job jobs[2];                               // by turns: written by the loader before it fills q, read by the math until it gives back
+                                             // the queries of the next
   Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
   KeyList lists[Config::kLoadThreads / 32];  // likewise
   float maximum[2][kRowTile];                // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
@@ -67,11 +47,65 @@ struct Storage : std::conditional_t<Config::kFourRoles, RolesStorage, OddStorage
   alignas(8) std::uint8_t present[2][8];     // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
   alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
   std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
-                                             // With four roles [0] and [1] are of whole tiles: full, scored; empty, multiplied.
   std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;                      // by every load thread
-  std::uint64_t q_empty;                     // by every math thread, with four roles by every score thread
+  std::uint64_t q_empty;                     // by every math thread
 };
+
+/// Where a tile's keys are, as told by the warp that plans to those that bring them.
+struct Plan {
+  alignas(16) std::uint32_t at[kKeyTile];  // Token::at; rows that a lane brings lie side by side
+  const std::byte* data;                   // of the tile's cache
+  bool end;                                // there are no more tiles
+
+  static __device__ constexpr int order(int row) { return row % 4 * (kKeyTile / 4) + row / 4; }
+};
+
+/// Things that come by turns lie in rings, each with a barrier: its slot, and the parity of the phase in which the count-th is there.
+template <int kSlots>
+struct Ring {
+  static __device__ constexpr int slot(std::uint32_t count) { return count % kSlots; }
+  static __device__ constexpr std::uint32_t parity(std::uint32_t count) { return count / kSlots & 1; }
+};
+
+/// Where there are four roles. Tiles follow each other whatever their jobs are.
+template <class Config>
+struct RolesStorage {
+  // A job's end is not waited for by plans that it needs: there are always two more tiles, which may be jobs of their own.
+  static constexpr int kJobs = 4, kPlans = 4;
+  // A plan is made once the one kPlans before it is read, so codes of two tiles before that are decoded, so two before those multiplied.
+  static constexpr int kPresent = kPlans + 4;
+  using Jobs = Ring<kJobs>;
+  using Plans = Ring<kPlans>;
+  using Tiles = Ring<2>;
+  static_assert(kJobs > 2);
+  alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
+  alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P
+  alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them
+  Plan plans[kPlans];                                 // by turns
+  uint2 present[kPresent];                            // a bit for each key of a tile: read long after the rest of its plan
+  Job jobs[kJobs];                                    // by turns, like these:
+  float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
+  int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
+  float rescale[2][kRowTile];                                                      // and by what
+  alignas(8) std::uint64_t job_full[kJobs];                                        // by the planner: there is a job
+  std::uint64_t job_empty[kJobs];    // by score and value threads and a load warp: they are done with it
+  std::uint64_t plan_full[kPlans];   // by the planner
+  std::uint64_t plan_empty[kPlans];  // by who brings keys: it has been read
+  std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
+  std::uint64_t staged_free[2];      // by every value thread: it has been read
+  std::uint64_t decoded[2];          // by every value thread: the tile is decoded
+  std::uint64_t full[2];             // by every score thread: P and all that belongs to it are there
+  std::uint64_t empty[2];            // by every value warp: the tile has been multiplied
+  std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
+  std::uint64_t collected[2];        // as above
+  std::uint64_t q_full;              // by one load warp
+  std::uint64_t q_empty;             // by every score thread
+};
+
+template <class Config>
+using Storage = std::conditional_t<Config::kFourRoles, RolesStorage<Config>, TurnsStorage<Config>>;
 
 static_assert(kGroups * kKeyGroup == 73728);
 static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes>>) <= 227 * 1024);

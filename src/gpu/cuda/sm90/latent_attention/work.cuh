@@ -78,6 +78,9 @@ struct Job {
 
   __device__ bool done() const { return request.index < 0; }
 
+  /// Single tiles; half a pair that is of no use is left out.
+  __device__ int tiles() const { return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
+
   /// The next share of `part`, starting from Job{}; done() after the last.
   __device__ Job next(const Params& params, int part) const {
     const detail::SplitSchedule schedule = schedule_of(params);
@@ -109,6 +112,15 @@ __device__ inline int own_part(const Params& params) { return params.parts - 1 -
 /// Flags of this CTA's row tile in another part, one for each math warp.
 __device__ inline int* told(const Params& params, int part) {
   return params.told + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
+}
+
+/// The query row behind a row of the tiles of a request, or null past the last.
+template <class Element>
+__device__ inline const Element* query_row(const Params& params, const Request& request, int packed) {
+  const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
+  if (token >= request.q_rows) return nullptr;
+  return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + token) * params.q_row +
+         (blockIdx.y * params.heads_per_kv + head) * params.q_head;
 }
 
 /// Where a math warp leaves its part of a partial result, and who waits for it looks.

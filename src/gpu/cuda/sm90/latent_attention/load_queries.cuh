@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The query rows of a tile come into shared memory: query token major, head minor. Rows past the end are zeros.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+/// By the load warps from the kFirst-th on.
+template <class Config, int kFirst = 0>
+struct QueryLoader {
+  using Element = typename Config::Element;
+  static constexpr int kWarps = Config::kLoadThreads / 32 - kFirst;
+
+  const Params& params;
+  Storage<Config>& storage;
+  const Request& request;
+
+  __device__ void operator()() const { params.copy_queries ? copy() : gather(); }
+
+  /// Into L2, all columns.
+  __device__ void prefetch() const {
+    for (int row = warp() * 32 + lane_index(); row < kRowTile; row += kWarps * 32) {
+      const Element* from = query_row<Element>(params, request, blockIdx.x * kRowTile + row);
+      if (from == nullptr) continue;
+      for (int column = 0; column < Config::kHeadDim; column += 128 / sizeof(Element)) prefetch_line(from + column);
+      prefetch_line(from + Config::kHeadDim - 1);
+    }
+  }
+
+ private:
+  static constexpr int kOutside = 1 << 30;  // a coordinate past every end
+
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32 - kFirst; }  // asked for anew: registers are dear here
+
+  /// Eight rows are eight heads of one token: one box.
+  __device__ void copy() const {
+    const std::uint32_t full = shared_address(&storage.q_full);
+    const int lane = lane_index();
+    if (warp() == 0 && lane == 0) {
+      barrier_arrive_expect(full, kRowTile / 8 * Config::kQueryGroup);
+    } else {
+      barrier_arrive(full);
+    }
+    __syncwarp();
+    if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
+    const int packed = blockIdx.x * kRowTile + lane * kBoxRows;
+    const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
+    const BoxStart at{.column = 0,
+                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv + head,
+                      .slice = 0,
+                      .head = token < request.q_rows ? request.q_begin + token : kOutside,
+                      .block = request.batch};
+    copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
+  }
+
+  /// Eight lanes take the eight chunks of a slice of one row: 128 contiguous bytes.
+  __device__ void gather() const {
+    const std::uint32_t to = shared_address(storage.q);
+    const int lane = lane_index();
+    for (int row = warp() * 4 + lane / 8; row < kRowTile; row += kWarps * 4) {
+      const Element* from = query_row<Element>(params, request, blockIdx.x * kRowTile + row);
+      const bool valid = from != nullptr;
+      from = valid ? from + lane % 8 * 8 : static_cast<const Element*>(params.q);
+      const std::uint32_t row_at = to + row / 8 * Config::kQueryGroup + row % 8 * 128 + ((lane % 8) ^ (row % 8)) * 16;
+#pragma unroll 1
+      for (int slice = 0; slice < Config::kSharedSlices; ++slice) {
+        copy_async(row_at + slice * kGroupBytes, from + (valid ? slice * kSlice : 0), valid);
+      }
+    }
+    copy_async_wait_all();
+    fence_shared_for_async();
+    barrier_arrive(shared_address(&storage.q_full));
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent
