@@ -56,16 +56,6 @@ __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.
 __device__ inline void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ inline void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-/// Whether any thread at the barrier says so; the same for all of a warp.
-__device__ inline bool named_any(int id, int threads, bool x) {
-  int any;
-  asm volatile("{\n.reg .pred x, any;\nsetp.ne.s32 x, %3, 0;\nbar.red.or.pred any, %1, %2, x;\nselp.s32 %0, 1, 0, any;\n}"
-               : "=r"(any)
-               : "r"(id), "r"(threads), "r"(static_cast<int>(x))
-               : "memory");
-  return __any_sync(~0u, any);
-}
-
 __device__ inline int cluster_rank() {
   int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -38,8 +38,8 @@ Row row_of(CacheFormat format) {
   return Row::plain;
 }
 
-/// Pairs of tiles to a part up to which two CTAs that share what they decode are sooner done with the first than four roles are.
-constexpr int kFewPairs = 2;
+/// Keys from which on two CTAs of the same keys share what they decode. Below, each has four roles, which change requests faster.
+constexpr int kLongRequest = 8192;
 
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
@@ -125,8 +125,8 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
 
 bool Recipe::four_roles() const {
   const Row row = row_of(params);
-  const bool many = params.batch * tiles_of(params.max_kv_len, kPair) > kFewPairs * params.parts;
-  return (many || params.row_tiles % 2 == 1) && has_own_kernel(dtype, row) && has_four_roles(load, row, 1);
+  const bool alone = params.row_tiles % 2 == 1 || params.max_kv_len < kLongRequest;
+  return alone && has_own_kernel(dtype, row) && has_four_roles(load, row, 1);
 }
 
 int Recipe::cluster() const {

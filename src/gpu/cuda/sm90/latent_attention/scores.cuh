@@ -18,21 +18,19 @@ class Scorer {
   }
 
   __device__ __forceinline__ void operator()() {
-    step();  // there is no tile before the first
-    bool done = job_at(0).done();
-    if (!done) ask_queries(job_at(0).request);
-    step();
-    for (std::uint32_t jobs = 0, tile = 0; !done; ++jobs) {
+    if (job_at(0).done()) return;
+    ask_queries(job_at(0).request);
+    for (std::uint32_t jobs = 0, tile = 0;; ++jobs) {
       const Job& job = job_at(jobs);
       const int slot = Jobs::slot(jobs);
       begin(job.request, slot);
       barrier_wait(shared_address(&storage.q_full), jobs & 1);
       const std::uint32_t end = tile + uniform(job.tiles());
+      bool done = false;
 #pragma unroll 1
-      for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
-        const int buffer = Tiles::slot(tile);
-        score(buffer);
+      for (int key = job.begin * kPair;; key += kKeyTile) {
         const bool last = tile + 1 == end;
+        score(Tiles::slot(tile), Tiles::parity(tile));
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
           const Job& next = job_at(jobs + 1);
@@ -40,12 +38,14 @@ class Scorer {
           if (!done) ask_queries(next.request);  // they come while there is softmax to do
         }
         mask(key, storage.present[tile % Storage<Config>::kPresent]);
-        exponentiate(buffer, slot);
+        exponentiate(Tiles::slot(tile), slot);
         if (last) finish(slot);
+        barrier_arrive(shared_address(&storage.full[Tiles::slot(tile)]));
         ++tile;
-        step();
+        if (last) break;
       }
       barrier_arrive(shared_address(&storage.job_empty[slot]));
+      if (done) return;
     }
   }
 
@@ -61,10 +61,8 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  /// This tile's P is there; waits until the next is decoded.
-  __device__ __forceinline__ void step() { named_any(kStep, kMathThreads + Config::kScoreThreads, grown); }
-
-  __device__ __forceinline__ void score(int buffer) {
+  __device__ __forceinline__ void score(int buffer, int parity) {
+    barrier_wait(shared_address(&storage.decoded[buffer]), parity);
     fence_shared_for_async();
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
@@ -107,7 +105,7 @@ class Scorer {
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
-    grown = params.max_logits != nullptr;
+    bool grown = params.max_logits != nullptr;
 #pragma unroll
     for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
     grown = __any_sync(~0u, grown);
@@ -203,7 +201,6 @@ class Scorer {
   int warp, lane;
   detail::TileRange seen[2];  // keys that this thread's two rows see
   float scale_log2;
-  bool grown = false;  // whether rows of this warp have new maxima since the last tile
   float scores[32], sum[2], maximum[2];
   std::uint32_t own[kOwnSlices][16];  // slices of Q
 };

@@ -17,7 +17,6 @@ enum : int {
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
   kScorers = 7,     // the score warpgroup alone
-  kStep = 8,        // P of a tile is there, and the next tile is decoded; whether rows are to be rescaled: score and value threads
   kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
 };
 
@@ -96,6 +95,8 @@ struct RolesStorage {
   std::uint64_t plan_empty[kPlans];  // by who brings keys: it has been read
   std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
   std::uint64_t staged_free[2];      // by every value thread: it has been read
+  std::uint64_t decoded[2];          // by every value thread: the tile is decoded
+  std::uint64_t full[2];             // by every score thread: P and all that belongs to it are there
   std::uint64_t empty[2];            // by every value warp: the tile has been multiplied
   std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
   std::uint64_t collected[2];        // as above
