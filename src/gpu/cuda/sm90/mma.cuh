@@ -66,76 +66,44 @@ __device__ inline void pin(std::uint32_t (&operands)[kCount]) {
 template <class Element>
 struct Product;
 
+// A product twice, with `a` in shared memory and in registers. R0 to R5: what the operands after the sums are called.
+#define FOVEA_PRODUCTS_OF(NAME, PARAMETER, SHAPE, TRANSPOSED, REGISTERS, SUMS, R0, R1, R2, R3, R4, R5)                                    \
+  __device__ static void NAME(PARAMETER, std::uint64_t a, std::uint64_t b, bool accumulate) {                                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2                                                                                   \
+                 ", 0;\n"                                                                                                                 \
+                 "wgmma.mma_async.sync.aligned." SHAPE " {" REGISTERS "}, " R0 ", " R1 ", p, 1, 1, 0, " TRANSPOSED ";\n}"                 \
+                 : SUMS                                                                                                                   \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                                    \
+  }                                                                                                                                       \
+  __device__ static void NAME(PARAMETER, const std::uint32_t* a, std::uint64_t b, bool accumulate) {                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5                                                                                   \
+                 ", 0;\n"                                                                                                                 \
+                 "wgmma.mma_async.sync.aligned." SHAPE " {" REGISTERS "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p, 1, 1, " TRANSPOSED \
+                 ";\n}"                                                                                                                   \
+                 : SUMS                                                                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));                                \
+  }
+
 // One text for both elements, whose instructions differ in a word.
-#define FOVEA_PRODUCT(ELEMENT, TYPE)                                                                           \
-  template <>                                                                                                  \
-  struct Product<ELEMENT> {                                                                                    \
-    /* d (64 x 64) += a (64 x 16) . b (64 x 16)^T */                                                           \
-    __device__ static void scores(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {         \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                         \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_32                  \
-          "}, "                                                                                                \
-          "%32, %33, p, 1, 1, 0, 0;\n}"                                                                        \
-          : FOVEA_SUMS_32(d, 0)                                                                                \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                \
-    }                                                                                                          \
-    /* The same with `a` in registers. */                                                                      \
-    __device__ static void scores(float (&d)[32], const std::uint32_t* a, std::uint64_t b, bool accumulate) {  \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                         \
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_32                  \
-          "}, "                                                                                                \
-          "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                                          \
-          : FOVEA_SUMS_32(d, 0)                                                                                \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));            \
-    }                                                                                                          \
-    /* d (64 x 256) += a (64 x 16) . b (16 x 256) */                                                           \
-    __device__ static void values(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {        \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                        \
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_128                \
-          "}, "                                                                                                \
-          "%128, %129, p, 1, 1, 0, 1;\n}"                                                                      \
-          : FOVEA_SUMS_128(d)                                                                                  \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                \
-    }                                                                                                          \
-    /* The same with `a` in registers. */                                                                      \
-    __device__ static void values(float (&d)[128], const std::uint32_t* a, std::uint64_t b, bool accumulate) { \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                                        \
-          "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_128                \
-          "}, "                                                                                                \
-          "{%128, %129, %130, %131}, %132, p, 1, 1, 1;\n}"                                                     \
-          : FOVEA_SUMS_128(d)                                                                                  \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));            \
-    }                                                                                                          \
-    /* d (64 x 128) += a (64 x 16) . b (16 x 128) */                                                           \
-    __device__ static void half_values(float* d, std::uint64_t a, std::uint64_t b, bool accumulate) {          \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                         \
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_64                 \
-          "}, "                                                                                                \
-          "%64, %65, p, 1, 1, 0, 1;\n}"                                                                        \
-          : FOVEA_SUMS_64(d, 0)                                                                                \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                \
-    }                                                                                                          \
-    /* The same with `a` in registers. */                                                                      \
-    __device__ static void half_values(float* d, const std::uint32_t* a, std::uint64_t b, bool accumulate) {   \
-      asm volatile(                                                                                            \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                         \
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" FOVEA_REGISTERS_64                 \
-          "}, "                                                                                                \
-          "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                                          \
-          : FOVEA_SUMS_64(d, 0)                                                                                \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));            \
-    }                                                                                                          \
+#define FOVEA_PRODUCT(ELEMENT, TYPE)                                                                                                      \
+  template <>                                                                                                                             \
+  struct Product<ELEMENT> {                                                                                                               \
+    /* d (64 x 64) += a (64 x 16) . b (64 x 16)^T */                                                                                      \
+    FOVEA_PRODUCTS_OF(scores, float (&d)[32], "m64n64k16.f32." TYPE "." TYPE, "0", FOVEA_REGISTERS_32, FOVEA_SUMS_32(d, 0), "%32", "%33", \
+                      "%34", "%35", "%36", "%37")                                                                                         \
+    /* d (64 x 256) += a (64 x 16) . b (16 x 256) */                                                                                      \
+    FOVEA_PRODUCTS_OF(values, float (&d)[128], "m64n256k16.f32." TYPE "." TYPE, "1", FOVEA_REGISTERS_128, FOVEA_SUMS_128(d), "%128",      \
+                      "%129", "%130", "%131", "%132", "%133")                                                                             \
+    /* d (64 x 128) += a (64 x 16) . b (16 x 128) */                                                                                      \
+    FOVEA_PRODUCTS_OF(half_values, float* d, "m64n128k16.f32." TYPE "." TYPE, "1", FOVEA_REGISTERS_64, FOVEA_SUMS_64(d, 0), "%64", "%65", \
+                      "%66", "%67", "%68", "%69")                                                                                         \
   }
 
 FOVEA_PRODUCT(__nv_bfloat16, "bf16");
 FOVEA_PRODUCT(__half, "f16");
 
 #undef FOVEA_PRODUCT
+#undef FOVEA_PRODUCTS_OF
 #undef FOVEA_SUMS_128
 #undef FOVEA_SUMS_64
 #undef FOVEA_SUMS_32

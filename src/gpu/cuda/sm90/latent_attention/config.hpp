@@ -38,7 +38,7 @@ enum class Load {
 /// What one token of a cache looks like. `any`, of a kernel: whatever its caches turn out to hold.
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any };
 
-/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, one loads. Of the kind of rows that gains by it.
+/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of the kind of rows that gains by it.
 constexpr bool has_four_roles(Load load, Row row, int cluster) { return load == Load::codes && row == Row::v32 && cluster == 1; }
 
 /// kRow_: of all caches; only Load::codes looks at it.

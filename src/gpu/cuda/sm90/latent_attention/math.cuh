@@ -18,7 +18,7 @@ struct Math {
 
   __device__ Math(const Params& params_, Storage<Config>& storage_, int half_) : params(params_), storage(storage_), half(half_) {
     if (Config::kLoad == Load::codes)
-      scale_of_codes = fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), 1.1754944e-38f);
+      scale_of_codes = fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
   }
 
   __device__ __forceinline__ void operator()() {

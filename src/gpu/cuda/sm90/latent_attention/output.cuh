@@ -7,8 +7,9 @@
 namespace fovea::gpu::sm90::latent {
 
 inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-inline constexpr float kSlack = 8.0f;      // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
-inline constexpr float kNothing = -1e30f;  // maximum of a row that has seen nothing: finite, so that no difference is NaN
+inline constexpr float kSlack = 8.0f;  // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
+inline constexpr float kLeastScale = 1.1754944e-38f;  // above 0, so that minus infinity stays what it is
+inline constexpr float kNothing = -1e30f;             // maximum of a row that has seen nothing: finite, so that no difference is NaN
 
 /// In base 2.
 __device__ inline float lse_of(float sum, float maximum) { return sum == 0 ? -INFINITY : maximum + log2f(sum); }

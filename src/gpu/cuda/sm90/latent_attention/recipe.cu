@@ -123,15 +123,16 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.whole = core.batch_invariant;
 }
 
-bool Recipe::four_roles() const {
+int Recipe::cluster() const {
   const Row row = row_of(params);
-  const bool alone = params.row_tiles % 2 == 1 || params.max_kv_len < kLongRequest;
-  return alone && has_own_kernel(dtype, row) && has_four_roles(load, row, 1);
+  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row));
+  const bool better_alone = has_four_roles(load, row, 1) && params.max_kv_len < kLongRequest;
+  return shared && !better_alone && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
-int Recipe::cluster() const {
-  const bool shared = !four_roles() && (load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row_of(params))));
-  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
+bool Recipe::four_roles() const {
+  const Row row = row_of(params);
+  return has_own_kernel(dtype, row) && has_four_roles(load, row, cluster());
 }
 
 std::size_t Recipe::workspace_bytes() const {

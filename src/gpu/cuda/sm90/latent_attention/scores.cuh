@@ -13,8 +13,8 @@ class Scorer {
  public:
   __device__ Scorer(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kScoreThreads / 32), lane(threadIdx.x % 32) {
-    asm("" : "+r"(warp), "+r"(lane));                       // kept: to ask for them again takes longer
-    scale_log2 = fmaxf(params.scale_log2, 1.1754944e-38f);  // above 0, so that minus infinity stays what it is
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    scale_log2 = fmaxf(params.scale_log2, kLeastScale);
   }
 
   __device__ __forceinline__ void operator()() {

@@ -16,8 +16,8 @@ enum : int {
   kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
-  kScorers = 7,     // the score warpgroup alone
   kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
+  kScorers = 7,     // the score warpgroup alone
 };
 
 /// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
@@ -71,14 +71,14 @@ struct Ring {
 /// Where there are four roles. Tiles follow each other whatever their jobs are.
 template <class Config>
 struct RolesStorage {
-  // A job's end is not waited for by plans that it needs: there are always two more tiles, which may be jobs of their own.
+  // A job ends once two more tiles have been staged, each of which may be a job of its own: they have to be told before.
   static constexpr int kJobs = 4, kPlans = 4;
+  static_assert(kJobs > 2);
   // A plan is made once the one kPlans before it is read, so codes of two tiles before that are decoded, so two before those multiplied.
   static constexpr int kPresent = kPlans + 4;
   using Jobs = Ring<kJobs>;
   using Plans = Ring<kPlans>;
   using Tiles = Ring<2>;
-  static_assert(kJobs > 2);
   alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P
@@ -99,7 +99,7 @@ struct RolesStorage {
   std::uint64_t full[2];             // by every score thread: P and all that belongs to it are there
   std::uint64_t empty[2];            // by every value warp: the tile has been multiplied
   std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
-  std::uint64_t collected[2];        // as above
+  std::uint64_t collected[2];        // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;              // by one load warp
   std::uint64_t q_empty;             // by every score thread
 };
