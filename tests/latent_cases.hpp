@@ -138,7 +138,6 @@ inline void split_cases(std::vector<SparseCase>& table) {
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
   add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
-  // Clusters of two CTAs are for long lists.
   const SparseCase::List most{.format = v32, .topk = 8300, .page = 64, .blocks = 200, .lengths = {8300, 130, 0, 300, 64}};
   add("long/v32_fp8-h128", {.head = 128, .batch = 5, .seq_q = 2, .main = most});
   add("long/v32_fp8-h65-extra-sink",

@@ -26,8 +26,6 @@ __device__ void init_barriers(Storage<Config>& storage) {
     init(storage.plan_empty, kBringers);
     init(storage.staged, 2 * kBringers);
     init(storage.staged_free, kMathThreads);
-    init(storage.decoded, kMathThreads);
-    init(storage.full, Config::kScoreThreads);
     init(storage.empty, kMathWarps);
     barrier_init(shared_address(&storage.tiles_done), kMathThreads);
   } else {

@@ -38,8 +38,8 @@ Row row_of(CacheFormat format) {
   return Row::plain;
 }
 
-/// Keys from which on two CTAs of the same keys share what they decode. Below, each has four roles, which change requests faster.
-constexpr int kLongRequest = 8192;
+/// Pairs of tiles to a part up to which two CTAs that share what they decode are sooner done with the first than four roles are.
+constexpr int kFewPairs = 2;
 
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
@@ -126,7 +126,8 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
 int Recipe::cluster() const {
   const Row row = row_of(params);
   const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row));
-  const bool better_alone = has_four_roles(load, row, 1) && params.max_kv_len < kLongRequest;
+  const bool many = params.batch * tiles_of(params.max_kv_len, kPair) > kFewPairs * params.parts;
+  const bool better_alone = has_four_roles(load, row, 1) && many;
   return shared && !better_alone && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 

@@ -18,19 +18,21 @@ class Scorer {
   }
 
   __device__ __forceinline__ void operator()() {
-    if (job_at(0).done()) return;
-    ask_queries(job_at(0).request);
-    for (std::uint32_t jobs = 0, tile = 0;; ++jobs) {
+    step();  // there is no tile before the first
+    bool done = job_at(0).done();
+    if (!done) ask_queries(job_at(0).request);
+    step();
+    for (std::uint32_t jobs = 0, tile = 0; !done; ++jobs) {
       const Job& job = job_at(jobs);
       const int slot = Jobs::slot(jobs);
       begin(job.request, slot);
       barrier_wait(shared_address(&storage.q_full), jobs & 1);
       const std::uint32_t end = tile + uniform(job.tiles());
-      bool done = false;
 #pragma unroll 1
-      for (int key = job.begin * kPair;; key += kKeyTile) {
+      for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
+        const int buffer = Tiles::slot(tile);
+        score(buffer);
         const bool last = tile + 1 == end;
-        score(Tiles::slot(tile), Tiles::parity(tile));
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
           const Job& next = job_at(jobs + 1);
@@ -38,14 +40,12 @@ class Scorer {
           if (!done) ask_queries(next.request);  // they come while there is softmax to do
         }
         mask(key, storage.present[tile % Storage<Config>::kPresent]);
-        exponentiate(Tiles::slot(tile), slot);
+        exponentiate(buffer, slot);
         if (last) finish(slot);
-        barrier_arrive(shared_address(&storage.full[Tiles::slot(tile)]));
         ++tile;
-        if (last) break;
+        step();
       }
       barrier_arrive(shared_address(&storage.job_empty[slot]));
-      if (done) return;
     }
   }
 
@@ -61,8 +61,10 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void score(int buffer, int parity) {
-    barrier_wait(shared_address(&storage.decoded[buffer]), parity);
+  /// This tile's P is there; waits until the next is decoded.
+  __device__ __forceinline__ void step() { named_sync(kStep, kMathThreads + Config::kScoreThreads); }
+
+  __device__ __forceinline__ void score(int buffer) {
     fence_shared_for_async();
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);

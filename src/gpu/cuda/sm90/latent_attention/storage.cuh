@@ -18,6 +18,7 @@ enum : int {
   kWarpgroup = 4,   // and 5: one warpgroup alone
   kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
   kScorers = 7,     // the score warpgroup alone
+  kStep = 8,        // P of a tile and all that belongs to it are there, and the next tile is decoded: score and value warps
 };
 
 /// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
@@ -95,8 +96,6 @@ struct RolesStorage {
   std::uint64_t plan_empty[kPlans];  // by who brings keys: it has been read
   std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
   std::uint64_t staged_free[2];      // by every value thread: it has been read
-  std::uint64_t decoded[2];          // by every value thread: the tile is decoded
-  std::uint64_t full[2];             // by every score thread: P and all that belongs to it are there
   std::uint64_t empty[2];            // by every value warp: the tile has been multiplied
   std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
   std::uint64_t collected[2];        // by a load warp and the copy engine: half of a partial result is in this tile

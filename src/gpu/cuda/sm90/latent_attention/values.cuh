@@ -56,10 +56,11 @@ class Values {
   __device__ __forceinline__ void decode_and_multiply(std::uint32_t step) {
     const int buffer = Tiles::slot(step);
     const bool real = step >= 2;
+    named_sync(kStep, kMathThreads + Config::kScoreThreads);
     if (real) {
-      barrier_wait(shared_address(&storage.full[buffer]), Tiles::parity(step - 2));
+      const int grown = storage.grown[buffer][warp()];
       fence_shared_for_async();
-      if (uniform(storage.grown[buffer][warp()])) rescale(buffer);
+      if (__any_sync(~0u, grown)) rescale(buffer);
     }
     const std::uint32_t at = shared_address(storage.k[buffer]);
     const std::uint64_t p = operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup);
@@ -123,7 +124,6 @@ class Values {
         }
       }
     }
-    if (kPart == 1) barrier_arrive(shared_address(&storage.decoded[buffer]));  // who waits for it fences
   }
 
   static __device__ __forceinline__ void read_slice(std::uint32_t from, int slice, Chunks& codes) {
