@@ -23,7 +23,7 @@ __device__ void init_barriers(Storage<Config>& storage) {
     init(storage.job_full, 1);
     init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
     init(storage.plan_full, 32);
-    init(storage.plan_empty, kBringers);
+    init(storage.plan_empty, kBringers + Config::kScoreThreads / 32);
     init(storage.staged, 2 * kBringers);
     init(storage.staged_free, kMathThreads);
     init(storage.empty, kMathWarps);

@@ -79,7 +79,7 @@ class Planner {
     if (lane == 0) {
       to.data = data;
       to.end = false;
-      storage.present[plans % Storage<Config>::kPresent] = present;
+      to.present = present;
     }
     end_plan();
     if (plans != 2) return;

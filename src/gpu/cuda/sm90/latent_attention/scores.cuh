@@ -18,11 +18,10 @@ class Scorer {
   }
 
   __device__ __forceinline__ void operator()() {
-    step();  // there is no tile before the first
     bool done = job_at(0).done();
     if (!done) ask_queries(job_at(0).request);
-    step();
-    for (std::uint32_t jobs = 0, tile = 0; !done; ++jobs) {
+    std::uint32_t tile = 0;
+    for (std::uint32_t jobs = 0; !done; ++jobs) {
       const Job& job = job_at(jobs);
       const int slot = Jobs::slot(jobs);
       begin(job.request, slot);
@@ -31,6 +30,7 @@ class Scorer {
 #pragma unroll 1
       for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
         const int buffer = Tiles::slot(tile);
+        const uint2 present = present_in(tile);
         score(buffer);
         const bool last = tile + 1 == end;
         if (last) {
@@ -39,20 +39,22 @@ class Scorer {
           done = next.done();
           if (!done) ask_queries(next.request);  // they come while there is softmax to do
         }
-        mask(key, storage.present[tile % Storage<Config>::kPresent]);
+        mask(key, present);
         exponentiate(buffer, slot);
         if (last) finish(slot);
+        named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
-        step();
       }
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // there are two more
   }
 
  private:
   using Element = typename Config::Element;
   using Mma = Product<Element>;
   using Jobs = typename Storage<Config>::Jobs;
+  using Plans = typename Storage<Config>::Plans;
   using Tiles = typename Storage<Config>::Tiles;
 
   static constexpr int kOwnSlices = Config::kSlices - Config::kSharedSlices;
@@ -61,11 +63,24 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  /// This tile's P is there; waits until the next is decoded.
-  __device__ __forceinline__ void step() { named_sync(kStep, kMathThreads + Config::kScoreThreads); }
+  /// A bit for each key. One lane reads them, and gives the plan back.
+  __device__ __forceinline__ uint2 present_in(std::uint32_t tile) const {
+    const int slot = Plans::slot(tile);
+    barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+    uint2 present{};
+    load_shared_if(lane == 0, shared_address(&storage.plans[slot].present), present);
+    if (lane == 0) barrier_arrive(shared_address(&storage.plan_empty[slot]));
+    return {static_cast<std::uint32_t>(uniform(present.x)), static_cast<std::uint32_t>(uniform(present.y))};
+  }
+
+  /// The tile is decoded.
+  static __device__ void wait_for(int buffer) {
+    named_sync(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
+    fence_shared_for_async();
+  }
 
   __device__ __forceinline__ void score(int buffer) {
-    fence_shared_for_async();
+    wait_for(buffer);
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
     pin(scores);

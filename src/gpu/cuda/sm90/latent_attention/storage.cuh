@@ -18,7 +18,9 @@ enum : int {
   kWarpgroup = 4,   // and 5: one warpgroup alone
   kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
   kScorers = 7,     // the score warpgroup alone
-  kStep = 8,        // P of a tile and all that belongs to it are there, and the next tile is decoded: score and value warps
+  // Of four roles, two each, by turns.
+  kFull = 8,      // P of a tile and all that belongs to it are there: score warps arrive, value warps wait
+  kDecoded = 10,  // a tile is decoded: value warps arrive, score warps wait
 };
 
 /// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
@@ -56,6 +58,7 @@ struct TurnsStorage {
 /// Where a tile's keys are, as told by the warp that plans to those that bring them.
 struct Plan {
   alignas(16) std::uint32_t at[kKeyTile];  // Token::at; rows that a lane brings lie side by side
+  uint2 present;                           // a bit for each key, for who scores
   const std::byte* data;                   // of the tile's cache
   bool end;                                // there are no more tiles
 
@@ -73,10 +76,8 @@ struct Ring {
 template <class Config>
 struct RolesStorage {
   // A job ends once two more tiles have been staged, each of which may be a job of its own: they have to be told before.
-  static constexpr int kJobs = 4, kPlans = 4;
+  static constexpr int kJobs = 4, kPlans = 8;
   static_assert(kJobs > 2);
-  // A plan is made once the one kPlans before it is read, so codes of two tiles before that are decoded, so two before those multiplied.
-  static constexpr int kPresent = kPlans + 4;
   using Jobs = Ring<kJobs>;
   using Plans = Ring<kPlans>;
   using Tiles = Ring<2>;
@@ -85,7 +86,6 @@ struct RolesStorage {
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P
   alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them
   Plan plans[kPlans];                                 // by turns
-  uint2 present[kPresent];                            // a bit for each key of a tile: read long after the rest of its plan
   Job jobs[kJobs];                                    // by turns, like these:
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
@@ -93,7 +93,7 @@ struct RolesStorage {
   alignas(8) std::uint64_t job_full[kJobs];                                        // by the planner: there is a job
   std::uint64_t job_empty[kJobs];    // by score and value threads and a load warp: they are done with it
   std::uint64_t plan_full[kPlans];   // by the planner
-  std::uint64_t plan_empty[kPlans];  // by who brings keys: it has been read
+  std::uint64_t plan_empty[kPlans];  // by who brings keys, and a lane of each score warp: it has been read
   std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
   std::uint64_t staged_free[2];      // by every value thread: it has been read
   std::uint64_t empty[2];            // by every value warp: the tile has been multiplied

@@ -56,8 +56,8 @@ class Values {
   __device__ __forceinline__ void decode_and_multiply(std::uint32_t step) {
     const int buffer = Tiles::slot(step);
     const bool real = step >= 2;
-    named_sync(kStep, kMathThreads + Config::kScoreThreads);
     if (real) {
+      named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
       const int grown = storage.grown[buffer][warp()];
       fence_shared_for_async();
       if (__any_sync(~0u, grown)) rescale(buffer);
@@ -124,6 +124,7 @@ class Values {
         }
       }
     }
+    if (kPart == 1) named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);  // who waits for it fences
   }
 
   static __device__ __forceinline__ void read_slice(std::uint32_t from, int slice, Chunks& codes) {
