@@ -134,7 +134,7 @@ inline void split_cases(std::vector<SparseCase>& table) {
     spec.max_logits = false;
     table.push_back(std::move(spec));
   };
-  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8;
+  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar;
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
   add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
@@ -144,6 +144,16 @@ inline void split_cases(std::vector<SparseCase>& table) {
       {.head = 65, .batch = 5, .main = most, .extra = SparseCase::List{.format = v32, .topk = 70, .page = 3}, .sink = true});
   // Requests of an odd number of tiles, about as many as an H200 has SMs: parts that collect end a request before, and start another.
   add("few_parts/v32_fp8-h33-odd-tiles", {.head = 33, .batch = 50, .seq_q = 2, .main = {.format = v32, .topk = 570}});
+  add("few_parts/v41_fp8-h33-odd-tiles", {.row = 512, .head = 33, .batch = 50, .seq_q = 2, .main = {.format = v41, .topk = 570}});
+  add("few_parts/v41_fp8_planar-h128-many",
+      {.row = 512, .head = 128, .batch = 40, .seq_q = 2, .main = {.format = planar, .topk = 300, .page = 7}});
+  add("few_parts/v4_fp8-h65-extra-many", {.row = 512,
+                                          .head = 65,
+                                          .batch = 40,
+                                          .seq_q = 2,
+                                          .main = {.format = v4, .topk = 130},
+                                          .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
+                                          .sink = true});
   add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 

@@ -118,6 +118,10 @@ __device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 __device__ inline void copy_async(std::uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
+/// The same of 8 bytes.
+__device__ inline void copy_async_8(std::uint32_t shared, const void* global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0) : "memory");
+}
 __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   asm volatile("st.volatile.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }

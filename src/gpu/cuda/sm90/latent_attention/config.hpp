@@ -13,9 +13,9 @@ inline constexpr int kSlice = 64;           // columns of a slice: 128 bytes
 inline constexpr int kValueDim = 512;
 inline constexpr int kHalfSlices = kValueDim / kSlice / 2;  // V columns of one accumulator
 inline constexpr int kGroups = kKeyTile / 8;                // of eight rows
-inline constexpr int kKeySlices = 9;  // the ninth holds the rotary part, and then P of the even tiles (of all, with four roles)
+inline constexpr int kKeySlices = 9;  // the ninth: the rotary part of 576 columns, then P of the even tiles (of all, with four roles)
 inline constexpr int kKeyGroup = kKeySlices * 1024;       // bytes from one group of eight keys to the next
-inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile: four pieces of 128 a row, and the rotary part
+inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile and the rotary part: pieces of 128 bytes of a row
 inline constexpr int kBoxRows = 8;                        // keys of one copy: pages are multiples of it
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
@@ -38,8 +38,10 @@ enum class Load {
 /// What one token of a cache looks like. `any`, of a kernel: whatever its caches turn out to hold.
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any };
 
-/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of the kind of rows that gains by it.
-constexpr bool has_four_roles(Load load, Row row, int cluster) { return load == Load::codes && row == Row::v32 && cluster == 1; }
+/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Packed rows of 8-bit codes.
+constexpr bool has_four_roles(Load load, Row row, int cluster) {
+  return load == Load::codes && (row == Row::v32 || row == Row::v4 || row == Row::v41) && cluster == 1;
+}
 
 /// kRow_: of all caches; only Load::codes looks at it.
 template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_, Row kRow_ = Row::any>
@@ -51,20 +53,21 @@ struct Config {
   static constexpr int kScoreThreads = kFourRoles ? 128 : 0;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 && !kFourRoles ? 256 : 128;
   static constexpr int kThreads = kMathThreads + kScoreThreads + kLoadThreads;
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;  // of each thread at launch: the pool that the roles share
-  static constexpr bool kWideProducts = kLaunchRegisters >= 158;     // which ptxas wants for one of 256 columns: 128 sums and some
-  static constexpr int kMathRegisters = kFourRoles ? 168 : kLoad == Load::codes ? 192 : 216, kScoreRegisters = 144;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;     // of each thread at launch: the pool that the roles share
+  static constexpr bool kWideProducts = kLaunchRegisters >= 158;        // which ptxas wants for one of 256 columns: 128 sums and some
+  static constexpr int kScoreRegisters = kHeadDim_ == 576 ? 144 : 136;  // a slice of Q less
+  static constexpr int kMathRegisters = kFourRoles ? 168 : kLoad == Load::codes ? 192 : 216;
   static constexpr int kLoadRegisters =
       (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads - kScoreRegisters * kScoreThreads) / kLoadThreads / 8 * 8;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kCluster = kCluster_;  // CTAs that share each K tile; each loads its part of the keys for all
   static constexpr int kSlices = kHeadDim / kSlice;
+  static constexpr bool kRopeBecomesP = kSlices == kKeySlices;              // else the ninth is P's alone
   static constexpr int kSharedSlices = kFourRoles ? kHalfSlices : kSlices;  // of Q; four roles have the others in registers
   static constexpr int kQueryGroup = kSharedSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
   static_assert(kGroups % kCluster == 0);
   static_assert(kLoad != Load::rows || kCluster == 1);
-  static_assert(!kFourRoles || kHeadDim == 576);
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -3,8 +3,8 @@
 /// keys are; two bring them, as they lie in the cache; the fourth brings queries, and at the end what other parts have.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/code_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/collect.cuh"
+#include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
 #include "gpu/cuda/sm90/latent_attention/staging.cuh"
 
@@ -22,7 +22,7 @@ class Planner {
       if (job.collect_end > 0) break;  // who collects does so last
     }
     tell(Job{});
-    for (int i = 0; i < 2; ++i) post(params.main.data, Token::kNone, Token::kNone);  // decoded during the last products
+    for (int i = 0; i < 2; ++i) post(params.main.data, {}, {});  // decoded during the last products
     begin_plan();
     if (lane_index() == 0) slot().end = true;
     end_plan();
@@ -32,7 +32,6 @@ class Planner {
   using Found = int[2];  // of two keys of this lane
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
-  static constexpr int kRowBytes = CodeRows<Config, Config::kRow>::rope_at() + 128;
 
   __device__ void tell(const Job& job) {
     const int at = Jobs::slot(jobs);
@@ -65,17 +64,19 @@ class Planner {
 #pragma unroll
     for (int i = 0; i < 2; ++i) found[i] = latent::look_up(params, list, own_key(tile, i));
   }
-  __device__ std::uint32_t place_of(const RowCache& cache, int tile, int i, int found) const {
-    return locate(params, cache, own_key(tile, i), found).at;
+  __device__ Token place_of(const RowCache& cache, int tile, int i, int found) const {
+    return locate(params, cache, own_key(tile, i), found);
   }
 
-  __device__ void post(const std::byte* data, std::uint32_t first, std::uint32_t second) {
+  __device__ void post(const std::byte* data, const Token& first, const Token& second) {
     const int lane = lane_index();
-    const uint2 present{__ballot_sync(~0u, first != Token::kNone), __ballot_sync(~0u, second != Token::kNone)};
+    const uint2 present{__ballot_sync(~0u, first.present()), __ballot_sync(~0u, second.present())};
     begin_plan();
     Plan& to = slot();
-    to.at[Plan::order(lane)] = first;
-    to.at[Plan::order(lane + 32)] = second;
+    to.at[Plan::order(lane)] = first.at;
+    to.at[Plan::order(lane + 32)] = second.at;
+    to.scales[lane] = first.present() ? first.scales : Token::kNone;
+    to.scales[lane + 32] = second.present() ? second.scales : Token::kNone;
     if (lane == 0) {
       to.data = data;
       to.end = false;
@@ -87,9 +88,10 @@ class Planner {
     prefetch(data, second);
   }
   /// The first rows of a kernel are long in coming: the second tile's are on their way beside the first's.
-  static __device__ void prefetch(const std::byte* data, std::uint32_t at) {
-    if (at == Token::kNone) return;
-    for (int line = 0; line <= kRowBytes / 128; ++line) prefetch_line(data + at * Token::kUnit + line * 128);
+  static __device__ void prefetch(const std::byte* data, const Token& token) {
+    if (!token.present()) return;
+    constexpr int kLines = (StagedRow<Config::kRow>::end() + 127) / 128;
+    for (int line = 0; line < kLines; ++line) prefetch_line(data + token.at * Token::kUnit + line * 128);
   }
 
   __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }
@@ -121,47 +123,64 @@ class StagedLoader {
       barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
       const Plan& plan = storage.plans[slot];
       if (plan.end) return;
-      const std::byte* data = plan.data;
-      std::uint32_t at[kSteps];
-      const uint4* from = reinterpret_cast<const uint4*>(&plan.at[Plan::order(first_row)]);
-#pragma unroll
-      for (int i = 0; i < kSteps / 4; ++i) {
-        const uint4 four = from[i];
-        at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
-      }
+      bring<0>(tile, plan);
+      bring<1>(tile, plan);
       barrier_arrive(shared_address(&storage.plan_empty[slot]));
-      data += lane % 8 * 16;
-      bring<0>(tile, data, at);
-      bring<1>(tile, data, at);
     }
   }
 
  private:
-  using Rows = CodeRows<Config, Config::kRow>;
+  using Rows = StagedRow<Config::kRow>;
   using Plans = typename Storage<Config>::Plans;
   static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
+  static_assert(kWarpRows == 32);
 
+  /// Whose scales this lane brings.
+  __device__ int own_row() const { return first_row / kWarpRows * kWarpRows + lane; }
+
+  /// The plan is read for each part anew, before there is room for it: there are not the registers to keep it.
   template <int kPart>
-  __device__ __forceinline__ void bring(std::uint32_t tile, const std::byte* data, std::uint32_t (&at)[kSteps]) {
-    pin(at);  // or addresses worked out for one part would be kept for the other, in more registers than there are
+  __device__ __forceinline__ void bring(std::uint32_t tile, const Plan& plan) {
+    const std::byte* data = plan.data;
+    const std::uint32_t scales = plan.scales[own_row()];
+    std::uint32_t at[kSteps / 4][4];
+#pragma unroll
+    for (int i = 0; i < kSteps / 4; ++i) load_shared(shared_address(&plan.at[Plan::order(first_row) + 4 * i]), at[i]);
     barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
     const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
-    const std::uint32_t scales = shared_address(&storage.scales[kPart][first_row]);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int i = 0; i < kSteps / 4; ++i) bring_rows<kPart>(to + Staged::chunk(4 * i * kStepRows, 0, 0), data + lane % 8 * 16, at[i]);
+    bring_scales<kPart>(data, scales);
+    copy_async_arrive(shared_address(&storage.staged[kPart]));
+    // The arrival of copies says nothing of what this thread has seen.
+    barrier_arrive(shared_address(&storage.staged[kPart]));
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void bring_rows(std::uint32_t to, const std::byte* data, const std::uint32_t (&at)[4]) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
       const bool present = at[step] != Token::kNone;
       const std::byte* from = data + (present ? at[step] * Token::kUnit : 0);
 #pragma unroll
-      for (int piece = 0; piece <= Staged::kPieces; ++piece) {
+      for (int piece = 0; piece < Rows::kPieces; ++piece) {
         if (Staged::part_of(piece) != kPart) continue;
-        const int offset = piece < Staged::kPieces ? piece * 128 : Rows::rope_at();
-        copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + offset, present);
+        if (Rows::chunks(piece) == 8 || lane % 8 < Rows::chunks(piece))
+          copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + Rows::offset(piece), present);
       }
-      if (lane % 8 == 0) copy_async(scales + step * kStepRows * 16, from + Rows::Format::kCount, present);
     }
-    copy_async_arrive(shared_address(&storage.staged[kPart]));
-    // The arrival of copies says nothing of what this thread has seen; who scores reads `present`, which came with the plan.
-    barrier_arrive(shared_address(&storage.staged[kPart]));
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void bring_scales(const std::byte* data, std::uint32_t scales) const {
+    const std::uint32_t to = shared_address(&storage.scales[kPart][own_row()]);
+    const bool present = scales != Token::kNone;
+    const std::byte* from = data + (present ? scales * Token::kScaleUnit : 0);
+    if constexpr (Rows::kScaleBytes == 8) {
+      copy_async_8(to, from, present);
+    } else {
+      copy_async(to, from, present);
+    }
   }
 
   Storage<Config>& storage;

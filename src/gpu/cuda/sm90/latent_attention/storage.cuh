@@ -58,6 +58,7 @@ struct TurnsStorage {
 /// Where a tile's keys are, as told by the warp that plans to those that bring them.
 struct Plan {
   alignas(16) std::uint32_t at[kKeyTile];  // Token::at; rows that a lane brings lie side by side
+  std::uint32_t scales[kKeyTile];          // Token::scales, row by row
   uint2 present;                           // a bit for each key, for who scores
   const std::byte* data;                   // of the tile's cache
   bool end;                                // there are no more tiles
@@ -83,10 +84,10 @@ struct RolesStorage {
   using Tiles = Ring<2>;
   alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P
-  alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them
-  Plan plans[kPlans];                                 // by turns
-  Job jobs[kJobs];                                    // by turns, like these:
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];                               // of both, slice 8 becomes P
+  alignas(16) std::uint32_t scales[2][kKeyTile][4];                                // of the staged codes, once for each part of them
+  Plan plans[kPlans];                                                              // by turns
+  Job jobs[kJobs];                                                                 // by turns, like these:
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
   float rescale[2][kRowTile];                                                      // and by what

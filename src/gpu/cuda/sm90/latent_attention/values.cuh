@@ -41,6 +41,7 @@ class Values {
  private:
   using Element = typename Config::Element;
   using Mma = Product<Element>;
+  using Rows = StagedRow<Config::kRow>;
   using Chunks = std::uint32_t[2][4];
   using Jobs = typename Storage<Config>::Jobs;
   using Tiles = typename Storage<Config>::Tiles;
@@ -80,7 +81,7 @@ class Values {
     decode_part<0>(step);
     products_wait<0>();
     pin(out);
-    if (real && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
+    if (Config::kRopeBecomesP && real && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
     decode_part<1>(step);
   }
 
@@ -100,27 +101,26 @@ class Values {
     const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2, quarter);
     const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
     Chunks codes[kPartSlices];
-    float scales[2];
+    std::uint32_t words[2][4];  // of each key, where the scales of its half lie; one word is of this part
+    constexpr int kWords = scale_words<Config::kRow>(), kWord = kWords == 1 ? 0 : kPart;
 #pragma unroll
     for (int slice = 0; slice < kPartSlices; ++slice) read_slice(from, kPart * kPartSlices + slice, codes[slice]);
 #pragma unroll
-    for (int key = 0; key < 2; ++key) scales[key] = __uint_as_float(storage.scales[kPart][row + key * 8][half * 2 + kPart]);
-    // Of both warpgroups: the rotary part becomes P.
-    if (kPart == 1) {
-      barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity(tile - 2));
-      copy_rope(buffer, row, quarter);
-    }
+    for (int key = 0; key < 2; ++key) words[key][kWord] = storage.scales[kPart][row + key * 8][half * kWords + kWord];
+    if (kPart == 1) copy_rope(buffer, tile, row, quarter);
 #pragma unroll
     for (int slice = 0; slice < kPartSlices; ++slice) {
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
         if (slice + 1 == kPartSlices && key == 1) free_part<kPart>(codes[slice][key]);
+        constexpr int kAt = kPart * kPartSlices;
+        if (kHalfSlices + kAt + slice == Rows::kRopeSlice && half == 1) continue;
         Chunks chunks;
-        decode<Config::kRow, Element>(codes[slice][key], scales[key], chunks);
+        decode<Config::kRow, Element>(codes[slice][key], scale_of<Config::kRow>(words[key], kAt + slice, quarter), chunks);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          store_shared(to + (kPart * kPartSlices + slice) * kGroupBytes + key * kKeyGroup + ((2 * quarter + i) ^ row % 8) * 16,
-                       chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
+          store_shared(to + (kAt + slice) * kGroupBytes + key * kKeyGroup + ((2 * quarter + i) ^ row % 8) * 16, chunks[i][0], chunks[i][1],
+                       chunks[i][2], chunks[i][3]);
         }
       }
     }
@@ -140,14 +140,24 @@ class Values {
     barrier_arrive(shared_address(&storage.staged_free[kPart]));
   }
 
-  /// Of one of the lane's keys.
+  /// Where it is no part of the values, by both warpgroups, each of one of the lane's keys, once both have multiplied what it becomes: P.
+  __device__ __forceinline__ void copy_rope(int buffer, std::uint32_t tile, int row, int quarter) const {
+    if (Config::kRopeBecomesP) {
+      barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity(tile - 2));
+      copy_rope(buffer, row + half * 8, quarter);
+    } else if (Rows::kRopeSlice * kSlice < Config::kHeadDim && half == 1) {
+      for (int key = 0; key < 2; ++key) copy_rope(buffer, row + key * 8, quarter);
+    }
+  }
   __device__ __forceinline__ void copy_rope(int buffer, int row, int quarter) const {
-    row += half * 8;
-    const std::uint32_t to = shared_address(storage.k[buffer]) + row / 8 * kKeyGroup + (kKeySlices - 1) * kGroupBytes + row % 8 * 128;
+    const std::uint32_t to = shared_address(storage.k[buffer]) + row / 8 * kKeyGroup + Rows::kRopeSlice * kGroupBytes + row % 8 * 128;
+    const std::uint32_t from = shared_address(storage.staging);
     Chunks rope;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      load_shared(shared_address(storage.staging) + Staged::chunk(row, Staged::kPieces, quarter + 4 * i), rope[i]);
+    for (int i = 0; i < 2; ++i) {
+      constexpr int kChunk = Rows::kRopeChunk;
+      load_shared(from + Staged::chunk(row, (kChunk + 4 * i) / 8, (kChunk + 4 * i) % 8 + quarter), rope[i]);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) store_shared(to + ((quarter + i * 4) ^ row % 8) * 16, rope[i][0], rope[i][1], rope[i][2], rope[i][3]);
   }
