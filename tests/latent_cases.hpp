@@ -134,7 +134,8 @@ inline void split_cases(std::vector<SparseCase>& table) {
     spec.max_logits = false;
     table.push_back(std::move(spec));
   };
-  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar;
+  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar,
+                    fp4 = CacheFormat::v41_fp4;
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
   add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
@@ -154,6 +155,11 @@ inline void split_cases(std::vector<SparseCase>& table) {
                                           .main = {.format = v4, .topk = 130},
                                           .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
                                           .sink = true});
+  const SparseCase::List extra{.format = fp4, .topk = 260, .page = 3};
+  add("few_parts/v41_fp8-and-fp4-h128-many",
+      {.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}, .extra = extra});
+  add("few_parts/v41_fp8_planar-and-fp4-h40-many",
+      {.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .extra = extra, .sink = true});
   add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 

@@ -128,6 +128,9 @@ __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::
 __device__ inline void load_shared(std::uint32_t shared, std::uint32_t (&to)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared) : "memory");
 }
+__device__ inline void load_shared_8(std::uint32_t shared, std::uint32_t (&to)[4]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(shared) : "memory");
+}
 /// By a predicate: lanes that part in a branch, be it for one load, cost the warpgroup products around it much.
 __device__ inline void load_shared_if(bool wanted, std::uint32_t shared, uint2& to) {
   asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %3, 0;\n@wanted ld.shared.v2.b32 {%0, %1}, [%2];\n}"

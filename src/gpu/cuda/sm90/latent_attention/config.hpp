@@ -35,12 +35,13 @@ enum class Load {
   codes,  // one by one, decoded from 8 or 4 bits where the cache holds such
 };
 
-/// What one token of a cache looks like. `any`, of a kernel: whatever its caches turn out to hold.
-enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any };
+/// What one token of a cache looks like. Of a kernel also: whatever its caches turn out to hold, and v41 with an extra cache of fp4.
+enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any, v41_and_fp4 };
 
-/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Packed rows of 8-bit codes.
+/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of packed rows.
 constexpr bool has_four_roles(Load load, Row row, int cluster) {
-  return load == Load::codes && (row == Row::v32 || row == Row::v4 || row == Row::v41) && cluster == 1;
+  const bool packed = row == Row::v32 || row == Row::v4 || row == Row::v41 || row == Row::v41_and_fp4;
+  return load == Load::codes && packed && cluster == 1;
 }
 
 /// kRow_: of all caches; only Load::codes looks at it.

@@ -22,7 +22,7 @@ class Planner {
       if (job.collect_end > 0) break;  // who collects does so last
     }
     tell(Job{});
-    for (int i = 0; i < 2; ++i) post(params.main.data, {}, {});  // decoded during the last products
+    for (int i = 0; i < 2; ++i) post(params.main, {}, {});  // decoded during the last products
     begin_plan();
     if (lane_index() == 0) slot().end = true;
     end_plan();
@@ -30,6 +30,7 @@ class Planner {
 
  private:
   using Found = int[2];  // of two keys of this lane
+  static constexpr bool kMixed = Config::kRow == Row::v41_and_fp4;
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
 
@@ -54,7 +55,7 @@ class Planner {
     for (int tile = first; tile < last; ++tile) {
       look_up(list, tile + 1, next);
       const RowCache& cache = list.cache_of(params, tile * kKeyTile);
-      post(data_of(cache), place_of(cache, tile, 0, found[0]), place_of(cache, tile, 1, found[1]));
+      post(cache, place_of(cache, tile, 0, found[0]), place_of(cache, tile, 1, found[1]));
       found[0] = next[0], found[1] = next[1];
     }
   }
@@ -68,8 +69,9 @@ class Planner {
     return locate(params, cache, own_key(tile, i), found);
   }
 
-  __device__ void post(const std::byte* data, const Token& first, const Token& second) {
+  __device__ void post(const RowCache& cache, const Token& first, const Token& second) {
     const int lane = lane_index();
+    const std::byte* data = data_of(cache);
     const uint2 present{__ballot_sync(~0u, first.present()), __ballot_sync(~0u, second.present())};
     begin_plan();
     Plan& to = slot();
@@ -79,6 +81,7 @@ class Planner {
     to.scales[lane + 32] = second.present() ? second.scales : Token::kNone;
     if (lane == 0) {
       to.data = data;
+      to.fp4 = kMixed && cache.row == Row::fp4;
       to.end = false;
       to.present = present;
     }
@@ -131,6 +134,7 @@ class StagedLoader {
 
  private:
   using Rows = StagedRow<Config::kRow>;
+  static constexpr bool kMixed = Config::kRow == Row::v41_and_fp4;
   using Plans = typename Storage<Config>::Plans;
   static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
   static_assert(kWarpRows == 32);
@@ -143,23 +147,32 @@ class StagedLoader {
   __device__ __forceinline__ void bring(std::uint32_t tile, const Plan& plan) {
     const std::byte* data = plan.data;
     const std::uint32_t scales = plan.scales[own_row()];
-    std::uint32_t at[kSteps / 4][4];
+    std::uint32_t at[kSteps];
+    const uint4* from = reinterpret_cast<const uint4*>(&plan.at[Plan::order(first_row)]);
 #pragma unroll
-    for (int i = 0; i < kSteps / 4; ++i) load_shared(shared_address(&plan.at[Plan::order(first_row) + 4 * i]), at[i]);
+    for (int i = 0; i < kSteps / 4; ++i) {
+      const uint4 four = from[i];
+      at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
+    }
     barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
-    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
-#pragma unroll
-    for (int i = 0; i < kSteps / 4; ++i) bring_rows<kPart>(to + Staged::chunk(4 * i * kStepRows, 0, 0), data + lane % 8 * 16, at[i]);
-    bring_scales<kPart>(data, scales);
+    if (kMixed && own_row() == 0) storage.fp4[kPart] = plan.fp4;
+    if (kMixed && plan.fp4) {
+      bring_fp4<kPart>(data, at, scales);
+    } else {
+      bring_rows<kPart>(data, at);
+      bring_scales<kPart>(data, scales);
+    }
     copy_async_arrive(shared_address(&storage.staged[kPart]));
     // The arrival of copies says nothing of what this thread has seen.
     barrier_arrive(shared_address(&storage.staged[kPart]));
   }
 
   template <int kPart>
-  __device__ __forceinline__ void bring_rows(std::uint32_t to, const std::byte* data, const std::uint32_t (&at)[4]) const {
+  __device__ __forceinline__ void bring_rows(const std::byte* data, const std::uint32_t (&at)[kSteps]) const {
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
+    data += lane % 8 * 16;
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const bool present = at[step] != Token::kNone;
       const std::byte* from = data + (present ? at[step] * Token::kUnit : 0);
 #pragma unroll
@@ -169,6 +182,22 @@ class StagedLoader {
           copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + Rows::offset(piece), present);
       }
     }
+  }
+
+  /// Four lanes for each half of the columns; of the scales two chunks of 8 bytes.
+  template <int kPart>
+  __device__ __forceinline__ void bring_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], std::uint32_t scales) const {
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kPart, lane % 4);
+    const std::uint32_t scales_to = shared_address(&storage.scales[kPart][own_row()]);
+    const int offset = lane % 8 / 4 * 128 + kPart * 64 + lane % 4 * 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const bool present = at[step] != Token::kNone;
+      copy_async(to + Staged::chunk(step * kStepRows, 0, 0), data + (present ? at[step] * Token::kUnit : 0) + offset, present);
+    }
+    const bool present = scales != Token::kNone;
+    const std::byte* from = data + (present ? scales * Token::kScaleUnit : 0) + kPart * 8;
+    for (int half = 0; half < 2; ++half) copy_async_8(scales_to + half * 8, from + half * 16, present);
   }
 
   template <int kPart>

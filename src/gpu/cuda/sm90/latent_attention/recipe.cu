@@ -44,7 +44,10 @@ constexpr int kFewPairs = 2;
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
 /// The kind of all rows, if they are of one kind.
-Row row_of(const Params& params) { return params.extra.topk == 0 || params.extra.row == params.main.row ? params.main.row : Row::any; }
+Row row_of(const Params& params) {
+  if (params.extra.topk == 0 || params.extra.row == params.main.row) return params.main.row;
+  return params.main.row == Row::v41 && params.extra.row == Row::fp4 ? Row::v41_and_fp4 : Row::any;
+}
 
 /// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one, which clusters do not share.
 constexpr bool has_own_kernel(DType dtype, Row row) {
@@ -58,6 +61,9 @@ Attend decoding_attend_of(Row row) {
   } else {
     if (row == Row::v4) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v4>>;
     if (row == Row::v41) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v41>>;
+    if constexpr (kCluster == 1) {
+      if (row == Row::v41_and_fp4) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v41_and_fp4>>;
+    }
   }
   return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::e4m3>>;
 }
@@ -125,7 +131,7 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
 
 int Recipe::cluster() const {
   const Row row = row_of(params);
-  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row));
+  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row) && row != Row::v41_and_fp4);
   const bool many = params.batch * tiles_of(params.max_kv_len, kPair) > kFewPairs * params.parts;
   const bool better_alone = has_four_roles(load, row, 1) && many;
   return shared && !better_alone && params.row_tiles % 2 == 0 ? 2 : 1;

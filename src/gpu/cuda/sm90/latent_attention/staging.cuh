@@ -21,10 +21,14 @@ struct Staged {
   static __device__ constexpr int part_of(int piece) { return piece + 1 == kPieces ? 1 : piece % 2; }
 };
 
+/// The kind of rows of the main cache. An extra one's are the same, or fp4: half a piece then, where a whole one of the others is, so that
+/// parts lie in the same places.
+constexpr Row main_row(Row row) { return row == Row::v41_and_fp4 ? Row::v41 : row; }
+
 /// What is staged of a row, and where in the cache it lies from the row's begin on.
 template <Row kRow>
 struct StagedRow {
-  static constexpr PackedFormat kFormat = format_of<kRow>();
+  static constexpr PackedFormat kFormat = format_of<main_row(kRow)>();
   static constexpr int kCodes = kFormat.codes, kBytes = kCodes + 2 * kFormat.rope;
   static constexpr int kPieces = (kBytes + 127) / 128;
   static constexpr int kRopeSlice = kCodes / kSlice, kRopeChunk = kCodes / 16;

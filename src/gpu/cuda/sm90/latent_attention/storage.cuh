@@ -61,6 +61,7 @@ struct Plan {
   std::uint32_t scales[kKeyTile];          // Token::scales, row by row
   uint2 present;                           // a bit for each key, for who scores
   const std::byte* data;                   // of the tile's cache
+  bool fp4;                                // what it holds, where there are two kinds
   bool end;                                // there are no more tiles
 
   static __device__ constexpr int order(int row) { return row % 4 * (kKeyTile / 4) + row / 4; }
@@ -86,6 +87,7 @@ struct RolesStorage {
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];                               // of both, slice 8 becomes P
   alignas(16) std::uint32_t scales[2][kKeyTile][4];                                // of the staged codes, once for each part of them
+  bool fp4[2];                                                                     // what has been staged, each part
   Plan plans[kPlans];                                                              // by turns
   Job jobs[kJobs];                                                                 // by turns, like these:
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end

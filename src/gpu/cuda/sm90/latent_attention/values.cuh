@@ -43,6 +43,7 @@ class Values {
   using Mma = Product<Element>;
   using Rows = StagedRow<Config::kRow>;
   using Chunks = std::uint32_t[2][4];
+  using Scales = std::uint32_t[4];  // of half a row of one key
   using Jobs = typename Storage<Config>::Jobs;
   using Tiles = typename Storage<Config>::Tiles;
   static constexpr int kHalfBytes = kHalfSlices * kGroupBytes, kPartSlices = kHalfSlices / 2;
@@ -93,30 +94,41 @@ class Values {
 
   // ---- codes become values ------------------------------------------------------------------------------------------------------
 
-  /// Two slices. A lane has a quarter of each slice of two keys, eight rows apart.
   template <int kPart>
   __device__ __forceinline__ void decode_part(std::uint32_t tile) {
-    const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
     barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
-    const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2, quarter);
+    if constexpr (Config::kRow == Row::v41_and_fp4) {
+      if (uniform(storage.fp4[kPart])) {
+        decode_rows<kPart, Row::fp4>(tile);
+      } else {
+        decode_rows<kPart, Row::v41>(tile);
+      }
+    } else {
+      decode_rows<kPart, Config::kRow>(tile);
+    }
+    if (kPart == 1) named_arrive(kDecoded + Tiles::slot(tile), kMathThreads + Config::kScoreThreads);  // who waits for it fences
+  }
+
+  /// Two slices. A lane has a quarter of each slice of two keys, eight rows apart.
+  template <int kPart, Row kRow>
+  __device__ __forceinline__ void decode_rows(std::uint32_t tile) {
+    const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
     const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
     Chunks codes[kPartSlices];
-    std::uint32_t words[2][4];  // of each key, where the scales of its half lie; one word is of this part
-    constexpr int kWords = scale_words<Config::kRow>(), kWord = kWords == 1 ? 0 : kPart;
+    Scales scales[2];
+    constexpr int kAt = kPart * kPartSlices;
+    read_codes<kPart, kRow>(row, quarter, codes);
 #pragma unroll
-    for (int slice = 0; slice < kPartSlices; ++slice) read_slice(from, kPart * kPartSlices + slice, codes[slice]);
-#pragma unroll
-    for (int key = 0; key < 2; ++key) words[key][kWord] = storage.scales[kPart][row + key * 8][half * kWords + kWord];
+    for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], scales[key]);
     if (kPart == 1) copy_rope(buffer, tile, row, quarter);
 #pragma unroll
     for (int slice = 0; slice < kPartSlices; ++slice) {
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
         if (slice + 1 == kPartSlices && key == 1) free_part<kPart>(codes[slice][key]);
-        constexpr int kAt = kPart * kPartSlices;
         if (kHalfSlices + kAt + slice == Rows::kRopeSlice && half == 1) continue;
         Chunks chunks;
-        decode<Config::kRow, Element>(codes[slice][key], scale_of<Config::kRow>(words[key], kAt + slice, quarter), chunks);
+        decode<kRow, Element>(codes[slice][key], scale_of<kRow>(scales[key], kAt + slice, quarter), chunks);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           store_shared(to + (kAt + slice) * kGroupBytes + key * kKeyGroup + ((2 * quarter + i) ^ row % 8) * 16, chunks[i][0], chunks[i][1],
@@ -124,19 +136,43 @@ class Values {
         }
       }
     }
-    if (kPart == 1) named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);  // who waits for it fences
   }
 
-  static __device__ __forceinline__ void read_slice(std::uint32_t from, int slice, Chunks& codes) {
+  template <int kPart, Row kRow>
+  __device__ __forceinline__ void read_codes(int row, int quarter, Chunks (&codes)[kPartSlices]) const {
+    if constexpr (kRow == Row::fp4) {
+      const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter / 2) + quarter % 2 * 8;
 #pragma unroll
-    for (int key = 0; key < 2; ++key)
-      load_shared((from ^ slice % 2 * 64) + slice / 2 * kGroupBytes + key * Staged::kGroupStride, codes[key]);
+      for (int slice = 0; slice < kPartSlices; ++slice) {
+#pragma unroll
+        for (int key = 0; key < 2; ++key) load_shared_8((from ^ slice * 32) + key * Staged::kGroupStride, codes[slice][key]);
+      }
+    } else {
+      const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter);
+#pragma unroll
+      for (int slice = 0; slice < kPartSlices; ++slice) {
+#pragma unroll
+        for (int key = 0; key < 2; ++key) load_shared((from ^ slice * 64) + key * Staged::kGroupStride, codes[slice][key]);
+      }
+    }
+  }
+
+  /// What of the scales is of this part, where the scales of the half have it.
+  template <int kPart, Row kRow>
+  __device__ __forceinline__ void read_scales(const std::uint32_t (&words)[4], Scales& scales) const {
+    constexpr int kWords = scale_words<kRow>();
+    if constexpr (kRow == Row::fp4) {
+      for (int i = 0; i < 2; ++i) scales[2 * kPart + i] = words[half * 2 + i];
+    } else {
+      constexpr int kWord = kWords == 1 ? 0 : kPart;
+      scales[kWord] = words[half * kWords + kWord];
+    }
   }
 
   /// `last`: what this lane has read last of it.
   template <int kPart>
   __device__ __forceinline__ void free_part(std::uint32_t (&last)[4]) const {
-    pin(last);
+    asm volatile("" : "+r"(last[0])::"memory");
     barrier_arrive(shared_address(&storage.staged_free[kPart]));
   }
 
