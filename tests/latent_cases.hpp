@@ -137,6 +137,7 @@ inline void split_cases(std::vector<SparseCase>& table) {
   const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar,
                     fp4 = CacheFormat::v41_fp4;
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
+  add("split/v41_fp8-h128", {.row = 512, .head = 128, .main = {.format = v41, .topk = 1500}});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
   add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
   const SparseCase::List most{.format = v32, .topk = 8300, .page = 64, .blocks = 200, .lengths = {8300, 130, 0, 300, 64}};
@@ -177,7 +178,6 @@ inline std::vector<SparseCase> sparse_cases() {
   const auto listed = [](CacheFormat format, std::int64_t topk, std::vector<std::int32_t> lengths = {}) {
     return List{.format = format, .topk = topk, .page = format == CacheFormat::rows ? 64 : 3, .lengths = std::move(lengths)};
   };
-
   const auto with_extra = [](SparseCase spec, List extra) {
     spec.extra = std::move(extra);
     return spec;
@@ -204,7 +204,10 @@ inline std::vector<SparseCase> sparse_cases() {
   add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);
   add("extra/v4_fp8-sink", with_extra({.row = 512, .main = {.format = v4}, .sink = true}, listed(v4, 90)));
   add("extra/v41_fp8-and-fp4-h64", with_extra({.row = 512, .head = 64, .main = {.format = v41}}, listed(fp4, 33)));
-  add("extra/v41_fp8-and-fp4-h4", with_extra({.row = 512, .head = 4, .main = {.format = v41}}, listed(fp4, 33)));
+  add("extra/v41_fp8-and-fp4-h4-lengths",
+      with_extra({.row = 512, .head = 4, .batch = 5, .main = listed(v41, 90, {0, 60, 90, 0, 7})}, listed(fp4, 140, {140, 70, 0, 0, 1})));
+  add("extra/v4_fp8-and-fp4", with_extra({.row = 512, .main = {.format = v4}}, listed(fp4, 33)));
+  add("extra/bf16-row512-and-v41_fp8", with_extra({.row = 512}, listed(v41, 33)));
   add("extra/bf16-and-v32_fp8", with_extra({}, listed(v32, 10)));
   add("flat/bf16-h24-sink", {.head = 24, .batch = 1, .seq_q = 7, .flat = true, .sink = true});
   add("flat/bf16-lengths", {.batch = 1, .seq_q = 7, .main = listed(rows, 70, {0, 1, 69, 70, 71, kMin, kMax}), .flat = true});

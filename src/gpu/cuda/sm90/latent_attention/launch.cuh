@@ -9,6 +9,7 @@ namespace fovea::gpu::sm90::latent {
 
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
   if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(params.row_tiles, params.kv_heads, params.parts),
                           .block = dim3(Config::kThreads),

@@ -49,7 +49,7 @@ Row row_of(const Params& params) {
   return params.main.row == Row::v41 && params.extra.row == Row::fp4 ? Row::v41_and_fp4 : Row::any;
 }
 
-/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one, which clusters do not share.
+/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one. It and that of two kinds have no clusters.
 constexpr bool has_own_kernel(DType dtype, Row row) {
   return dtype == DType::bf16 && row != Row::any && row != Row::fp4 && row != Row::plain;
 }

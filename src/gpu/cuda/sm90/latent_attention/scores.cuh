@@ -137,7 +137,7 @@ class Scorer {
       sum[i % 2] += two[0] + two[1];
       p[i] = pack<Element>(two[0], two[1]);
     }
-    if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done
+    if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
     const int row = warp * 16 + lane % 16;
     const std::uint32_t row_at = shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes + row / 8 * kKeyGroup + row % 8 * 128;
 #pragma unroll

@@ -55,7 +55,7 @@ struct TurnsStorage {
   std::uint64_t q_empty;                     // by every math thread
 };
 
-/// Where a tile's keys are, as told by the warp that plans to those that bring them.
+/// Where a tile's keys are, as told by the warp that plans to those that bring them, and which there are, to those that score.
 struct Plan {
   alignas(16) std::uint32_t at[kKeyTile];  // Token::at; rows that a lane brings lie side by side
   std::uint32_t scales[kKeyTile];          // Token::scales, row by row
@@ -85,11 +85,11 @@ struct RolesStorage {
   using Tiles = Ring<2>;
   alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024) std::byte k[2][kGroups * kKeyGroup];                               // of both, slice 8 becomes P
-  alignas(16) std::uint32_t scales[2][kKeyTile][4];                                // of the staged codes, once for each part of them
-  bool fp4[2];                                                                     // what has been staged, each part
-  Plan plans[kPlans];                                                              // by turns
-  Job jobs[kJobs];                                                                 // by turns, like these:
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P, or is nothing else
+  alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them (of fp4 what is of the part)
+  bool fp4[2];                                        // what has been staged, each part
+  Plan plans[kPlans];                                 // by turns
+  Job jobs[kJobs];                                    // by turns, like these:
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
   float rescale[2][kRowTile];                                                      // and by what
@@ -99,7 +99,7 @@ struct RolesStorage {
   std::uint64_t plan_empty[kPlans];  // by who brings keys, and a lane of each score warp: it has been read
   std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
   std::uint64_t staged_free[2];      // by every value thread: it has been read
-  std::uint64_t empty[2];            // by every value warp: the tile has been multiplied
+  std::uint64_t empty[2];            // by every value warp: the tile has been multiplied, P may become the rotary part (of 576 columns)
   std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
   std::uint64_t collected[2];        // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t q_full;              // by one load warp
@@ -110,8 +110,6 @@ template <class Config>
 using Storage = std::conditional_t<Config::kFourRoles, RolesStorage<Config>, TurnsStorage<Config>>;
 
 static_assert(kGroups * kKeyGroup == 73728);
-static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes>>) <= 227 * 1024);
-static_assert(sizeof(Storage<Config<__nv_bfloat16, 576, 1, Load::codes, Row::v32>>) <= 227 * 1024);
 
 /// Where the left-most slice of the i-th half of a pair of tiles lies, from the even tile's begin on.
 __device__ constexpr int place_of(int i) { return buffer_of(i) * kGroups * kKeyGroup + half_of(i) * kHalfSlices * kGroupBytes; }
