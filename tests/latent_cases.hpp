@@ -134,8 +134,7 @@ inline void split_cases(std::vector<SparseCase>& table) {
     spec.max_logits = false;
     table.push_back(std::move(spec));
   };
-  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar,
-                    fp4 = CacheFormat::v41_fp4;
+  const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar;
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/v41_fp8-h128", {.row = 512, .head = 128, .main = {.format = v41, .topk = 1500}});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
@@ -156,11 +155,14 @@ inline void split_cases(std::vector<SparseCase>& table) {
                                           .main = {.format = v4, .topk = 130},
                                           .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
                                           .sink = true});
-  const SparseCase::List extra{.format = fp4, .topk = 260, .page = 3};
+  const auto with_fp4 = [](SparseCase spec) {
+    spec.extra = SparseCase::List{.format = CacheFormat::v41_fp4, .topk = 260, .page = 3};
+    return spec;
+  };
   add("few_parts/v41_fp8-and-fp4-h128-many",
-      {.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}, .extra = extra});
+      with_fp4({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}));
   add("few_parts/v41_fp8_planar-and-fp4-h40-many",
-      {.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .extra = extra, .sink = true});
+      with_fp4({.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .sink = true}));
   add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 
