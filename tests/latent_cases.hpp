@@ -126,6 +126,11 @@ inline void sparse_bench_cases(std::vector<SparseCase>& table) {
   add("prefill-bf16-h128-q64-topk2048", prefill);
 }
 
+inline SparseCase with_extra(SparseCase spec, SparseCase::List extra) {
+  spec.extra = std::move(extra);
+  return spec;
+}
+
 /// Whatever holds of a request that several parts have a share of: the largest score is not among it.
 inline void split_cases(std::vector<SparseCase>& table) {
   const auto add = [&](const char* name, SparseCase spec) {
@@ -155,14 +160,11 @@ inline void split_cases(std::vector<SparseCase>& table) {
                                           .main = {.format = v4, .topk = 130},
                                           .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
                                           .sink = true});
-  const auto with_fp4 = [](SparseCase spec) {
-    spec.extra = SparseCase::List{.format = CacheFormat::v41_fp4, .topk = 260, .page = 3};
-    return spec;
-  };
+  const SparseCase::List fp4{.format = CacheFormat::v41_fp4, .topk = 260, .page = 3};
   add("few_parts/v41_fp8-and-fp4-h128-many",
-      with_fp4({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}));
+      with_extra({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}, fp4));
   add("few_parts/v41_fp8_planar-and-fp4-h40-many",
-      with_fp4({.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .sink = true}));
+      with_extra({.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .sink = true}, fp4));
   add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
 }
 
@@ -179,10 +181,6 @@ inline std::vector<SparseCase> sparse_cases() {
                     planar = CacheFormat::v41_fp8_planar, fp4 = CacheFormat::v41_fp4;
   const auto listed = [](CacheFormat format, std::int64_t topk, std::vector<std::int32_t> lengths = {}) {
     return List{.format = format, .topk = topk, .page = format == CacheFormat::rows ? 64 : 3, .lengths = std::move(lengths)};
-  };
-  const auto with_extra = [](SparseCase spec, List extra) {
-    spec.extra = std::move(extra);
-    return spec;
   };
 
   add("paged/bf16", {.main = {.topk = 130}});
@@ -206,6 +204,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);
   add("extra/v4_fp8-sink", with_extra({.row = 512, .main = {.format = v4}, .sink = true}, listed(v4, 90)));
   add("extra/v41_fp8-and-fp4-h64", with_extra({.row = 512, .head = 64, .main = {.format = v41}}, listed(fp4, 33)));
+  add("extra/v41_fp8-and-fp4-h4", with_extra({.row = 512, .head = 4, .main = {.format = v41}}, listed(fp4, 33)));
   add("extra/v41_fp8-and-fp4-h4-lengths",
       with_extra({.row = 512, .head = 4, .batch = 5, .main = listed(v41, 90, {0, 60, 90, 0, 7})}, listed(fp4, 140, {140, 70, 0, 0, 1})));
   add("extra/v4_fp8-and-fp4", with_extra({.row = 512, .main = {.format = v4}}, listed(fp4, 33)));

@@ -50,6 +50,7 @@ struct Config {
   using Element = Element_;
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
+  static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
   static constexpr bool kFourRoles = has_four_roles(kLoad, kRow, kCluster_);
   static constexpr int kScoreThreads = kFourRoles ? 128 : 0;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 && !kFourRoles ? 256 : 128;

@@ -30,7 +30,6 @@ class Planner {
 
  private:
   using Found = int[2];  // of two keys of this lane
-  static constexpr bool kMixed = Config::kRow == Row::v41_and_fp4;
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
 
@@ -81,7 +80,7 @@ class Planner {
     to.scales[lane + 32] = second.present() ? second.scales : Token::kNone;
     if (lane == 0) {
       to.data = data;
-      to.fp4 = kMixed && cache.row == Row::fp4;
+      to.fp4 = Config::kTwoKinds && cache.row == Row::fp4;
       to.end = false;
       to.present = present;
     }
@@ -134,7 +133,6 @@ class StagedLoader {
 
  private:
   using Rows = StagedRow<Config::kRow>;
-  static constexpr bool kMixed = Config::kRow == Row::v41_and_fp4;
   using Plans = typename Storage<Config>::Plans;
   static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
   static_assert(kWarpRows == 32);
@@ -155,8 +153,8 @@ class StagedLoader {
       at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
     }
     barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
-    if (kMixed && own_row() == 0) storage.fp4[kPart] = plan.fp4;
-    if (kMixed && plan.fp4) {
+    if (Config::kTwoKinds && own_row() == 0) storage.fp4[kPart] = plan.fp4;
+    if (Config::kTwoKinds && plan.fp4) {
       bring_fp4<kPart>(data, at, scales);
     } else {
       bring_rows<kPart>(data, at);

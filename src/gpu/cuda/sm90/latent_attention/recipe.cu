@@ -43,16 +43,19 @@ constexpr int kFewPairs = 2;
 
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
-/// The kind of all rows, if they are of one kind.
+/// The kind of all rows, if they are of one kind or of the two that have a kernel.
 Row row_of(const Params& params) {
   if (params.extra.topk == 0 || params.extra.row == params.main.row) return params.main.row;
   return params.main.row == Row::v41 && params.extra.row == Row::fp4 ? Row::v41_and_fp4 : Row::any;
 }
 
-/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one. It and that of two kinds have no clusters.
+/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one.
 constexpr bool has_own_kernel(DType dtype, Row row) {
   return dtype == DType::bf16 && row != Row::any && row != Row::fp4 && row != Row::plain;
 }
+
+/// Whether two CTAs can share what they decode: tiles of one kind.
+constexpr bool can_share(DType dtype, Row row) { return has_own_kernel(dtype, row) && row != Row::v41_and_fp4; }
 
 template <class Element, int kHeadDim, int kCluster>
 Attend decoding_attend_of(Row row) {
@@ -131,7 +134,7 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
 
 int Recipe::cluster() const {
   const Row row = row_of(params);
-  const bool shared = load == Load::boxes || (load == Load::codes && has_own_kernel(dtype, row) && row != Row::v41_and_fp4);
+  const bool shared = load == Load::boxes || (load == Load::codes && can_share(dtype, row));
   const bool many = params.batch * tiles_of(params.max_kv_len, kPair) > kFewPairs * params.parts;
   const bool better_alone = has_four_roles(load, row, 1) && many;
   return shared && !better_alone && params.row_tiles % 2 == 0 ? 2 : 1;

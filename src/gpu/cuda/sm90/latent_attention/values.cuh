@@ -97,14 +97,10 @@ class Values {
   template <int kPart>
   __device__ __forceinline__ void decode_part(std::uint32_t tile) {
     barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
-    if constexpr (Config::kRow == Row::v41_and_fp4) {
-      if (uniform(storage.fp4[kPart])) {
-        decode_rows<kPart, Row::fp4>(tile);
-      } else {
-        decode_rows<kPart, Row::v41>(tile);
-      }
+    if (Config::kTwoKinds && uniform(storage.fp4[kPart])) {
+      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4>(tile);
     } else {
-      decode_rows<kPart, Config::kRow>(tile);
+      decode_rows<kPart, main_row(Config::kRow)>(tile);
     }
     if (kPart == 1) named_arrive(kDecoded + Tiles::slot(tile), kMathThreads + Config::kScoreThreads);  // who waits for it fences
   }
@@ -160,11 +156,10 @@ class Values {
   /// What of the scales is of this part, where the scales of the half have it.
   template <int kPart, Row kRow>
   __device__ __forceinline__ void read_scales(const std::uint32_t (&words)[4], Scales& scales) const {
-    constexpr int kWords = scale_words<kRow>();
     if constexpr (kRow == Row::fp4) {
       for (int i = 0; i < 2; ++i) scales[2 * kPart + i] = words[half * 2 + i];
     } else {
-      constexpr int kWord = kWords == 1 ? 0 : kPart;
+      constexpr int kWords = scale_words<kRow>(), kWord = kWords == 1 ? 0 : kPart;
       scales[kWord] = words[half * kWords + kWord];
     }
   }
