@@ -68,6 +68,8 @@ inline std::vector<LatentCase> latent_cases() {
   add("mask/bf16-window-h128-q3", {.head = 128, .sequences = of_lengths(3, {700, 64}), .mask = sliding_window(130)}, Tier::full);
   add("ragged/bf16-h128", {.head = 128, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}, {1, 513}}, .ragged = true}, Tier::full);
   add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
+  add("even/bf16-h16-odd", {.sequences = of_lengths(1, std::vector<std::int64_t>(50, 600))}, Tier::full);
+  add("even/bf16-h128", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(5, 3200))}, Tier::full);
   add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
   add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
   add("split/bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
@@ -139,33 +141,45 @@ inline void split_cases(std::vector<SparseCase>& table) {
     spec.max_logits = false;
     table.push_back(std::move(spec));
   };
+  /// Of one size, requests would be whole, or cut evenly.
+  const auto uneven = [](SparseCase spec) {
+    if (spec.main.lengths.empty())
+      spec.main.lengths.assign(static_cast<std::size_t>(spec.batch), static_cast<std::int32_t>(spec.main.topk));
+    spec.main.lengths.back() = 1;
+    return spec;
+  };
   const CacheFormat v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8, planar = CacheFormat::v41_fp8_planar;
   add("split/v4_fp8-h128-sink", {.row = 512, .head = 128, .main = {.format = v4, .topk = 1500}, .sink = true});
   add("split/v41_fp8-h128", {.row = 512, .head = 128, .main = {.format = v41, .topk = 1500}});
   add("split/bf16-h65-q2", {.head = 65, .batch = 3, .seq_q = 2, .main = {.topk = 900}});
-  add("few_parts/v32_fp8-h65-many", {.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}});
+  add("few_parts/v32_fp8-h65-many", uneven({.head = 65, .batch = 40, .seq_q = 2, .main = {.format = v32, .topk = 300}}));
+  add("even/v32_fp8-h128", {.head = 128, .batch = 4, .seq_q = 2, .main = {.format = v32, .topk = 2048}});
+  add("even/v32_fp8-h33-odd", {.head = 33, .batch = 25, .seq_q = 2, .main = {.format = v32, .topk = 600}});
+  add("even/v4_fp8-h65-whole", {.row = 512, .head = 65, .batch = 40, .seq_q = 2, .main = {.format = v4, .topk = 300}, .sink = true});
   const SparseCase::List most{.format = v32, .topk = 8300, .page = 64, .blocks = 200, .lengths = {8300, 130, 0, 300, 64}};
   add("long/v32_fp8-h128", {.head = 128, .batch = 5, .seq_q = 2, .main = most});
   add("long/v32_fp8-h65-extra-sink",
       {.head = 65, .batch = 5, .main = most, .extra = SparseCase::List{.format = v32, .topk = 70, .page = 3}, .sink = true});
   // Requests of an odd number of tiles, about as many as an H200 has SMs: parts that collect end a request before, and start another.
-  add("few_parts/v32_fp8-h33-odd-tiles", {.head = 33, .batch = 50, .seq_q = 2, .main = {.format = v32, .topk = 570}});
-  add("few_parts/v41_fp8-h33-odd-tiles", {.row = 512, .head = 33, .batch = 50, .seq_q = 2, .main = {.format = v41, .topk = 570}});
+  add("few_parts/v32_fp8-h33-odd-tiles", uneven({.head = 33, .batch = 50, .seq_q = 2, .main = {.format = v32, .topk = 570}}));
+  add("few_parts/v41_fp8-h33-odd-tiles", uneven({.row = 512, .head = 33, .batch = 50, .seq_q = 2, .main = {.format = v41, .topk = 570}}));
   add("few_parts/v41_fp8_planar-h128-many",
-      {.row = 512, .head = 128, .batch = 40, .seq_q = 2, .main = {.format = planar, .topk = 300, .page = 7}});
-  add("few_parts/v4_fp8-h65-extra-many", {.row = 512,
-                                          .head = 65,
-                                          .batch = 40,
-                                          .seq_q = 2,
-                                          .main = {.format = v4, .topk = 130},
-                                          .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
-                                          .sink = true});
+      uneven({.row = 512, .head = 128, .batch = 40, .seq_q = 2, .main = {.format = planar, .topk = 300, .page = 7}}));
+  add("few_parts/v4_fp8-h65-extra-many", uneven({.row = 512,
+                                                 .head = 65,
+                                                 .batch = 40,
+                                                 .seq_q = 2,
+                                                 .main = {.format = v4, .topk = 130},
+                                                 .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
+                                                 .sink = true}));
   const SparseCase::List fp4{.format = CacheFormat::v41_fp4, .topk = 260, .page = 3};
   add("few_parts/v41_fp8-and-fp4-h128-many",
-      with_extra({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}, fp4));
+      uneven(with_extra({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}, fp4)));
   add("few_parts/v41_fp8_planar-and-fp4-h40-many",
-      with_extra({.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .sink = true}, fp4));
-  add("few_parts/v4_fp8-h17-many", {.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true});
+      uneven(with_extra({.row = 512, .head = 40, .batch = 60, .seq_q = 2, .main = {.format = planar, .topk = 140, .page = 7}, .sink = true},
+                        fp4)));
+  add("few_parts/v4_fp8-h17-many",
+      uneven({.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true}));
 }
 
 inline std::vector<SparseCase> sparse_cases() {

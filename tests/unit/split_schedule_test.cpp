@@ -6,6 +6,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace fovea::detail {
@@ -15,13 +16,14 @@ struct Batch {
   std::vector<int> tiles{};
   int parts = 1, overhead = 0;
   bool whole = false;
+  int length = 0;  // of a part; 0: what makes the parts equal
 };
 
 struct Scheduled {
   explicit Scheduled(const Batch& batch) {
     prefix.push_back(0);
     for (const int tiles : batch.tiles) prefix.push_back(prefix.back() + tiles + batch.overhead);
-    const int length = std::max((prefix.back() + batch.parts - 1) / batch.parts, 1);
+    const int length = batch.length > 0 ? batch.length : std::max((prefix.back() + batch.parts - 1) / batch.parts, 1);
     schedule = {prefix.data(), static_cast<int>(batch.tiles.size()), length, batch.overhead, batch.whole};
   }
   std::vector<int> prefix{};
@@ -97,6 +99,37 @@ TEST(SplitSchedule, EveryTileOnce) {
       }
     }
   }
+}
+
+TEST(SplitSchedule, RequestsOfOneSize) {
+  for (const int parts : {1, 4, 66, 132}) {
+    for (const int size : {1, 2, 5, 16, 64}) {
+      for (const int batch : {1, 2, 3, 7, 32, 64, 128, 256}) {
+        const SplitLine line = split_line(parts, batch, batch * size, size, 2);
+        Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead};
+        requests.length = line.length;
+        check(requests);
+        const SplitLine any = split_line(parts, batch, batch * size, 0, 2);
+        requests.overhead = any.overhead;
+        requests.length = any.length;
+        check(requests);
+      }
+    }
+  }
+}
+
+TEST(SplitSchedule, CutsNothingThatFits) {
+  const auto line = [](int parts, int batch, int size) {
+    const SplitLine found = split_line(parts, batch, batch * size, size, 2);
+    return std::pair{found.length, found.overhead};
+  };
+  EXPECT_EQ(line(66, 128, 16), std::pair(32, 0));  // two whole requests to a part
+  EXPECT_EQ(line(66, 256, 16), std::pair(64, 0));  // four
+  EXPECT_EQ(line(132, 128, 64), std::pair(64, 0));
+  EXPECT_EQ(line(66, 8, 64), std::pair(8, 0));   // eight parts to a request
+  EXPECT_EQ(line(66, 10, 16), std::pair(3, 2));  // four parts of four would take longer than some that are cut
+  EXPECT_EQ(line(132, 50, 5), std::pair(3, 1));  // two, the first of which has less
+  EXPECT_EQ(line(66, 4, 16), std::pair(1, 0));
 }
 
 }  // namespace

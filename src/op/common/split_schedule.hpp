@@ -15,6 +15,29 @@ struct TileRange {
   constexpr bool empty() const { return begin >= end; }
 };
 
+/// How requests are laid on the line: the length of a part, and what each request costs beside its tiles.
+struct SplitLine {
+  int length = 1, overhead = 0;
+};
+
+/// The line for `batch` requests of `tiles` in all, each of `size` of them where all have as many, else 0; `overhead` is what a request
+/// costs, in tiles. Requests of one size are not cut where a part can have whole ones, nor, where it can't, but evenly: the others on the
+/// line would come to lie across two parts, each of which has to do with one more of them. It may cost less all the same.
+constexpr SplitLine split_line(int parts, int batch, int tiles, int size, int overhead) {
+  const auto parted = [](int count, int by) { return (count + by - 1) / by; };
+  const int least = parted(tiles, parts);
+  if (least <= 1) return {1, 0};  // with the overhead some parts would do two
+  const SplitLine cut{parted(tiles + batch * overhead, parts), overhead};
+  if (size == 0) return cut;
+  const int cost_of_cut = cut.length + overhead + 1;  // some part begins inside of a request, and has a part of another
+  if (least >= size) {
+    const int whole = parted(least, size);
+    return whole * (size + overhead) <= cost_of_cut ? SplitLine{whole * size, 0} : cut;
+  }
+  const int length = parted(size, size / least), shares = parted(size, length);
+  return length + overhead + (shares > 1 ? 1 : 0) <= cost_of_cut ? SplitLine{length, shares * length - size} : cut;
+}
+
 struct SplitSchedule {
   const int* prefix = nullptr;  ///< [batch + 1] costs before each request
   int batch = 0;

@@ -22,7 +22,8 @@ class BoxLoader {
 
   /// Warp w brings half w of the tiles (buffer w / 2, columns [0, 256) or the rest) as soon as its last reader is done, in each of the
   /// pairs [begin, end). `before` the second pair, or the first of all, something else: later, space for keys is free sooner than space
-  /// for queries. The block table is read one pair ahead of the wait for space.
+  /// for queries. The block table is read one pair ahead of the wait for space. Nothing is asked for while what is needed sooner is on its
+  /// way: of the first pair the odd tile waits for the even one, and what is prefetched for what it follows.
   template <class Before>
   __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
     const int buffer = warp / 2, half = warp % 2;
@@ -35,16 +36,21 @@ class BoxLoader {
       if (pair == end) return;
       const Keys keys = next;
       next = find_keys(request, (pair + 1) * kPair + buffer * kKeyTile);
+      if (first && pair == begin && buffer == 1) barrier_wait(shared_address(&storage.full[kEvenRight]), 0);
       barrier_wait(empty, parity ^ 1);
       parity ^= 1;
       if (lane == 0) barrier_arrive_expect(full, kKeyTile * 128 * slices);
       __syncwarp();
       if (lane < kShare) copy_keys(to, keys, full);
-      if (Config::kCluster > 1 && pair + 1 < end && lane < kShare) prefetch_box(map(), box_of(next));
+      if (Config::kCluster == 1 || pair + 1 == end) continue;
+      barrier_wait(full, parity ^ 1);
+      if (lane < kShare) prefetch_box(map(), box_of(next));
     }
   }
 
  private:
+  /// Not the left one: that may be filled for the second time before the odd tile has been multiplied.
+  static constexpr int kEvenRight = 1;
   static constexpr int kShare = kGroups / Config::kCluster;  // groups of eight keys that this CTA copies
 
   /// Where eight keys lie in the cache. A block past the end makes the copy engine fill in zeros.

@@ -86,14 +86,14 @@ class Planner {
     }
     end_plan();
     if (plans != 2) return;
-    prefetch(data, first);
-    prefetch(data, second);
+    const int bytes = Config::kTwoKinds && cache.row == Row::fp4 ? kValueDim / 2 : StagedRow<Config::kRow>::end();  // of codes
+    prefetch(data, first, bytes);
+    prefetch(data, second, bytes);
   }
   /// The first rows of a kernel are long in coming: the second tile's are on their way beside the first's.
-  static __device__ void prefetch(const std::byte* data, const Token& token) {
+  static __device__ void prefetch(const std::byte* data, const Token& token, int bytes) {
     if (!token.present()) return;
-    constexpr int kLines = (StagedRow<Config::kRow>::end() + 127) / 128;
-    for (int line = 0; line < kLines; ++line) prefetch_line(data + token.at * Token::kUnit + line * 128);
+    for (int at = 0; at < bytes; at += 128) prefetch_line(data + token.at * Token::kUnit + at);
   }
 
   __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }

@@ -80,7 +80,8 @@ class Values {
     products_wait<1>();
     named_sync(kWarpgroup + half, 128);  // every warp has multiplied the left part
     decode_part<0>(step);
-    products_wait<0>();  // the hardware reads V once for the four warps, so none overwrites what another waits for; no document promises it
+    products_wait<0>();
+    if (!Config::kRopeBecomesP) named_sync(kWarpgroup + half, 128);  // likewise the right one; else copy_rope waits for both warpgroups
     pin(out);
     if (Config::kRopeBecomesP && real && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
     decode_part<1>(step);

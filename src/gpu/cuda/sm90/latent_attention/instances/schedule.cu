@@ -10,23 +10,26 @@ namespace {
 inline constexpr int kScheduleThreads = 1024;
 __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
   __shared__ int warp_sums[32];
-  __shared__ int carry;
+  __shared__ int carry, size;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (thread == 0) params.prefix[0] = carry = 0;
   const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
   for (int i = thread; i < flags; i += kScheduleThreads) params.told[i] = 0;
+  bool alike = true;
   __syncthreads();
   for (int first = 0; first < params.batch; first += kScheduleThreads) {
-    const int index = first + thread;
-    int cost = index < params.batch ? request_at(params, index).pairs() + params.overhead : 0;
+    const int index = first + thread, pairs = index < params.batch ? request_at(params, index).pairs() : 0;
+    int cost = pairs + (index < params.batch ? params.overhead : 0);
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, cost, step);
       if (lane >= step) cost += other;
     }
     if (lane == 31) warp_sums[warp] = cost;
+    if (index == 0) size = pairs;
     __syncthreads();
+    alike = alike && (index >= params.batch || pairs == size);
     int before = carry;
     for (int w = 0; w < warp; ++w) before += warp_sums[w];
     if (index < params.batch) params.prefix[index + 1] = before + cost;
@@ -34,12 +37,15 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
     if (thread == kScheduleThreads - 1) carry = before + cost;
     __syncthreads();
   }
-  // Where no part has more than a pair, what a request costs beside its pairs would only make some parts do two.
-  const bool few = carry - params.batch * params.overhead <= params.parts;
-  if (few && thread < params.batch) params.prefix[thread + 1] -= (thread + 1) * params.overhead;
+  const bool all_alike = __syncthreads_and(alike);
+  const detail::SplitLine line =
+      detail::split_line(params.parts, params.batch, carry - params.batch * params.overhead, all_alike ? size : 0, params.overhead);
+  if (const int more = line.overhead - params.overhead; more != 0) {
+    for (int i = thread; i < params.batch; i += kScheduleThreads) params.prefix[i + 1] += (i + 1) * more;
+  }
   if (thread == 0) {
-    params.prefix[params.batch + 1] = few ? 1 : max((carry + params.parts - 1) / params.parts, 1);
-    params.prefix[params.batch + 2] = few ? 0 : params.overhead;
+    params.prefix[params.batch + 1] = line.length;
+    params.prefix[params.batch + 2] = line.overhead;
   }
   __syncthreads();
   const detail::SplitSchedule schedule = schedule_of(params);
