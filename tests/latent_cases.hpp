@@ -42,6 +42,9 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
   add("bf16-h64-ragged", {.head = 64, .sequences = {{8, 700}, {1, 300}, {3, 1500}, {8, 90}}, .ragged = true});
   add("v32_fp8-h64-q8", {.format = v32, .head = 64, .sequences = of_lengths(8, uneven)});
   add("v32_fp8-h9-q30", {.format = v32, .head = 9, .sequences = of_lengths(30, uneven)});
+  // Requests of one size.
+  add("bf16-h16-even-odd", {.head = 16, .sequences = of_lengths(1, std::vector<std::int64_t>(50, 600))});
+  add("bf16-h128-even", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(5, 3200))});
 }
 
 inline std::vector<LatentCase> latent_cases() {
@@ -68,8 +71,6 @@ inline std::vector<LatentCase> latent_cases() {
   add("mask/bf16-window-h128-q3", {.head = 128, .sequences = of_lengths(3, {700, 64}), .mask = sliding_window(130)}, Tier::full);
   add("ragged/bf16-h128", {.head = 128, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}, {1, 513}}, .ragged = true}, Tier::full);
   add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
-  add("even/bf16-h16-odd", {.sequences = of_lengths(1, std::vector<std::int64_t>(50, 600))}, Tier::full);
-  add("even/bf16-h128", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(5, 3200))}, Tier::full);
   add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
   add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
   add("split/bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);

@@ -6,49 +6,49 @@
 namespace fovea::gpu::sm90::latent {
 namespace {
 
-/// Costs of all requests, summed. One block.
+/// Tiles of all requests, summed; the line that they lie on; where on it parts begin. One block.
 inline constexpr int kScheduleThreads = 1024;
 __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
-  __shared__ int warp_sums[32];
-  __shared__ int carry, size;
+  __shared__ int kept[kScheduleThreads + 1], warp_sums[32], carry, size;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  int* sums = params.batch <= kScheduleThreads ? kept : params.prefix;  // where they are found soonest
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (thread == 0) params.prefix[0] = carry = 0;
+  if (thread == 0) sums[0] = carry = 0;
   const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
   for (int i = thread; i < flags; i += kScheduleThreads) params.told[i] = 0;
   bool alike = true;
   __syncthreads();
   for (int first = 0; first < params.batch; first += kScheduleThreads) {
     const int index = first + thread, pairs = index < params.batch ? request_at(params, index).pairs() : 0;
-    int cost = pairs + (index < params.batch ? params.overhead : 0);
+    int sum = pairs;
     for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, cost, step);
-      if (lane >= step) cost += other;
+      const int other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
     }
-    if (lane == 31) warp_sums[warp] = cost;
+    if (lane == 31) warp_sums[warp] = sum;
     if (index == 0) size = pairs;
     __syncthreads();
     alike = alike && (index >= params.batch || pairs == size);
-    int before = carry;
-    for (int w = 0; w < warp; ++w) before += warp_sums[w];
-    if (index < params.batch) params.prefix[index + 1] = before + cost;
+    sum += carry;
+    for (int w = 0; w < warp; ++w) sum += warp_sums[w];
+    if (index < params.batch) sums[index + 1] = sum;
     __syncthreads();
-    if (thread == kScheduleThreads - 1) carry = before + cost;
+    if (thread == kScheduleThreads - 1) carry = sum;
     __syncthreads();
   }
   const bool all_alike = __syncthreads_and(alike);
-  const detail::SplitLine line =
-      detail::split_line(params.parts, params.batch, carry - params.batch * params.overhead, all_alike ? size : 0, params.overhead);
-  if (const int more = line.overhead - params.overhead; more != 0) {
-    for (int i = thread; i < params.batch; i += kScheduleThreads) params.prefix[i + 1] += (i + 1) * more;
+  const detail::SplitLine line = detail::split_line(params.parts, params.batch, carry, all_alike ? size : 0, params.overhead);
+  for (int i = thread; i < params.batch; i += kScheduleThreads) {
+    params.prefix[i + 1] = sums[i + 1] += (i + 1) * line.overhead;
   }
   if (thread == 0) {
+    params.prefix[0] = 0;
     params.prefix[params.batch + 1] = line.length;
     params.prefix[params.batch + 2] = line.overhead;
   }
   __syncthreads();
-  const detail::SplitSchedule schedule = schedule_of(params);
+  const detail::SplitSchedule schedule{.prefix = sums, .batch = params.batch, .length = line.length};
   for (int part = thread; part < params.parts; part += kScheduleThreads) params.first_request[part] = schedule.first_request(part);
 }
 
