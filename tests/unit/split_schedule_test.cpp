@@ -101,18 +101,24 @@ TEST(SplitSchedule, EveryTileOnce) {
   }
 }
 
+/// Requests of one size on the line for them, and on the one for any.
+void check_lines(int parts, int size, int batch, int overhead) {
+  for (const int told : {size, 0}) {
+    const SplitLine line = split_line(parts, batch, batch * size, told, overhead);
+    Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead};
+    requests.length = line.length;
+    for (const bool whole : {false, true}) {
+      requests.whole = whole;
+      check(requests);
+    }
+  }
+}
+
 TEST(SplitSchedule, RequestsOfOneSize) {
   for (const int parts : {1, 4, 66, 132}) {
     for (const int size : {1, 2, 5, 16, 64}) {
       for (const int batch : {1, 2, 3, 7, 32, 64, 128, 256}) {
-        const SplitLine line = split_line(parts, batch, batch * size, size, 2);
-        Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead};
-        requests.length = line.length;
-        check(requests);
-        const SplitLine any = split_line(parts, batch, batch * size, 0, 2);
-        requests.overhead = any.overhead;
-        requests.length = any.length;
-        check(requests);
+        for (const int overhead : {0, 2, 3}) check_lines(parts, size, batch, overhead);
       }
     }
   }
