@@ -142,10 +142,9 @@ inline void split_cases(std::vector<SparseCase>& table) {
     spec.max_logits = false;
     table.push_back(std::move(spec));
   };
-  /// Of one size, requests would be whole, or cut evenly.
+  // Of one size, requests would be whole, or cut evenly.
   const auto uneven = [](SparseCase spec) {
-    if (spec.main.lengths.empty())
-      spec.main.lengths.assign(static_cast<std::size_t>(spec.batch), static_cast<std::int32_t>(spec.main.topk));
+    spec.main.lengths.assign(static_cast<std::size_t>(spec.batch), static_cast<std::int32_t>(spec.main.topk));
     spec.main.lengths.back() = 1;
     return spec;
   };

@@ -138,5 +138,17 @@ TEST(SplitSchedule, CutsNothingThatFits) {
   EXPECT_EQ(line(66, 4, 16), std::pair(1, 0));
 }
 
+/// Where a tile for each part is enough, whatever the sizes: with what requests cost beside them, some parts would do two.
+TEST(SplitSchedule, FewTilesHaveNoOverhead) {
+  for (const int tiles : {3, 64, 66}) {
+    const SplitLine line = split_line(66, 3, tiles, 0, 2);
+    EXPECT_EQ(line.length, 1);
+    EXPECT_EQ(line.overhead, 0);
+  }
+  const SplitLine more = split_line(66, 3, 67, 0, 2);
+  EXPECT_EQ(more.length, 2);
+  EXPECT_EQ(more.overhead, 2);
+}
+
 }  // namespace
 }  // namespace fovea::detail

@@ -68,6 +68,7 @@ class Planner {
     return locate(params, cache, own_key(tile, i), found);
   }
 
+  static __device__ bool holds_fp4(const RowCache& cache) { return Config::kTwoKinds && cache.row == Row::fp4; }
   __device__ void post(const RowCache& cache, const Token& first, const Token& second) {
     const int lane = lane_index();
     const std::byte* data = data_of(cache);
@@ -80,13 +81,13 @@ class Planner {
     to.scales[lane + 32] = second.present() ? second.scales : Token::kNone;
     if (lane == 0) {
       to.data = data;
-      to.fp4 = Config::kTwoKinds && cache.row == Row::fp4;
+      to.fp4 = holds_fp4(cache);
       to.end = false;
       to.present = present;
     }
     end_plan();
     if (plans != 2) return;
-    const int bytes = Config::kTwoKinds && cache.row == Row::fp4 ? kValueDim / 2 : StagedRow<Config::kRow>::end();  // of codes
+    const int bytes = holds_fp4(cache) ? kValueDim / 2 : StagedRow<Config::kRow>::end();  // of codes
     prefetch(data, first, bytes);
     prefetch(data, second, bytes);
   }

@@ -137,19 +137,15 @@ class Values {
 
   template <int kPart, Row kRow>
   __device__ __forceinline__ void read_codes(int row, int quarter, Chunks (&codes)[kPartSlices]) const {
-    if constexpr (kRow == Row::fp4) {
-      const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter / 2) + quarter % 2 * 8;
+    constexpr int kBytes = kRow == Row::fp4 ? 8 : 16, kLanes = 16 / kBytes;  // of a lane, of each slice; and lanes that share a chunk
+    const std::uint32_t from =
+        shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter / kLanes) + quarter % kLanes * kBytes;
 #pragma unroll
-      for (int slice = 0; slice < kPartSlices; ++slice) {
+    for (int slice = 0; slice < kPartSlices; ++slice) {
 #pragma unroll
-        for (int key = 0; key < 2; ++key) load_shared_8((from ^ slice * 32) + key * Staged::kGroupStride, codes[slice][key]);
-      }
-    } else {
-      const std::uint32_t from = shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter);
-#pragma unroll
-      for (int slice = 0; slice < kPartSlices; ++slice) {
-#pragma unroll
-        for (int key = 0; key < 2; ++key) load_shared((from ^ slice * 64) + key * Staged::kGroupStride, codes[slice][key]);
+      for (int key = 0; key < 2; ++key) {
+        const std::uint32_t own = (from ^ slice * 4 * kBytes) + key * Staged::kGroupStride;
+        kBytes == 8 ? load_shared_8(own, codes[slice][key]) : load_shared(own, codes[slice][key]);
       }
     }
   }
@@ -168,7 +164,7 @@ class Values {
   /// `last`: what this lane has read last of it.
   template <int kPart>
   __device__ __forceinline__ void free_part(std::uint32_t (&last)[4]) const {
-    asm volatile("" : "+r"(last[0])::"memory");
+    asm volatile("" : "+r"(last[0])::"memory");  // of fp4 there is no more than two words; to have one is to have all
     barrier_arrive(shared_address(&storage.staged_free[kPart]));
   }
 
