@@ -6,6 +6,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/results.cuh"
+#include "gpu/cuda/sm90/latent_attention/softmax.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 
@@ -79,7 +80,7 @@ struct Math {
     if (last) release_queries();
     mask<0>(key);
     float largest[2], rescale[2];
-    find_largest(largest);
+    find_largest(scores, largest);
     if (grow_maximum<0>(first, largest, rescale)) rescale_out(rescale);
     exponentiate();
     if (last) publish_sum<0>();
@@ -131,7 +132,7 @@ struct Math {
     if (last) release_queries();
     mask<1>(key + kKeyTile);
     float largest[2], rescale[2];
-    find_largest(largest);
+    find_largest(scores, largest);
     if constexpr (!kEvenFirst) even_values(key, last);
 
     const bool grown = grow_maximum<1>(first, largest, rescale);
@@ -215,19 +216,13 @@ struct Math {
 
   template <int kOwner>
   __device__ void mask(int key) {
-    bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
+    const bool whole = sees_all(seen, key);
     uint2 bits{~0u, ~0u};  // one for each key
     // By the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
     if (kSingleKeys) load_shared_if(lane() == 0, shared_address(storage.present[kOwner]), bits);
     if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
-    const std::uint32_t present[2] = {__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-      const detail::TileRange& row = seen[i / 2 % 2];
-      const bool absent = kSingleKeys && (present[i / 16] >> column % 32 & 1) == 0;
-      if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
-    }
+    const uint2 present{__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
+    mask_scores<kSingleKeys>(scores, seen, key, present, lane());
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
@@ -235,18 +230,6 @@ struct Math {
   // The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are. So after
   // a request's first tiles a vote is all that it takes. Exchanges through shared memory, shuffles too, would wait for the products of
   // scores beside them, whose operands leave no time for others there.
-
-  /// Of each row, of the columns that this lane has.
-  __device__ void find_largest(float (&largest)[2]) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      largest[r] = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        if (i / 2 % 2 == r) largest[r] = fmaxf(largest[r], scores[i]);
-      }
-    }
-  }
 
   /// Whether rows of this warp have new maxima, which the other warpgroup is told. The first tile of a job always sets them.
   template <int kOwner>
@@ -260,8 +243,7 @@ struct Math {
     if (!__any_sync(~0u, grown)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float all = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
-      all = fmaxf(all, __shfl_xor_sync(~0u, all, 2)) * scale_log2();
+      const float all = largest_of_row(largest[r]) * scale_log2();
       note_largest<kOwner>(r, all);
       rescale[r] = all > maximum[r] + kSlack ? move_maximum(r, all) : 1.0f;
       if (lane() % 4 == 0) storage.maximum[kOwner][first_row() + 8 * r] = maximum[r];
@@ -304,17 +286,7 @@ struct Math {
     }
   }
 
-  /// Scores become probabilities.
-  __device__ void exponentiate() {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {  // neighbours of a row
-      float two[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2(), -maximum[i % 2]));
-      sum[i % 2] += two[0] + two[1];
-      probabilities[i] = pack<Element>(two[0], two[1]);
-    }
-  }
+  __device__ void exponentiate() { latent::exponentiate<Element>(scores, scale_log2(), maximum, sum, probabilities); }
 
   __device__ void rescale_out(const float (&rescale)[2]) {
 #pragma unroll
@@ -325,10 +297,7 @@ struct Math {
   // the odd ones' warpgroup, which adds its own and gives the total back.
   __device__ void reduce_sum() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-    }
+    for (float& x : sum) x = sum_of_row(x);
   }
   template <int kOwner>
   __device__ void publish_sum() {
@@ -355,16 +324,9 @@ struct Math {
     if (lane() % 4 != 0) sum[0] = sum[1] = 0;
   }
 
-  /// P as rows of 128 bytes, for the other warpgroup.
+  /// P, for the other warpgroup.
   __device__ void store_probabilities(std::uint32_t to, int group_bytes) {
-    const int row = warp() * 16 + lane() % 16;
-    const std::uint32_t row_at = to + row / 8 * group_bytes + row % 8 * 128;
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const int chunk = 2 * step + lane() / 16;
-      const std::uint32_t* p = &probabilities[4 * step];
-      store_matrices(row_at + (chunk ^ (row % 8)) * 16, p[0], p[1], p[2], p[3]);
-    }
+    latent::store_probabilities(probabilities, to, group_bytes, warp(), lane());
   }
 
   // ---- values -------------------------------------------------------------------------------------------------------------------

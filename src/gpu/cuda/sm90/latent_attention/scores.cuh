@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/softmax.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -104,24 +105,16 @@ class Scorer {
   }
 
   __device__ void mask(int key, uint2 present) {
-    const bool whole = key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
-    if (__all_sync(~0u, whole && (present.x & present.y) == ~0u)) return;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      const detail::TileRange& row = seen[i / 2 % 2];
-      const bool absent = ((i / 16 == 0 ? present.x : present.y) >> column % 32 & 1) == 0;
-      if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
-    }
+    if (__all_sync(~0u, sees_all(seen, key) && (present.x & present.y) == ~0u)) return;
+    mask_scores<true>(scores, seen, key, present, lane);
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
   /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is.
   __device__ __forceinline__ void exponentiate(int buffer, int slot) {
-    float largest[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
+    float largest[2];
+    find_largest(scores, largest);
     bool grown = params.max_logits != nullptr;
 #pragma unroll
     for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
@@ -129,30 +122,16 @@ class Scorer {
     if (grown) grow_maxima(buffer, slot, largest);
     if (lane == 0) storage.grown[buffer][warp] = grown;
     std::uint32_t p[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float two[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -maximum[i % 2]));
-      sum[i % 2] += two[0] + two[1];
-      p[i] = pack<Element>(two[0], two[1]);
-    }
+    latent::exponentiate<Element>(scores, scale_log2, maximum, sum, p);
     if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
-    const int row = warp * 16 + lane % 16;
-    const std::uint32_t row_at = shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes + row / 8 * kKeyGroup + row % 8 * 128;
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const std::uint32_t* x = &p[4 * step];
-      store_matrices(row_at + ((2 * step + lane / 16) ^ (row % 8)) * 16, x[0], x[1], x[2], x[3]);
-    }
+    store_probabilities(p, shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes, kKeyGroup, warp, lane);
   }
 
   /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
   __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float all = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
-      all = fmaxf(all, __shfl_xor_sync(~0u, all, 2)) * scale_log2;
+      const float all = largest_of_row(largest[r]) * scale_log2;
       const float after = all > maximum[r] + kSlack ? all : maximum[r], factor = exp2_approximate(maximum[r] - after);
       maximum[r] = after;
       sum[r] *= factor;
@@ -204,8 +183,7 @@ class Scorer {
   __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float all = sum[r] + __shfl_xor_sync(~0u, sum[r], 1);
-      all += __shfl_xor_sync(~0u, all, 2);
+      const float all = sum_of_row(sum[r]);
       if (lane % 4 != 0) continue;
       const int row = first_row() + 8 * r;
       storage.sum[slot][row] = all;

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp does with the scores of a tile: 16 rows of 64 columns, in the order in which products leave them. A lane has two rows, eight
+/// apart, and of every eight columns two neighbours; four lanes share a row.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/cuda/sm90/ptx.cuh"
+#include "op/common/split_schedule.hpp"
+
+namespace fovea::gpu::sm90::latent {
+
+/// Which of the lane's two rows its i-th score is of, and the column.
+__device__ constexpr int row_of_score(int i) { return i / 2 % 2; }
+__device__ inline int column_of_score(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+
+/// Whether each of a lane's rows sees all keys of the tile that begins with `key`.
+__device__ inline bool sees_all(const detail::TileRange (&seen)[2], int key) {
+  return key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
+}
+
+/// Scores of keys that a row does not see, or that there are not (`present`: a bit for each key).
+template <bool kAnyAbsent>
+__device__ inline void mask_scores(float (&scores)[32], const detail::TileRange (&seen)[2], int key, uint2 present, int lane) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int column = column_of_score(i, lane);
+    const detail::TileRange& row = seen[row_of_score(i)];
+    const bool absent = kAnyAbsent && ((i / 16 == 0 ? present.x : present.y) >> column % 32 & 1) == 0;
+    if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
+  }
+}
+
+/// Of each row, of the columns that this lane has.
+__device__ inline void find_largest(const float (&scores)[32], float (&largest)[2]) {
+  largest[0] = largest[1] = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) largest[row_of_score(i)] = fmaxf(largest[row_of_score(i)], scores[i]);
+}
+
+/// Of the four lanes that share a row.
+__device__ inline float largest_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline float sum_of_row(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// Scores become probabilities, relative to 2^maximum, and are added to `sum`.
+template <class Element>
+__device__ __forceinline__ void exponentiate(const float (&scores)[32], float scale_log2, const float (&maximum)[2], float (&sum)[2],
+                                             std::uint32_t (&probabilities)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {  // neighbours of a row
+    float two[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -maximum[i % 2]));
+    sum[i % 2] += two[0] + two[1];
+    probabilities[i] = pack<Element>(two[0], two[1]);
+  }
+}
+
+/// As rows of 128 bytes, swizzled as the operand of a product.
+__device__ __forceinline__ void store_probabilities(const std::uint32_t (&probabilities)[16], std::uint32_t to, int group_bytes, int warp,
+                                                    int lane) {
+  const int row = warp * 16 + lane % 16;
+  const std::uint32_t row_at = to + row / 8 * group_bytes + row % 8 * 128;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const int chunk = 2 * step + lane / 16;
+    const std::uint32_t* p = &probabilities[4 * step];
+    store_matrices(row_at + (chunk ^ (row % 8)) * 16, p[0], p[1], p[2], p[3]);
+  }
+}
+
+}  // namespace fovea::gpu::sm90::latent
