@@ -11,11 +11,12 @@ namespace fovea::gpu::sm90::latent {
 /// returns once it is done with the i-th for good.
 template <class Storage, class AwaitTile>
 __device__ __forceinline__ void collect(const Params& params, Storage& storage, const Job& job, AwaitTile&& await_tile) {
+  if (!job.collects) return;
   const int lane = lane_index();
   const bool wanted = lane < kMathWarps && has_rows(params, job.request, blockIdx.x, lane);
   const int first = own_part(params) + 1;
 #pragma unroll 1
-  for (int part = first; part < job.collect_end; ++part) {
+  for (int part = first; part < job.parts.end; ++part) {
     if (wanted) {
       int* flag = told(params, part) + lane;
       flag_await(flag);

@@ -23,13 +23,13 @@ struct Loader {
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
-    for (Job& job = next(Job{}); !job.done(); next(job)) {
+    for (Job& job = keep(params.first_job[own_part(params)]); !job.done(); keep(job.next(params, own_part(params)))) {
       load_keys(job.request, job.begin, job.end, first, [&] {
         announce(job);
         QueryLoader<Config>(params, storage, job.request)();
       });
       first = false;
-      if (job.collect_end > 0) break;  // who collects does so last
+      if (job.collects) break;  // who collects does so last
     }
     announce(Job{});
     barrier_arrive(shared_address(&storage.q_full));
@@ -44,15 +44,12 @@ struct Loader {
  private:
   static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // asked for anew: registers are dear here
 
-  __device__ Job& next(const Job& last) {
-    const Job job = last.next(params, own_part(params));
+  __device__ Job& keep(const Job& job) {
     __syncwarp();
     if (lane_index() == 0) {
       storage.loading[warp()] = job;
-      if (!job.done()) {
-        storage.loading[warp()].place(params, own_part(params));
-        if (Config::kLoad != Load::boxes) storage.lists[warp()] = list_of(params, job.request);
-      }
+      storage.loading[warp()].place(schedule_of(params), own_part(params));
+      if (Config::kLoad != Load::boxes && !job.done()) storage.lists[warp()] = list_of(params, job.request);
     }
     __syncwarp();
     return storage.loading[warp()];

@@ -36,15 +36,16 @@ class BoxLoader {
       if (pair == end) return;
       const Keys keys = next;
       next = find_keys(request, (pair + 1) * kPair + buffer * kKeyTile);
+      if (Config::kCluster > 1 && pair > begin) {  // what is before them has come
+        barrier_wait(full, parity ^ 1);
+        if (lane < kShare) prefetch_box(map(), box_of(keys));
+      }
       if (first && pair == begin && buffer == 1) barrier_wait(shared_address(&storage.full[kEvenRight]), 0);
       barrier_wait(empty, parity ^ 1);
       parity ^= 1;
       if (lane == 0) barrier_arrive_expect(full, kKeyTile * 128 * slices);
       __syncwarp();
       if (lane < kShare) copy_keys(to, keys, full);
-      if (Config::kCluster == 1 || pair + 1 == end) continue;
-      barrier_wait(full, parity ^ 1);
-      if (lane < kShare) prefetch_box(map(), box_of(next));
     }
   }
 

@@ -17,9 +17,9 @@ class Planner {
   __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
-    for (Job job = Job{}.next(params, own_part(params)); !job.done(); job = job.next(params, own_part(params))) {
+    for (Job job = params.first_job[own_part(params)]; !job.done(); job = job.next(params, own_part(params))) {
       plan(job);
-      if (job.collect_end > 0) break;  // who collects does so last
+      if (job.collects) break;  // who collects does so last
     }
     tell(Job{});
     for (int i = 0; i < 2; ++i) post(params.main, {}, {});  // decoded during the last products
@@ -48,7 +48,7 @@ class Planner {
     const int first = job.begin * 2, last = first + job.tiles();
     Found found, next;
     look_up(list, first, found);
-    job.place(params, own_part(params));  // while that is on its way
+    job.place(schedule_of(params), own_part(params));  // while that is on its way
     tell(job);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {

@@ -430,7 +430,7 @@ struct Math {
   __device__ void finish(const Job& job) {
     reduce_sum();
     if (job.slot >= 0) return results().store_partial(job.request, job.slot);
-    results().collect(storage, uniform(job.collect_end));
+    if (uniform(job.collects)) results().collect(storage, uniform(job.parts.end));
     results().store(job.request, kSingleKeys && half == 1 ? storage.largest[1] : nullptr);
   }
 

@@ -28,6 +28,8 @@ struct RowCache {
   int topk = 0;
 };
 
+struct Job;
+
 struct Params {
   CUtensorMap left, right;  // boxes of 8 keys: columns [0, 256) and the rest
   CUtensorMap queries;      // boxes of 8 heads of one query token
@@ -60,7 +62,7 @@ struct Params {
 
   // Workspace.
   int* prefix = nullptr;         // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
-  int* first_request = nullptr;  // (parts) the first request of which a part may have a share
+  Job* first_job = nullptr;      // (parts) what a part begins with
   float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, math warps, kPartialChunks, 32), normalised
   float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, 16), base 2
   int* told = nullptr;           // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected

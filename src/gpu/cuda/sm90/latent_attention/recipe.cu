@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/tensor_map.hpp"
 #include "op/common/checks.hpp"
 #include "plan/implementation.hpp"
@@ -104,7 +105,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
   };
   const std::size_t slots = 2 * static_cast<std::size_t>(processors);
   take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
-  take(params.first_request, static_cast<std::size_t>(processors));
+  take(params.first_job, static_cast<std::size_t>(processors));
   take(params.partial_lse, slots * kMathWarps * kMathWarpRows);
   take(params.told, static_cast<std::size_t>(processors) * kMathWarps);
   take(params.partial, slots * kRowTile * kValueDim / 4);

@@ -69,22 +69,21 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
 }
 
 /// A share of one request: pairs of tiles [begin, end) of the whole key sequence.
-struct Job {
+struct alignas(16) Job {
   Request request{.index = -1};
   int begin = 0, end = 0;
-  int slot = -1;           // of the partial result; -1 where this CTA writes the result of the request
-  bool collected = false;  // the partial result, by the part where the request begins
-  int collect_end = 0;     // parts from the next one on whose results belong to this one's
+  detail::TileRange parts;  // that have shares of the request
+  int slot = -1;            // of the partial result; -1 where this CTA writes the result of the request
+  bool collects = false;    // the others' partial results
+  bool collected = false;   // the partial result, by the part where the request begins
 
   __device__ bool done() const { return request.index < 0; }
 
   /// Single tiles; half a pair that is of no use is left out.
   __device__ int tiles() const { return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
 
-  /// The next share of `part`, starting from Job{}; done() after the last.
-  __device__ Job next(const Params& params, int part) const {
-    const detail::SplitSchedule schedule = schedule_of(params);
-    int index = done() ? params.first_request[part] : request.index + 1;
+  /// The first share that `part` has of the requests from the index-th on; done() where it has none.
+  static __device__ Job from(int index, const Params& params, const detail::SplitSchedule& schedule, int part) {
     for (;; ++index) {
       const Request request = request_at(params, min(index, params.batch - 1));  // asked for beside the schedule
       if (schedule.past(part, index)) return {};
@@ -94,14 +93,16 @@ struct Job {
       return {request, first + share.begin, first + share.end};
     }
   }
+  /// The share after this one.
+  __device__ Job next(const Params& params, int part) const { return from(request.index + 1, params, schedule_of(params), part); }
 
-  /// Where its result goes.
-  __device__ void place(const Params& params, int part) {
-    const detail::SplitSchedule schedule = schedule_of(params);
-    const detail::TileRange parts = schedule.parts_of(request.index);
-    const bool begins = part == parts.begin;
-    collected = !begins && schedule.collected(parts);
-    collect_end = begins && schedule.collected(parts) ? parts.end : 0;
+  /// Where its result goes, unless that is known or there is none.
+  __device__ void place(const detail::SplitSchedule& schedule, int part) {
+    if (done() || !parts.empty()) return;
+    parts = schedule.parts_of(request.index);
+    const bool begins = part == parts.begin, some_collect = schedule.collected(parts);
+    collects = begins && some_collect;
+    collected = !begins && some_collect;
     slot = !begins || schedule.merged_after(parts) ? schedule.slot(part, !begins) : -1;
   }
 };

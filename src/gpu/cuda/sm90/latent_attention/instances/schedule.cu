@@ -6,20 +6,20 @@
 namespace fovea::gpu::sm90::latent {
 namespace {
 
-/// Tiles of all requests, summed; the line that they lie on; where on it parts begin. One block.
-inline constexpr int kScheduleThreads = 1024;
+/// Tiles of all requests, summed; the line that they lie on; what parts begin with. One block.
+inline constexpr int kScheduleThreads = 1024;  // at most
 __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
   __shared__ int kept[kScheduleThreads + 1], warp_sums[32], carry, size;
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int threads = blockDim.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   int* sums = params.batch <= kScheduleThreads ? kept : params.prefix;  // where they are found soonest
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (thread == 0) sums[0] = carry = 0;
   const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
-  for (int i = thread; i < flags; i += kScheduleThreads) params.told[i] = 0;
+  for (int i = thread; i < flags; i += threads) params.told[i] = 0;
   bool alike = true;
   __syncthreads();
-  for (int first = 0; first < params.batch; first += kScheduleThreads) {
+  for (int first = 0; first < params.batch; first += threads) {
     const int index = first + thread, pairs = index < params.batch ? request_at(params, index).pairs() : 0;
     int sum = pairs;
     for (int step = 1; step < 32; step *= 2) {
@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
     for (int w = 0; w < warp; ++w) sum += warp_sums[w];
     if (index < params.batch) sums[index + 1] = sum;
     __syncthreads();
-    if (thread == kScheduleThreads - 1) carry = sum;
+    if (thread == threads - 1) carry = sum;
     __syncthreads();
   }
   const bool all_alike = __syncthreads_and(alike);
   const detail::SplitLine line = detail::split_line(params.parts, params.batch, carry, all_alike ? size : 0, params.overhead);
-  for (int i = thread; i < params.batch; i += kScheduleThreads) {
+  for (int i = thread; i < params.batch; i += threads) {
     params.prefix[i + 1] = sums[i + 1] += (i + 1) * line.overhead;
   }
   if (thread == 0) {
@@ -48,14 +48,21 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
     params.prefix[params.batch + 2] = line.overhead;
   }
   __syncthreads();
-  const detail::SplitSchedule schedule{.prefix = sums, .batch = params.batch, .length = line.length};
-  for (int part = thread; part < params.parts; part += kScheduleThreads) params.first_request[part] = schedule.first_request(part);
+  const detail::SplitSchedule schedule{
+      .prefix = sums, .batch = params.batch, .length = line.length, .overhead = line.overhead, .whole = params.whole};
+  for (int part = thread; part < params.parts; part += threads) {
+    Job job = Job::from(schedule.first_request(part), params, schedule, part);
+    job.place(schedule, part);
+    params.first_job[part] = job;
+  }
 }
 
 }  // namespace
 
 Result<void> launch_schedule(const Params& params, Stream stream) {
-  return launch(&schedule_requests, {.grid = dim3(1), .block = dim3(kScheduleThreads), .programmatic = true}, stream, params);
+  const int threads = params.batch <= 256 ? 256 : kScheduleThreads;  // each step waits for all of them
+  const LaunchShape shape{.grid = dim3(1), .block = dim3(threads), .programmatic = true};
+  return launch(&schedule_requests, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::sm90::latent
