@@ -47,6 +47,23 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
   add("bf16-h128-even", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(5, 3200))});
 }
 
+/// Requests that several parts have a share of.
+inline void shared_request_cases(std::vector<LatentCase>& table) {
+  const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
+    spec.name = fmt::format("latent_attention/split/{}", name);
+    spec.tier = tier;
+    table.push_back(std::move(spec));
+  };
+  add("bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
+  add("bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
+  add("bf16-h16-of-six", {.sequences = of_lengths(1, {1100, 700, 520, 1030, 900, 600})});
+  add("bf16-h9-of-twelve", {.head = 9, .sequences = of_lengths(1, {1500, 700, 5, 650, 64, 600, 1, 520, 515, 0, 900, 513})});
+  add("bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
+  add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
+  add("bf16-on-e4m3-h128-q2", {.rows = DType::e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
+  add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
+}
+
 inline std::vector<LatentCase> latent_cases() {
   std::vector<LatentCase> table;
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
@@ -70,12 +87,6 @@ inline std::vector<LatentCase> latent_cases() {
   add("decode/bf16-many-h128", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(60, 61))}, Tier::full);
   add("mask/bf16-window-h128-q3", {.head = 128, .sequences = of_lengths(3, {700, 64}), .mask = sliding_window(130)}, Tier::full);
   add("ragged/bf16-h128", {.head = 128, .sequences = {{2, 66}, {0, 10}, {5, 5}, {1, 0}, {1, 513}}, .ragged = true}, Tier::full);
-  add("split/bf16-h16", {.sequences = of_lengths(1, {2100, 1024, 1025})});
-  add("split/bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
-  add("split/bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
-  add("split/bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
-  add("split/bf16-on-e4m3-h128-q2", {.rows = e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
-  add("split/v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
   add("kv_heads/bf16-18on3-page16", {.head = 18, .kv_head = 3, .page = 16, .sequences = of_lengths(1, {40, 41})});
   add("speculative/bf16-h20", {.head = 20, .sequences = of_lengths(3, {90, 2})});
   add("prefill/bf16-h6-page3", {.head = 6, .page = 3, .sequences = of_lengths(40, {70})});
@@ -99,6 +110,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
 
   few_parts_cases(table);
+  shared_request_cases(table);
   const auto eight = [](std::int64_t kv) { return std::vector<Sequence>(8, Sequence{1, kv}); };
   add("bench/decode-bf16-h128-b8-kv4096", {.head = 128, .gap = 0, .sequences = eight(4096)}, Tier::bench);
   add("bench/decode-bf16-h16-b8-kv8192", {.head = 16, .gap = 0, .sequences = eight(8192)}, Tier::bench);

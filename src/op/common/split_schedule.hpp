@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Key tiles of a batch dealt out to equal parts (split-KV): each request costs its tiles and a fixed overhead, the costs lie end to end on
-/// a line, and part p takes the p-th of equal lengths of the line. Everything follows from the prefix sums of the costs, so each part and
-/// the combination that follows find their own share without a table of splits.
+/// a line, and part p takes the p-th of equal lengths of the line. Everything follows from the prefix sums of the costs: there is no table
+/// of splits.
 #pragma once
 
 #include <algorithm>

@@ -35,7 +35,7 @@ struct Merge {
   bool wanted;
 };
 
-inline constexpr int kMaxParts = 160;  // of a request; more SMs than any Hopper has
+inline constexpr int kMaxParts = 144;  // of a request: as many SMs as any Hopper has
 
 /// What each part counts for in each row, relative to 2^maximum.
 template <int kRows>
@@ -64,7 +64,10 @@ struct Weights {
       }
     }
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    for (int part = own; part < count; part += kLanes) sum += of[part][row] = exp2f(of[part][row] - largest);
+    for (int part = own; part < count; part += kLanes) {
+      of[part][row] = exp2f(of[part][row] - largest);
+      sum += of[part][row];
+    }
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (own == 0) {
       total[row] = sum;
@@ -110,14 +113,15 @@ __device__ void store_row(const OutputRow& row, int r, int column, float normali
 }
 
 /// Merges requests of many parts, in the order of the parts. Grid (row tiles x column blocks x kGroups, y, kv heads). A thread has the rows
-/// and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the parts of the same rows, and ask for
-/// kAtOnce of them before they wait.
+/// and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the parts of the same rows, and each asks
+/// for kAtOnce of them before it waits: for half as many columns for so many that most requests' are asked for at once.
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kBlocks = kPartialChunks / kColumns, kAtOnce = kColumns == 2 ? 9 : 4;
   constexpr int kWarps = kMathWarps / kGroups, kRows = kWarps >= 4 ? kRowTile : kWarps * kMathWarpRows;  // of a group
   __shared__ Weights<kRows> weights;
   __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
+  static_assert(sizeof weights + (kGroups > 1 ? sizeof sums : 0) <= 48 * 1024);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
   const int first_warp = blockIdx.x % kGroups * kWarps, math_warp = first_warp + warp % kWarps;
   const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
 }
 
 template <class Element, int kGroups, int kColumns>
-Result<void> launch_combine(const Params& params, int requests, Stream stream) {
+Result<void> launch_with(const Params& params, int requests, Stream stream) {
   const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialChunks / kColumns * kGroups, requests, params.kv_heads),
                           .block = dim3(kMathThreads),
                           .programmatic = true};
@@ -186,11 +190,11 @@ Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
   if (stand_ins == 0) return {};  // no request has more parts than the first of them collects
   const int requests = by_requests(params) ? params.batch : stand_ins;
   const int least = params.row_tiles * kPartialChunks / 2 * requests * params.kv_heads;
-  const auto chosen = least * 8 <= blocks   ? &launch_combine<Element, 8, 2>
-                      : least * 4 <= blocks ? &launch_combine<Element, 4, 2>
-                      : least * 2 <= blocks ? &launch_combine<Element, 2, 2>
-                      : least <= blocks     ? &launch_combine<Element, 1, 2>
-                                            : &launch_combine<Element, 1, 4>;
+  const auto chosen = least * 8 <= blocks   ? &launch_with<Element, 8, 2>
+                      : least * 4 <= blocks ? &launch_with<Element, 4, 2>
+                      : least * 2 <= blocks ? &launch_with<Element, 2, 2>
+                      : least <= blocks     ? &launch_with<Element, 1, 2>
+                                            : &launch_with<Element, 1, 4>;
   return chosen(params, requests, stream);
 }
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    if constexpr (!Config::kFourRoles) storage.jobs[1].collected = false;  // there is no job before the first
+    if constexpr (!Config::kFourRoles) storage.jobs[1].collected = 0;  // there is no job before the first
     init_barriers<Config>(storage);
     if (Config::kLoad == Load::boxes) {
       prefetch_map(&params.left);

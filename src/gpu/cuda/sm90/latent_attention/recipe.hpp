@@ -79,7 +79,7 @@ class RecipeState : public detail::PlanState<Args> {
   Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
     if (Result<void> good = check_args(problem_, args); !good) return good;
     if (Result<void> good = detail::check_workspace(workspace, this->workspace_bytes); !good) return good;
-    if (problem_.total_q == 0) return {};
+    if (problem_.total_q == 0 || problem_.batch == 0) return {};
     const ScopedDevice device(recipe_.device.ordinal);
     if (!device.status()) return device.status();
     Params params = recipe_.params_in(workspace);

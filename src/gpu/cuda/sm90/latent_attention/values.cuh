@@ -201,8 +201,10 @@ class Values {
     }
     const Results<Element> results{params, out, sum, maximum, half};
     if (job.slot >= 0) return results.store_partial(job.request, job.slot);
-    if (job.collects) barrier_arrive(shared_address(&storage.tiles_done));
-    if (uniform(job.collects)) results.collect(storage, uniform(job.parts.end));
+    if (uniform(job.collects)) {
+      barrier_arrive(shared_address(&storage.tiles_done));
+      results.collect(storage, uniform(job.parts.end));
+    }
     results.store(job.request, half == 1 ? storage.largest[slot] : nullptr);
   }
 

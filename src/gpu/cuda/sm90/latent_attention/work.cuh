@@ -72,10 +72,10 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
 struct alignas(16) Job {
   Request request{.index = -1};
   int begin = 0, end = 0;
-  detail::TileRange parts;  // that have shares of the request
+  detail::TileRange parts;  // that have shares of the request; none: not placed yet, like all that follows
   int slot = -1;            // of the partial result; -1 where this CTA writes the result of the request
-  bool collects = false;    // the others' partial results
-  bool collected = false;   // the partial result, by the part where the request begins
+  int collects = 0;         // 1: the others' partial results. A word, as `collected`: nothing that is read with it is left unwritten
+  int collected = 0;        // 1: the partial result, by the part where the request begins
 
   __device__ bool done() const { return request.index < 0; }
 
