@@ -56,7 +56,9 @@ class Subject(Protocol):
 
 
 def median_ms(call: Callable[[], object], warmup: int = 60, measure: int = 200) -> float:
-    """With L2 flushed before each call. Without a GPU: of one call."""
+    """With L2 flushed before each call. Without a GPU: of one call. Not by turns with what it is compared to: the clock of a GPU at
+    its power limit follows the power of the last tenths of a second, so what comes after heavier work is slower for as long, and
+    the heavier work faster."""
     if DEVICE == "cpu":
         start = time.perf_counter()
         call()
