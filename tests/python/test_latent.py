@@ -8,6 +8,7 @@ import fovea
 import packed
 import plain
 from pages import Pages, flat_lse
+from test_cuda import NEEDS_CUDA
 
 DENSE_FORMATS = ["v32_fp8", "v4_fp8", "v41_fp8", "v41_fp8_planar"]
 LENGTHS = [37, 5, 0, 64]
@@ -53,6 +54,15 @@ def test_ragged_pages_and_kv_heads(page, kv_head, latent_attention_implementatio
     options = {"return_lse": True, "implementation": latent_attention_implementation, "window": (20, None)}
     out, lse = fovea.latent_attention(q, pages.cache, pages.table, pages.kv_len, cu, **options)
     plain.check(out, lse, pages.expect(q.split(lengths_q), left=20))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_rows_of_no_sequence_are_left_alone(device):
+    q, cache = torch.randn(5, 16, 576).bfloat16().to(device), torch.randn(3, 64, 1, 576).bfloat16().to(device)
+    table, lengths, cu = (torch.zeros(*shape, dtype=torch.int32, device=device) for shape in ((0, 2), (0,), (1,)))
+    out = torch.full((5, 16, 512), 7.0, dtype=torch.bfloat16, device=device)
+    fovea.latent_attention(q, cache, table, lengths, cu, max_seqlen_q=1, max_kv_len=64, out=out)
+    assert bool((out == 7).all())
 
 
 def test_one_row_a_sequence_and_given_outputs(poison):
