@@ -48,7 +48,7 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
 }
 
 /// Requests that several parts have a share of.
-inline void shared_request_cases(std::vector<LatentCase>& table) {
+inline void split_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
     spec.name = fmt::format("latent_attention/split/{}", name);
     spec.tier = tier;
@@ -110,7 +110,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
 
   few_parts_cases(table);
-  shared_request_cases(table);
+  split_cases(table);
   const auto eight = [](std::int64_t kv) { return std::vector<Sequence>(8, Sequence{1, kv}); };
   add("bench/decode-bf16-h128-b8-kv4096", {.head = 128, .gap = 0, .sequences = eight(4096)}, Tier::bench);
   add("bench/decode-bf16-h16-b8-kv8192", {.head = 16, .gap = 0, .sequences = eight(8192)}, Tier::bench);

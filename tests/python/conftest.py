@@ -10,17 +10,20 @@ def seeded():
     torch.manual_seed(0)
 
 
-def available(operation: str) -> list[str]:
-    """The implementations of an operation that take CPU tensors and that this machine can run."""
-    return [row.name for row in fovea.implementations() if row.operation == operation and row.backend == "cpu" and row.available]
+def available(operation: str, backend: str = "cpu") -> list[str]:
+    """The implementations of an operation that take tensors of a backend and that this machine can run."""
+    return [row.name for row in fovea.implementations() if row.operation == operation and row.backend == backend and row.available]
 
 
 def pytest_generate_tests(metafunc):
-    """A test with an argument named after an operation and `_implementation` runs once for each of its implementations."""
+    """A test with an argument named after an operation and `_implementation` runs once for each of its implementations on the CPU;
+    with one named so and `_device`, once for each device that has any."""
     for operation in dict.fromkeys(row.operation for row in fovea.implementations()):
-        argument = f"{operation}_implementation"
-        if argument in metafunc.fixturenames:
-            metafunc.parametrize(argument, available(operation))
+        implementation, device = f"{operation}_implementation", f"{operation}_device"
+        if implementation in metafunc.fixturenames:
+            metafunc.parametrize(implementation, available(operation))
+        if device in metafunc.fixturenames:
+            metafunc.parametrize(device, [backend for backend in ("cpu", "cuda") if available(operation, backend)])
 
 
 @pytest.fixture

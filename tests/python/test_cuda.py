@@ -6,11 +6,10 @@ import torch
 
 import fovea
 
-NEEDS_CUDA = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not any(row.name.startswith("cuda.") for row in fovea.implementations()),
     reason="needs a CUDA device and a build with CUDA kernels",
 )
-pytestmark = NEEDS_CUDA
 
 
 def parts(count=3, dtype=torch.bfloat16, device="cuda"):

@@ -8,7 +8,6 @@ import fovea
 import packed
 import plain
 from pages import Pages, flat_lse
-from test_cuda import NEEDS_CUDA
 
 DENSE_FORMATS = ["v32_fp8", "v4_fp8", "v41_fp8", "v41_fp8_planar"]
 LENGTHS = [37, 5, 0, 64]
@@ -56,8 +55,8 @@ def test_ragged_pages_and_kv_heads(page, kv_head, latent_attention_implementatio
     plain.check(out, lse, pages.expect(q.split(lengths_q), left=20))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
-def test_rows_of_no_sequence_are_left_alone(device):
+def test_rows_of_no_sequence_are_left_alone(latent_attention_device):
+    device = latent_attention_device
     q, cache = torch.randn(5, 16, 576).bfloat16().to(device), torch.randn(3, 64, 1, 576).bfloat16().to(device)
     table, lengths, cu = (torch.zeros(*shape, dtype=torch.int32, device=device) for shape in ((0, 2), (0,), (1,)))
     out = torch.full((5, 16, 512), 7.0, dtype=torch.bfloat16, device=device)

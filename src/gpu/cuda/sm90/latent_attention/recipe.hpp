@@ -65,7 +65,7 @@ class RecipeState : public detail::PlanState<Args> {
  protected:
   RecipeState(std::string_view name, const Problem& problem, Recipe recipe) : problem_(problem), recipe_(std::move(recipe)) {
     this->implementation = name;
-    if (problem.total_q > 0) this->workspace_bytes = recipe_.workspace_bytes();
+    if (!is_empty(problem)) this->workspace_bytes = recipe_.workspace_bytes();
   }
 
   /// The pointers of a run that only one of the two has.
@@ -75,11 +75,14 @@ class RecipeState : public detail::PlanState<Args> {
   Recipe recipe_;
 
  private:
+  /// Rows may belong to no sequence: then they are not written.
+  static bool is_empty(const Problem& problem) { return problem.total_q == 0 || problem.batch == 0; }
+
   template <class Run>
   Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
     if (Result<void> good = check_args(problem_, args); !good) return good;
     if (Result<void> good = detail::check_workspace(workspace, this->workspace_bytes); !good) return good;
-    if (problem_.total_q == 0 || problem_.batch == 0) return {};
+    if (is_empty(problem_)) return {};
     const ScopedDevice device(recipe_.device.ordinal);
     if (!device.status()) return device.status();
     Params params = recipe_.params_in(workspace);

@@ -96,7 +96,7 @@ struct alignas(16) Job {
   /// The share after this one.
   __device__ Job next(const Params& params, int part) const { return from(request.index + 1, params, schedule_of(params), part); }
 
-  /// Where its result goes, unless that is known or there is none.
+  /// Where its result goes, unless that is known or there is none. Apart from from(): load warps have no registers for both in one.
   __device__ void place(const detail::SplitSchedule& schedule, int part) {
     if (done() || !parts.empty()) return;
     parts = schedule.parts_of(request.index);

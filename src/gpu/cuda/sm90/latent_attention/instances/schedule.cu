@@ -6,8 +6,9 @@
 namespace fovea::gpu::sm90::latent {
 namespace {
 
-/// Tiles of all requests, summed; the line that they lie on; what parts begin with. One block.
 inline constexpr int kScheduleThreads = 1024;  // at most
+
+/// Tiles of all requests, summed; the line that they lie on; what parts begin with. One block.
 __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
   __shared__ int kept[kScheduleThreads + 1], warp_sums[32], carry, size;
   const int threads = blockDim.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
