@@ -27,6 +27,7 @@ import fovea
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
+SETTLE = 0.5  # seconds of the same work before it is timed
 CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
 
 
@@ -55,17 +56,22 @@ class Subject(Protocol):
         """Others that compute the same, checked. shared: with the schedule of a call before."""
 
 
-def median_ms(call: Callable[[], object], warmup: int = 60, measure: int = 200) -> float:
-    """With L2 flushed before each call. Without a GPU: of one call. Not by turns with what it is compared to: the clock of a GPU at
-    its power limit follows the power of the last tenths of a second, so what comes after heavier work is slower for as long, and
-    the heavier work faster."""
+def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int = 200) -> float:
+    """With L2 flushed before each call, after as many seconds of calls: the clock of a GPU at its power limit follows the power of
+    the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow. For the same reason not by
+    turns with what it is compared to. Without a GPU: of one call."""
     if DEVICE == "cpu":
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e3
     from triton.testing import do_bench
 
-    return do_bench(call, warmup=warmup, rep=measure, return_mode="median")
+    until = time.perf_counter() + settle
+    while time.perf_counter() < until:
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+    return do_bench(call, warmup=1, rep=measure, return_mode="median")
 
 
 def recorded(*calls: Callable[[], object], shared: bool = False) -> Callable[[], None]:
@@ -189,7 +195,7 @@ class Bench:
         }
 
     def median(self, call: Callable[[], object]) -> float:
-        return median_ms(call, 1, 1) if self.args.dry_run else median_ms(call)
+        return median_ms(call, 0, 1) if self.args.dry_run else median_ms(call)
 
     def save(self) -> None:
         if self.out:

@@ -31,8 +31,13 @@ class Scorer {
 #pragma unroll 1
       for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
         const int buffer = Tiles::slot(tile);
+        start_scores(buffer);
+        // What can be known before the scores are:
         const uint2 present = present_in(tile);
-        score(buffer);
+        const bool whole = __all_sync(~0u, sees_all(seen, key) && (present.x & present.y) == ~0u);
+        products_wait<0>();
+        pin(scores);
+        if (!whole) mask_scores<true>(scores, seen, key, present, lane);
         const bool last = tile + 1 == end;
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
@@ -40,9 +45,9 @@ class Scorer {
           done = next.done();
           if (!done) ask_queries(next.request);  // they come while there is softmax to do
         }
-        mask(key, present);
         exponentiate(buffer, slot);
         if (last) finish(slot);
+        fence_shared_for_async();  // not by those who wait: theirs would wait for shared memory beside the next scores
         named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
       }
@@ -80,7 +85,7 @@ class Scorer {
     fence_shared_for_async();
   }
 
-  __device__ __forceinline__ void score(int buffer) {
+  __device__ __forceinline__ void start_scores(int buffer) {
     wait_for(buffer);
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
@@ -100,13 +105,6 @@ class Scorer {
       }
     }
     products_commit();
-    products_wait<0>();
-    pin(scores);
-  }
-
-  __device__ void mask(int key, uint2 present) {
-    if (__all_sync(~0u, sees_all(seen, key) && (present.x & present.y) == ~0u)) return;
-    mask_scores<true>(scores, seen, key, present, lane);
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,6 @@ class Values {
     if (real) {
       named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
       const int grown = storage.grown[buffer][warp()];
-      fence_shared_for_async();
       if (__any_sync(~0u, grown)) rescale(buffer);
     }
     const std::uint32_t at = shared_address(storage.k[buffer]);
@@ -69,22 +68,26 @@ class Values {
     const std::uint64_t v = operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup);
     pin(out);
     products_begin();
+    const auto multiply = [&](int right, int i) {
+      Mma::half_values(&out[64 * right], advanced(p, i * 32), advanced(v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
+    };
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Mma::half_values(&out[64 * part], advanced(p, i * 32), advanced(v, i * 2 * kKeyGroup + part * kPartSlices * kGroupBytes), true);
-      }
-      products_commit();
-    }
-    products_wait<1>();
-    named_sync(kWarpgroup + half, 128);  // every warp has multiplied the left part
-    decode_part<0>(step);
+    for (int i = 0; i < 4; ++i) multiply(0, i);
+    products_commit();
+    Part part;
+    read_part<0>(step, part);
     products_wait<0>();
-    if (!Config::kRopeBecomesP) named_sync(kWarpgroup + half, 128);  // likewise the right one; else copy_rope waits for both warpgroups
+    named_sync(kWarpgroup + half, 128);  // every warp has multiplied the left part
+    // A product that finds others before it holds up its warp: so those of the right part stand between pieces of other work.
+    decode_part<0>(step, part, [&](int i) { multiply(1, i); });
+    products_commit();
+    read_part<1>(step, part);
+    products_wait<0>();
     pin(out);
     if (Config::kRopeBecomesP && real && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
-    decode_part<1>(step);
+    named_sync(kWarpgroup + half, 128);  // likewise the right one
+    decode_part<1>(step, part, [](int) {});
+    named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);  // who waits for it fences
   }
 
   __device__ void rescale(int buffer) {
@@ -95,43 +98,66 @@ class Values {
 
   // ---- codes become values ------------------------------------------------------------------------------------------------------
 
-  template <int kPart>
-  __device__ __forceinline__ void decode_part(std::uint32_t tile) {
-    barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
-    if (Config::kTwoKinds && uniform(storage.fp4[kPart])) {
-      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4>(tile);
-    } else {
-      decode_rows<kPart, main_row(Config::kRow)>(tile);
-    }
-    if (kPart == 1) named_arrive(kDecoded + Tiles::slot(tile), kMathThreads + Config::kScoreThreads);  // who waits for it fences
-  }
-
-  /// Two slices. A lane has a quarter of each slice of two keys, eight rows apart.
-  template <int kPart, Row kRow>
-  __device__ __forceinline__ void decode_rows(std::uint32_t tile) {
-    const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
-    const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
+  /// What a lane decodes of a part of a tile: a quarter of each of two slices of two keys, eight rows apart.
+  struct Part {
     Chunks codes[kPartSlices];
     Scales scales[2];
-    constexpr int kAt = kPart * kPartSlices;
-    read_codes<kPart, kRow>(row, quarter, codes);
+    bool fp4;
+  };
+
+  /// Into registers, while products are under way.
+  template <int kPart>
+  __device__ __forceinline__ void read_part(std::uint32_t tile, Part& part) const {
+    barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
+    part.fp4 = Config::kTwoKinds && uniform(storage.fp4[kPart]);
+    if (part.fp4) {
+      if constexpr (Config::kTwoKinds) read_rows<kPart, Row::fp4>(part);
+    } else {
+      read_rows<kPart, main_row(Config::kRow)>(part);
+    }
+  }
+  template <int kPart, Row kRow>
+  __device__ __forceinline__ void read_rows(Part& part) const {
+    const int row = first_row();
+    read_codes<kPart, kRow>(row, lane_index() % 4, part.codes);
 #pragma unroll
-    for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], scales[key]);
-    if (kPart == 1) copy_rope(buffer, tile, row, quarter);
+    for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], part.scales[key]);
+  }
+
+  /// `before(i)`: what is to be done before the i-th of four pieces.
+  template <int kPart, class Before>
+  __device__ __forceinline__ void decode_part(std::uint32_t tile, Part& part, const Before& before) const {
+    if (part.fp4) {
+      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4>(tile, part, before);
+    } else {
+      decode_rows<kPart, main_row(Config::kRow)>(tile, part, before);
+    }
+  }
+
+  template <int kPart, Row kRow, class Before>
+  __device__ __forceinline__ void decode_rows(std::uint32_t tile, Part& part, const Before& before) const {
+    const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
+    const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
+    constexpr int kAt = kPart * kPartSlices;
 #pragma unroll
     for (int slice = 0; slice < kPartSlices; ++slice) {
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
-        if (slice + 1 == kPartSlices && key == 1) free_part<kPart>(codes[slice][key]);
+        before(2 * slice + key);
+        if (kPart == 0 && slice + 1 == kPartSlices && key == 1) free_part<kPart>(part.codes[slice][key]);
         if (kHalfSlices + kAt + slice == Rows::kRopeSlice && half == 1) continue;
         Chunks chunks;
-        decode<kRow, Element>(codes[slice][key], scale_of<kRow>(scales[key], kAt + slice, quarter), chunks);
+        decode<kRow, Element>(part.codes[slice][key], scale_of<kRow>(part.scales[key], kAt + slice, quarter), chunks);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           store_shared(to + (kAt + slice) * kGroupBytes + key * kKeyGroup + ((2 * quarter + i) ^ row % 8) * 16, chunks[i][0], chunks[i][1],
                        chunks[i][2], chunks[i][3]);
         }
       }
+    }
+    if (kPart == 1) {  // the rotary part at last: who waits for it to be multiplied has waited while there was other work
+      copy_rope(buffer, tile, row, quarter);
+      free_part<kPart>(part.codes[kPartSlices - 1][1]);
     }
   }
 
