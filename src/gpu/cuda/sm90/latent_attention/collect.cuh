@@ -24,7 +24,7 @@ __device__ __forceinline__ void collect(const Params& params, Storage& storage, 
       fence_global_for_async();
     }
     __syncwarp();
-    if (part > first) named_sync(kAdded, kMathThreads + 32);
+    if (part > first) barrier_wait(shared_address(&storage.added), (part - first - 1) & 1);
     const PartialPlace place(params, detail::SplitSchedule::slot(part, true), blockIdx.y, blockIdx.x, lane);
 #pragma unroll 1
     for (int buffer = 0; buffer < 2; ++buffer) {

@@ -33,6 +33,7 @@ __device__ void init_barriers(Storage<Config>& storage) {
     init(storage.empty, 4 * Config::kCluster);
   }
   init(storage.collected, 32);
+  barrier_init(shared_address(&storage.added), kMathThreads);
   barrier_init(shared_address(&storage.q_full), Config::kFourRoles ? 32 : Config::kLoadThreads);
   barrier_init(shared_address(&storage.q_empty), Config::kFourRoles ? Config::kScoreThreads : kMathThreads);
   fence_barrier_init();

@@ -67,7 +67,7 @@ struct Results {
       add(storage.k[0], storage.k[1]);
       if (part + 1 == end) break;
       fence_shared_for_async();  // these reads come before the copies that follow
-      named_arrive(kAdded, kMathThreads + 32);
+      barrier_arrive(shared_address(&storage.added));
     }
   }
 

@@ -16,8 +16,7 @@ enum : int {
   kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
   kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
   kWarpgroup = 4,   // and 5: one warpgroup alone
-  kAdded = 6,       // what lay in the tiles is added, they may take the next part's: both arrive, a load warp waits
-  kScorers = 7,     // the score warpgroup alone
+  kScorers = 6,     // the score warpgroup alone
   // Of four roles, two each, by turns.
   kFull = 8,      // P of a tile and all that belongs to it are there: score warps arrive, value warps wait
   kDecoded = 10,  // a tile is decoded: value warps arrive, score warps wait
@@ -51,6 +50,7 @@ struct TurnsStorage {
   alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
   std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
   std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
+  std::uint64_t added;                       // by every math thread: it is added, the tiles may take the next part's
   std::uint64_t q_full;                      // by every load thread
   std::uint64_t q_empty;                     // by every math thread
 };
@@ -102,6 +102,7 @@ struct RolesStorage {
   std::uint64_t empty[2];            // by every value warp: the tile has been multiplied, P may become the rotary part (of 576 columns)
   std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
   std::uint64_t collected[2];        // by a load warp and the copy engine: half of a partial result is in this tile
+  std::uint64_t added;               // by every value thread: it is added, the tiles may take the next part's
   std::uint64_t q_full;              // by one load warp
   std::uint64_t q_empty;             // by every score thread
 };

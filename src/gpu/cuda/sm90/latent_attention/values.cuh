@@ -79,7 +79,10 @@ class Values {
     products_wait<0>();
     named_sync(kWarpgroup + half, 128);  // every warp has multiplied the left part
     // A product that finds others before it holds up its warp: so those of the right part stand between pieces of other work.
-    decode_part<0>(step, part, [&](int i) { multiply(1, i); });
+    decode_part<0>(step, part, [&](int i) {
+      if (i == 0) products_begin();
+      multiply(1, i);
+    });
     products_commit();
     read_part<1>(step, part);
     products_wait<0>();
