@@ -27,7 +27,7 @@ import fovea
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
-SETTLE = 0.5  # seconds of the same work before it is timed
+SETTLE = 0.5  # seconds of the same calls before they are timed
 CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
 
 
@@ -57,9 +57,9 @@ class Subject(Protocol):
 
 
 def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int = 200) -> float:
-    """With L2 flushed before each call, after as many seconds of calls: the clock of a GPU at its power limit follows the power of
-    the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow. For the same reason not by
-    turns with what it is compared to. Without a GPU: of one call."""
+    """With L2 flushed before each call, after `settle` seconds of calls one after another: the clock of a GPU at its power limit
+    follows the power of the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow. For
+    the same reason not by turns with what it is compared to. Without a GPU: of one call."""
     if DEVICE == "cpu":
         start = time.perf_counter()
         call()
@@ -165,7 +165,7 @@ def arguments(kind: str, about: str | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help=f"file to write (default: bench/results/DEVICE/DATE-{kind}.json)")
     parser.add_argument("--commit", help="revision measured (default: git's)")
     parser.add_argument("--only", default="", metavar="PART", help="only rows whose name contains this")
-    parser.add_argument("--seconds", type=float, default=130, help="begin no row after this time (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=200, help="begin no row after this time (default: %(default)s)")
     parser.add_argument("--program", type=Path, help="the fovea program, to measure the host time of a call from C++ too")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes; writes a file only where --out says so")
     args = parser.parse_args()

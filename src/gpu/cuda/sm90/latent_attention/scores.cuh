@@ -47,7 +47,8 @@ class Scorer {
         }
         exponentiate(buffer, slot);
         if (last) finish(slot);
-        fence_shared_for_async();  // not by those who wait: theirs would wait for shared memory beside the next scores
+        // For the value warps too, whose fence would wait for shared memory beside the next scores.
+        fence_shared_for_async();
         named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
       }

@@ -59,6 +59,7 @@ class Values {
     const int buffer = Tiles::slot(step);
     const bool real = step >= 2;
     if (real) {
+      // Before they said so, the score warps have fenced: what they stored as P, and what was decoded, which kDecoded told them.
       named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
       const int grown = storage.grown[buffer][warp()];
       if (__any_sync(~0u, grown)) rescale(buffer);
@@ -158,7 +159,7 @@ class Values {
         }
       }
     }
-    if (kPart == 1) {  // the rotary part at last: who waits for it to be multiplied has waited while there was other work
+    if (kPart == 1) {  // the rotary part at last: by now P, in whose room it may go, has mostly been multiplied
       copy_rope(buffer, tile, row, quarter);
       free_part<kPart>(part.codes[kPartSlices - 1][1]);
     }
@@ -190,7 +191,7 @@ class Values {
     }
   }
 
-  /// `last`: what this lane has read last of it.
+  /// `last`: of what this lane has read, to have it by then. The rest was asked for before this arrives, and reads come in order.
   template <int kPart>
   __device__ __forceinline__ void free_part(std::uint32_t (&last)[4]) const {
     asm volatile("" : "+r"(last[0])::"memory");  // of fp4 there is no more than two words; to have one is to have all
