@@ -3,14 +3,13 @@
 
 import argparse
 import json
-import statistics
 import subprocess
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from gpu import result_file, revision, write
+from gpu import matrix_rate, result_file, revision, write
 
 SIZE = 8192
 
@@ -26,24 +25,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def matrix_product() -> float:
-    """FLOP/s of a bf16 product of two square matrices of random numbers, one after another until the clock is what the power limit
-    leaves: the median of twenty, after a warm-up of half a second."""
-    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    samples = []
-    for _ in range(320):
-        begin.record()
-        a @ b
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e-3)
-    return 2 * SIZE**3 / statistics.median(samples[-20:])
-
-
 def main() -> None:
     args = arguments()
-    before = matrix_product()
+    before = matrix_rate(SIZE)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [args.program, "bench", "--implementation", "cuda.", "--device-peak", str(before), "--seconds", str(args.seconds)]
         command += ["--json", file.name] + (["--case", args.case] if args.case else [])
@@ -54,7 +38,7 @@ def main() -> None:
         "date": now.isoformat(timespec="seconds"),
         "commit": args.commit or revision(),
         "note": args.note,
-        "matrix_product": {"before": before, "after": matrix_product(), "size": SIZE, "torch": torch.__version__},
+        "matrix_product": {"before": before, "after": matrix_rate(SIZE), "size": SIZE, "torch": torch.__version__},
     }
     out = args.out or result_file("cuda", now)
     write(results, out)

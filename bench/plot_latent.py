@@ -175,8 +175,8 @@ def section(path: Path, results: dict) -> str:
 {provenance(path, results, "latent_decode.py")}
 
 bf16 rows of 576 values in pages of 64 tokens. A case says how many sequences it has, the query tokens and cached tokens of each
-(`~`: normal around that number with half of it as deviation; `=`: all equal) and the heads. L2 is flushed before each call, and
-half a second of the same calls goes before.{beside}
+(`~`: normal around that number with half of it as deviation; `=`: all equal) and the heads. L2 is flushed before each call,
+and the same calls go before until the clock has settled.{beside}
 {about_sharing(results["cases"])}
 
 {ceilings(results)}
