@@ -144,6 +144,18 @@ __device__ inline std::uint32_t remote_address(std::uint32_t shared, int cta) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(cta));
   return remote;
 }
+/// 16 bytes at a time, all of which are asked for before any is waited for.
+template <class T>
+__device__ inline void load_at_once(const T* global, T& to) {
+  static_assert(sizeof(T) % 16 == 0);
+  auto* words = reinterpret_cast<std::uint32_t*>(&to);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); i += 4) {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[i]), "=r"(words[i + 1]), "=r"(words[i + 2]), "=r"(words[i + 3])
+                 : "l"(reinterpret_cast<const std::uint32_t*>(global) + i));
+  }
+}
 /// What is there comes into L2.
 __device__ inline void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 /// From here to another CTA's shared memory, by the copy engine; the other's barrier counts the bytes when they are there.

@@ -17,12 +17,10 @@ __device__ inline std::uint32_t flip_of(const Params& params) {
   return params.cache_scale != nullptr && *params.cache_scale < 0 ? 0x80808080 : 0;
 }
 
-/// What of a half row has been asked for: 16 codes of each slice, the scales of all as they lie in memory, and of the rotary part a
-/// quarter.
+/// What of a half row has been asked for: 16 codes of each slice, and the scales of all as they lie in memory.
 struct HalfRow {
   std::uint32_t codes[kHalfSlices + 1][4];
   std::uint32_t scales[4];
-  std::uint32_t rope[2][4];
 };
 
 template <class Config, Row kRow>
@@ -41,17 +39,16 @@ struct CodeRows {
   }
 
   struct Source {
-    const std::byte *codes, *scales, *rope;
+    const std::byte *codes, *scales;
   };
   /// Known once `zero` is.
   static __device__ __forceinline__ Source source_of(const std::byte* data, const Token& token, int half, int quarter,
                                                      std::uint32_t zero = 0) {
-    if (!token.present()) return {kNoRow + zero, kNoRow + zero, kNoRow + zero};
+    if (!token.present()) return {kNoRow + zero, kNoRow + zero};
     const std::byte* row = data + token.at * Token::kUnit;
     // Where they follow the codes, what the token says of them need not be kept.
     const std::byte* scales = kRow == Row::v32 ? row + Format::kCount : data + token.scales * Token::kScaleUnit;
-    return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4,
-            row + rope_at() + quarter * 32};
+    return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4};
   }
 
   /// kLine: who reads a row's slices one after the other wants the line that a slice is half of in L2.
@@ -62,25 +59,19 @@ struct CodeRows {
   static __device__ __forceinline__ void ask_scales(const Source& source, HalfRow& to) {
     load_words<scale_words<kRow>()>(source.scales, to.scales);
   }
-  static __device__ __forceinline__ void ask_rope(const Source& source, HalfRow& to) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) load_words<4>(source.rope + 16 * i, to.rope[i]);
-  }
   static __device__ __forceinline__ void ask_codes(const Source& source, int half, HalfRow& to) {
     ask_scales(source, to);
 #pragma unroll
     for (int slice = 0; slice < slices(half); ++slice) ask_slice(source, slice, to);
   }
 
-  /// 16 codes become two chunks, side by side, once `zero` is known (not of e4m3 rows). `flip`: as of flip_of().
+  /// 16 codes become two chunks, side by side. `flip`: as of flip_of().
   static __device__ __forceinline__ void decode_slice(const HalfRow& from, int slice, int quarter, std::uint32_t flip,
-                                                      std::uint32_t (&chunks)[2][4], std::uint32_t zero = 0) {
+                                                      std::uint32_t (&chunks)[2][4]) {
     std::uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = kRow == Row::e4m3 ? from.codes[slice][i] ^ flip : from.codes[slice][i];
-    float scale = scale_of<kRow>(from.scales, slice, quarter);
-    if (kRow != Row::e4m3) scale = __uint_as_float(__float_as_uint(scale) | zero);
-    decode<kRow, typename Config::Element>(words, scale, chunks);
+    decode<kRow, typename Config::Element>(words, scale_of<kRow>(from.scales, slice, quarter), chunks);
   }
 };
 

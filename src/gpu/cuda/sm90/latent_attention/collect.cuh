@@ -2,6 +2,7 @@
 /// What other parts have of a part's last request comes to where the keys were.
 #pragma once
 
+#include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
@@ -31,7 +32,7 @@ __device__ __forceinline__ void collect(const Params& params, Storage& storage, 
       const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
       if (part == first) await_tile(buffer);
       const int lse_bytes = buffer == 0 && wanted ? Collected::kLseBytes : 0, bytes = wanted ? Collected::kBytes : 0;
-      if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * Collected::kChunks * 32, bytes, arrived);
+      if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * Collected::kPieces * kPieceWords * 32, bytes, arrived);
       if (lse_bytes > 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
       barrier_arrive_expect(arrived, bytes + lse_bytes);
     }

@@ -4,6 +4,7 @@
 
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/partial.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -42,20 +43,21 @@ template <int kRows>
 struct Weights {
   float of[kMaxParts][kRows], total[kRows], maximum[kRows];
 
-  /// By the whole block. The lanes of a row take the parts by turns, and ask for several at once. `lse_at(part, row)` where they have left
-  /// it, null if there is no such row.
-  template <class LseAt>
-  __device__ void find(int count, LseAt&& lse_at) {
+  /// By the whole block. The lanes of a row take the parts by turns, and ask for several at once. `lse_of(part)`: where a part has left
+  /// what it has of the rows, of which there are so many.
+  template <class LseOf>
+  __device__ void find(int count, int rows, LseOf&& lse_of) {
     constexpr int kLanes = kMathThreads / kRows, kAtOnce = 4;
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
+    const int own_count = row < rows ? count : 0;
     float largest = kNothing, sum = 0;
+#pragma unroll 1  // a longer text would be longer in coming
     for (int first = own; first < count; first += kAtOnce * kLanes) {
       float lse[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int part = first + i * kLanes;
-        const float* at = part < count ? lse_at(part, row) : nullptr;
-        lse[i] = at != nullptr ? *at : -INFINITY;
+        lse[i] = part < own_count ? lse_of(part)[row] : -INFINITY;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -64,6 +66,7 @@ struct Weights {
       }
     }
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+#pragma unroll 1
     for (int part = own; part < count; part += kLanes) {
       of[part][row] = exp2f(of[part][row] - largest);
       sum += of[part][row];
@@ -77,7 +80,7 @@ struct Weights {
   }
 };
 
-/// A chunk: two columns of each of two rows, which have weights of their own.
+/// Half a piece, a chunk: two columns of each of two rows, which have weights of their own.
 __device__ inline void add(float4& to, const float4& x, float upper, float lower) {
   to = {to.x + upper * x.x, to.y + upper * x.y, to.z + lower * x.z, to.w + lower * x.w};
 }
@@ -118,41 +121,41 @@ __device__ void store_row(const OutputRow& row, int r, int column, float normali
 /// SMs share it.
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
-  constexpr int kBlocks = kPartialChunks / kColumns, kAtOnce = kColumns == 2 ? 9 : 4;
+  constexpr int kPieces = kColumns / 2, kBlocks = kPartialPieces / kPieces, kAtOnce = kColumns == 2 ? 9 : 4;
   constexpr int kWarps = kMathWarps / kGroups, kRows = kWarps >= 4 ? kRowTile : kWarps * kMathWarpRows;  // of a group
   __shared__ Weights<kRows> weights;
   __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
   static_assert(sizeof weights + (kGroups > 1 ? sizeof sums : 0) <= 48 * 1024);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kWarps;
   const int first_warp = blockIdx.x % kGroups * kWarps, math_warp = first_warp + warp % kWarps;
-  const int chunk = blockIdx.x / kGroups % kBlocks * kColumns, tile = blockIdx.x / kGroups / kBlocks;
+  const int piece = blockIdx.x / kGroups % kBlocks * kPieces, tile = blockIdx.x / kGroups / kBlocks;
   const int row_begin = first_warp % 4 * kMathWarpRows, warp_row = math_warp % 4 * kMathWarpRows, first_row = warp_row + lane / 4;
   const Merge merge(params);
   const int rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile, count = merge.parts.end - merge.parts.begin;
-  const auto output_row = [&](int r) { return OutputRow(params, merge.request, blockIdx.z, tile * kRowTile + first_row + 8 * r); };
-  const OutputRow output[2] = {output_row(0), output_row(1)};
+  const int own_count = warp_row < rows ? count : 0;  // of rows that there are not, nothing has been stored
   wait_for_previous_kernel();
   if (!merge.wanted || row_begin >= rows) return;
 
-  const auto place_of = [&](int part, int of_warp) {
-    return PartialPlace(params, Merge::Schedule::slot(merge.parts.begin + part, part > 0), blockIdx.z, tile, of_warp);
-  };
-  float4 x[kAtOnce][kColumns];
+  // The first part's own slot is the one after its other slot; those of later parts are two apart.
+  const PartialPlace first_place(params, Merge::Schedule::slot(merge.parts.begin, true), blockIdx.z, tile, 0);
+  const auto place_of = [&](int part) { return first_place.slots_on(max(Merge::Schedule::slot(part, true), 1)); };
+  const int own = (math_warp * kPartialPieces + piece) * kPieceWords * 32 + lane;
+  Piece asked[kAtOnce][kPieces];
   const auto ask = [&](int first) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int part = first + j * kGroups;
-      if (part >= count || warp_row >= rows) continue;  // of rows that there are not, nothing has been stored
-      const float4* from = place_of(part, math_warp).sums() + chunk * 32 + lane;
+      if (part >= own_count) continue;
+      const uint2* from = place_of(part).sums() + own;
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) x[j][i] = from[i * 32];
+      for (int i = 0; i < kPieces; ++i) asked[j][i] = Piece(from + i * kPieceWords * 32);
     }
   };
   ask(group);
-  weights.find(count, [&](int part, int row) -> const float* {
-    row += row_begin;
-    return row < rows ? place_of(part, row / kMathWarpRows).lse() + row % kMathWarpRows : nullptr;
-  });
+  weights.find(count, rows - row_begin, [&](int part) { return place_of(part).lse() + row_begin; });
+  // Worked out while they come.
+  const auto output_row = [&](int r) { return OutputRow(params, merge.request, blockIdx.z, tile * kRowTile + first_row + 8 * r); };
+  const OutputRow output[2] = {output_row(0), output_row(1)};
 
   float4 out[kColumns] = {};
   for (int first = group; first < count; first += kAtOnce * kGroups) {
@@ -162,7 +165,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
       if (first + j * kGroups >= count) break;
       const float* weight = &weights.of[first + j * kGroups][first_row - row_begin];
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) add(out[i], x[j][i], weight[0], weight[8]);
+      for (int i = 0; i < kColumns; ++i) add(out[i], asked[j][i / 2].chunk(i % 2), weight[0], weight[8]);
     }
   }
   if constexpr (kGroups > 1) {
@@ -172,14 +175,14 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   for (int r = 0; r < 2; ++r) {
     const float total = weights.total[first_row - row_begin + 8 * r], maximum = weights.maximum[first_row - row_begin + 8 * r];
     const float normalise = output[r].normalise(params, total, maximum);
-    store_row<Element>(output[r], r, math_warp / 4 * (kValueDim / 2) + 8 * chunk, normalise, out);
-    if (chunk == 0 && math_warp < 4 && lane % 4 == 0) output[r].store_lse(lse_of(total, maximum));
+    store_row<Element>(output[r], r, math_warp / 4 * (kValueDim / 2) + 16 * piece, normalise, out);
+    if (piece == 0 && math_warp < 4 && lane % 4 == 0) output[r].store_lse(lse_of(total, maximum));
   }
 }
 
 template <class Element, int kGroups, int kColumns>
 Result<void> launch_with(const Params& params, int requests, Stream stream) {
-  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialChunks / kColumns * kGroups, requests, params.kv_heads),
+  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialPieces * 2 / kColumns * kGroups, requests, params.kv_heads),
                           .block = dim3(kMathThreads),
                           .programmatic = true};
   return launch(&combine<Element, kGroups, kColumns>, shape, stream, params);
@@ -190,7 +193,7 @@ Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
   const int stand_ins = (params.parts - 1) / detail::SplitSchedule::kCollected;
   if (stand_ins == 0) return {};  // no request has more parts than the first of them collects
   const int requests = by_requests(params) ? params.batch : stand_ins;
-  const int least = params.row_tiles * kPartialChunks / 2 * requests * params.kv_heads;
+  const int least = params.row_tiles * kPartialPieces * requests * params.kv_heads;
   const auto chosen = least * 8 <= blocks   ? &launch_with<Element, 8, 2>
                       : least * 4 <= blocks ? &launch_with<Element, 4, 2>
                       : least * 2 <= blocks ? &launch_with<Element, 2, 2>

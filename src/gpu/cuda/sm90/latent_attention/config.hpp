@@ -21,8 +21,9 @@ inline constexpr int kBoxRows = 8;                        // keys of one copy: p
 inline constexpr int kMathThreads = 256;  // two warpgroups
 inline constexpr int kMathWarps = kMathThreads / 32;
 
-/// A partial result is the accumulators as they lie in registers: chunks of four floats a thread, (math warp, chunk, lane, 4).
-inline constexpr int kPartialChunks = kRowTile * kValueDim / 4 / kMathThreads;
+/// A partial result is the accumulators as they lie in registers: pieces of eight floats a thread, of 24 bits each (partial.cuh).
+inline constexpr int kPieceFloats = 8, kPieceWords = 3;  // words of eight bytes
+inline constexpr int kPartialPieces = kRowTile * kValueDim / kPieceFloats / kMathThreads;
 inline constexpr int kMathWarpRows = kRowTile / 4;  // of a math warp, which has the columns of its warpgroup of them
 
 /// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
@@ -39,9 +40,8 @@ enum class Load {
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any, v41_and_fp4 };
 
 /// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of packed rows.
-constexpr bool has_four_roles(Load load, Row row, int cluster) {
-  const bool packed = row == Row::v32 || row == Row::v4 || row == Row::v41 || row == Row::v41_and_fp4;
-  return load == Load::codes && packed && cluster == 1;
+constexpr bool has_four_roles(Load load, Row row) {
+  return load == Load::codes && (row == Row::v32 || row == Row::v4 || row == Row::v41 || row == Row::v41_and_fp4);
 }
 
 /// kRow_: of all caches; only Load::codes looks at it.
@@ -51,7 +51,7 @@ struct Config {
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
   static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
-  static constexpr bool kFourRoles = has_four_roles(kLoad, kRow, kCluster_);
+  static constexpr bool kFourRoles = has_four_roles(kLoad, kRow);
   static constexpr int kScoreThreads = kFourRoles ? 128 : 0;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 && !kFourRoles ? 256 : 128;
   static constexpr int kThreads = kMathThreads + kScoreThreads + kLoadThreads;
@@ -69,7 +69,7 @@ struct Config {
   static constexpr int kQueryGroup = kSharedSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
   static_assert(kGroups % kCluster == 0);
-  static_assert(kLoad != Load::rows || kCluster == 1);
+  static_assert((kLoad != Load::rows && !kFourRoles) || kCluster == 1);
 };
 
 }  // namespace fovea::gpu::sm90::latent

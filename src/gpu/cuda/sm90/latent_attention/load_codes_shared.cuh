@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys one by one, decoded, for two CTAs: of each tile, each decodes every other group of eight rows and sends it to the other. A warp has
-/// one of these groups, a lane a quarter of its row. Two half rows are on their way at a time, and what is to be stored is decoded before
-/// there is room for it.
+/// Keys one by one, e4m3 rows decoded, for two CTAs: of each tile, each decodes every other group of eight rows and sends it to the other.
+/// A warp has one of these groups, a lane a quarter of its row. Two half rows are on their way at a time, and what is to be stored is
+/// decoded before there is room for it.
 ///
 /// ptxas gives all these loads one scoreboard, and moves arithmetic to where its results are used. So order is made by data: `zero` comes
 /// from what has to be there first, and goes into what is to be done later.
@@ -60,7 +60,7 @@ class SharedCodeLoader {
  private:
   using Rows = CodeRows<Config, Config::kRow>;
 
-  static_assert(Config::kCluster == 2 && Config::kRow != Row::any);
+  static_assert(Config::kCluster == 2 && Config::kRow == Row::e4m3);
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
 
@@ -100,29 +100,19 @@ class SharedCodeLoader {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf;
     constexpr int kAt = place_of(i), kCodes = Rows::slices(kHalf);
     std::uint32_t chunks[kCodes][2][4];
-    std::uint32_t zero = 0;
+    std::uint32_t zero = params.zero;
 #pragma unroll
-    for (int slice = 0; slice < kCodes; ++slice) {  // one after the other: all at once need more registers than there are
-      Rows::decode_slice(a, slice, lane % 4, flip, chunks[slice], zero);
-      zero = params.zero;
+    for (int slice = 0; slice < kCodes; ++slice) Rows::decode_slice(a, slice, lane % 4, flip, chunks[slice]);
 #pragma unroll
-      for (int word = 0; word < 8; ++word) zero &= chunks[slice][word / 4][word % 4];
-    }
+    for (int word = 0; word < 8; ++word) zero &= chunks[kCodes - 1][word / 4][word % 4];
     barrier_wait(shared_address(&storage.empty[kSlot]), (parity ^ 1) + zero);
     if (kHalf == kBuffer && lane == 0) {
       *reinterpret_cast<std::uint16_t*>(&storage.present[kBuffer][warp * 2]) = static_cast<std::uint16_t>(present >> kBuffer * 16);
     }
 #pragma unroll
     for (int slice = 0; slice < kCodes; ++slice) store(kAt + slice * kGroupBytes, chunks[slice]);
-    if constexpr (Rows::rope_slices(kHalf) > 0) store(kAt + kCodes * kGroupBytes, a.rope);
     const std::uint32_t full = shared_address(&storage.full[kSlot]);
-    if constexpr (kUnderP<i>) {
-      if constexpr (Rows::rope_slices(kHalf) > 0) {
-        send_slice(kAt + kCodes * kGroupBytes, a.rope, full);
-      } else {
-        send_slice(kAt + (kCodes - 1) * kGroupBytes, chunks[kCodes - 1], full);
-      }
-    }
+    if constexpr (kUnderP<i>) send_slice(kAt + (kCodes - 1) * kGroupBytes, chunks[kCodes - 1], full);
     send<i>(kAt, full);
     return wait_for<half_of((i + 1) % kHalves)>(b);
   }
@@ -146,7 +136,7 @@ class SharedCodeLoader {
   /// What this warp has stored of a half, to the other CTA.
   template <int i>
   __device__ __forceinline__ void send(int at, std::uint32_t full) const {
-    constexpr int kBytes = (Rows::slices(half_of(i)) + Rows::rope_slices(half_of(i))) * kGroupBytes;
+    constexpr int kBytes = Rows::slices(half_of(i)) * kGroupBytes;
     fence_shared_for_async();
     __syncwarp();
     const std::uint32_t from = to + at;  // the first lane's chunk is the first of the group
@@ -158,11 +148,8 @@ class SharedCodeLoader {
   /// The i-th half of a pair's rows, once `zero` is known.
   template <int i>
   __device__ __forceinline__ void ask(const KeyList& list, int pair, const Pair& rows, std::uint32_t zero, HalfRow& half) const {
-    constexpr int kHalf = half_of(i);
     const std::byte* data = data_of(list.cache_of(params, pair * kPair + buffer_of(i) * kKeyTile)) + zero;
-    const typename Rows::Source source = Rows::source_of(data, rows.own[buffer_of(i)], kHalf, lane % 4, zero);
-    if (Rows::rope_slices(kHalf) > 0) Rows::ask_rope(source, half);
-    Rows::ask_codes(source, kHalf, half);
+    Rows::ask_codes(Rows::source_of(data, rows.own[buffer_of(i)], half_of(i), lane % 4, zero), half_of(i), half);
   }
 
   /// A bit that all loads go into, and that params.zero clears: who needs it waits for them.
@@ -171,8 +158,6 @@ class SharedCodeLoader {
     std::uint32_t zero = params.zero;
 #pragma unroll
     for (int slice = 0; slice < Rows::slices(kHalf); ++slice) zero &= half.codes[slice][0];
-    if (scale_words<Config::kRow>() > 0) zero &= half.scales[0];
-    if (Rows::rope_slices(kHalf) > 0) zero &= half.rope[0][0] & half.rope[1][0];
     return zero;
   }
 

@@ -10,6 +10,14 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// By one warp: there is a job.
+template <class Config>
+__device__ __forceinline__ void tell_job(Storage<Config>& storage, int slot, const Job& job) {
+  if (lane_index() != 0) return;
+  storage.jobs[slot] = job;
+  barrier_arrive(shared_address(&storage.job_full[slot]));
+}
+
 /// Jobs and the places of their keys.
 template <class Config>
 class Planner {
@@ -17,7 +25,7 @@ class Planner {
   __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
-    for (Job job = params.first_job[own_part(params)]; !job.done(); job = job.next(params, own_part(params))) {
+    for (Job job = Job::first_of(params, own_part(params)); !job.done(); job = job.next(params, own_part(params))) {
       plan(job);
       if (job.collects) break;  // who collects does so last
     }
@@ -33,12 +41,12 @@ class Planner {
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
 
+  /// The first has been told by who brings queries.
   __device__ void tell(const Job& job) {
     const int at = Jobs::slot(jobs);
-    barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity(jobs) ^ 1);
-    if (lane_index() == 0) {
-      storage.jobs[at] = job;
-      barrier_arrive(shared_address(&storage.job_full[at]));
+    if (jobs > 0) {
+      barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity(jobs) ^ 1);
+      tell_job<Config>(storage, at, job);
     }
     ++jobs;
   }
@@ -86,15 +94,6 @@ class Planner {
       to.present = present;
     }
     end_plan();
-    if (plans != 2) return;
-    const int bytes = holds_fp4(cache) ? kValueDim / 2 : StagedRow<Config::kRow>::end();  // of codes
-    prefetch(data, first, bytes);
-    prefetch(data, second, bytes);
-  }
-  /// The first rows of a kernel are long in coming: the second tile's are on their way beside the first's.
-  static __device__ void prefetch(const std::byte* data, const Token& token, int bytes) {
-    if (!token.present()) return;
-    for (int at = 0; at < bytes; at += 128) prefetch_line(data + token.at * Token::kUnit + at);
   }
 
   __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }
@@ -222,6 +221,7 @@ class CompanionLoader {
   __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
+    tell_job<Config>(storage, 0, Job::first_of(params, own_part(params)));  // who plans has other things to do first
     bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
     for (std::uint32_t count = 0;; ++count) {
       const int slot = Jobs::slot(count);
@@ -231,7 +231,7 @@ class CompanionLoader {
       if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
       if (!done) {
         const QueryLoader<Config, kWarp> load(params, storage, job.request);
-        load.prefetch();
+        if (count > 0) load.prefetch();  // the first ones there is room for at once
         barrier_wait(shared_address(&storage.q_empty), (count & 1) ^ 1);
         load();
         barrier_arrive(shared_address(&storage.job_empty[slot]));

@@ -63,7 +63,7 @@ struct Params {
   // Workspace.
   int* prefix = nullptr;         // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
   Job* first_job = nullptr;      // (parts) what a part begins with
-  float4* partial = nullptr;     // (2 * parts, kv_heads, row_tiles, math warps, kPartialChunks, 32), normalised
+  uint2* partial = nullptr;      // (2 * parts, kv_heads, row_tiles, math warps, kPartialPieces, kPieceWords, 32), normalised
   float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, 16), base 2
   int* told = nullptr;           // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected
 

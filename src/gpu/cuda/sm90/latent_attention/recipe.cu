@@ -39,9 +39,6 @@ Row row_of(CacheFormat format) {
   return Row::plain;
 }
 
-/// Pairs of tiles to a part up to which two CTAs that share what they decode are sooner done with the first than four roles are.
-constexpr int kFewPairs = 2;
-
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
 /// The kind of all rows, if they are of one kind or of the two that have a kernel.
@@ -55,21 +52,17 @@ constexpr bool has_own_kernel(DType dtype, Row row) {
   return dtype == DType::bf16 && row != Row::any && row != Row::fp4 && row != Row::plain;
 }
 
-/// Whether two CTAs can share what they decode: tiles of one kind.
-constexpr bool can_share(DType dtype, Row row) { return has_own_kernel(dtype, row) && row != Row::v41_and_fp4; }
-
-template <class Element, int kHeadDim, int kCluster>
-Attend decoding_attend_of(Row row) {
+template <class Element, int kHeadDim>
+Attend decoding_attend_of(int cluster, Row row) {
   if constexpr (kHeadDim == 576) {
-    if (row == Row::v32) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v32>>;
+    if (row == Row::v32) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v32>>;
   } else {
-    if (row == Row::v4) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v4>>;
-    if (row == Row::v41) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v41>>;
-    if constexpr (kCluster == 1) {
-      if (row == Row::v41_and_fp4) return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::v41_and_fp4>>;
-    }
+    if (row == Row::v4) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v4>>;
+    if (row == Row::v41) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v41>>;
+    if (row == Row::v41_and_fp4) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v41_and_fp4>>;
   }
-  return launch_attend<Config<Element, kHeadDim, kCluster, Load::codes, Row::e4m3>>;
+  return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::codes, Row::e4m3>>
+                      : launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::e4m3>>;
 }
 
 template <class Element, int kHeadDim>
@@ -82,8 +75,7 @@ Attend attend_of(Load load, int cluster, Row row) {
     case Load::codes: break;
   }
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    if (has_own_kernel(DType::bf16, row))
-      return cluster == 2 ? decoding_attend_of<Element, kHeadDim, 2>(row) : decoding_attend_of<Element, kHeadDim, 1>(row);
+    if (has_own_kernel(DType::bf16, row)) return decoding_attend_of<Element, kHeadDim>(cluster, row);
   }
   return launch_attend<Config<Element, kHeadDim, 1, Load::codes>>;
 }
@@ -108,7 +100,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
   take(params.first_job, static_cast<std::size_t>(processors));
   take(params.partial_lse, slots * kMathWarps * kMathWarpRows);
   take(params.told, static_cast<std::size_t>(processors) * kMathWarps);
-  take(params.partial, slots * kRowTile * kValueDim / 4);
+  take(params.partial, slots * kMathThreads * kPartialPieces * kPieceWords);
   return at + kAlignment;  // the workspace itself is aligned to less
 }
 
@@ -134,16 +126,13 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
 }
 
 int Recipe::cluster() const {
-  const Row row = row_of(params);
-  const bool shared = load == Load::boxes || (load == Load::codes && can_share(dtype, row));
-  const bool many = params.batch * tiles_of(params.max_kv_len, kPair) > kFewPairs * params.parts;
-  const bool better_alone = has_four_roles(load, row, 1) && many;
-  return shared && !better_alone && params.row_tiles % 2 == 0 ? 2 : 1;
+  const bool shared = load == Load::boxes || (load == Load::codes && dtype == DType::bf16 && row_of(params) == Row::e4m3);
+  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
 bool Recipe::four_roles() const {
   const Row row = row_of(params);
-  return has_own_kernel(dtype, row) && has_four_roles(load, row, cluster());
+  return has_own_kernel(dtype, row) && has_four_roles(load, row);
 }
 
 std::size_t Recipe::workspace_bytes() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -39,12 +40,15 @@ struct Results {
   __device__ void store_partial(const Request& request, int slot) const {
     const int own = math_warp();
     if (!has_rows(params, request, blockIdx.x, own)) return;
-    const float normalise[2] = {sum[0] == 0 ? 0.0f : 1.0f / sum[0], sum[1] == 0 ? 0.0f : 1.0f / sum[1]};
+    const float normalise[2] = {sum[0] == 0 ? 0.0f : Piece::kRounding / sum[0], sum[1] == 0 ? 0.0f : Piece::kRounding / sum[1]};
     const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, own);
-    float4* to = place.sums() + lane_index();
+    uint2* to = place.sums() + lane_index();
 #pragma unroll
-    for (int i = 0; i < kPartialChunks; ++i) {
-      to[i * 32] = {out[4 * i] * normalise[0], out[4 * i + 1] * normalise[0], out[4 * i + 2] * normalise[1], out[4 * i + 3] * normalise[1]};
+    for (int i = 0; i < kPartialPieces; ++i) {
+      float x[kPieceFloats];
+#pragma unroll
+      for (int j = 0; j < kPieceFloats; ++j) x[j] = out[i * kPieceFloats + j] * normalise[j / 2 % 2];
+      Piece(x).store(to + i * kPieceWords * 32);
     }
     if (lane_index() % 4 != 0) return;
 #pragma unroll
@@ -86,14 +90,19 @@ struct Results {
       sum[r] = fmaf(sum[r], keep[r], weight[r]);
     }
 #pragma unroll
-    for (int i = 0; i < kPartialChunks; ++i) {
-      const std::byte* tile = i < Collected::kChunks ? even : odd;
-      const float4 x = reinterpret_cast<const float4*>(tile + own * Collected::kBytes)[i % Collected::kChunks * 32 + lane];
-      float* to = out + 4 * i;
-      to[0] = fmaf(to[0], keep[0], weight[0] * x.x);
-      to[1] = fmaf(to[1], keep[0], weight[0] * x.y);
-      to[2] = fmaf(to[2], keep[1], weight[1] * x.z);
-      to[3] = fmaf(to[3], keep[1], weight[1] * x.w);
+    for (int i = 0; i < kPartialPieces; ++i) {
+      const std::byte* tile = i < Collected::kPieces ? even : odd;
+      const uint2* from = reinterpret_cast<const uint2*>(tile + own * Collected::kBytes) + i % Collected::kPieces * kPieceWords * 32 + lane;
+      const Piece piece(from);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float4 x = piece.chunk(j);
+        float* to = &out[i * kPieceFloats + 4 * j];
+        to[0] = fmaf(to[0], keep[0], weight[0] * x.x);
+        to[1] = fmaf(to[1], keep[0], weight[0] * x.y);
+        to[2] = fmaf(to[2], keep[1], weight[1] * x.z);
+        to[3] = fmaf(to[3], keep[1], weight[1] * x.w);
+      }
     }
   }
 

@@ -22,11 +22,11 @@ enum : int {
   kDecoded = 10,  // a tile is decoded: value warps arrive, score warps wait
 };
 
-/// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the chunks in the even
+/// A partial result that this CTA collects, in the tiles when their keys are done with: of each math warp, half of the pieces in the even
 /// tile, the others in the odd one.
 struct Collected {
-  static constexpr int kChunks = kPartialChunks / 2, kBytes = kChunks * 32 * sizeof(float4);     // of a math warp
-  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kMathWarpRows * sizeof(float);  // in the even tile
+  static constexpr int kPieces = kPartialPieces / 2, kBytes = kPieces * kPieceWords * 32 * sizeof(uint2);  // of a math warp
+  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kMathWarpRows * sizeof(float);            // in the even tile
 };
 static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
 
@@ -93,18 +93,18 @@ struct RolesStorage {
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
   float rescale[2][kRowTile];                                                      // and by what
-  alignas(8) std::uint64_t job_full[kJobs];                                        // by the planner: there is a job
-  std::uint64_t job_empty[kJobs];    // by score and value threads and a load warp: they are done with it
-  std::uint64_t plan_full[kPlans];   // by the planner
-  std::uint64_t plan_empty[kPlans];  // by who brings keys, and a lane of each score warp: it has been read
-  std::uint64_t staged[2];           // by who brings keys, and their copies: a part of the codes is there
-  std::uint64_t staged_free[2];      // by every value thread: it has been read
-  std::uint64_t empty[2];            // by every value warp: the tile has been multiplied, P may become the rotary part (of 576 columns)
-  std::uint64_t tiles_done;          // by every value thread: the tiles may take what is to be collected
-  std::uint64_t collected[2];        // by a load warp and the copy engine: half of a partial result is in this tile
-  std::uint64_t added;               // by every value thread: it is added, the tiles may take the next part's
-  std::uint64_t q_full;              // by one load warp
-  std::uint64_t q_empty;             // by every score thread
+  alignas(8) std::uint64_t job_full[kJobs];  // by who plans, the first by who brings queries: there is a job
+  std::uint64_t job_empty[kJobs];            // by score and value threads and a load warp: they are done with it
+  std::uint64_t plan_full[kPlans];           // by the planner
+  std::uint64_t plan_empty[kPlans];          // by who brings keys, and a lane of each score warp: it has been read
+  std::uint64_t staged[2];                   // by who brings keys, and their copies: a part of the codes is there
+  std::uint64_t staged_free[2];              // by every value thread: it has been read
+  std::uint64_t empty[2];      // by every value warp: the tile has been multiplied, P may become the rotary part (of 576 columns)
+  std::uint64_t tiles_done;    // by every value thread: the tiles may take what is to be collected
+  std::uint64_t collected[2];  // by a load warp and the copy engine: half of a partial result is in this tile
+  std::uint64_t added;         // by every value thread: it is added, the tiles may take the next part's
+  std::uint64_t q_full;        // by one load warp
+  std::uint64_t q_empty;       // by every score thread
 };
 
 template <class Config>

@@ -83,8 +83,8 @@ class Values {
     decode_part<0>(step, part, [&](int i) {
       if (i == 0) products_begin();
       multiply(1, i);
+      if (i == 3) products_commit();
     });
-    products_commit();
     read_part<1>(step, part);
     products_wait<0>();
     pin(out);

@@ -79,6 +79,13 @@ struct alignas(16) Job {
 
   __device__ bool done() const { return request.index < 0; }
 
+  /// What a part begins with, asked for at once: a compiler would ask for the rest once it knows that there is any.
+  static __device__ Job first_of(const Params& params, int part) {
+    Job job;
+    load_at_once(params.first_job + part, job);
+    return job;
+  }
+
   /// Single tiles; half a pair that is of no use is left out.
   __device__ int tiles() const { return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
 
@@ -123,19 +130,6 @@ __device__ inline const Element* query_row(const Params& params, const Request& 
   return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + token) * params.q_row +
          (blockIdx.y * params.heads_per_kv + head) * params.q_head;
 }
-
-/// Where a math warp leaves its part of a partial result, and who waits for it looks.
-struct PartialPlace {
-  __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
-      : params(params_),
-        at(((static_cast<std::int64_t>(slot) * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
-
-  __device__ float4* sums() const { return params.partial + at * kPartialChunks * 32; }  // (chunk, lane)
-  __device__ float* lse() const { return params.partial_lse + at * kMathWarpRows; }
-
-  const Params& params;
-  std::int64_t at;
-};
 
 /// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.
 __device__ inline bool has_rows(const Params& params, const Request& request, int row_tile, int warp) {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Partial results: where they lie, and in what form.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+/// Where a math warp leaves its part of a partial result, and who waits for it looks. Parts are no more than SMs: few bits will do.
+struct PartialPlace {
+  __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
+      : params(params_), at(((slot * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
+
+  __device__ PartialPlace slots_on(int count) const {
+    PartialPlace place = *this;
+    place.at += count * params.kv_heads * params.row_tiles * kMathWarps;
+    return place;
+  }
+  __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // (piece, word, lane)
+  __device__ float* lse() const { return params.partial_lse + at * kMathWarpRows; }
+
+  const Params& params;
+  int at;
+};
+
+/// Eight floats without their last bytes, in the order of the accumulator's registers: two columns of a row, of the row eight further on,
+/// and the same eight columns on. An error of 2^-16 of a value, next to the 2^-9 or 2^-12 to which results are rounded.
+/// Infinities and NaN (the one that arithmetic makes) stay what they are.
+class Piece {
+ public:
+  /// What is cut off is a part of 2^-16.5 on average: values are to be multiplied by this before.
+  static constexpr float kRounding = 1 + 1.08e-5f;
+
+  __device__ explicit Piece(const float (&x)[kPieceFloats]) {
+#pragma unroll
+    for (int i = 0; i < kPieceFloats; i += 4) {  // the fourth of four lies in the last bytes of the others
+      const std::uint32_t fourth = __float_as_uint(x[i + 3]);
+      word(i / 4 * 3) = __byte_perm(__float_as_uint(x[i]), fourth, 0x3215);
+      word(i / 4 * 3 + 1) = __byte_perm(__float_as_uint(x[i + 1]), fourth, 0x3216);
+      word(i / 4 * 3 + 2) = __byte_perm(__float_as_uint(x[i + 2]), fourth, 0x3217);
+    }
+  }
+  /// Words of a warp's lanes lie side by side.
+  __device__ explicit Piece(const uint2* from) {
+#pragma unroll
+    for (int i = 0; i < kPieceWords; ++i) words[i] = from[i * 32];
+  }
+  Piece() = default;
+
+  __device__ void store(uint2* to) const {
+#pragma unroll
+    for (int i = 0; i < kPieceWords; ++i) to[i * 32] = words[i];
+  }
+
+  /// The first four, or the others.
+  __device__ float4 chunk(int i) const {
+    const std::uint32_t own[3] = {word(3 * i), word(3 * i + 1), word(3 * i + 2)};
+    const std::uint32_t fourth = (own[0] & 0xff) << 8 | (own[1] & 0xff) << 16 | own[2] << 24;
+    return {first_bytes(own[0]), first_bytes(own[1]), first_bytes(own[2]), __uint_as_float(fourth)};
+  }
+
+ private:
+  static __device__ float first_bytes(std::uint32_t word) { return __uint_as_float(word & ~0xffu); }
+
+  __device__ std::uint32_t& word(int i) { return i % 2 == 0 ? words[i / 2].x : words[i / 2].y; }
+  __device__ std::uint32_t word(int i) const { return i % 2 == 0 ? words[i / 2].x : words[i / 2].y; }
+
+  uint2 words[kPieceWords];
+};
+
+}  // namespace fovea::gpu::sm90::latent
