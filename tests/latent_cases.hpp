@@ -224,7 +224,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("packed/v32_fp8-odd-rows", {.head = 5, .gap = 1, .main = {.format = v32, .page = 6}});
   add("packed/v4_fp8-odd-rows", {.row = 512, .gap = 1, .main = {.format = v4, .page = 3}});
   add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}, .max_logits = false});
-  add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}});
+  add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}, .max_logits = false});
   add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}, .max_logits = false}, listed(v32, 900, {900, 31})));
   add("flat/bf16-h128-many", {.head = 128, .batch = 1, .seq_q = 150, .main = {.topk = 140}, .flat = true, .sink = true}, Tier::full);
   add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);
@@ -246,6 +246,9 @@ inline std::vector<SparseCase> sparse_cases() {
   add("scale/bf16-negative", {.scale = -0.05f});
   add("sink/bf16", {.sink = true});
   add("values/bf16-nan-token", {.batch = 3, .main = {.topk = 40}, .lists = Lists::full, .nan_token = true});
+  // In a partial result, which is merged after all parts or collected by the first.
+  add("values/bf16-nan-token-merged", {.batch = 3, .main = {.topk = 900}, .max_logits = false, .lists = Lists::full, .nan_token = true});
+  add("values/bf16-nan-token-collected", {.batch = 3, .main = {.topk = 300}, .max_logits = false, .lists = Lists::full, .nan_token = true});
 
   split_cases(table);
   sparse_bench_cases(table);

@@ -49,7 +49,7 @@ struct SparseCase {
   std::optional<List> extra{};
   bool flat = false, sink = false, max_logits = true;
   Lists lists = Lists::mixed;
-  bool nan_token = false;  ///< plain rows: a NaN in a token that the second row lists
+  bool nan_token = false;  ///< plain rows: a NaN in the last token that the second row lists
   float scale = 0.0f;
 };
 

@@ -100,7 +100,7 @@ class SparseTrial final : public LatentTrial {
   SparseTrial(const SparseCase& spec, Random random)
       : LatentTrial(q_shape(spec), spec.max_logits, random), spec_(spec), main_(spec_, spec_.main, random) {
     if (spec_.extra) extra_.emplace(spec_, *spec_.extra, random);
-    if (spec_.nan_token) main_.cache.set(main_.tokens(1, 0).front(), 17, std::numeric_limits<float>::quiet_NaN());
+    if (spec_.nan_token) main_.cache.set(main_.tokens(1, 0).back(), 17, std::numeric_limits<float>::quiet_NaN());
     if (spec_.sink) sink_ = HostileTensor(contiguous(DType::f32, {spec_.head}));
     for (std::int64_t head = 0; spec_.sink && head < spec_.head; ++head)
       sink_.set(head, head == 0 ? kInf : head == 1 ? -kInf : 3 * random.normal());

@@ -138,6 +138,52 @@ TEST(SplitSchedule, CutsNothingThatFits) {
   EXPECT_EQ(line(66, 4, 16), std::pair(1, 0));
 }
 
+/// What parts do by an even schedule is what they do by the one in memory.
+void check_even(const EvenSchedule& even, int parts, int size, int batch, int overhead, bool whole) {
+  const SplitLine line = split_line(parts, batch, batch * size, size, overhead);
+  Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead, whole};
+  requests.length = line.length;
+  const Scheduled scheduled(requests);
+  for (int part = 0; part < parts; ++part) {
+    int request = scheduled.schedule.first_request(part), own = even.first_request(part);
+    for (; own < batch && !even.share(part, own).empty(); ++own, ++request) {
+      const TileRange share = scheduled.schedule.share(part, request), own_share = even.share(part, own);
+      const TileRange sharing = scheduled.schedule.parts_of(request), own_sharing = even.parts_of(part, own);
+      ASSERT_EQ(own, request);
+      EXPECT_EQ(std::pair(own_share.begin, own_share.end), std::pair(share.begin, share.end));
+      EXPECT_EQ(std::pair(own_sharing.begin, own_sharing.end), std::pair(sharing.begin, sharing.end));
+      EXPECT_FALSE(SplitSchedule::collected(sharing));
+      EXPECT_EQ(even.shares > 1, SplitSchedule::merged_after(sharing));
+    }
+    EXPECT_TRUE(scheduled.schedule.past(part, request) || scheduled.schedule.share(part, request).empty());
+  }
+}
+
+TEST(EvenSchedule, IsTheSplitSchedule) {
+  int even_ones = 0;
+  for (const bool whole : {false, true}) {
+    for (const int parts : {1, 4, 66, 132}) {
+      for (const int size : {1, 2, 3, 5, 16, 64, 67, 68, 140}) {
+        for (const int batch : {1, 2, 3, 7, 10, 32, 50, 64, 128, 256}) {
+          const EvenSchedule even(parts, batch, size, 2, whole);
+          if (even.size == 0) continue;
+          ++even_ones;
+          check_even(even, parts, size, batch, 2, whole);
+        }
+      }
+    }
+  }
+  EXPECT_GT(even_ones, 100);
+}
+
+TEST(EvenSchedule, OnlyWhereNothingIsCollected) {
+  EXPECT_EQ(EvenSchedule(66, 4, 16, 2, false).shares, 16);
+  EXPECT_EQ(EvenSchedule(66, 4, 16, 2, true).size, 0);       // whole requests on a line that is cut
+  EXPECT_EQ(EvenSchedule(66, 128, 16, 2, false).shares, 1);  // two whole ones to a part
+  EXPECT_EQ(EvenSchedule(66, 100, 16, 2, false).size, 0);    // cut anywhere
+  EXPECT_EQ(EvenSchedule(132, 50, 5, 2, false).size, 0);     // in two, which is collected
+}
+
 /// Where a tile for each part is enough, whatever the sizes: with what requests cost beside them, some parts would do two.
 TEST(SplitSchedule, FewTilesHaveNoOverhead) {
   for (const int tiles : {3, 64, 66}) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "op/common/divider.hpp"
+
 namespace fovea::detail {
 
 /// Half-open range of a request's key tiles, counted from its first one.
@@ -85,6 +87,37 @@ struct SplitSchedule {
   static constexpr bool merged_after(TileRange parts) { return parts.end - parts.begin > kCollected; }
   /// Of a request merged after its parts, the one that stands for it: no other's, begun inside of it, and a multiple of kCollected.
   static constexpr int stand_in(TileRange parts) { return (parts.begin / kCollected + 1) * kCollected; }
+};
+
+/// The same for requests of one size where each takes as many parts, or each part as many whole requests, and nothing is collected: a part
+/// has to look nothing up.
+struct EvenSchedule {
+  int size = 0;  ///< tiles of a request; 0: there is no such schedule
+  int length = 1, overhead = 0;
+  int shares = 1;  ///< parts of a request
+  Divider cost{};  ///< of a request: shares * length, or a part is a multiple of it
+
+  constexpr EvenSchedule() = default;
+  constexpr EvenSchedule(int parts, int batch, int size_, int overhead_, bool whole) {
+    const SplitLine line = split_line(parts, batch, batch * size_, size_, overhead_);
+    const int each = size_ + line.overhead, cut = each / line.length;
+    const bool cuts = each % line.length == 0 && cut > SplitSchedule::kCollected && line.overhead < line.length && !whole;
+    if (!cuts && line.length % each != 0) return;
+    size = size_, length = line.length, overhead = line.overhead;
+    shares = cuts ? cut : 1;
+    cost = Divider(each);
+  }
+
+  constexpr int first_request(int part) const { return cost.quotient(part * length); }
+  /// Empty where `part` has nothing of `request`, which is its first one or comes after it.
+  constexpr TileRange share(int part, int request) const {
+    const int begin = part * length - request * cost.divisor - overhead;
+    return {std::max(begin, 0), std::min(begin + length, size)};
+  }
+  /// Of which `part` is one.
+  constexpr TileRange parts_of(int part, int request) const {
+    return shares > 1 ? TileRange{request * shares, (request + 1) * shares} : TileRange{part, part + 1};
+  }
 };
 
 }  // namespace fovea::detail

@@ -30,11 +30,15 @@ __device__ inline void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Keeps the compiler from moving the uses of accumulators over a wait.
+/// Keeps the compiler from moving the uses of accumulators, or of the first kFirst, over a wait.
+template <int kFirst, int kCount>
+__device__ inline void pin_first(float (&accumulators)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
 template <int kCount>
 __device__ inline void pin(float (&accumulators)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+  pin_first<kCount>(accumulators);
 }
 
 template <int kCount>

@@ -8,7 +8,8 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Whether blocks take the requests by turns or, where there are fewer, the parts that may stand for one.
+/// Whether blocks take the requests by turns or, where there are fewer, the parts that may stand for one. Of an even schedule always the
+/// requests: each has more than kCollected parts.
 __host__ __device__ constexpr bool by_requests(const Params& params) {
   return params.batch <= (params.parts - 1) / detail::SplitSchedule::kCollected;
 }
@@ -20,7 +21,7 @@ struct Merge {
     const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kCollected;
     if (by_requests(params)) {
       request = request_at(params, index);
-      parts = schedule_of(params).parts_of(index);
+      parts = params.even.size > 0 ? params.even.parts_of(0, index) : schedule_of(params).parts_of(index);
       wanted = Schedule::merged_after(parts);
     } else {
       const Job& job = params.first_job[stand_in];
@@ -35,8 +36,6 @@ struct Merge {
   detail::TileRange parts;
   bool wanted;
 };
-
-inline constexpr int kMaxParts = 144;  // of a request: as many SMs as any Hopper has
 
 /// What each part counts for in each row, relative to 2^maximum.
 template <int kRows>
@@ -131,14 +130,13 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int piece = blockIdx.x / kGroups % kBlocks * kPieces, tile = blockIdx.x / kGroups / kBlocks;
   const int row_begin = first_warp % 4 * kMathWarpRows, warp_row = math_warp % 4 * kMathWarpRows, first_row = warp_row + lane / 4;
   const Merge merge(params);
-  const int rows = merge.request.q_rows * params.heads_per_kv - tile * kRowTile, count = merge.parts.end - merge.parts.begin;
+  const int rows = merge.request.q_rows * params.heads_per_kv.divisor - tile * kRowTile, count = merge.parts.end - merge.parts.begin;
   const int own_count = warp_row < rows ? count : 0;  // of rows that there are not, nothing has been stored
   wait_for_previous_kernel();
   if (!merge.wanted || row_begin >= rows) return;
 
-  // The first part's own slot is the one after its other slot; those of later parts are two apart.
   const PartialPlace first_place(params, Merge::Schedule::slot(merge.parts.begin, true), blockIdx.z, tile, 0);
-  const auto place_of = [&](int part) { return first_place.slots_on(max(Merge::Schedule::slot(part, true), 1)); };
+  const auto place_of = [&](int part) { return first_place.slots_on(Merge::Schedule::slot(part, part > 0)); };
   const int own = (math_warp * kPartialPieces + piece) * kPieceWords * 32 + lane;
   Piece asked[kAtOnce][kPieces];
   const auto ask = [&](int first) {

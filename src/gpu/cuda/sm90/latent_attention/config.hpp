@@ -18,6 +18,8 @@ inline constexpr int kKeyGroup = kKeySlices * 1024;       // bytes from one grou
 inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile and the rotary part: pieces of 128 bytes of a row
 inline constexpr int kBoxRows = 8;                        // keys of one copy: pages are multiples of it
 
+inline constexpr int kMaxParts = 144;  // as many SMs as any Hopper has
+
 inline constexpr int kMathThreads = 256;  // two warpgroups
 inline constexpr int kMathWarps = kMathThreads / 32;
 
@@ -57,7 +59,7 @@ struct Config {
   static constexpr int kThreads = kMathThreads + kScoreThreads + kLoadThreads;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;     // of each thread at launch: the pool that the roles share
   static constexpr bool kWideProducts = kLaunchRegisters >= 158;        // which ptxas wants for one of 256 columns: 128 sums and some
-  static constexpr int kScoreRegisters = kHeadDim_ == 576 ? 144 : 136;  // a slice of Q less
+  static constexpr int kScoreRegisters = kHeadDim_ == 576 ? 144 : 128;  // a slice of Q less
   static constexpr int kMathRegisters = kFourRoles ? 168 : kLoad == Load::codes ? 192 : 216;
   static constexpr int kLoadRegisters =
       (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads - kScoreRegisters * kScoreThreads) / kLoadThreads / 8 * 8;

@@ -27,7 +27,7 @@ __device__ void init_barriers(Storage<Config>& storage) {
     init(storage.staged, 2 * kBringers);
     init(storage.staged_free, kMathThreads);
     init(storage.empty, kMathWarps);
-    barrier_init(shared_address(&storage.tiles_done), kMathThreads);
+    barrier_init(shared_address(&storage.tiles_done), kMathThreads + Config::kScoreThreads);
   } else {
     init(storage.full, Loader<Config>::KeyLoader::kArrivals);
     init(storage.empty, 4 * Config::kCluster);

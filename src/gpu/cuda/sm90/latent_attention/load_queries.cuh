@@ -46,9 +46,9 @@ struct QueryLoader {
     __syncwarp();
     if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
     const int packed = blockIdx.x * kRowTile + lane * kBoxRows;
-    const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
+    const int token = params.heads_per_kv.quotient(packed), head = packed - token * params.heads_per_kv.divisor;
     const BoxStart at{.column = 0,
-                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv + head,
+                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv.divisor + head,
                       .slice = 0,
                       .head = token < request.q_rows ? request.q_begin + token : kOutside,
                       .block = request.batch};

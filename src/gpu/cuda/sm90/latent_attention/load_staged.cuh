@@ -25,12 +25,14 @@ class Planner {
   __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
+    bool single = false;
     for (Job job = Job::first_of(params, own_part(params)); !job.done(); job = job.next(params, own_part(params))) {
       plan(job);
+      single = job.tiles() == 1;
       if (job.collects) break;  // who collects does so last
     }
     tell(Job{});
-    for (int i = 0; i < 2; ++i) post(params.main, {}, {});  // decoded during the last products
+    if (single) post(params.main, {}, {});  // tiles are decoded two at a time where a job begins
     begin_plan();
     if (lane_index() == 0) slot().end = true;
     end_plan();
@@ -41,7 +43,7 @@ class Planner {
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
 
-  /// The first has been told by who brings queries.
+  /// The first, or that there is none, has been told by who brings queries.
   __device__ void tell(const Job& job) {
     const int at = Jobs::slot(jobs);
     if (jobs > 0) {
@@ -52,11 +54,14 @@ class Planner {
   }
 
   __device__ void plan(Job& job) {
-    const KeyList list = list_of(params, job.request);
+    __syncwarp();
+    if (lane_index() == 0) storage.list = list_of(params, job.request);
+    __syncwarp();
+    const KeyList& list = storage.list;
     const int first = job.begin * 2, last = first + job.tiles();
     Found found, next;
     look_up(list, first, found);
-    job.place(schedule_of(params), own_part(params));  // while that is on its way
+    job.place(params, own_part(params));  // while that is on its way
     tell(job);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {
@@ -225,8 +230,7 @@ class CompanionLoader {
     bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
     for (std::uint32_t count = 0;; ++count) {
       const int slot = Jobs::slot(count);
-      barrier_wait(shared_address(&storage.job_full[slot]), Jobs::parity(count));
-      const Job& job = storage.jobs[slot];
+      const Job& job = storage.job_at(count);
       const bool done = job.done();
       if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
       if (!done) {

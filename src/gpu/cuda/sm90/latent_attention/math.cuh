@@ -416,7 +416,7 @@ struct Math {
       maximum[r] = kNothing;
       sum[r] = 0;
       if (kSingleKeys && lane() % 4 == 0) storage.largest[half][first_row() + 8 * r] = -INFINITY;
-      const int token = (blockIdx.x * kRowTile + first_row() + 8 * r) / params.heads_per_kv;
+      const int token = params.heads_per_kv.quotient(blockIdx.x * kRowTile + first_row() + 8 * r);
       seen[r] = {};
       if (token < request.q_rows) {
         const detail::KeyRange row = detail::keys_seen_by(request.band, token, request.kv_len);
@@ -429,7 +429,7 @@ struct Math {
 
   __device__ void finish(const Job& job) {
     reduce_sum();
-    if (job.slot >= 0) return results().store_partial(job.request, job.slot);
+    if (job.slot >= 0) return results().store_partial(job.request, job.slot, [] {});
     if (uniform(job.collects)) results().collect(storage, uniform(job.parts.end));
     results().store(job.request, kSingleKeys && half == 1 ? storage.largest[1] : nullptr);
   }

@@ -17,9 +17,9 @@ __device__ inline float lse_of(float sum, float maximum) { return sum == 0 ? -IN
 /// A row of a tile: query token major, head minor. Rows past the last token are not written.
 struct OutputRow {
   __device__ OutputRow(const Params& params, const Request& request, int kv_head, int packed) {
-    const int token = packed / params.heads_per_kv;
+    const int token = params.heads_per_kv.quotient(packed);
     const std::int64_t batch = request.batch, row = request.q_begin + token;
-    head = kv_head * params.heads_per_kv + packed - token * params.heads_per_kv;
+    head = kv_head * params.heads_per_kv.divisor + packed - token * params.heads_per_kv.divisor;
     valid = token < request.q_rows;
     const int lane = lane_index();
     out = batch * params.out_batch + row * params.out_row + head * params.out_head + lane % 2 * 8 + lane % 4 / 2 * 4;

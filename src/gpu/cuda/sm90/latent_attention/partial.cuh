@@ -6,7 +6,8 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Where a math warp leaves its part of a partial result, and who waits for it looks. Parts are no more than SMs: few bits will do.
+/// Where a math warp leaves its part of a partial result, and who waits for it looks. Where there are parts at all, they are no more than
+/// SMs: few bits will do.
 struct PartialPlace {
   __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
       : params(params_), at(((slot * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
@@ -24,8 +25,8 @@ struct PartialPlace {
 };
 
 /// Eight floats without their last bytes, in the order of the accumulator's registers: two columns of a row, of the row eight further on,
-/// and the same eight columns on. An error of 2^-16 of a value, next to the 2^-9 or 2^-12 to which results are rounded.
-/// Infinities and NaN (the one that arithmetic makes) stay what they are.
+/// and the same eight columns on. An error of up to 2^-15.6 of a value, next to the 2^-8 or 2^-11 to which results are
+/// rounded. Infinities stay what they are, and so does the NaN that arithmetic makes: every value has been multiplied before.
 class Piece {
  public:
   /// What is cut off is a part of 2^-16.5 on average: values are to be multiplied by this before.

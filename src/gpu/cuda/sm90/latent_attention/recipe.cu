@@ -21,8 +21,6 @@ constexpr std::int64_t kRowAlignment = 16;  // bytes
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
-
 /// 16-bit strides in elements.
 constexpr bool is_copyable(std::int64_t stride) { return stride * 2 % kRowAlignment == 0; }
 constexpr bool is_copyable(const detail::RowStrides& s) { return is_copyable(s.batch) && is_copyable(s.row) && is_copyable(s.head); }
@@ -113,16 +111,25 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
   params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;
   params.batch = static_cast<int>(requests);
-  params.seq_q = static_cast<int>(core.max_seq_q);
+  params.seq_q = detail::Divider(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
   params.max_kv_len = static_cast<int>(core.max_seq_k);
-  params.heads_per_kv = static_cast<int>(core.group());
+  params.heads_per_kv = detail::Divider(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
   params.row_tiles = static_cast<int>(tiles_of(tokens * core.group(), kRowTile));
-  params.parts = std::max(processors / (params.row_tiles * params.kv_heads), 1);
+  params.parts = std::clamp(processors / (params.row_tiles * params.kv_heads), 1, kMaxParts);
   params.mask = core.mask;
   params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kRequestOverhead;
   params.whole = core.batch_invariant;
+}
+
+void Recipe::fix_schedule(std::int64_t keys) {
+  const auto pairs = static_cast<int>(std::max<std::int64_t>(tiles_of(keys, kPair), 1));
+  params.even = detail::EvenSchedule(params.parts, params.batch, pairs, params.overhead, params.whole);
+}
+
+Result<void> Recipe::prepare(const Params& ready, Stream stream) const {
+  return ready.even.size > 0 ? Result<void>() : launch_schedule(ready, stream);
 }
 
 int Recipe::cluster() const {
@@ -149,11 +156,12 @@ Params Recipe::params_in(Workspace workspace) const {
 
 Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) const {
   if (!prepared) {
-    if (Result<void> good = launch_schedule(ready, stream); !good) return good;
+    if (Result<void> good = prepare(ready, stream); !good) return good;
   }
   const Attend attend = dtype == DType::f16 ? attend_of<__half>(*this) : attend_of<__nv_bfloat16>(*this);
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
-  if (ready.parts == 1 || ready.whole) return {};
+  const bool split = !ready.whole && ready.parts > 1 && (ready.even.size == 0 || ready.even.shares > 1);
+  if (!split) return {};
   return (dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * processors, stream);
 }
 
@@ -193,7 +201,7 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
 }
 
 Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const {
-  filled.copy_queries = filled.heads_per_kv % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
+  filled.copy_queries = filled.heads_per_kv.divisor % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
                         (core.q.batch > 0 || ragged || core.batch == 1);
   if (!filled.copy_queries) return {};
   const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1

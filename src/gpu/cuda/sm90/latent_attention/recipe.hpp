@@ -15,6 +15,8 @@
 
 namespace fovea::gpu::sm90::latent {
 
+constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
+
 inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
 
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.
@@ -27,6 +29,10 @@ struct Recipe {
 
   /// `tokens` query tokens make a request, and `requests` the batch.
   Recipe(const detail::AttentionCore& core, Device device, Load load, std::int64_t requests, std::int64_t tokens);
+
+  /// Every request has so many keys, or lists so many: the schedule may be known then.
+  void fix_schedule(std::int64_t keys);
+  Result<void> prepare(const Params& params, Stream stream) const;
 
   /// CTAs that share their keys, where row tiles come in pairs.
   int cluster() const;
@@ -55,7 +61,7 @@ template <class Problem, class Args>
 class RecipeState : public detail::PlanState<Args> {
  public:
   Result<void> prepare(const Args& args, Workspace workspace, Stream stream) const final {
-    return with_params(args, workspace, [&](const Params& params) { return launch_schedule(params, stream); });
+    return with_params(args, workspace, [&](const Params& params) { return recipe_.prepare(params, stream); });
   }
   Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
     return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });

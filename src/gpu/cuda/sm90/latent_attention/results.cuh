@@ -37,20 +37,28 @@ struct Results {
   }
 
   /// In the order of the accumulator's registers, so that each store of a warp is contiguous; who reads them has the same order.
-  __device__ void store_partial(const Request& request, int slot) const {
+  /// `await_right`: returns once the right half of the accumulators is there.
+  template <class AwaitRight>
+  __device__ void store_partial(const Request& request, int slot, AwaitRight&& await_right) const {
     const int own = math_warp();
-    if (!has_rows(params, request, blockIdx.x, own)) return;
+    const bool wanted = uniform(has_rows(params, request, blockIdx.x, own));
     const float normalise[2] = {sum[0] == 0 ? 0.0f : Piece::kRounding / sum[0], sum[1] == 0 ? 0.0f : Piece::kRounding / sum[1]};
     const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, own);
     uint2* to = place.sums() + lane_index();
+    const auto store_half = [&](int right) {
+      if (!wanted) return;
 #pragma unroll
-    for (int i = 0; i < kPartialPieces; ++i) {
-      float x[kPieceFloats];
+      for (int i = right * kPartialPieces / 2; i < (right + 1) * kPartialPieces / 2; ++i) {
+        float x[kPieceFloats];
 #pragma unroll
-      for (int j = 0; j < kPieceFloats; ++j) x[j] = out[i * kPieceFloats + j] * normalise[j / 2 % 2];
-      Piece(x).store(to + i * kPieceWords * 32);
-    }
-    if (lane_index() % 4 != 0) return;
+        for (int j = 0; j < kPieceFloats; ++j) x[j] = out[i * kPieceFloats + j] * normalise[j / 2 % 2];
+        Piece(x).store(to + i * kPieceWords * 32);
+      }
+    };
+    store_half(0);
+    await_right();  // by all warps of the warpgroup: with or without rows, they wait for products at one place
+    store_half(1);
+    if (!wanted || lane_index() % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) place.lse()[lane_index() / 4 + 8 * r] = lse_of(sum[r], maximum[r]);
   }

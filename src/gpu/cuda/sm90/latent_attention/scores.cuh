@@ -19,12 +19,13 @@ class Scorer {
   }
 
   __device__ __forceinline__ void operator()() {
-    bool done = job_at(0).done();
-    if (!done) ask_queries(job_at(0).request);
+    bool done = storage.job_at(0).done();
+    if (done) return;
+    ask_queries(storage.jobs[0].request);
     std::uint32_t tile = 0;
     for (std::uint32_t jobs = 0; !done; ++jobs) {
-      const Job& job = job_at(jobs);
       const int slot = Jobs::slot(jobs);
+      const Job& job = storage.jobs[slot];
       begin(job.request, slot);
       barrier_wait(shared_address(&storage.q_full), jobs & 1);
       const std::uint32_t end = tile + uniform(job.tiles());
@@ -41,20 +42,21 @@ class Scorer {
         const bool last = tile + 1 == end;
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
-          const Job& next = job_at(jobs + 1);
+          const Job& next = storage.job_at(jobs + 1);
           done = next.done();
           if (!done) ask_queries(next.request);  // they come while there is softmax to do
         }
-        exponentiate(buffer, slot);
+        exponentiate(buffer, slot, key == job.begin * kPair);
         if (last) finish(slot);
         // For the value warps too, whose fence would wait for shared memory beside the next scores.
         fence_shared_for_async();
         named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
       }
+      if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
-    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // there are two more
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps are two tiles behind
   }
 
  private:
@@ -110,8 +112,8 @@ class Scorer {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is.
-  __device__ __forceinline__ void exponentiate(int buffer, int slot) {
+  /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is. first: nothing is there to be rescaled.
+  __device__ __forceinline__ void exponentiate(int buffer, int slot, bool first) {
     float largest[2];
     find_largest(scores, largest);
     bool grown = params.max_logits != nullptr;
@@ -119,7 +121,7 @@ class Scorer {
     for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
     grown = __any_sync(~0u, grown);
     if (grown) grow_maxima(buffer, slot, largest);
-    if (lane == 0) storage.grown[buffer][warp] = grown;
+    if (lane == 0) storage.grown[buffer][warp] = grown && !first;
     std::uint32_t p[16];
     latent::exponentiate<Element>(scores, scale_log2, maximum, sum, p);
     if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
@@ -143,12 +145,6 @@ class Scorer {
 
   // ---- a job --------------------------------------------------------------------------------------------------------------------
 
-  /// Waits until it is told.
-  __device__ const Job& job_at(std::uint32_t count) const {
-    barrier_wait(shared_address(&storage.job_full[Jobs::slot(count)]), Jobs::parity(count));
-    return storage.jobs[Jobs::slot(count)];
-  }
-
   /// This lane's part of the slices of Q that are kept in registers.
   __device__ __forceinline__ void ask_queries(const Request& request) {
 #pragma unroll
@@ -169,7 +165,7 @@ class Scorer {
       maximum[r] = kNothing;
       sum[r] = 0;
       if (lane % 4 == 0) storage.largest[slot][first_row() + 8 * r] = -INFINITY;
-      const int token = (blockIdx.x * kRowTile + first_row() + 8 * r) / params.heads_per_kv;
+      const int token = params.heads_per_kv.quotient(blockIdx.x * kRowTile + first_row() + 8 * r);
       seen[r] = {0, 1 << 30};  // rows past the end: whatever
       if (token < request.q_rows) {
         const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);

@@ -37,7 +37,6 @@ struct StagedRow {
 
   static constexpr int offset(int piece) { return piece * 128 + (piece * 128 < kCodes ? 0 : kFormat.rope_at(0) - kCodes); }
   static constexpr int chunks(int piece) { return kBytes - piece * 128 < 128 ? (kBytes - piece * 128) / 16 : 8; }
-  static constexpr int end() { return offset(kPieces - 1) + chunks(kPieces - 1) * 16; }
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -89,6 +89,7 @@ struct RolesStorage {
   alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them (of fp4 what is of the part)
   bool fp4[2];                                        // what has been staged, each part
   Plan plans[kPlans];                                 // by turns
+  KeyList list;                                       // of the job that is planned: kept here, it costs that warp no registers
   Job jobs[kJobs];                                    // by turns, like these:
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
@@ -100,11 +101,18 @@ struct RolesStorage {
   std::uint64_t staged[2];                   // by who brings keys, and their copies: a part of the codes is there
   std::uint64_t staged_free[2];              // by every value thread: it has been read
   std::uint64_t empty[2];      // by every value warp: the tile has been multiplied, P may become the rotary part (of 576 columns)
-  std::uint64_t tiles_done;    // by every value thread: the tiles may take what is to be collected
+  std::uint64_t tiles_done;    // by every score and value thread: the tiles may take what is to be collected
   std::uint64_t collected[2];  // by a load warp and the copy engine: half of a partial result is in this tile
   std::uint64_t added;         // by every value thread: it is added, the tiles may take the next part's
   std::uint64_t q_full;        // by one load warp
   std::uint64_t q_empty;       // by every score thread
+
+  /// Waits until it is told.
+  __device__ const Job& job_at(std::uint32_t count) const {
+    barrier_wait(shared_address(&job_full[Jobs::slot(count)]), Jobs::parity(count));
+    __syncwarp();  // lanes may have parted, and meet a named barrier next
+    return jobs[Jobs::slot(count)];
+  }
 };
 
 template <class Config>

@@ -3,7 +3,7 @@
 ///
 /// Tiles are decoded two ahead of the one that is multiplied, into the same buffer: the left part of a warpgroup's columns as soon as
 /// these are multiplied, while the products of the right part are under way. Tiles follow each other whatever their jobs are, so what is
-/// decoded during a job's last products belongs to the next; after the last job there are two more tiles, of zeros.
+/// decoded during a job's last products belongs to the next. The first two are only decoded, the last two only multiplied.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
@@ -18,23 +18,31 @@ class Values {
   __device__ Values(const Params& params_, Storage<Config>& storage_, int half_) : params(params_), storage(storage_), half(half_) {}
 
   __device__ __forceinline__ void operator()() {
-    std::uint32_t step = 0, end = 2;  // the first two have nothing to multiply yet
-    for (std::uint32_t jobs = 0;; ++jobs) {
+    bool done = storage.job_at(0).done();
+    if (done) return;
+    std::uint32_t step = 0;
+#pragma unroll 1
+    for (; step < 2; ++step) decode_tile(step);
+    for (std::uint32_t jobs = 0; !done; ++jobs) {
+      const int slot = Jobs::slot(jobs), tiles = uniform(storage.jobs[slot].tiles());
+      const std::uint32_t end = step + tiles;
+      std::uint32_t stop = end - min(tiles, 2);  // the tiles decoded beside the last two are the next job's
 #pragma unroll
       for (float& x : out) x = 0;
 #pragma unroll 1
-      do decode_and_multiply(step);
-      while (++step != end);
-      if (jobs > 0) {
-        const int slot = Jobs::slot(jobs - 1);
-        finish(storage.jobs[slot], slot);
-        barrier_arrive(shared_address(&storage.job_empty[slot]));
+      for (;; ++step) {
+        if (step == stop) {
+          if (step == end) break;
+          done = storage.job_at(jobs + 1).done();
+          if (done) break;
+          stop = end;
+        }
+        multiply_and_decode(step);
       }
-      const int slot = Jobs::slot(jobs);
-      barrier_wait(shared_address(&storage.job_full[slot]), Jobs::parity(jobs));
-      const Job& job = storage.jobs[slot];
-      if (job.done()) return;
-      end += uniform(job.tiles());
+#pragma unroll 1
+      for (; step != end; ++step) multiply_tile(step);
+      finish(storage.jobs[slot], slot);
+      barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
   }
 
@@ -53,27 +61,65 @@ class Values {
 
   // ---- products -----------------------------------------------------------------------------------------------------------------
 
-  /// Decodes tile `step`, and multiplies the one two before it. The first two times, products of whatever lies there, and which nobody
-  /// uses, are cheaper than a second text of the rest, which would come from afar.
-  __device__ __forceinline__ void decode_and_multiply(std::uint32_t step) {
-    const int buffer = Tiles::slot(step);
-    const bool real = step >= 2;
-    if (real) {
-      // Before they said so, the score warps have fenced: what they stored as P, and what was decoded, which kDecoded told them.
-      named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
-      const int grown = storage.grown[buffer][warp()];
-      if (__any_sync(~0u, grown)) rescale(buffer);
-    }
+  /// P and V of a tile.
+  struct Operands {
+    std::uint64_t p, v;
+  };
+
+  /// Waits for them, and rescales if need be.
+  __device__ __forceinline__ Operands begin_products(int buffer) {
+    // Before they said so, the score warps have fenced: what they stored as P, and what was decoded, which kDecoded told them.
+    named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
+    const int grown = storage.grown[buffer][warp()];
+    if (__any_sync(~0u, grown)) rescale(buffer);
     const std::uint32_t at = shared_address(storage.k[buffer]);
-    const std::uint64_t p = operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup);
-    const std::uint64_t v = operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup);
     pin(out);
     products_begin();
-    const auto multiply = [&](int right, int i) {
-      Mma::half_values(&out[64 * right], advanced(p, i * 32), advanced(v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
-    };
+    return {operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup), operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup)};
+  }
+
+  /// The i-th of four products of the left columns, or of the right ones.
+  __device__ __forceinline__ void multiply(const Operands& of, int right, int i) {
+    Mma::half_values(&out[64 * right], advanced(of.p, i * 32), advanced(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
+  }
+
+  /// Tile step - 2. Its products are still under way afterwards.
+  __device__ __forceinline__ void multiply_tile(std::uint32_t step) {
+    await_products();
+    const Operands of = begin_products(Tiles::slot(step));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) multiply(0, i);
+    for (int right = 0; right < 2; ++right) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) multiply(of, right, i);
+      products_commit();
+    }
+    // The score warps wait for this last of all: racecheck forgets their arrivals once they wait for the whole block.
+    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
+  }
+
+  __device__ __forceinline__ void await_products() {
+    products_wait<0>();
+    pin(out);
+  }
+
+  /// Tile `step`, the first that its buffer has.
+  __device__ __forceinline__ void decode_tile(std::uint32_t step) {
+    Part part;
+    const auto nothing = [](int) {};
+    read_part<0>(step, part);
+    decode_part<0>(step, part, nothing);
+    read_part<1>(step, part);
+    decode_part<1, true>(step, part, nothing);
+    __syncwarp();                                                                      // lanes may have parted where they waited for codes
+    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);  // who waits for it fences
+  }
+
+  /// Multiplies tile step - 2, and decodes tile `step` into its place.
+  __device__ __forceinline__ void multiply_and_decode(std::uint32_t step) {
+    const int buffer = Tiles::slot(step);
+    const Operands of = begin_products(buffer);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) multiply(of, 0, i);
     products_commit();
     Part part;
     read_part<0>(step, part);
@@ -82,16 +128,15 @@ class Values {
     // A product that finds others before it holds up its warp: so those of the right part stand between pieces of other work.
     decode_part<0>(step, part, [&](int i) {
       if (i == 0) products_begin();
-      multiply(1, i);
+      multiply(of, 1, i);
       if (i == 3) products_commit();
     });
     read_part<1>(step, part);
-    products_wait<0>();
-    pin(out);
-    if (Config::kRopeBecomesP && real && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
+    await_products();
+    if (Config::kRopeBecomesP && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
     named_sync(kWarpgroup + half, 128);  // likewise the right one
     decode_part<1>(step, part, [](int) {});
-    named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);  // who waits for it fences
+    named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
   }
 
   __device__ void rescale(int buffer) {
@@ -128,17 +173,17 @@ class Values {
     for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], part.scales[key]);
   }
 
-  /// `before(i)`: what is to be done before the i-th of four pieces.
-  template <int kPart, class Before>
+  /// `before(i)`: what is to be done before the i-th of four pieces. kFirst: nothing lies in the buffer yet.
+  template <int kPart, bool kFirst = false, class Before>
   __device__ __forceinline__ void decode_part(std::uint32_t tile, Part& part, const Before& before) const {
     if (part.fp4) {
-      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4>(tile, part, before);
+      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4, kFirst>(tile, part, before);
     } else {
-      decode_rows<kPart, main_row(Config::kRow)>(tile, part, before);
+      decode_rows<kPart, main_row(Config::kRow), kFirst>(tile, part, before);
     }
   }
 
-  template <int kPart, Row kRow, class Before>
+  template <int kPart, Row kRow, bool kFirst, class Before>
   __device__ __forceinline__ void decode_rows(std::uint32_t tile, Part& part, const Before& before) const {
     const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
     const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
@@ -160,7 +205,7 @@ class Values {
       }
     }
     if (kPart == 1) {  // the rotary part at last: by now P, in whose room it may go, has mostly been multiplied
-      copy_rope(buffer, tile, row, quarter);
+      copy_rope<kFirst>(buffer, tile, row, quarter);
       free_part<kPart>(part.codes[kPartSlices - 1][1]);
     }
   }
@@ -199,9 +244,10 @@ class Values {
   }
 
   /// Where it is no part of the values, by both warpgroups, each of one of the lane's keys, once both have multiplied what it becomes: P.
+  template <bool kFirst>
   __device__ __forceinline__ void copy_rope(int buffer, std::uint32_t tile, int row, int quarter) const {
     if (Config::kRopeBecomesP) {
-      barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity(tile - 2));
+      if (!kFirst) barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity(tile - 2));
       copy_rope(buffer, row + half * 8, quarter);
     } else if (Rows::kRopeSlice * kSlice < Config::kHeadDim && half == 1) {
       for (int key = 0; key < 2; ++key) copy_rope(buffer, row + key * 8, quarter);
@@ -230,7 +276,12 @@ class Values {
       maximum[r] = storage.maximum[slot][first_row() + 8 * r];
     }
     const Results<Element> results{params, out, sum, maximum, half};
-    if (job.slot >= 0) return results.store_partial(job.request, job.slot);
+    if (job.slot >= 0) {
+      products_wait<1>();  // those of the left part, which goes out beside the others
+      pin_first<64>(out);
+      return results.store_partial(job.request, job.slot, [&] { await_products(); });
+    }
+    await_products();
     if (uniform(job.collects)) {
       barrier_arrive(shared_address(&storage.tiles_done));
       results.collect(storage, uniform(job.parts.end));

@@ -33,8 +33,8 @@ __device__ inline int list_length(const RowCache& cache, int at) {
 
 /// One query token and the keys that it lists: those of the main cache, then, from a tile's begin on, those of the extra one.
 __device__ inline Request listed_request(const Params& params, int index) {
-  Request request{.index = index, .batch = index / params.seq_q, .q_rows = 1};
-  request.q_begin = index - request.batch * params.seq_q;
+  Request request{.index = index, .batch = params.seq_q.quotient(index), .q_rows = 1};
+  request.q_begin = index - request.batch * params.seq_q.divisor;
   const int at = params.length_per_row ? request.q_begin : request.batch;
   const int extra = list_length(params.extra, at);
   request.main_len = list_length(params.main, at);
@@ -46,10 +46,10 @@ __device__ inline Request listed_request(const Params& params, int index) {
 
 __device__ inline Request request_at(const Params& params, int index) {
   if (params.listed) return listed_request(params, index);
-  Request request{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q};
+  Request request{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q.divisor};
   if (params.cu_seqlens_q != nullptr) {
     request.q_begin = params.cu_seqlens_q[index];
-    request.q_rows = max(min(params.cu_seqlens_q[index + 1] - request.q_begin, params.seq_q), 0);
+    request.q_rows = max(min(params.cu_seqlens_q[index + 1] - request.q_begin, params.seq_q.divisor), 0);
   }
   request.kv_len = max(min(params.kv_len[index], params.max_kv_len), 0);
   request.band = detail::make_band(params.mask, request.q_rows, request.kv_len);
@@ -74,16 +74,23 @@ struct alignas(16) Job {
   int begin = 0, end = 0;
   detail::TileRange parts;  // that have shares of the request; none: not placed yet, like all that follows
   int slot = -1;            // of the partial result; -1 where this CTA writes the result of the request
-  int collects = 0;         // 1: the others' partial results. A word, as `collected`: nothing that is read with it is left unwritten
+  int collects = 0;         // 1: the others' partial results
   int collected = 0;        // 1: the partial result, by the part where the request begins
+  int unused = 0;           // so that nothing is left unwritten of the 16 bytes that are read at once
 
   __device__ bool done() const { return request.index < 0; }
 
-  /// What a part begins with, asked for at once: a compiler would ask for the rest once it knows that there is any.
+  /// What a part begins with. From memory all is asked for at once: a compiler would ask for the rest once it knows that there is any.
   static __device__ Job first_of(const Params& params, int part) {
+    if (params.even.size > 0) return even_share(params.even.first_request(part), params, part);
     Job job;
     load_at_once(params.first_job + part, job);
     return job;
+  }
+  /// The share after this one.
+  __device__ Job next(const Params& params, int part) const {
+    const int index = request.index + 1;
+    return params.even.size > 0 ? even_share(index, params, part) : from(index, params, schedule_of(params), part);
   }
 
   /// Single tiles; half a pair that is of no use is left out.
@@ -100,8 +107,14 @@ struct alignas(16) Job {
       return {request, first + share.begin, first + share.end};
     }
   }
-  /// The share after this one.
-  __device__ Job next(const Params& params, int part) const { return from(request.index + 1, params, schedule_of(params), part); }
+  /// The one that it has of the index-th request, of an even schedule, with its place; done() where it has none.
+  static __device__ Job even_share(int index, const Params& params, int part) {
+    const detail::TileRange share = params.even.share(part, index);
+    if (index >= params.batch || share.empty()) return {};
+    Job job{listed_request(params, index), share.begin, share.end, params.even.parts_of(part, index)};
+    if (params.even.shares > 1) job.slot = detail::SplitSchedule::slot(part, share.begin > 0);
+    return job;
+  }
 
   /// Where its result goes, unless that is known or there is none. Apart from from(): load warps have no registers for both in one.
   __device__ void place(const detail::SplitSchedule& schedule, int part) {
@@ -111,6 +124,9 @@ struct alignas(16) Job {
     collects = begins && some_collect;
     collected = !begins && some_collect;
     slot = !begins || schedule.merged_after(parts) ? schedule.slot(part, !begins) : -1;
+  }
+  __device__ void place(const Params& params, int part) {
+    if (params.even.size == 0) place(schedule_of(params), part);  // of an even one nothing lies in memory
   }
 };
 
@@ -125,15 +141,15 @@ __device__ inline int* told(const Params& params, int part) {
 /// The query row behind a row of the tiles of a request, or null past the last.
 template <class Element>
 __device__ inline const Element* query_row(const Params& params, const Request& request, int packed) {
-  const int token = packed / params.heads_per_kv, head = packed - token * params.heads_per_kv;
+  const int token = params.heads_per_kv.quotient(packed), head = packed - token * params.heads_per_kv.divisor;
   if (token >= request.q_rows) return nullptr;
   return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + token) * params.q_row +
-         (blockIdx.y * params.heads_per_kv + head) * params.q_head;
+         (blockIdx.y * params.heads_per_kv.divisor + head) * params.q_head;
 }
 
 /// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.
 __device__ inline bool has_rows(const Params& params, const Request& request, int row_tile, int warp) {
-  return row_tile * kRowTile + warp % 4 * kMathWarpRows < request.q_rows * params.heads_per_kv;
+  return row_tile * kRowTile + warp % 4 * kMathWarpRows < request.q_rows * params.heads_per_kv.divisor;
 }
 
 }  // namespace fovea::gpu::sm90::latent
