@@ -40,11 +40,10 @@ class Values {
         multiply_and_decode(step);
       }
 #pragma unroll 1
-      for (bool first = true; step != end; ++step, first = false) multiply_tile(step, first);
+      for (; step != end; ++step) multiply_tile(step);
       finish(storage.jobs[slot], slot);
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
-    release_tile(step - 1);
   }
 
  private:
@@ -85,9 +84,8 @@ class Values {
   }
 
   /// Tile step - 2. Its products are still under way afterwards.
-  __device__ __forceinline__ void multiply_tile(std::uint32_t step, bool first) {
+  __device__ __forceinline__ void multiply_tile(std::uint32_t step) {
     await_products();
-    if (!first) release_tile(step - 1);
     const Operands of = begin_products(Tiles::slot(step));
 #pragma unroll
     for (int right = 0; right < 2; ++right) {
@@ -95,10 +93,7 @@ class Values {
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
       products_commit();
     }
-  }
-
-  /// Nothing takes its place. The score warps wait for it nevertheless: of threads that have gone on, racecheck forgets where they arrived.
-  __device__ __forceinline__ void release_tile(std::uint32_t step) {
+    // The score warps wait for this last of all: racecheck forgets their arrivals once they wait for the whole block.
     named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
   }
 
