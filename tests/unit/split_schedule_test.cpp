@@ -165,15 +165,17 @@ TEST(EvenSchedule, IsTheSplitSchedule) {
     for (const int parts : {1, 4, 66, 132}) {
       for (const int size : {1, 2, 3, 5, 16, 64, 67, 68, 140}) {
         for (const int batch : {1, 2, 3, 7, 10, 32, 50, 64, 128, 256}) {
-          const EvenSchedule even(parts, batch, size, 2, whole);
-          if (even.size == 0) continue;
-          ++even_ones;
-          check_even(even, parts, size, batch, 2, whole);
+          for (const int overhead : {0, 2, 3}) {
+            const EvenSchedule even(parts, batch, size, overhead, whole);
+            if (even.size == 0) continue;
+            ++even_ones;
+            check_even(even, parts, size, batch, overhead, whole);
+          }
         }
       }
     }
   }
-  EXPECT_GT(even_ones, 100);
+  EXPECT_GT(even_ones, 300);
 }
 
 TEST(EvenSchedule, OnlyWhereNothingIsCollected) {

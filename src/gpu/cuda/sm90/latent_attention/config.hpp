@@ -18,6 +18,8 @@ inline constexpr int kKeyGroup = kKeySlices * 1024;       // bytes from one grou
 inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile and the rotary part: pieces of 128 bytes of a row
 inline constexpr int kBoxRows = 8;                        // keys of one copy: pages are multiples of it
 
+inline constexpr int kKeyLimit = 1 << 30;  // a request has fewer keys: they are counted in ints
+
 inline constexpr int kMaxParts = 144;  // as many SMs as any Hopper has
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
@@ -40,6 +42,9 @@ enum class Load {
 
 /// What one token of a cache looks like. Of a kernel also: whatever its caches turn out to hold, and v41 with an extra cache of fp4.
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any, v41_and_fp4 };
+
+/// Lists: the key from which on the extra cache's is read, after a main one of so many. Before it, a tile may have holes.
+constexpr int extra_list_begin(int main_len) { return (main_len + kKeyTile - 1) / kKeyTile * kKeyTile; }
 
 /// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of packed rows.
 constexpr bool has_four_roles(Load load, Row row) {

@@ -37,12 +37,11 @@ struct KeyList {
 
 __device__ inline KeyList list_of(const Params& params, const Request& request) {
   const detail::TileRange& keys = request.keys;
-  constexpr int kNever = 1 << 30;
-  if (!params.listed) return {params.block_table + request.index * params.table_stride, nullptr, keys.begin, keys.end, kNever, keys.end};
+  if (!params.listed) return {params.block_table + request.index * params.table_stride, nullptr, keys.begin, keys.end, kKeyLimit, keys.end};
   const auto begin = [&](const RowCache& cache) {
     return cache.indices + request.batch * cache.indices_batch + request.q_begin * cache.indices_row;
   };
-  if (params.extra.topk == 0) return {begin(params.main), nullptr, keys.begin, request.main_len, kNever, keys.end};
+  if (params.extra.topk == 0) return {begin(params.main), nullptr, keys.begin, request.main_len, kKeyLimit, keys.end};
   const int extra = request.extra_begin();
   return {begin(params.main), begin(params.extra) - extra, keys.begin, request.main_len, extra, keys.end};
 }

@@ -32,7 +32,8 @@ class Planner {
       if (job.collects) break;  // who collects does so last
     }
     tell(Job{});
-    if (single) post(params.main, {}, {});  // tiles are decoded two at a time where a job begins
+    // When a job begins two tiles have been decoded, whatever it is: where the last one has but one, a blank one follows.
+    if (single) post(params.main, {}, {});
     begin_plan();
     if (lane_index() == 0) slot().end = true;
     end_plan();

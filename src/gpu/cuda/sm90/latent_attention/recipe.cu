@@ -220,6 +220,7 @@ Result<void> accept_core(const detail::AttentionCore& core, std::int64_t request
   if (core.scale < 0) return declined("scale", "a negative one", "a positive one");
   if (!is_copyable(core.q) || !is_copyable(core.out) || core.q_base_alignment < kRowAlignment || core.out_base_alignment < kRowAlignment)
     return declined("q, out (strides and alignment)", "rows at odd addresses", "rows at multiples of 16 bytes");
+  if (core.max_seq_k >= kKeyLimit) return declined("keys of a request", core.max_seq_k, "less than 2^30");
   const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kRequestOverhead;
   if (pairs > kMaxPairs / std::max<std::int64_t>(requests, 1))
     return declined("keys of a request", core.max_seq_k, "fewer tokens in the whole batch");

@@ -32,6 +32,7 @@ struct Recipe {
 
   /// Every request has so many keys, or lists so many: the schedule may be known then.
   void fix_schedule(std::int64_t keys);
+  /// Computes the schedule where it is not.
   Result<void> prepare(const Params& params, Stream stream) const;
 
   /// CTAs that share their keys, where row tiles come in pairs.

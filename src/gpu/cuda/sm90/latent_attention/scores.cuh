@@ -166,7 +166,7 @@ class Scorer {
       sum[r] = 0;
       if (lane % 4 == 0) storage.largest[slot][first_row() + 8 * r] = -INFINITY;
       const int token = params.heads_per_kv.quotient(blockIdx.x * kRowTile + first_row() + 8 * r);
-      seen[r] = {0, 1 << 30};  // rows past the end: whatever
+      seen[r] = {0, kKeyLimit};  // rows past the end: whatever
       if (token < request.q_rows) {
         const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
         seen[r] = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};

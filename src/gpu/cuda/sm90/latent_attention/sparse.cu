@@ -48,8 +48,8 @@ Recipe recipe_of(const Problem& problem, Device device) {
   params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
   params.whole = params.whole || problem.has_max_logits;  // parts of a request do not hand on their largest score
   if (!problem.main.has_topk_length && !(problem.extra && problem.extra->has_topk_length)) {
-    const std::int64_t main = problem.main.topk, extra = problem.extra ? problem.extra->topk : 0;
-    recipe.fix_schedule(extra > 0 ? tiles_of(main, kKeyTile) * kKeyTile + extra : main);
+    const int main = params.main.topk, extra = params.extra.topk;
+    recipe.fix_schedule(extra > 0 ? extra_list_begin(main) + extra : main);
   }
   return recipe;
 }

@@ -93,7 +93,7 @@ class Values {
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
       products_commit();
     }
-    // The score warps wait for this last of all: racecheck forgets their arrivals once they wait for the whole block.
+    // Nothing has been decoded: but the score warps wait until all has been multiplied before they end.
     named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
   }
 
@@ -110,8 +110,9 @@ class Values {
     decode_part<0>(step, part, nothing);
     read_part<1>(step, part);
     decode_part<1, true>(step, part, nothing);
-    __syncwarp();                                                                      // lanes may have parted where they waited for codes
-    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);  // who waits for it fences
+    __syncwarp();  // lanes may have parted where they waited for codes
+    // Who waits for it fences.
+    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
   }
 
   /// Multiplies tile step - 2, and decodes tile `step` into its place.

@@ -20,8 +20,7 @@ struct Request {
   detail::Band band{};
   detail::TileRange keys{};  // that some row sees
 
-  /// Listed: the key from which on the extra cache's list is read. Before it, a tile may have holes.
-  __device__ int extra_begin() const { return (main_len + kKeyTile - 1) / kKeyTile * kKeyTile; }
+  __device__ int extra_begin() const { return extra_list_begin(main_len); }  // where tokens are listed
   __device__ int first_pair() const { return keys.begin / kPair; }
   /// At least one: a row that sees nothing is written too.
   __device__ int pairs() const { return max((keys.end + kPair - 1) / kPair - first_pair(), 1); }
