@@ -80,6 +80,9 @@ inline std::vector<LatentCase> latent_cases() {
   add("decode/f16-h17", {.dtype = f16, .rows = f16, .head = 17, .sequences = of_lengths(1, {129})});
   add("decode/f32-h17", {.dtype = f32, .rows = f32, .head = 17, .sequences = of_lengths(1, {129})});
   add("decode/bf16-nothing", {.sequences = of_lengths(1, {0, 0})});
+  add("empty/bf16-no-queries", {.sequences = of_lengths(0, {5, 70})});
+  add("empty/bf16-no-queries-ragged", {.sequences = of_lengths(0, {5, 70}), .ragged = true});
+  add("empty/v32_fp8-no-queries", {.format = CacheFormat::v32_fp8, .sequences = of_lengths(0, {5})});
   add("decode/bf16-h128-q2", {.head = 128, .sequences = of_lengths(2, {5, 130, 777})}, Tier::full);
   add("decode/f16-row512-h64-page8",
       {.dtype = f16, .rows = f16, .row = 512, .head = 64, .page = 8, .sequences = of_lengths(1, {1, 127, 129, 640})});
@@ -237,6 +240,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("extra/bf16-row512-and-v41_fp8", with_extra({.row = 512}, listed(v41, 33)));
   add("extra/bf16-and-v32_fp8", with_extra({}, listed(v32, 10)));
   add("flat/bf16-h24-sink", {.head = 24, .batch = 1, .seq_q = 7, .flat = true, .sink = true});
+  add("empty/bf16-no-queries", {.seq_q = 0});
   add("flat/bf16-lengths", {.batch = 1, .seq_q = 7, .main = listed(rows, 70, {0, 1, 69, 70, 71, kMin, kMax}), .flat = true});
   add("flat/v32_fp8-one-token", {.batch = 1, .seq_q = 5, .main = {.format = v32, .topk = 1}, .flat = true});
   add("lengths/bf16", {.batch = 5, .seq_q = 2, .main = listed(rows, 70, {-1, 0, 1, 65, kMax})});
@@ -249,7 +253,6 @@ inline std::vector<SparseCase> sparse_cases() {
   // In a partial result, which is merged after all parts or collected by the first.
   add("values/bf16-nan-token-merged", {.batch = 3, .main = {.topk = 900}, .max_logits = false, .lists = Lists::full, .nan_token = true});
   add("values/bf16-nan-token-collected", {.batch = 3, .main = {.topk = 300}, .max_logits = false, .lists = Lists::full, .nan_token = true});
-
   split_cases(table);
   sparse_bench_cases(table);
   return table;

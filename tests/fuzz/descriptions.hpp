@@ -75,6 +75,7 @@ class Bytes {
 
 /// Most descriptions stay sensible in most fields, so that the later checks and the planners are reached too.
 inline void spoil(Bytes& bytes, TensorDesc& desc) {
+  if (bytes.flag()) desc.alignment = 16;
   while (bytes.rarely()) {
     switch (bytes.small(5)) {
       case 0: desc.dtype = static_cast<DType>(bytes.small(9)); break;

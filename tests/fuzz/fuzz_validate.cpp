@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Throws random descriptions at validate and plan. With clang: -fsanitize=fuzzer and FOVEA_LIBFUZZER; without, a main() of its own
-/// drives the same entry with seeded random bytes: fuzz_validate [iterations] [seed].
+/// Throws random descriptions at validate and plan, on every device of this machine. With clang: -fsanitize=fuzzer and FOVEA_LIBFUZZER;
+/// without, a main() of its own drives the same entry with seeded random bytes: fuzz_validate [iterations] [seed].
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "descriptions.hpp"
 
@@ -39,6 +40,13 @@ void examine(const Result<Plan<Args>>& planned) {
   if (const Result<void> ran = planned->run({}); !ran && ran.error().message.empty()) broken("run says why it fails");
 }
 
+/// `plan(device)`: the same description each time.
+template <class MakePlan>
+void examine_on_all_devices(MakePlan&& plan) {
+  static const std::vector<DeviceInfo> all = devices();
+  for (const DeviceInfo& info : all) examine(plan(info.device));
+}
+
 void fuzz_attention(Bytes& bytes) {
   const Sizes s(bytes);
   AttentionDesc desc{.mask = mask(bytes),
@@ -59,7 +67,8 @@ void fuzz_attention(Bytes& bytes) {
   desc.q_scale = scale(bytes, s.dtype), desc.k_scale = scale(bytes, s.dtype), desc.v_scale = scale(bytes, s.dtype);
   for (TensorDesc* tensor : {&desc.q, &desc.k, &desc.v, &desc.out}) spoil(bytes, *tensor);
   if (desc.lse) spoil(bytes, *desc.lse);
-  examine(plan_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+  const PlanOptions options{.batch_invariant = bytes.flag()};
+  examine_on_all_devices([&](Device device) { return plan_attention(desc, device, options); });
 }
 
 void fuzz_paged_attention(Bytes& bytes) {
@@ -80,7 +89,8 @@ void fuzz_paged_attention(Bytes& bytes) {
   desc.k_scale = scale(bytes, s.kv_dtype), desc.v_scale = scale(bytes, s.kv_dtype);
   for (TensorDesc* tensor : {&desc.q, &desc.k_cache, &desc.v_cache, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
   if (desc.lse) spoil(bytes, *desc.lse);
-  examine(plan_paged_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+  const PlanOptions options{.batch_invariant = bytes.flag()};
+  examine_on_all_devices([&](Device device) { return plan_paged_attention(desc, device, options); });
 }
 
 void fuzz_paged_cache_append(Bytes& bytes) {
@@ -93,7 +103,7 @@ void fuzz_paged_cache_append(Bytes& bytes) {
   desc.v_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dv});
   desc.k_scale = scale(bytes, s.kv_dtype), desc.v_scale = scale(bytes, s.kv_dtype);
   for (TensorDesc* tensor : {&desc.k, &desc.v, &desc.k_cache, &desc.v_cache}) spoil(bytes, *tensor);
-  examine(plan_paged_cache_append(desc));
+  examine_on_all_devices([&](Device device) { return plan_paged_cache_append(desc, device); });
 }
 
 void fuzz_merge_states(Bytes& bytes) {
@@ -105,7 +115,7 @@ void fuzz_merge_states(Bytes& bytes) {
   spoil(bytes, desc.out);
   if (desc.lse) spoil(bytes, *desc.lse);
   for (auto& part : desc.parts) spoil(bytes, part.out), spoil(bytes, part.lse);
-  examine(plan_merge_states(desc));
+  examine_on_all_devices([&](Device device) { return plan_merge_states(desc, device); });
 }
 
 void fuzz_attention_backward(Bytes& bytes) {
@@ -124,7 +134,7 @@ void fuzz_attention_backward(Bytes& bytes) {
   if (!bytes.rarely()) desc.forward.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
   for (TensorDesc* tensor : {&desc.forward.q, &desc.forward.k, &desc.forward.v, &desc.dout, &desc.dq, &desc.dk, &desc.dv})
     spoil(bytes, *tensor);
-  examine(plan_attention_backward(desc));
+  examine_on_all_devices([&](Device device) { return plan_attention_backward(desc, device); });
 }
 
 LatentCacheDesc latent_cache(Bytes& bytes, const Sizes& s, std::int64_t row) {
@@ -133,6 +143,7 @@ LatentCacheDesc latent_cache(Bytes& bytes, const Sizes& s, std::int64_t row) {
   cache.rows = contiguous(bytes.rarely() ? s.kv_dtype : s.dtype, {cache.blocks, s.page, bytes.rarely() ? s.kv_head : 1, row});
   spoil(bytes, cache.rows);
   for (std::int64_t* size : {&cache.blocks, &cache.page, &cache.block_stride}) spoil(bytes, *size);
+  if (bytes.flag()) cache.alignment = 16;
   return cache;
 }
 
@@ -155,7 +166,8 @@ void fuzz_latent_attention(Bytes& bytes) {
   spoil(bytes, desc.max_kv_len);
   for (TensorDesc* tensor : {&desc.q, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
   if (desc.lse) spoil(bytes, *desc.lse);
-  examine(plan_latent_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+  const PlanOptions options{.batch_invariant = bytes.flag()};
+  examine_on_all_devices([&](Device device) { return plan_latent_attention(desc, device, options); });
 }
 
 void fuzz_sparse_latent_attention(Bytes& bytes) {
@@ -180,7 +192,8 @@ void fuzz_sparse_latent_attention(Bytes& bytes) {
   if (bytes.flag()) desc.max_logits = numbers;
   spoil(bytes, desc.q), spoil(bytes, desc.out);
   if (desc.max_logits) spoil(bytes, *desc.max_logits);
-  examine(plan_sparse_latent_attention(desc, {}, {.batch_invariant = bytes.flag()}));
+  const PlanOptions options{.batch_invariant = bytes.flag()};
+  examine_on_all_devices([&](Device device) { return plan_sparse_latent_attention(desc, device, options); });
 }
 
 void fuzz_latent_cache_conversion(Bytes& bytes) {
@@ -189,8 +202,8 @@ void fuzz_latent_cache_conversion(Bytes& bytes) {
   LatentCacheConversionDesc desc{.rows = contiguous(s.dtype, {s.q, row}), .cache = latent_cache(bytes, s, row)};
   desc.rule = static_cast<ScaleRule>(bytes.small(bytes.rarely() ? 9 : 1));
   spoil(bytes, desc.rows);
-  examine(plan_quantize_latent_cache(desc));
-  examine(plan_dequantize_latent_cache(desc));
+  examine_on_all_devices([&](Device device) { return plan_quantize_latent_cache(desc, device); });
+  examine_on_all_devices([&](Device device) { return plan_dequantize_latent_cache(desc, device); });
 }
 
 QuantizeAndAttendDesc quantized_whole(Bytes& bytes, const Sizes& s, bool ragged) {
@@ -231,9 +244,9 @@ void fuzz_quantized_steps(Bytes& bytes, const QuantizeAndAttendDesc& whole) {
     spoil(bytes, *tensor);
   for (std::optional<TensorDesc>* tensor : {&qk.k_mean, &qk.lse_shift, &v.v_scale, &v.v_mean, &attention.v_scale, &attention.lse_shift})
     if (*tensor) spoil(bytes, **tensor);
-  examine(plan_quantize_qk_int8(qk));
-  examine(plan_quantize_v(v));
-  examine(plan_quantized_attention(attention));
+  examine_on_all_devices([&](Device device) { return plan_quantize_qk_int8(qk, device); });
+  examine_on_all_devices([&](Device device) { return plan_quantize_v(v, device); });
+  examine_on_all_devices([&](Device device) { return plan_quantized_attention(attention, device); });
 }
 
 void fuzz_quantized_attention(Bytes& bytes) {
@@ -247,7 +260,7 @@ void fuzz_quantized_attention(Bytes& bytes) {
   if (bytes.rarely()) whole.groups.warp_rows = static_cast<int>(bytes.number());
   for (TensorDesc* tensor : {&whole.q, &whole.k, &whole.v, &whole.out}) spoil(bytes, *tensor);
   if (whole.lse) spoil(bytes, *whole.lse);
-  examine(plan_quantize_and_attend(whole));
+  examine_on_all_devices([&](Device device) { return plan_quantize_and_attend(whole, device); });
 }
 
 }  // namespace

@@ -164,43 +164,6 @@ TEST_F(Cuda, RefusesASmallWorkspace) {
   });
 }
 
-/// One query token of 16 heads over `cache`: "planned", or why Hopper's kernel is not.
-std::string outcome(const TensorDesc& cache, std::int64_t table_columns, std::int64_t max_kv_len, Device device) {
-  const bool has_scale = cache.dtype == DType::e4m3;
-  TensorDesc q = contiguous(DType::bf16, {1, 1, 16, 576}), out = contiguous(DType::bf16, {1, 1, 16, 512});
-  q.alignment = out.alignment = 16;
-  const LatentAttentionDesc desc{.q = q,
-                                 .out = out,
-                                 .block_table = contiguous(DType::i32, {1, table_columns}),
-                                 .cache = {.rows = cache},
-                                 .max_seq_q = 1,
-                                 .max_kv_len = max_kv_len,
-                                 .has_scale = has_scale};
-  const auto planned = plan_latent_attention(desc, device, {.implementation = "cuda.sm90.latent_attention"});
-  return planned ? "planned" : planned.error().declines.empty() ? planned.error().message : planned.error().declines.at(0).reason;
-}
-
-/// Places of tokens are kept in 32 bits, whichever of block and token has the longer stride.
-TEST_F(Cuda, DeclinesACacheBeyondItsPlaces) {
-  const auto with_blocks = [&](std::int64_t blocks) {
-    TensorDesc rows = contiguous(DType::e4m3, {blocks, 64, 1, 576});
-    rows.strides[0] = 576;
-    rows.strides[1] = blocks * 576;
-    rows.alignment = 16;
-    return outcome(rows, 4, 0, device_);
-  };
-  EXPECT_EQ(with_blocks(1 << 20), "planned");
-  EXPECT_EQ(with_blocks(1 << 21), "cache (bytes): got more than 68719476736, want fewer");
-}
-
-/// Keys of a request are counted in 32 bits, whatever a block table has room for.
-TEST_F(Cuda, DeclinesMoreKeysThanItCounts) {
-  TensorDesc rows = contiguous(DType::bf16, {4, 64, 1, 576});
-  rows.alignment = 16;
-  EXPECT_EQ(outcome(rows, 1 << 24, 4096, device_), "planned");
-  EXPECT_EQ(outcome(rows, 1 << 24, 0, device_), "keys of a request: got 1073741824, want less than 2^30");
-}
-
 /// Planning needs no device of its own kind to say no.
 TEST(OtherDevices, AreDeclinedWithTheReason) {
   const TensorDesc out = contiguous(DType::f32, {2, 1, 8}), lse = contiguous(DType::f32, {2, 1});

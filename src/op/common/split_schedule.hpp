@@ -89,8 +89,8 @@ struct SplitSchedule {
   static constexpr int stand_in(TileRange parts) { return (parts.begin / kCollected + 1) * kCollected; }
 };
 
-/// The same for requests of one size where each takes as many parts, or each part as many whole requests, and nothing is collected: a part
-/// has to look nothing up.
+/// The same for requests of one size, each cut into the same number of parts, or each part the same number of whole requests, where nothing
+/// is collected: a part looks nothing up.
 struct EvenSchedule {
   int size = 0;  ///< tiles of a request; 0: there is no such schedule
   int length = 1, overhead = 0;
@@ -101,6 +101,7 @@ struct EvenSchedule {
   constexpr EvenSchedule(int parts, int batch, int size_, int overhead_, bool whole) {
     const SplitLine line = split_line(parts, batch, batch * size_, size_, overhead_);
     const int each = size_ + line.overhead, cut = each / line.length;
+    // With an overhead as long as a part, the first part of a request would have nothing of it.
     const bool cuts = each % line.length == 0 && cut > SplitSchedule::kCollected && line.overhead < line.length && !whole;
     if (!cuts && line.length % each != 0) return;
     size = size_, length = line.length, overhead = line.overhead;

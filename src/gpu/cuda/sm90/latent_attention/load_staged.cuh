@@ -32,7 +32,7 @@ class Planner {
       if (job.collects) break;  // who collects does so last
     }
     tell(Job{});
-    // When a job begins two tiles have been decoded, whatever it is: where the last one has but one, a blank one follows.
+    // The value warps begin a job with two decoded tiles: where the last job has but one, a blank one follows.
     if (single) post(params.main, {}, {});
     begin_plan();
     if (lane_index() == 0) slot().end = true;
@@ -167,7 +167,7 @@ class StagedLoader {
       bring_scales<kPart>(data, scales);
     }
     copy_async_arrive(shared_address(&storage.staged[kPart]));
-    // The arrival of copies says nothing of what this thread has seen.
+    // The arrival of copies is of these alone; this one also tells what the thread itself has stored.
     barrier_arrive(shared_address(&storage.staged[kPart]));
   }
 

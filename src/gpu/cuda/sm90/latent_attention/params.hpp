@@ -36,7 +36,7 @@ struct Job;
 struct Params {
   // Which requests there are; where queries list their tokens, each token is one.
   int batch = 0, parts = 0, kv_heads = 0, row_tiles = 0;
-  detail::EvenSchedule even{};  // where it is known before the lengths are; nothing of a schedule lies in memory then
+  detail::EvenSchedule even{};  // where no list has a length of its own: known when planning, and nothing of a schedule lies in memory
   detail::Divider seq_q{};
   bool listed = false;
   bool length_per_row = false;  // lengths are those of query rows, not of the batch

@@ -116,7 +116,8 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.heads_per_kv = detail::Divider(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
   params.row_tiles = static_cast<int>(tiles_of(tokens * core.group(), kRowTile));
-  params.parts = std::clamp(processors / (params.row_tiles * params.kv_heads), 1, kMaxParts);
+  const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.row_tiles} * params.kv_heads, 1);  // none without queries
+  params.parts = static_cast<int>(std::clamp<std::int64_t>(processors / tiles, 1, kMaxParts));
   params.mask = core.mask;
   params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kRequestOverhead;

@@ -56,7 +56,7 @@ class Scorer {
       if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
-    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps are two tiles behind
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps arrive for two tiles more
   }
 
  private:

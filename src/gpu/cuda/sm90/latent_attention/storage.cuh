@@ -85,7 +85,7 @@ struct RolesStorage {
   using Tiles = Ring<2>;
   alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // of both, slice 8 becomes P, or is nothing else
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of each becomes P; of 512 columns it is never anything else
   alignas(16) std::uint32_t scales[2][kKeyTile][4];   // of the staged codes, once for each part of them (of fp4 what is of the part)
   bool fp4[2];                                        // what has been staged, each part
   Plan plans[kPlans];                                 // by turns
@@ -94,7 +94,7 @@ struct RolesStorage {
   float sum[kJobs][kRowTile], maximum[kJobs][kRowTile], largest[kJobs][kRowTile];  // of a job's rows at its end
   int grown[2][4];                                                                 // whether rows of each warp are to be rescaled first
   float rescale[2][kRowTile];                                                      // and by what
-  alignas(8) std::uint64_t job_full[kJobs];  // by who plans, the first by who brings queries: there is a job
+  alignas(8) std::uint64_t job_full[kJobs];  // by who plans, the first by who brings queries: there is a job, or none any more
   std::uint64_t job_empty[kJobs];            // by score and value threads and a load warp: they are done with it
   std::uint64_t plan_full[kPlans];           // by the planner
   std::uint64_t plan_empty[kPlans];          // by who brings keys, and a lane of each score warp: it has been read

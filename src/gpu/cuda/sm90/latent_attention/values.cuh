@@ -3,7 +3,8 @@
 ///
 /// Tiles are decoded two ahead of the one that is multiplied, into the same buffer: the left part of a warpgroup's columns as soon as
 /// these are multiplied, while the products of the right part are under way. Tiles follow each other whatever their jobs are, so what is
-/// decoded during a job's last products belongs to the next. The first two are only decoded, the last two only multiplied.
+/// decoded during a job's last products belongs to the next. The first two are only decoded, the last job's last two only multiplied (its
+/// only one, after which a blank one has been decoded).
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
@@ -93,7 +94,7 @@ class Values {
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
       products_commit();
     }
-    // Nothing has been decoded: but the score warps wait until all has been multiplied before they end.
+    // Nothing has been decoded. The score warps wait for this before they end, so that no barrier is left half full.
     named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
   }
 

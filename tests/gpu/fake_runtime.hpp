@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Devices that are not there: the few functions of the CUDA runtime by which the library looks at devices and launches on them, in the
+/// place of the real ones. A launch is held against a device's limits and noted; nothing runs. So what the host does of a call is tested
+/// on machines without a GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+namespace fovea::check {
+
+struct FakeDevice {
+  const char* name;
+  int capability, multiprocessors, shared_bytes;
+};
+
+inline constexpr std::array<FakeDevice, 4> kFakeDevices{{{"of Hopper", 90, 132, 227 << 10},
+                                                         {"of Ampere", 80, 108, 163 << 10},
+                                                         {"of Turing", 75, 40, 64 << 10},
+                                                         {"of Blackwell", 100, 148, 227 << 10}}};
+
+struct Launch {
+  int device;
+  const void* kernel;
+  dim3 grid, block;
+};
+
+/// Since they were last cleared.
+std::vector<Launch>& launches();
+
+/// What every launch says from now on; cudaSuccess: those within the limits are good.
+void set_launch_status(cudaError_t status);
+
+}  // namespace fovea::check

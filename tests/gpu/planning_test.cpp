@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What the host does of calls on GPUs, over devices that are not there: which calls are taken, what they say when they are not, and that
+/// a device would take what they launch.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "../latent_cases.hpp"
+#include "expected_declines.hpp"
+#include "fake_runtime.hpp"
+#include "fovea/info.hpp"
+#include "run_case.hpp"
+
+namespace fovea::check {
+namespace {
+
+Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
+
+/// Why a row declines whatever is on this device, or nothing: rows of a folder are for its devices.
+std::string_view device_decline(std::string_view implementation, const FakeDevice& device) {
+  return implementation.starts_with("cuda.sm90.") && device.capability != 90 ? "device (compute capability): got " : "";
+}
+
+/// Calls f(entry, trial, implementation) for every case and every CUDA implementation of its operation.
+template <class F>
+void for_each_call(F&& f) {
+  for (const AnyCase& entry : all_cases()) {
+    if (entry.tier == Tier::bench) continue;
+    const auto trial = entry.bind();
+    for (const ImplementationInfo& info : implementations()) {
+      if (info.operation == entry.operation && info.backend == Backend::cuda && info.available) f(entry, *trial, info.name);
+    }
+  }
+}
+
+Result<AnyPlan> plan(const Trial& trial, std::string_view implementation, Device device) {
+  return trial.plan({.implementation = implementation}, {.device = device});
+}
+
+std::string why_not(const Error& error) { return error.declines.empty() ? to_string(error) : std::string(error.declines.at(0).reason); }
+
+TEST(Planning, TakesTheTableOrDeclinesItAsExpected) {
+  int taken = 0;
+  for_each_call([&](const AnyCase& entry, const Trial& trial, std::string_view implementation) {
+    for (std::size_t i = 0; i < kFakeDevices.size(); ++i) {
+      SCOPED_TRACE(entry.name + " " + std::string(implementation) + " " + kFakeDevices[i].name);
+      std::string_view expected = device_decline(implementation, kFakeDevices[i]);
+      if (expected.empty()) expected = expected_decline(entry, implementation);
+      const auto planned = plan(trial, implementation, fake(i));
+      ASSERT_EQ(planned.has_value(), expected.empty()) << (planned ? "planned" : why_not(planned.error()));
+      if (!planned) {
+        EXPECT_NE(why_not(planned.error()).find(expected), std::string::npos) << why_not(planned.error());
+        continue;
+      }
+      ++taken;
+      const HostileWorkspace workspace(planned->workspace_bytes);
+      launches().clear();
+      const Result<void> ran = planned->run(workspace.view());
+      EXPECT_TRUE(ran) << to_string(ran.error());
+      for (const Launch& launch : launches()) EXPECT_EQ(launch.device, static_cast<int>(i));
+    }
+  });
+  EXPECT_GT(taken, 500);
+}
+
+TEST(Planning, LaunchesNothingWhereNothingIsToDo) {
+  const auto launched = [](std::string_view name, std::string_view implementation) {
+    const auto trial = find_any_case(name)->bind();
+    const auto planned = plan(*trial, implementation, fake(0));
+    const HostileWorkspace workspace(planned->workspace_bytes);
+    launches().clear();
+    EXPECT_TRUE(planned->run(workspace.view()));
+    return launches().size();
+  };
+  EXPECT_EQ(launched("latent_attention/empty/bf16-no-queries", "cuda.sm90.latent_attention"), 0U);
+  EXPECT_EQ(launched("sparse_latent_attention/empty/bf16-no-queries", "cuda.sm90.sparse_latent_attention"), 0U);
+  EXPECT_GT(launched("latent_attention/decode/bf16-h16", "cuda.sm90.latent_attention"), 0U);
+}
+
+TEST(Planning, SaysWhatALaunchSaid) {
+  set_launch_status(cudaErrorLaunchOutOfResources);
+  const auto trial = find_any_case("latent_attention/decode/bf16-h16")->bind();
+  const auto planned = plan(*trial, "cuda.sm90.latent_attention", fake(0));
+  ASSERT_TRUE(planned);
+  const HostileWorkspace workspace(planned->workspace_bytes);
+  const Result<void> ran = planned->run(workspace.view());
+  set_launch_status(cudaSuccess);
+  ASSERT_FALSE(ran);
+  EXPECT_EQ(ran.error().code, ErrorCode::device_error);
+  EXPECT_NE(ran.error().message.find("kernel launch: cudaErrorLaunchOutOfResources"), std::string::npos) << ran.error().message;
+}
+
+LatentAttentionDesc latent(const TensorDesc& cache, std::int64_t batch, std::int64_t seq_q, std::int64_t table_columns,
+                           std::int64_t heads = 16) {
+  TensorDesc q = contiguous(DType::bf16, {batch, seq_q, heads, 576}), out = contiguous(DType::bf16, {batch, seq_q, heads, 512});
+  q.alignment = out.alignment = 16;
+  return {.q = q,
+          .out = out,
+          .block_table = contiguous(DType::i32, {batch, table_columns}),
+          .cache = {.rows = cache},
+          .has_scale = cache.dtype == DType::e4m3};
+}
+
+TensorDesc latent_rows(DType dtype, std::int64_t blocks, std::int64_t kv_heads = 1) {
+  TensorDesc rows = contiguous(dtype, {blocks, 64, kv_heads, 576});
+  rows.alignment = 16;
+  return rows;
+}
+
+/// "planned", or why Hopper's kernel is not.
+std::string outcome(const LatentAttentionDesc& desc) {
+  const auto planned = plan_latent_attention(desc, fake(0), {.implementation = "cuda.sm90.latent_attention"});
+  return planned ? "planned" : why_not(planned.error());
+}
+
+/// Places of tokens are kept in 32 bits, whichever of block and token has the longer stride.
+TEST(PlanningLatent, DeclinesACacheBeyondItsPlaces) {
+  const auto with_blocks = [](std::int64_t blocks) {
+    TensorDesc rows = latent_rows(DType::e4m3, blocks);
+    rows.strides[0] = 576;
+    rows.strides[1] = blocks * 576;
+    return outcome(latent(rows, 1, 1, 4));
+  };
+  EXPECT_EQ(with_blocks(1 << 20), "planned");
+  EXPECT_EQ(with_blocks(1 << 21), "cache (bytes): got more than 68719476736, want fewer");
+}
+
+/// Keys of a request are counted in 32 bits, whatever a block table has room for.
+TEST(PlanningLatent, DeclinesMoreKeysThanItCounts) {
+  LatentAttentionDesc desc = latent(latent_rows(DType::bf16, 4), 1, 1, 1 << 24);
+  EXPECT_EQ(outcome(desc), "keys of a request: got 1073741824, want less than 2^30");
+  desc.max_kv_len = 4096;
+  EXPECT_EQ(outcome(desc), "planned");
+}
+
+/// From none to more than an int counts.
+TEST(PlanningLatent, CountsRowTiles) {
+  EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4), 2, 0, 4)), "planned");
+  LatentAttentionDesc ragged = latent(latent_rows(DType::bf16, 4), 2, 0, 4);
+  ragged.q = contiguous(DType::bf16, {0, 16, 576}), ragged.out = contiguous(DType::bf16, {0, 16, 512});
+  ragged.q.alignment = ragged.out.alignment = 16;
+  EXPECT_EQ(outcome(ragged), "planned");
+  EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4, 4096), 1, 1 << 26, 4, 4096)), "planned");
+}
+
+}  // namespace
+}  // namespace fovea::check
