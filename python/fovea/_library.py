@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the operators, and what the Python functions over them share."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,10 +32,27 @@ OPERATIONS = (
 )
 
 
+def _fake(operation: str) -> Callable[..., None]:
+    """The operators return nothing and their outputs are the caller's, so tracing has nothing to work out. One meta tensor among
+    others brings a call here, too, which then would leave its outputs as they were."""
+    names = [argument.name for argument in getattr(torch.ops.fovea, operation).default._schema.arguments]
+
+    def fake(*args: object, **kwargs: object) -> None:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors = [
+            (name, item) for name, value in given.items() for item in (value if isinstance(value, list | tuple) else [value])
+        ]
+        devices = [(name, item.device) for name, item in tensors if isinstance(item, Tensor)]
+        for name, device in devices:
+            if (device.type == "meta") != (devices[0][1].type == "meta"):
+                raise ValueError(f"{name}.device: got {device}, want {devices[0][1]}, as the tensors before it")
+
+    return fake
+
+
 def _register_fakes() -> None:
-    """The operators return nothing and their outputs are the caller's, so tracing has nothing to work out."""
     for operation in OPERATIONS:
-        torch.library.register_fake(f"fovea::{operation}", lambda *args, **kwargs: None)
+        torch.library.register_fake(f"fovea::{operation}", _fake(operation))
 
 
 _register_fakes()

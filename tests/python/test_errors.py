@@ -311,6 +311,17 @@ def test_tensors_of_two_devices_are_refused():
         fovea.paged_attention(**call | {"kv_len": call["kv_len"].cuda()})
 
 
+def test_tensors_without_data_are_refused_among_others():
+    call = paged()
+    with pytest.raises(ValueError, match=r"kv_len\.device: got meta, want cpu, as the tensors before it"):
+        fovea.paged_attention(**call | {"kv_len": call["kv_len"].to("meta")})
+    outs, lses = [torch.randn(3, 2, 8) for _ in range(2)], [torch.randn(3, 2) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"outs\.device: got meta, want cpu, as the tensors before it"):
+        fovea.merge_states([outs[0], outs[1].to("meta")], lses)
+    tensors = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in call.values()]
+    fovea.paged_attention(**dict(zip(call, tensors, strict=True)))
+
+
 def test_bad_thread_counts():
     for threads in (-1, 1 << 20):
         with pytest.raises(ValueError, match="threads: got"):
