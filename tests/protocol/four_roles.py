@@ -268,6 +268,7 @@ class FourRoles:
             yield self.await_products(half, warp, pending=1)
         yield self.await_products(half, warp)
         if job.collects:
+            yield Fence("of what the tiles were")
             yield Arrive("tiles_done", 0, 32)
             yield from self.add_collected(half, warp)
         if not job.partial and half == 1:
@@ -365,7 +366,6 @@ class FourRoles:
                 yield Await("added", 0, part - 1)
             else:
                 yield Await("tiles_done", 0, 0)
-                yield Fence("of what the tiles were")
             for buffer in range(2):
                 places = [place for half in HALVES for warp in WARPS for place in room_of_results(half, warp) if place[1] == buffer]
                 results = tuple(write(place, ("result", part)) for place in places)

@@ -245,10 +245,8 @@ class CompanionLoader {
       if (!done) continue;
       if (count == 0) return;
       // Nothing is told after the last job: it lies there still.
-      return collect(params, storage, storage.jobs[Jobs::slot(count - 1)], [&](int) {
-        barrier_wait(shared_address(&storage.tiles_done), 0);
-        fence_shared_for_async();
-      });
+      return collect(params, storage, storage.jobs[Jobs::slot(count - 1)],
+                     [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
     }
   }
 

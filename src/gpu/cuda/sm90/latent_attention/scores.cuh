@@ -20,8 +20,7 @@ class Scorer {
 
   __device__ __forceinline__ void operator()() {
     bool done = storage.job_at(0).done();
-    if (done) return;
-    ask_queries(storage.jobs[0].request);
+    if (!done) ask_queries(storage.jobs[0].request);  // to return here instead makes the loop below a quarter longer
     std::uint32_t tile = 0;
     for (std::uint32_t jobs = 0; !done; ++jobs) {
       const int slot = Jobs::slot(jobs);
@@ -56,6 +55,7 @@ class Scorer {
       if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
+    if (tile == 0) return;                                            // there was no job
     for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps arrive for two tiles more
   }
 

@@ -138,6 +138,7 @@ class Values {
     if (Config::kRopeBecomesP && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
     named_sync(kWarpgroup + half, 128);  // likewise the right one
     decode_part<1>(step, part, [](int) {});
+    if (Config::kRopeBecomesP) __syncwarp();  // lanes may have parted where they waited to copy the rotary part
     named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
   }
 
@@ -285,6 +286,7 @@ class Values {
     }
     await_products();
     if (uniform(job.collects)) {
+      fence_shared_for_async();  // what has been decoded comes before the copies
       barrier_arrive(shared_address(&storage.tiles_done));
       results.collect(storage, uniform(job.parts.end));
     }
