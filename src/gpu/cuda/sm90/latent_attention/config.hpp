@@ -59,6 +59,7 @@ struct Config {
   static constexpr Row kRow = kRow_;
   static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
   static constexpr bool kFourRoles = has_four_roles(kLoad, kRow);
+  static constexpr bool kLists = kLoad != Load::boxes && kRow != Row::e4m3;  // whether queries may list their tokens
   static constexpr int kScoreThreads = kFourRoles ? 128 : 0;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster_ == 1 && !kFourRoles ? 256 : 128;
   static constexpr int kThreads = kMathThreads + kScoreThreads + kLoadThreads;

@@ -23,7 +23,8 @@ struct Loader {
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
-    for (Job& job = keep(Job::first_of(params, own_part(params))); !job.done(); keep(job.next(params, own_part(params)))) {
+    for (Job& job = keep(Job::first_of(params, own_part(params), Config::kLists)); !job.done();
+         keep(job.next(params, own_part(params), Config::kLists))) {
       load_keys(job.request, job.begin, job.end, first, [&] {
         announce(job);
         QueryLoader<Config>(params, storage, job.request)();
@@ -48,7 +49,7 @@ struct Loader {
     __syncwarp();
     if (lane_index() == 0) {
       storage.loading[warp()] = job;
-      storage.loading[warp()].place(params, own_part(params));
+      storage.loading[warp()].place(params, own_part(params), Config::kLists);
       if (Config::kLoad != Load::boxes && !job.done()) storage.lists[warp()] = list_of(params, job.request);
     }
     __syncwarp();

@@ -26,7 +26,8 @@ class Planner {
 
   __device__ __forceinline__ void operator()() {
     bool single = false;
-    for (Job job = Job::first_of(params, own_part(params)); !job.done(); job = job.next(params, own_part(params))) {
+    for (Job job = Job::first_of(params, own_part(params), Config::kLists); !job.done();
+         job = job.next(params, own_part(params), Config::kLists)) {
       plan(job);
       single = job.tiles() == 1;
       if (job.collects) break;  // who collects does so last
@@ -62,7 +63,7 @@ class Planner {
     const int first = job.begin * 2, last = first + job.tiles();
     Found found, next;
     look_up(list, first, found);
-    job.place(params, own_part(params));  // while that is on its way
+    job.place(params, own_part(params), Config::kLists);  // while that is on its way
     tell(job);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {
@@ -227,7 +228,7 @@ class CompanionLoader {
   __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
-    tell_job<Config>(storage, 0, Job::first_of(params, own_part(params)));  // who plans has other things to do first
+    tell_job<Config>(storage, 0, Job::first_of(params, own_part(params), Config::kLists));  // who plans has other things to do first
     bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
     for (std::uint32_t count = 0;; ++count) {
       const int slot = Jobs::slot(count);

@@ -79,17 +79,19 @@ struct alignas(16) Job {
 
   __device__ bool done() const { return request.index < 0; }
 
+  // Only the schedules of lists may be even. `lists`: whether there may be any; who has none need not have the code for it.
+
   /// What a part begins with. From memory all is asked for at once: a compiler would ask for the rest once it knows that there is any.
-  static __device__ Job first_of(const Params& params, int part) {
-    if (params.even.size > 0) return even_share(params.even.first_request(part), params, part);
+  static __device__ Job first_of(const Params& params, int part, bool lists) {
+    if (lists && params.even.size > 0) return even_share(params.even.first_request(part), params, part);
     Job job;
     load_at_once(params.first_job + part, job);
     return job;
   }
   /// The share after this one.
-  __device__ Job next(const Params& params, int part) const {
+  __device__ Job next(const Params& params, int part, bool lists) const {
     const int index = request.index + 1;
-    return params.even.size > 0 ? even_share(index, params, part) : from(index, params, schedule_of(params), part);
+    return lists && params.even.size > 0 ? even_share(index, params, part) : from(index, params, schedule_of(params), part);
   }
 
   /// Single tiles; half a pair that is of no use is left out.
@@ -124,8 +126,8 @@ struct alignas(16) Job {
     collected = !begins && some_collect;
     slot = !begins || schedule.merged_after(parts) ? schedule.slot(part, !begins) : -1;
   }
-  __device__ void place(const Params& params, int part) {
-    if (params.even.size == 0) place(schedule_of(params), part);  // of an even one nothing lies in memory
+  __device__ void place(const Params& params, int part, bool lists) {
+    if (!lists || params.even.size == 0) place(schedule_of(params), part);  // of an even one nothing lies in memory
   }
 };
 
