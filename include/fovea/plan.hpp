@@ -64,7 +64,8 @@ class Plan {
     return state_->prepare(args, workspace, stream);
   }
 
-  /// Schedules and computes. Allocates nothing and does not synchronise; outputs are untouched when it returns an error.
+  /// Schedules and computes. Allocates nothing and does not synchronise; outputs are untouched when it returns an error. No output may
+  /// share memory with anything else of the call, unless the operation says so; one that begins where another tensor does is refused.
   Result<void> run(const Args& args, Workspace workspace = {}, Stream stream = {}) const {
     return state_->run(args, workspace, stream, false);
   }

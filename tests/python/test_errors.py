@@ -262,13 +262,36 @@ INVALID = [
 ]
 
 
+def one_tensor(call, *names):
+    """The same tensor in several places."""
+    tensor = call[names[0]]
+    return call | dict.fromkeys(names, tensor)
+
+
+OUT = torch.full((2, 5, 4, 64), torch.nan)
+ROWS = torch.randn(2, 3, 4, 576)
+SHARED = [
+    (fovea.attention, one_tensor(dense(), "q", "out"), ["out", "that of q"]),
+    (fovea.attention, dense(out=OUT, lse=OUT.flatten()[:40].view(2, 4, 5)), ["lse", "that of out"]),
+    (fovea.paged_attention, one_tensor(paged(), "q", "out"), ["out", "that of q"]),
+    (fovea.paged_cache_append, one_tensor(append(), "k_cache", "v_cache"), ["v_cache", "that of k_cache"]),
+    (fovea.latent_attention, latent(q=ROWS, out=ROWS[..., :512]), ["out", "that of q"]),
+    (fovea.sparse_latent_attention, one_tensor(sparse(), "q", "out"), ["out", "that of q"]),
+    (
+        fovea.sparse_latent_attention,
+        one_tensor(sparse(lse=torch.full((2, 4, 3), torch.nan)), "lse", "max_logits"),
+        ["max_logits", "that of lse"],
+    ),
+]
+
+
 def outputs(call):
     names = ("out", "lse", "max_logits", "k_cache", "v_cache", "cache", "rows")
     return [call[name] for name in names if call.get(name) is not None]
 
 
 @pytest.mark.parametrize(
-    ("function", "call", "words"), INVALID, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("function", "call", "words"), INVALID + SHARED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_contradictions_raise_value_error(function, call, words):
     before = [tensor.clone() for tensor in outputs(call)]

@@ -84,5 +84,28 @@ TEST(Validate, OutputsMustNotOverlap) {
   EXPECT_FALSE(accepts([](TensorDesc& out) { out.strides[2] = 31; }));
 }
 
+/// What is written begins where nothing else does, of what the call needs; what is read may be read twice.
+TEST(Validate, OutputsHaveMemoryOfTheirOwn) {
+  alignas(8) const float memory[4]{};
+  const float *first = memory, *second = memory + 2;
+  const auto error_of = [](auto&&... adds) {
+    Pointers pointers;
+    (adds(pointers), ...);
+    const Result<void> result = pointers.result();
+    return result ? std::string() : to_string(result.error());
+  };
+  const auto read = [](const char* name, const float* at, bool needed = true) {
+    return [=](Pointers& pointers) { pointers.read(name, at, needed, 4); };
+  };
+  const auto written = [](const char* name, const float* at, bool needed = true) {
+    return [=](Pointers& pointers) { pointers.written(name, at, needed, 4); };
+  };
+  EXPECT_EQ(error_of(read("k", first), read("v", first), written("out", second)), "");
+  EXPECT_EQ(error_of(read("q", first), written("out", first)), "out (address): got that of q, want memory of its own");
+  EXPECT_EQ(error_of(written("out", first), read("sink", first)), "out (address): got that of sink, want memory of its own");
+  EXPECT_EQ(error_of(written("lse", first), written("max_logits", first)), "max_logits (address): got that of lse, want memory of its own");
+  EXPECT_EQ(error_of(read("q", first, false), written("out", first), written("lse", first, false)), "");
+}
+
 }  // namespace
 }  // namespace fovea::detail

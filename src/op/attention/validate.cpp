@@ -132,23 +132,26 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   return problem;
 }
 
-Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args) {
-  Checker check;
+void add_inputs(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args) {
   const bool any_q = problem.total_q > 0;
   const bool any_k = problem.total_k > 0;
-  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
-  check_pointer(check, "k", args.k, any_k, problem.k_base_alignment);
-  check_pointer(check, "v", args.v, any_k, problem.v_base_alignment);
-  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
-  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
-  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  check_pointer(check, "cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  check_pointer(check, "q_scale", args.q_scale, problem.q_scale.has_value(), sizeof(float));
-  check_pointer(check, "k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
-  check_pointer(check, "v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("q", args.q, any_q, problem.q_base_alignment);
+  pointers.read("k", args.k, any_k, problem.k_base_alignment);
+  pointers.read("v", args.v, any_k, problem.v_base_alignment);
+  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
+  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
+  pointers.read("q_scale", args.q_scale, problem.q_scale.has_value(), sizeof(float));
+  pointers.read("k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
+  pointers.read("v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
+}
+
+Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args) {
+  Pointers pointers;
+  add_inputs(pointers, problem, args);
+  pointers.written("out", args.out, problem.total_q > 0, problem.out_base_alignment);
+  pointers.written("lse", args.lse, problem.total_q > 0 && problem.has_lse, sizeof(float));
+  return pointers.result();
 }
 
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args) {

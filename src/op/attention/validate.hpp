@@ -21,8 +21,10 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
 /// The bounds of a ragged batch make sense.
 void check_ragged(Checker& check, const RaggedDesc& ragged);
 
-/// Pointers of run(): present where the description asks for them, and aligned. Looks at no data.
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args);
+/// All of them but out and lse.
+void add_inputs(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args);
 
 /// What can only be checked where the host can read the lengths: cu_seqlens within the bounds of the plan.
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args);

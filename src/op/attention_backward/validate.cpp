@@ -47,15 +47,16 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
 }
 
 Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
-  if (Result<void> good = check_args(static_cast<const AttentionProblem&>(problem), args.forward); !good) return good;
-  Checker check;
-  check_pointer(check, "dout", args.dout, problem.total_q > 0, problem.dout_base_alignment);
-  check_pointer(check, "dq", args.dq, problem.total_q > 0, problem.dq_base_alignment);
-  check_pointer(check, "dk", args.dk, problem.total_k > 0, problem.dk_base_alignment);
-  check_pointer(check, "dv", args.dv, problem.total_k > 0, problem.dv_base_alignment);
-  check_pointer(check, "dsink", args.dsink, problem.has_sink, sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  Pointers pointers;
+  add_inputs(pointers, problem, args.forward);
+  pointers.read("out", args.forward.out, problem.total_q > 0, problem.out_base_alignment);
+  pointers.read("lse", args.forward.lse, problem.total_q > 0 && problem.has_lse, sizeof(float));
+  pointers.read("dout", args.dout, problem.total_q > 0, problem.dout_base_alignment);
+  pointers.written("dq", args.dq, problem.total_q > 0, problem.dq_base_alignment);
+  pointers.written("dk", args.dk, problem.total_k > 0, problem.dk_base_alignment);
+  pointers.written("dv", args.dv, problem.total_k > 0, problem.dv_base_alignment);
+  pointers.written("dsink", args.dsink, problem.has_sink, sizeof(float));
+  return pointers.result();
 }
 
 }  // namespace fovea::detail

@@ -152,6 +152,23 @@ void check_pointer(Checker& check, std::string_view name, const void* pointer, b
   }
 }
 
+void Pointers::add(const Pointer& pointer, bool needed, std::int32_t alignment) {
+  if (!needed) return;
+  check_pointer(check_, pointer.name, pointer.address, needed, alignment);
+  for (const Pointer& other : std::span(pointers_).first(count_)) {
+    if (other.address != pointer.address || !(other.is_written || pointer.is_written)) continue;
+    const Pointer& output = pointer.is_written ? pointer : other;
+    const Pointer& shared = pointer.is_written ? other : pointer;
+    check_.expect(false, std::string(output.name).append(" (address)"), std::string("that of ").append(shared.name), "memory of its own");
+  }
+  pointers_.at(count_++) = pointer;
+}
+
+Result<void> Pointers::result() const {
+  if (!check_.ok()) return check_.error();
+  return {};
+}
+
 Result<void> check_slot_mapping(std::span<const std::int64_t> slot_mapping, std::int64_t slots) {
   for (std::size_t t = 0; t < slot_mapping.size(); ++t) {
     if (slot_mapping[t] >= -1 && slot_mapping[t] < slots) continue;

@@ -2,6 +2,7 @@
 /// The one way in which the library words its errors: `tensor.field (meaning): got X, want Y`.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -68,6 +69,31 @@ std::int32_t row_alignment(const TensorDesc& desc);
 
 /// A pointer of run(): present when `needed`, and aligned as the description promised.
 void check_pointer(Checker& check, std::string_view name, const void* pointer, bool needed, std::int32_t alignment);
+
+/// The pointers of a run(), one after the other, each as above. Nothing else begins where something is written.
+class Pointers {
+ public:
+  /// Names are literals.
+  void read(std::string_view name, const void* pointer, bool needed, std::int32_t alignment) {
+    add({name, pointer, false}, needed, alignment);
+  }
+  void written(std::string_view name, const void* pointer, bool needed, std::int32_t alignment) {
+    add({name, pointer, true}, needed, alignment);
+  }
+  Result<void> result() const;
+
+ private:
+  struct Pointer {
+    std::string_view name;
+    const void* address = nullptr;
+    bool is_written = false;
+  };
+  void add(const Pointer& pointer, bool needed, std::int32_t alignment);
+
+  Checker check_;
+  std::array<Pointer, 24> pointers_;  // more than any operation has: a run allocates nothing
+  std::size_t count_ = 0;
+};
 
 /// Every slot is -1 (skip) or below `slots`.
 Result<void> check_slot_mapping(std::span<const std::int64_t> slot_mapping, std::int64_t slots);

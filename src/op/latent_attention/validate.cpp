@@ -113,18 +113,17 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
 }
 
 Result<void> check_args(const LatentAttentionProblem& problem, const LatentAttentionArgs& args) {
-  Checker check;
+  Pointers pointers;
   const bool any_q = problem.total_q > 0;
-  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
-  check_pointer(check, "cache", args.cache, problem.cache.blocks > 0 && problem.max_blocks > 0, problem.cache.alignment);
-  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
-  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  check_pointer(check, "block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
-  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  check_pointer(check, "kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
-  check_pointer(check, "cache_scale", args.cache_scale, problem.has_scale, sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("q", args.q, any_q, problem.q_base_alignment);
+  pointers.read("cache", args.cache, problem.cache.blocks > 0 && problem.max_blocks > 0, problem.cache.alignment);
+  pointers.written("out", args.out, any_q, problem.out_base_alignment);
+  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  pointers.read("block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
+  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
+  pointers.read("kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
+  pointers.read("cache_scale", args.cache_scale, problem.has_scale, sizeof(float));
+  return pointers.result();
 }
 
 Result<void> check_lengths(const LatentAttentionProblem& problem, const LatentAttentionArgs& args) {

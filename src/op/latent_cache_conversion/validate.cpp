@@ -41,13 +41,12 @@ Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConver
 
 Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache,
                         const std::int64_t* slot_mapping) {
-  Checker check;
+  Pointers pointers;
   const bool any = problem.tokens > 0;
-  check_pointer(check, "rows", rows, any, problem.rows_alignment);
-  check_pointer(check, "cache", cache, any, problem.cache.alignment);
-  check_pointer(check, "slot_mapping", slot_mapping, any, sizeof(std::int64_t));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("rows", rows, any, problem.rows_alignment);
+  pointers.written("cache", cache, any, problem.cache.alignment);  // or the rows, of which it is apart
+  pointers.read("slot_mapping", slot_mapping, any, sizeof(std::int64_t));
+  return pointers.result();
 }
 
 Result<void> check_slots(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping) {

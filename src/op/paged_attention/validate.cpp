@@ -119,22 +119,21 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
 }
 
 Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
-  Checker check;
+  Pointers pointers;
   const bool any_q = problem.total_q > 0;
   const bool any_k = problem.blocks > 0 && problem.max_blocks > 0;
-  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
-  check_pointer(check, "k_cache", args.k_cache, any_k, problem.k_base_alignment);
-  check_pointer(check, "v_cache", args.v_cache, any_k, problem.v_base_alignment);
-  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
-  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
-  check_pointer(check, "block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
-  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, true, sizeof(std::int32_t));
-  check_pointer(check, "kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
-  check_pointer(check, "k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
-  check_pointer(check, "v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("q", args.q, any_q, problem.q_base_alignment);
+  pointers.read("k_cache", args.k_cache, any_k, problem.k_base_alignment);
+  pointers.read("v_cache", args.v_cache, any_k, problem.v_base_alignment);
+  pointers.written("out", args.out, any_q, problem.out_base_alignment);
+  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  pointers.read("block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
+  pointers.read("cu_seqlens_q", args.cu_seqlens_q, true, sizeof(std::int32_t));
+  pointers.read("kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
+  pointers.read("k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
+  pointers.read("v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
+  return pointers.result();
 }
 
 Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {

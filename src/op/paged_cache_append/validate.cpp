@@ -62,17 +62,16 @@ Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const
 }
 
 Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {
-  Checker check;
+  Pointers pointers;
   const bool any = problem.tokens > 0;
-  check_pointer(check, "k", args.k, any, problem.k.rows_alignment);
-  check_pointer(check, "v", args.v, any, problem.v.rows_alignment);
-  check_pointer(check, "k_cache", args.k_cache, any, problem.k.cache_alignment);
-  check_pointer(check, "v_cache", args.v_cache, any, problem.v.cache_alignment);
-  check_pointer(check, "slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
-  check_pointer(check, "k_scale", args.k_scale, problem.k.scale.has_value(), sizeof(float));
-  check_pointer(check, "v_scale", args.v_scale, problem.v.scale.has_value(), sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("k", args.k, any, problem.k.rows_alignment);
+  pointers.read("v", args.v, any, problem.v.rows_alignment);
+  pointers.written("k_cache", args.k_cache, any, problem.k.cache_alignment);
+  pointers.written("v_cache", args.v_cache, any, problem.v.cache_alignment);
+  pointers.read("slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
+  pointers.read("k_scale", args.k_scale, problem.k.scale.has_value(), sizeof(float));
+  pointers.read("v_scale", args.v_scale, problem.v.scale.has_value(), sizeof(float));
+  return pointers.result();
 }
 
 Result<void> check_slots(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {

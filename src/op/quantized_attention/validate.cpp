@@ -289,32 +289,30 @@ Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, con
 }
 
 Result<void> check_args(const QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
-  Checker check;
+  Pointers pointers;
   const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0;
-  check_pointer(check, "q", args.q, any_q, problem.q.from_alignment);
-  check_pointer(check, "k", args.k, any_k, problem.k.from_alignment);
-  check_pointer(check, "q_int8", args.q_int8, any_q, problem.q.to_alignment);
-  check_pointer(check, "k_int8", args.k_int8, any_k, problem.k.to_alignment);
-  check_pointer(check, "q_scale", args.q_scale, any_q, sizeof(float));
-  check_pointer(check, "k_scale", args.k_scale, any_k, sizeof(float));
-  check_pointer(check, "k_mean", args.k_mean, problem.k.has_mean && problem.batch > 0, sizeof(float));
-  check_pointer(check, "lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
-  check_pointer(check, "cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  check_pointer(check, "cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("q", args.q, any_q, problem.q.from_alignment);
+  pointers.read("k", args.k, any_k, problem.k.from_alignment);
+  pointers.written("q_int8", args.q_int8, any_q, problem.q.to_alignment);
+  pointers.written("k_int8", args.k_int8, any_k, problem.k.to_alignment);
+  pointers.written("q_scale", args.q_scale, any_q, sizeof(float));
+  pointers.written("k_scale", args.k_scale, any_k, sizeof(float));
+  pointers.written("k_mean", args.k_mean, problem.k.has_mean && problem.batch > 0, sizeof(float));
+  pointers.written("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
+  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
+  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
+  return pointers.result();
 }
 
 Result<void> check_args(const QuantizeVProblem& problem, const QuantizeVArgs& args) {
-  Checker check;
+  Pointers pointers;
   const bool any = problem.total_k > 0;
-  check_pointer(check, "v", args.v, any, problem.v.from_alignment);
-  check_pointer(check, "v_out", args.v_out, any, problem.v.to_alignment);
-  check_pointer(check, "v_scale", args.v_scale, problem.v.has_scale && problem.batch > 0, sizeof(float));
-  check_pointer(check, "v_mean", args.v_mean, problem.v.has_mean && problem.batch > 0, sizeof(float));
-  check_pointer(check, "cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("v", args.v, any, problem.v.from_alignment);
+  pointers.written("v_out", args.v_out, any, problem.v.to_alignment);
+  pointers.written("v_scale", args.v_scale, problem.v.has_scale && problem.batch > 0, sizeof(float));
+  pointers.written("v_mean", args.v_mean, problem.v.has_mean && problem.batch > 0, sizeof(float));
+  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
+  return pointers.result();
 }
 
 /// As dense attention's arguments; scales are looked at apart.
@@ -329,16 +327,17 @@ static AttentionArgs dense_args(const auto& args) {
 }
 
 Result<void> check_args(const QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args) {
-  if (Result<void> good = check_args(static_cast<const AttentionProblem&>(problem), dense_args(args)); !good) return good;
-  Checker check;
+  Pointers pointers;
   const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0;
-  check_pointer(check, "q_scale", args.q_scale, any_q, sizeof(float));
-  check_pointer(check, "k_scale", args.k_scale, any_k, sizeof(float));
-  check_pointer(check, "v_scale", args.v_scale, problem.has_v_scale && any_k, sizeof(float));
-  check_pointer(check, "v_mean", args.v_mean, problem.has_v_mean && any_k, sizeof(float));
-  check_pointer(check, "lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  add_inputs(pointers, problem, dense_args(args));
+  pointers.written("out", args.out, any_q, problem.out_base_alignment);
+  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  pointers.read("q_scale", args.q_scale, any_q, sizeof(float));
+  pointers.read("k_scale", args.k_scale, any_k, sizeof(float));
+  pointers.read("v_scale", args.v_scale, problem.has_v_scale && any_k, sizeof(float));
+  pointers.read("v_mean", args.v_mean, problem.has_v_mean && any_k, sizeof(float));
+  pointers.read("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
+  return pointers.result();
 }
 
 Result<void> check_args(const QuantizeAndAttendProblem& problem, const QuantizeAndAttendArgs& args) {

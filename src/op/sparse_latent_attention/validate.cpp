@@ -122,28 +122,27 @@ struct SelectionNames {
 constexpr SelectionNames kMain{"main.cache", "main.indices", "main.topk_length"};
 constexpr SelectionNames kExtra{"extra.cache", "extra.indices", "extra.topk_length"};
 
-void check_selection_args(Checker& check, const SelectionNames& names, const SparseSelection& selection,
-                          const SparseLatentAttentionArgs::Selection& args, bool any_q) {
+void add_selection(Pointers& pointers, const SelectionNames& names, const SparseSelection& selection,
+                   const SparseLatentAttentionArgs::Selection& args, bool any_q) {
   const bool any = any_q && selection.topk > 0;
-  check_pointer(check, names.cache, args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
-  check_pointer(check, names.indices, args.indices, any, sizeof(std::int32_t));
-  check_pointer(check, names.topk_length, args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
+  pointers.read(names.cache, args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
+  pointers.read(names.indices, args.indices, any, sizeof(std::int32_t));
+  pointers.read(names.topk_length, args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
 }
 
 }  // namespace
 
 Result<void> check_args(const SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args) {
-  Checker check;
+  Pointers pointers;
   const bool any_q = problem.total_q > 0;
-  check_pointer(check, "q", args.q, any_q, problem.q_base_alignment);
-  check_pointer(check, "out", args.out, any_q, problem.out_base_alignment);
-  check_selection_args(check, kMain, problem.main, args.main, any_q);
-  if (problem.extra) check_selection_args(check, kExtra, *problem.extra, args.extra, any_q);
-  check_pointer(check, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  check_pointer(check, "max_logits", args.max_logits, any_q && problem.has_max_logits, sizeof(float));
-  check_pointer(check, "sink", args.sink, any_q && problem.has_sink, sizeof(float));
-  if (!check.ok()) return check.error();
-  return {};
+  pointers.read("q", args.q, any_q, problem.q_base_alignment);
+  pointers.written("out", args.out, any_q, problem.out_base_alignment);
+  add_selection(pointers, kMain, problem.main, args.main, any_q);
+  if (problem.extra) add_selection(pointers, kExtra, *problem.extra, args.extra, any_q);
+  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
+  pointers.written("max_logits", args.max_logits, any_q && problem.has_max_logits, sizeof(float));
+  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  return pointers.result();
 }
 
 }  // namespace fovea::detail
