@@ -65,7 +65,8 @@ class Plan {
   }
 
   /// Schedules and computes. Allocates nothing and does not synchronise; outputs are untouched when it returns an error. No output may
-  /// share memory with anything else of the call, unless the operation says so; one that begins where another tensor does is refused.
+  /// share memory with anything else of the call, unless the operation says so: one that begins where another tensor does is refused
+  /// (by prepare() too), other overlaps are not looked for.
   Result<void> run(const Args& args, Workspace workspace = {}, Stream stream = {}) const {
     return state_->run(args, workspace, stream, false);
   }

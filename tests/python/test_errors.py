@@ -268,19 +268,29 @@ def one_tensor(call, *names):
     return call | dict.fromkeys(names, tensor)
 
 
-OUT = torch.full((2, 5, 4, 64), torch.nan)
 ROWS = torch.randn(2, 3, 4, 576)
+SLOTS = torch.zeros(864, dtype=torch.int64)
+NUMBERS = torch.full((2, 5, 4, 64), torch.nan)
+MERGED, LSE = NUMBERS.flatten()[:384].view(3, 2, 64), NUMBERS.flatten()[:6].view(3, 2)  # both begin where NUMBERS does
 SHARED = [
     (fovea.attention, one_tensor(dense(), "q", "out"), ["out", "that of q"]),
-    (fovea.attention, dense(out=OUT, lse=OUT.flatten()[:40].view(2, 4, 5)), ["lse", "that of out"]),
+    (fovea.attention, dense(out=NUMBERS, lse=NUMBERS.flatten()[:40].view(2, 4, 5)), ["out", "that of lse"]),
     (fovea.paged_attention, one_tensor(paged(), "q", "out"), ["out", "that of q"]),
-    (fovea.paged_cache_append, one_tensor(append(), "k_cache", "v_cache"), ["v_cache", "that of k_cache"]),
+    (fovea.paged_cache_append, one_tensor(append(), "k_cache", "v_cache"), ["k_cache", "that of v_cache"]),
+    (fovea.merge_states, merge(out=MERGED, lse=LSE), ["lse", "that of out"]),
+    (fovea.merge_states, merge(out=MERGED, lses=[torch.randn(3, 2), LSE]), ["out", "that of parts[1].lse"]),
+    (fovea.merge_states, merge(outs=[torch.randn(3, 2, 64), MERGED], lse=LSE), ["lse", "that of parts[1].out"]),
     (fovea.latent_attention, latent(q=ROWS, out=ROWS[..., :512]), ["out", "that of q"]),
     (fovea.sparse_latent_attention, one_tensor(sparse(), "q", "out"), ["out", "that of q"]),
     (
         fovea.sparse_latent_attention,
         one_tensor(sparse(lse=torch.full((2, 4, 3), torch.nan)), "lse", "max_logits"),
-        ["max_logits", "that of lse"],
+        ["lse", "that of max_logits"],
+    ),
+    (
+        fovea.dequantize_latent_cache,
+        dequantize(slot_mapping=SLOTS[:3]) | {"rows": SLOTS.view(torch.float32).view(3, 576)},
+        ["rows", "that of slot_mapping"],
     ),
 ]
 

@@ -162,6 +162,14 @@ def test_append(paged_cache_append_implementation):
         assert int(flat.isnan().all(dim=-1).all(dim=-1).sum()) == 12 - 4
 
 
+def test_append_k_alone(paged_cache_append_implementation):
+    k, v = torch.randn(5, 2, 64), torch.empty(5, 2, 0)
+    k_cache, v_cache = torch.full((3, 4, 2, 64), torch.nan), torch.empty(3, 4, 2, 0)
+    slots = torch.tensor([11, -1, 0, 5, 4])
+    fovea.paged_cache_append(k, v, k_cache, v_cache, slots, implementation=paged_cache_append_implementation)
+    assert torch.equal(k_cache.flatten(0, 1)[slots[slots >= 0]], k[slots >= 0])
+
+
 def test_append_saturates_and_keeps_nan(paged_cache_append_implementation):
     k = torch.tensor([1e9, -1e9, torch.nan, 0.0, 464.0, 449.0, 17.0, torch.inf]).view(1, 1, 8)
     cache = torch.zeros(2, 1, 1, 8).to(torch.float8_e4m3fn)

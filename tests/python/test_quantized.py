@@ -272,6 +272,15 @@ def step(q, k, v, cu):
     return qk, codes, out.float() - whole.float(), lse.exp(), whole
 
 
+def test_rows_of_no_sequence_are_left_alone(quantize_and_attend_implementation):
+    """A ragged batch of 0: scales have no element, so there is no address of them."""
+    q, k, v, none = torch.randn(5, 4, 64), torch.randn(7, 2, 64), torch.randn(7, 2, 64), torch.zeros(1, dtype=torch.int32)
+    out = torch.full_like(q, 3)
+    options = {"cu_seqlens_q": none, "cu_seqlens_k": none, "implementation": quantize_and_attend_implementation}
+    fovea.quantize_and_attend(q, k, v, out=out, **options)
+    assert out.eq(3).all()
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_compile_fullgraph(ragged):
     torch._dynamo.reset()

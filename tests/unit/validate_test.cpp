@@ -101,9 +101,10 @@ TEST(Validate, OutputsHaveMemoryOfTheirOwn) {
     return [=](Pointers& pointers) { pointers.written(name, at, needed, 4); };
   };
   EXPECT_EQ(error_of(read("k", first), read("v", first), written("out", second)), "");
-  EXPECT_EQ(error_of(read("q", first), written("out", first)), "out (address): got that of q, want memory of its own");
-  EXPECT_EQ(error_of(written("out", first), read("sink", first)), "out (address): got that of sink, want memory of its own");
-  EXPECT_EQ(error_of(written("lse", first), written("max_logits", first)), "max_logits (address): got that of lse, want memory of its own");
+  EXPECT_EQ(error_of(read("q", first), written("out", first)), "args.out (address): got that of q, want memory of its own");
+  EXPECT_EQ(error_of(written("out", first), read("sink", first)), "args.out (address): got that of sink, want memory of its own");
+  EXPECT_EQ(error_of(written("lse", first), written("max_logits", first)),
+            "args.lse (address): got that of max_logits, want memory of its own");
   EXPECT_EQ(error_of(read("q", first, false), written("out", first), written("lse", first, false)), "");
 }
 

@@ -25,6 +25,7 @@ struct Side {
 /// Row `token` of every head into a slot: copied, or quantised where the cache is e4m3.
 void append_row(const PagedCacheAppendProblem& problem, const RowKernels& kernels, const Side& side, std::int64_t token,
                 std::int64_t slot) {
+  if (side.strides.head_dim == 0) return;  // K alone, or V: the other has no memory
   const auto from_size = static_cast<std::int64_t>(size_of(problem.dtype)),
              to_size = static_cast<std::int64_t>(size_of(problem.cache_dtype));
   const AppendSide& s = side.strides;

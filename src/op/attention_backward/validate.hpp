@@ -9,7 +9,7 @@ namespace fovea::detail {
 /// The only maker of an AttentionBackwardProblem.
 Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, const PlanOptions& options);
 
-/// Pointers of run(): present where the description asks for them, and aligned. Looks at no data.
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args);
 
 }  // namespace fovea::detail

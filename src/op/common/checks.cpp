@@ -152,19 +152,32 @@ void check_pointer(Checker& check, std::string_view name, const void* pointer, b
   }
 }
 
-void Pointers::add(const Pointer& pointer, bool needed, std::int32_t alignment) {
-  if (!needed) return;
-  check_pointer(check_, pointer.name, pointer.address, needed, alignment);
-  for (const Pointer& other : std::span(pointers_).first(count_)) {
-    if (other.address != pointer.address || !(other.is_written || pointer.is_written)) continue;
-    const Pointer& output = pointer.is_written ? pointer : other;
-    const Pointer& shared = pointer.is_written ? other : pointer;
-    check_.expect(false, std::string(output.name).append(" (address)"), std::string("that of ").append(shared.name), "memory of its own");
-  }
-  pointers_.at(count_++) = pointer;
+void check_apart(Checker& check, std::string_view output, const void* output_address, std::string_view other, const void* address) {
+  if (!check.ok() || output_address != address || address == nullptr) return;
+  check.fail(invalid(std::string("args.").append(output).append(" (address)"), std::string("that of ").append(other), "memory of its own"));
 }
 
-Result<void> Pointers::result() const {
+void Pointers::add(const Pointer& pointer, std::int32_t alignment) {
+  check_pointer(check_, pointer.name, pointer.address, true, alignment);
+  check_.expect(count_ < pointers_.size(), "args (pointers)", "one more", "16 or fewer");
+  if (check_.ok()) pointers_[count_++] = pointer;
+}
+
+void Pointers::read(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+  if (needed) add({name, address, false}, alignment);
+}
+
+void Pointers::written(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+  if (needed) add({name, address, true}, alignment);
+}
+
+Result<void> Pointers::result() {
+  const std::span all = std::span(pointers_).first(count_);
+  for (const Pointer& output : all) {
+    for (const Pointer& other : all) {
+      if (output.is_written && &other != &output) check_apart(check_, output.name, output.address, other.name, other.address);
+    }
+  }
   if (!check_.ok()) return check_.error();
   return {};
 }

@@ -70,17 +70,16 @@ std::int32_t row_alignment(const TensorDesc& desc);
 /// A pointer of run(): present when `needed`, and aligned as the description promised.
 void check_pointer(Checker& check, std::string_view name, const void* pointer, bool needed, std::int32_t alignment);
 
-/// The pointers of a run(), one after the other, each as above. Nothing else begins where something is written.
+/// An output of run() does not begin where something else does.
+void check_apart(Checker& check, std::string_view output, const void* output_address, std::string_view other, const void* address);
+
+/// The pointers of a run(), each as above: what is written begins where nothing else does, what is read may be read twice.
 class Pointers {
  public:
   /// Names are literals.
-  void read(std::string_view name, const void* pointer, bool needed, std::int32_t alignment) {
-    add({name, pointer, false}, needed, alignment);
-  }
-  void written(std::string_view name, const void* pointer, bool needed, std::int32_t alignment) {
-    add({name, pointer, true}, needed, alignment);
-  }
-  Result<void> result() const;
+  void read(std::string_view name, const void* address, bool needed, std::int32_t alignment);
+  void written(std::string_view name, const void* address, bool needed, std::int32_t alignment);
+  Result<void> result();
 
  private:
   struct Pointer {
@@ -88,10 +87,10 @@ class Pointers {
     const void* address = nullptr;
     bool is_written = false;
   };
-  void add(const Pointer& pointer, bool needed, std::int32_t alignment);
+  void add(const Pointer& pointer, std::int32_t alignment);
 
   Checker check_;
-  std::array<Pointer, 24> pointers_;  // more than any operation has: a run allocates nothing
+  std::array<Pointer, 16> pointers_;  // a run allocates nothing
   std::size_t count_ = 0;
 };
 

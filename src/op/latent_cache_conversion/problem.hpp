@@ -10,6 +10,7 @@ struct LatentCacheConversionProblem {
   DType dtype{};  ///< of the rows
   std::int64_t tokens = 0, row_stride = 0;
   std::int32_t rows_alignment = 0;
+  bool rows_are_output = false;
   LatentCacheView cache{};
   ScaleRule rule{};
 };

@@ -23,6 +23,7 @@ Result<Problem> validate_conversion(const LatentCacheConversionDesc& desc, bool 
   problem.dtype = desc.rows.dtype;
   problem.tokens = desc.rows.shape[0];
   problem.row_stride = desc.rows.strides[0];
+  problem.rows_are_output = rows_are_output;
   problem.rows_alignment = base_alignment(desc.rows);
   problem.cache = cache;
   problem.rule = desc.rule;
@@ -43,8 +44,9 @@ Result<void> check_args(const LatentCacheConversionProblem& problem, const void*
                         const std::int64_t* slot_mapping) {
   Pointers pointers;
   const bool any = problem.tokens > 0;
-  pointers.read("rows", rows, any, problem.rows_alignment);
-  pointers.written("cache", cache, any, problem.cache.alignment);  // or the rows, of which it is apart
+  const auto input = &Pointers::read, output = &Pointers::written;
+  (pointers.*(problem.rows_are_output ? output : input))("rows", rows, any, problem.rows_alignment);
+  (pointers.*(problem.rows_are_output ? input : output))("cache", cache, any, problem.cache.alignment);
   pointers.read("slot_mapping", slot_mapping, any, sizeof(std::int64_t));
   return pointers.result();
 }

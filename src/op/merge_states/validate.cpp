@@ -81,6 +81,12 @@ Result<void> check_args(const MergeStatesProblem& problem, const MergeStatesArgs
   }
   check_pointer(check, "out", args.out, any, problem.out.alignment);
   check_pointer(check, "lse", args.lse, any && problem.has_lse, sizeof(float));
+  check_apart(check, "lse", args.lse, "out", args.out);
+  for (std::size_t i = 0; any && check.ok() && i < args.parts.size(); ++i) {  // out and lse may be those of a part, not crosswise
+    const std::string name = "parts[" + std::to_string(i) + "]";
+    check_apart(check, "out", args.out, name + ".lse", args.parts[i].lse);
+    if (problem.has_lse) check_apart(check, "lse", args.lse, name + ".out", args.parts[i].out);
+  }
   if (!check.ok()) return check.error();
   return {};
 }

@@ -9,7 +9,7 @@ namespace fovea::detail {
 /// The only maker of a PagedAttentionProblem.
 Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const PlanOptions& options);
 
-/// Pointers of run(): present where the description asks for them, and aligned. Looks at no data.
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttentionArgs& args);
 
 /// What can only be checked where the host can read it: cu_seqlens_q and kv_len within the bounds of the plan, and the block

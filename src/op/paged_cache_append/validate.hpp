@@ -9,7 +9,7 @@ namespace fovea::detail {
 /// The only maker of a PagedCacheAppendProblem.
 Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const PlanOptions& options);
 
-/// Pointers of run(): present where the description asks for them, and aligned. Looks at no data.
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
 
 /// Where the host can read slot_mapping: every slot is -1 or inside the cache.

@@ -114,10 +114,10 @@ __device__ void store_row(const OutputRow& row, int r, int column, float normali
   }
 }
 
-/// Merges requests of many parts, in the order of the parts. Grid (row tiles x column blocks x kGroups, y, kv heads). A thread has the rows
-/// and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps share the parts of the same rows, and each asks
-/// for kAtOnce of them before it waits: with two chunks nine, so that eight groups have all parts of a request under way where pairs of
-/// SMs share it.
+/// Merges requests of many parts, each group of warps its parts in their order, then the groups in theirs. Grid (row tiles x column blocks
+/// x kGroups, y, kv heads). A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps
+/// share the parts of the same rows, and each asks for kAtOnce of them before it waits: with two chunks nine, so that eight groups have all
+/// parts of a request under way where pairs of SMs share it.
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kPieces = kColumns / 2, kBlocks = kPartialPieces / kPieces, kAtOnce = kColumns == 2 ? 9 : 4;
