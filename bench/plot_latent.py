@@ -141,7 +141,10 @@ def format_table(results: dict) -> str:
     rows = results.get("formats")
     if not rows:
         return ""
-    return f"""Other caches. `rows512` and `e4m3_512` are rows of 512 values, `e4m3` rows have one scale; with `_f16` the queries
+    kinds = "`rows512` are rows of 512 values"
+    if any("e4m3" in row["name"] for row in rows):
+        kinds = "`rows512` and `e4m3_512` are rows of 512 values, `e4m3` rows have one scale"
+    return f"""Other caches. {kinds}; with `_f16` the queries
 are f16, not bf16.
 
 {case_table(rows)}"""

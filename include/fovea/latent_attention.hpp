@@ -28,6 +28,11 @@ struct LatentCacheDesc {
 /// [total_q, head]; block_table i32 [batch, max_blocks]. d is 576 or 512, as the cache's rows.
 /// Any head count that kv_head divides, any page size, any query length; kv_len 0 gives out = 0 and lse = -inf. Queries are the last rows
 /// of their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
+///
+/// Hopper's kernel takes f16 and bf16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at multiples of 16
+/// bytes (and promised so by the alignments). From its first block to its last a packed cache has at most 32 GiB, gaps included, and where
+/// tokens are listed or pages are not multiples of 8, one of rows 64 GiB. In this kernel, a key that is not finite and that only some of 64
+/// rows (heads times queries of a sequence) see makes the others NaN too.
 /// Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
 struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};
@@ -65,8 +70,8 @@ Result<LatentAttentionPlan> plan_latent_attention(const LatentAttentionDesc& des
 ///
 /// index = physical_block * page + slot. Indices outside the cache are ignored, whatever they are; so are those past topk_length. An
 /// index that occurs twice counts twice. A second cache (`extra`), with a page size, indices and lengths of its own, joins the same
-/// softmax. max_logits is the row maximum of s in natural units, -inf when nothing is visible. lse excludes the sink. V is the first 512
-/// values of the decoded row. Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
+/// softmax. max_logits is the row maximum of s in natural units, -inf when nothing is visible; a NaN does not count. lse excludes the sink.
+/// V is the first 512 values of the decoded row. Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
 struct SparseLatentAttentionDesc {
   struct Selection {
     LatentCacheDesc cache{};
@@ -105,6 +110,7 @@ Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLaten
 enum class ScaleRule : std::uint8_t {
   power_of_two,  ///< 2 ^ ceil(log2(max(amax / 448, 1e-4)))
   exact,         ///< amax / 448, 1 for a group of zeros
+  // fp4 takes e4m3(amax / 6) in either mode: groups below about 0.006 become zeros, values saturate at 2688.
 };
 
 /// Packs latent rows into slots of a packed cache (slot = block * page + position; -1 skips), or unpacks slots into rows.

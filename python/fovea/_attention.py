@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
-from fovea._library import band, empty_lse, empty_out, scale_tensor, top_left, typed, wants_gradients
+from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, typed, wants_gradients
 
 _attention = torch.ops.fovea.attention.default
 
@@ -81,14 +81,14 @@ def attention(
     try:
         if wants_gradients(q, k, v, sink):
             _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-            both = differentiable_attention(q, k, v, sink, *lengths, *mask, scale or 0.0, softcap, *options)
+            both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
             return both if return_lse else both[0]
         if out is None:
             out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
         if lse is None and return_lse:
             lse = empty_lse(q)
         scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
-        _attention(q, k, v, out, lse, *lengths, *mask, scale or 0.0, softcap, sink, *scales, *options)
+        _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
     except RuntimeError as error:
         raise typed(error) from None
     return out if lse is None else (out, lse)

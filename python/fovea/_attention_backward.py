@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, top_left, typed
+from fovea._library import band, empty_lse, empty_out, refuse_gradients, score_scale, top_left, typed
 
 _attention = torch.ops.fovea.attention.default
 _attention_backward = torch.ops.fovea.attention_backward.default
@@ -56,7 +56,7 @@ def attention_backward(
     refuse_gradients(dout, q, k, v, sink)
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    forward = (q, k, v, out, lse, *lengths, *mask, scale or 0.0, softcap, sink)
+    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink)
     try:
         return _gradients(forward, dout, implementation or "")
     except RuntimeError as error:

@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from fovea._latent_schedule import LatentSchedule, run
-from fovea._library import band, empty_lse, refuse_gradients, scale_tensor
+from fovea._library import band, empty_lse, refuse_gradients, scale_tensor, score_scale
 
 _LATENT_DIM = 512  # values of a row that are V too
 
@@ -35,6 +35,11 @@ def latent_attention(
     A row of the cache is 512 latent values and 64 rotary ones (d = 576), or 512 values in all; K is the whole row, V its first 512
     values. Token t of sequence b lies in block ``block_table[b, t // page]``, slot ``t % page``; the query rows of a sequence are
     its last tokens. Entries of the block table that no visible key needs, and unused slots, may hold anything.
+
+    Hopper's kernel takes float16 and bfloat16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at
+    multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). From its first block to its last a packed cache has at most
+    32 GiB, gaps included, and where tokens are listed or pages are not multiples of 8, one of rows 64 GiB. In this kernel, a key
+    that holds a NaN or an infinity and that only some of 64 rows (heads times queries of a sequence) see makes the others NaN too.
 
     Args:
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]``, the rows of all sequences one after another. float32, float16 or
@@ -89,7 +94,7 @@ def latent_attention(
         max_kv_len,
         left,
         right,
-        scale or 0.0,
+        score_scale(scale),
         scale_tensor(cache_scale, q.device),
         implementation or "",
         batch_invariant,
@@ -123,7 +128,8 @@ def sparse_latent_attention(
 
     Flat (prefill): q ``[seq_q, head, d]``, cache ``[seq_kv, 1, d]``, indices ``[seq_q, topk]``, topk_length ``[seq_q]``.
     Paged (decode): q ``[batch, seq_q, head, d]``, cache ``[blocks, page, 1, d]`` or packed, indices ``[batch, seq_q, topk]``,
-    topk_length ``[batch]``. A flat q may also read a paged cache.
+    topk_length ``[batch]``; rows of one sequence that list fewer tokens than others fill up with -1. A flat q may also read a
+    paged cache. All strides are free but those of last dimensions. Hopper's kernel wants what :func:`fovea.latent_attention` says.
 
     Args:
         q: float32, float16 or bfloat16; bfloat16 over a packed cache. d is 576 or 512, as the rows of the cache.
@@ -140,9 +146,9 @@ def sparse_latent_attention(
         sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
         out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q.
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, flat ``[seq_q, head]``.
-        max_logits: Likewise: the largest score of each row and head.
+        max_logits: Likewise: the largest score of each row and head. A score that is NaN does not count; it makes ``lse`` NaN.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
-        return_max_logits: Whether to return ``max_logits`` too.
+        return_max_logits: Whether to return ``max_logits`` too. On a GPU no list is split then: few long lists take longer.
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
         schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
@@ -168,18 +174,18 @@ def sparse_latent_attention(
         "sparse_latent_attention",
         schedule,
         q,
-        _blocks(cache, format),
+        _blocks(cache, format, "cache"),
         format,
         indices,
         topk_length,
-        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format),
+        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format, "extra_cache"),
         extra_format,
         extra_indices,
         extra_topk_length,
         out,
         lse,
         max_logits,
-        scale or 0.0,
+        score_scale(scale),
         sink,
         implementation or "",
         batch_invariant,
@@ -188,8 +194,10 @@ def sparse_latent_attention(
     return (out, *asked) if asked else out
 
 
-def _blocks(cache: Tensor, format: str) -> Tensor:
+def _blocks(cache: Tensor, format: str, name: str) -> Tensor:
     """Tokens one after another are one block, or no block at all if there are none."""
-    if format != "rows" or cache.dim() != 3:
+    if format != "rows" or cache.dim() != 3 or not cache.is_floating_point():
         return cache
+    if cache.size(1) != 1:
+        raise ValueError(f"{name}.shape: got {list(cache.shape)}, want [seq_kv, 1, d], or [blocks, page, 1, d] (unsqueeze(2))")
     return cache.unsqueeze(1 if cache.size(0) == 0 else 0)

@@ -35,11 +35,15 @@ class CacheFormat:
     rope: int
     """bfloat16 values behind the codes."""
     planar: bool
-    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token is in one piece."""
+    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token is in one piece.
+    In a planar cache ``cache[block, slot]`` is no token: copy whole blocks, or read and write tokens through slots."""
 
     def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
-        """A new cache, uint8 ``[blocks, page, bytes]``, with whatever was in that memory."""
-        return torch.empty(blocks, page, self.bytes, dtype=torch.uint8, device=device)
+        """A new cache, uint8 ``[blocks, page, bytes]``, with whatever was in that memory. Blocks begin at multiples of 16 bytes, as
+        GPU kernels want them: where ``page * bytes`` is none, they lie apart."""
+        stride = -(-page * self.bytes // 16) * 16
+        memory = torch.empty(blocks, stride, dtype=torch.uint8, device=device)
+        return memory[:, : page * self.bytes].unflatten(1, (page, self.bytes))
 
 
 def _read_formats() -> dict[str, CacheFormat]:
@@ -77,11 +81,13 @@ def quantize_latent_cache(
         slot_mapping: int64 ``[tokens]``; -1 skips a row.
         format: One of :func:`fovea.cache_formats`.
         exact_scale: Whether the scale of a group is its largest magnitude over 448, rather than the next power of two. Formats
-            whose scales are powers of two round up in either mode.
+            whose scales are powers of two round up in either mode; v41_fp4 always takes the largest magnitude over 6, as e4m3, so
+            that groups below about 0.006 become zeros, and values saturate at 2688.
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Raises:
-        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        ValueError: The call contradicts itself; on the CPU a slot outside the cache, too: nothing is written then. On a GPU such a
+            slot is skipped.
         NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
 
     Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
@@ -116,7 +122,8 @@ def dequantize_latent_cache(
         rows: ``code * scale`` in float32, rounded once.
 
     Raises:
-        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        ValueError: The call contradicts itself; on the CPU a slot outside the cache, too: nothing is written then. On a GPU such a
+            slot is skipped.
         NotImplementedError: No implementation accepts it, each with its reason.
 
     Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.

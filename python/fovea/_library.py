@@ -15,6 +15,15 @@ torch.ops.load_library(str(_EXTENSION))
 _UNSUPPORTED = "unsupported: "
 
 
+def score_scale(scale: float | None) -> float:
+    """What multiplies the scores, as the operators take it: 0 stands for the default."""
+    if scale is None:
+        return 0.0
+    if scale == 0:
+        raise ValueError("scale: got 0, want another number, or None for the default")
+    return scale
+
+
 OPERATIONS = (
     "attention",
     "attention_backward",

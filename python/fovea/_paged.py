@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, scale_tensor, typed
+from fovea._library import band, empty_lse, empty_out, refuse_gradients, scale_tensor, score_scale, typed
 
 _paged_attention = torch.ops.fovea.paged_attention.default
 _paged_cache_append = torch.ops.fovea.paged_cache_append.default
@@ -91,7 +91,7 @@ def paged_attention(
             max_kv_len,
             left,
             right,
-            scale or 0.0,
+            score_scale(scale),
             softcap,
             sink,
             scale_tensor(k_scale, q.device),

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, top_left, typed
+from fovea._library import band, empty_lse, empty_out, refuse_gradients, score_scale, top_left, typed
 
 _quantize_qk_int8 = torch.ops.fovea.quantize_qk_int8.default
 _quantize_v = torch.ops.fovea.quantize_v.default
@@ -250,7 +250,7 @@ def quantized_attention(
         raise ValueError("qk.lse_shift: got None, want a tensor where lse is wanted, as k was smoothed")
     inputs = (qk.q, qk.k, v.v, qk.q_scale, qk.k_scale, v.scale, v.mean, None if lse is None else qk.lse_shift)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = (scale or 0.0, qk.granularity, qk.warp_rows, implementation or "", batch_invariant)
+    options = (score_scale(scale), qk.granularity, qk.warp_rows, implementation or "", batch_invariant)
     try:
         _quantized_attention(*inputs, out, lse, *lengths, *band(causal, window), top_left(anchor), *options)
     except RuntimeError as error:
@@ -319,7 +319,7 @@ def quantize_and_attend(
     mask = (*band(causal, window), top_left(anchor))
     options = (v_dtype, smooth_k, smooth_v, granularity, warp_rows, implementation or "", batch_invariant)
     try:
-        _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, scale or 0.0, *options)
+        _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, score_scale(scale), *options)
     except RuntimeError as error:
         raise typed(error) from None
     return out if lse is None else (out, lse)

@@ -112,8 +112,6 @@ detail::PlanResult<typename Operation::Args> plan_head_dims(const typename Opera
   return make_state<Operation>(problem, kRun);
 }
 
-constexpr std::string_view kAnyCache = "f32, f16, bf16; plain rows, e4m3 rows and every packed format";
-
 }  // namespace
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) {
@@ -146,13 +144,14 @@ detail::Implementations<detail::MergeStates> implementations(detail::MergeStates
 }
 
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention) {
-  static const auto kRow = row<detail::LatentAttention>(kAnyCache, plan_any<detail::LatentAttention, run_latent_attention>);
+  static const auto kRow = row<detail::LatentAttention>("f32, f16, bf16; plain rows, e4m3 rows and every packed format",
+                                                        plan_any<detail::LatentAttention, run_latent_attention>);
   return {&kRow, 1};
 }
 
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) {
-  static const auto kRow =
-      row<detail::SparseLatentAttention>(kAnyCache, plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
+  static const auto kRow = row<detail::SparseLatentAttention>("f32, f16, bf16 rows and every packed format",
+                                                              plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
   return {&kRow, 1};
 }
 

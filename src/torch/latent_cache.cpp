@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "latent_cache.hpp"
 
+#include <algorithm>
+
 #include "operators.hpp"
 
 namespace fovea::binding {
@@ -45,17 +47,21 @@ void run(const Call& call, const Plan& plan) {
   raise_if_failed(binding::run(plan, Args{data(call.rows), data(call.cache), slots}));
 }
 
-std::string every_format() {
+/// Those with so many bytes for a token; all, if there are none.
+std::string formats_of(std::int64_t bytes) {
+  const bool known = std::ranges::any_of(kPackedFormats, [&](const PackedFormat& format) { return format.bytes() == bytes; });
   std::string names;
-  for (const PackedFormat& format : kPackedFormats) names.append(names.empty() ? "" : ", ").append(format.name);
+  for (const PackedFormat& format : kPackedFormats) {
+    if (!known || format.bytes() == bytes) names.append(names.empty() ? "" : ", ").append(format.name);
+  }
   return names;
 }
 
-const PackedFormat& find_format(const std::string& name) {
+const PackedFormat& find_format(const std::string& name, const char* cache) {
   for (const PackedFormat& format : kPackedFormats) {
     if (format.name == name) return format;
   }
-  raise_invalid("cache.format", "\"" + name + "\"", name_of(CacheFormat::rows).data() + (", " + every_format()));
+  raise_invalid(field(cache, "format"), "\"" + name + "\"", name_of(CacheFormat::rows).data() + (", " + formats_of(0)));
 }
 
 LatentCacheDesc describe_packed(const Tensor& cache, const PackedFormat& format, const char* name) {
@@ -81,8 +87,11 @@ LatentCacheDesc describe_packed(const Tensor& cache, const PackedFormat& format,
 }  // namespace
 
 LatentCacheDesc describe_cache(const Tensor& cache, const std::string& format, const char* name) {
-  if (format != name_of(CacheFormat::rows)) return describe_packed(cache, find_format(format), name);
-  if (holds_bytes(cache)) raise_invalid("cache.format", "\"rows\"", "the packed format of these bytes: " + every_format());
+  if (format != name_of(CacheFormat::rows)) return describe_packed(cache, find_format(format, name), name);
+  if (holds_bytes(cache)) {
+    const std::int64_t bytes = cache.dim() == 3 ? cache.size(2) : 0;
+    raise_invalid(field(name, "format"), "\"rows\"", "the packed format of these bytes: " + formats_of(bytes));
+  }
   return {.rows = describe(cache, name)};
 }
 

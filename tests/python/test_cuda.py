@@ -91,6 +91,23 @@ def test_sparse_latent_attention(format):
     torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("page", [1, 7])
+@pytest.mark.parametrize("format", ["v32_fp8", "v4_fp8"])
+def test_any_page_of_a_packed_cache(format, page):
+    """Tokens of 584 bytes are no multiple of 16: `empty` keeps their blocks apart."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    form = fovea.cache_formats()[format]
+    q, rows = torch.randn(2, 3, 24, form.row).bfloat16(), torch.randn(70, form.row).bfloat16()
+    indices = torch.randint(-3, 70, (2, 3, 90), dtype=torch.int32)
+    here, there = form.empty(-(-70 // page), page), form.empty(-(-70 // page), page, device="cuda")
+    fovea.quantize_latent_cache(rows, here, torch.arange(70), format=format)
+    fovea.quantize_latent_cache(rows.cuda(), there, torch.arange(70).cuda(), format=format)
+    want = fovea.sparse_latent_attention(q, here, indices, format=format)
+    got = fovea.sparse_latent_attention(q.cuda(), there, indices.cuda(), format=format)
+    torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("heads", [24, 128])
 @pytest.mark.parametrize("format", ["rows", "v32_fp8", "v4_fp8"])
 def test_tokens_beyond_four_gigabytes(format, heads):

@@ -30,6 +30,7 @@ def test_table_is_the_documented_one():
         assert (format.code_type, format.scale_type, format.rope) == (layout.code, layout.scale, layout.rope)
         assert format.row == layout.codes + layout.rope and format.planar == layout.planar
         assert format.empty(2, 3).shape == (2, 3, layout.bytes) and format.empty(2, 3).dtype == torch.uint8
+        assert all(format.empty(2, page).stride(0) % 16 == 0 for page in (1, 3, 64)) and format.empty(2, 64).is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

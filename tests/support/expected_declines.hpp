@@ -18,10 +18,10 @@ inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kS
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "-negative", "scale: got a negative one"},
-    {kSm90Latent, "-odd-rows", "rows at multiples of 16 bytes"},
+    {kSm90Latent, "-odd-rows", "want a multiple of 16"},
     {kSm90Sparse, "/f32-", "q.dtype: got f32"},
     {kSm90Sparse, "-negative", "scale: got a negative one"},
-    {kSm90Sparse, "-odd-rows", "rows at multiples of 16 bytes"},
+    {kSm90Sparse, "-odd-rows", "want a multiple of 16"},
 };
 
 /// A part of the reason; empty when `implementation` must take the case.

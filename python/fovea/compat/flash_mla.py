@@ -12,6 +12,13 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
   of a graph has begun or ended since, so that an object from outside of a capture does no harm within. What cannot be noticed
   without a wait for the device falls under FlashMLA's rule: lengths in inference tensors, lengths written by a graph's replay or by
   a kernel that torch does not know, and two graphs captured one after the other. Compiled functions share nothing.
+* ``lse`` and ``max_logits`` are natural logarithms, as in FlashMLA since its sparse prefill takes ``attn_sink``. The first release
+  of sparse prefill (September 2025) gave both to base 2, and -inf for a query that sees no key: code written for that one
+  multiplies both by ``log2(e)``.
+* Errors name tensors as Fovea does: ``main.indices`` and ``extra.cache`` for ``indices`` and ``extra_k_cache``.
+* What other branches have is not here: ``indexer_topk`` of sparse prefill, and the functions for attention without a latent cache
+  (``flash_attn_varlen_func`` and its like). Copies of FlashMLA inside of vLLM and SGLang have names of their own, which
+  :func:`fovea.compat.install` does not replace.
 * What cannot be computed is refused with an exception, never by ending the process. Gradients are refused too
   (NotImplementedError): FlashMLA gives results that autograd knows nothing of.
 """

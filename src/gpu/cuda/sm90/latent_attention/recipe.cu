@@ -23,7 +23,6 @@ constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 
 
 /// 16-bit strides in elements.
 constexpr bool is_copyable(std::int64_t stride) { return stride * 2 % kRowAlignment == 0; }
-constexpr bool is_copyable(const detail::RowStrides& s) { return is_copyable(s.batch) && is_copyable(s.row) && is_copyable(s.head); }
 
 Row row_of(CacheFormat format) {
   switch (format) {
@@ -216,16 +215,28 @@ Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore&
   return encode(filled.queries, q, queries);
 }
 
+Result<void> accept_alignment(std::string_view name, std::int32_t alignment) {
+  if (alignment >= kRowAlignment) return {};
+  return declined(std::string(name) + " (alignment in bytes)", alignment, "16 or more");
+}
+
+Result<void> accept_rows(std::string_view name, const detail::RowStrides& strides, std::int32_t alignment) {
+  for (const std::int64_t stride : {strides.batch, strides.row, strides.head}) {
+    if (!is_copyable(stride)) return declined(std::string(name) + " (a stride, in bytes)", stride * 2, "a multiple of 16");
+  }
+  return accept_alignment(name, alignment);
+}
+
 Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows) {
   if (core.q_dtype == DType::f32) return declined("q.dtype", "f32", "f16 or bf16");
   if (core.scale < 0) return declined("scale", "a negative one", "a positive one");
-  if (!is_copyable(core.q) || !is_copyable(core.out) || core.q_base_alignment < kRowAlignment || core.out_base_alignment < kRowAlignment)
-    return declined("q, out (strides and alignment)", "rows at odd addresses", "rows at multiples of 16 bytes");
+  if (Result<void> good = accept_rows("q", core.q, core.q_base_alignment); !good) return good;
+  if (Result<void> good = accept_rows("out", core.out, core.out_base_alignment); !good) return good;
   if (core.max_seq_k >= kKeyLimit) return declined("keys of a request", core.max_seq_k, "less than 2^30");
   const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kRequestOverhead;
   if (pairs > kMaxPairs / std::max<std::int64_t>(requests, 1))
-    return declined("keys of a request", core.max_seq_k, "fewer tokens in the whole batch");
-  if (rows > (1 << 26)) return declined("query rows of a request", rows, "fewer");
+    return declined("keys of a request", core.max_seq_k, "fewer: " + std::to_string(kMaxPairs * kPair) + " in all requests");
+  if (rows > (1 << 26)) return declined("query rows of a request", rows, "2^26 or fewer");
   return {};
 }
 
@@ -234,14 +245,15 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   const std::string text(name);
   const bool packed = cache.format != CacheFormat::rows;
   const auto bytes = static_cast<std::int64_t>(packed ? 1 : size_of(cache.dtype));
-  const auto copyable = [&](std::int64_t stride) { return stride * bytes % kRowAlignment == 0; };
   const detail::CacheStrides& strides = cache.strides;
-  const bool at_multiples = packed ? cache.blocks <= 1 || copyable(cache.block_stride)
-                                   : copyable(strides.block) && copyable(strides.token) && copyable(strides.head);
-  if (!at_multiples || cache.alignment < kRowAlignment)
-    return declined(text + " (strides and alignment)", "rows at odd addresses", "rows at multiples of 16 bytes");
+  using Strides = std::array<std::int64_t, 3>;
+  for (const std::int64_t stride :
+       packed ? Strides{cache.blocks > 1 ? cache.block_stride : 0} : Strides{strides.block, strides.token, strides.head}) {
+    if (stride * bytes % kRowAlignment != 0) return declined(text + " (a stride, in bytes)", stride * bytes, "a multiple of 16");
+  }
+  if (Result<void> good = accept_alignment(text, cache.alignment); !good) return good;
   if (!packed && (strides.token == 0 || strides.block == 0)) return declined(text + ".rows.strides", "a broadcast one", "none");
-  if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "fewer");
+  if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "less");
   // One by one, the places of tokens are kept in 32 bits: in units of 16 bytes, those of scales of 8.
   const std::int64_t most = (kMost + 1) * 2 * (packed ? 8 : 16);
   const auto reach = [&](std::int64_t count, std::int64_t stride) {
@@ -249,7 +261,7 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   };
   const std::int64_t bytes_of_all = packed ? reach(cache.blocks, cache.block_stride)
                                            : reach(cache.blocks, strides.block * bytes) + reach(cache.page, strides.token * bytes);
-  if (load != Load::boxes && bytes_of_all > most) return declined(text + " (bytes)", "more than " + std::to_string(most), "fewer");
+  if (load != Load::boxes && bytes_of_all > most) return declined(text + " (bytes)", "more than " + std::to_string(most), "that or fewer");
   if (packed && cache.block_stride > kMost) return declined(text + ".block_stride", cache.block_stride, "less than 2^31");
   return {};
 }
