@@ -106,11 +106,11 @@ Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLaten
                                                                const PlanOptions& options = {});
 
 /// How a quantiser picks the scale of a group from its largest magnitude. Formats whose scales are ue8m0 round it up to a power of two
-/// in either mode; e4m3 scales (fp4) are rounded to nearest.
+/// in either mode. fp4 takes amax / 6 in either mode, rounded to the nearest e4m3: groups below about 0.006 become zeros, values saturate
+/// at 2688.
 enum class ScaleRule : std::uint8_t {
   power_of_two,  ///< 2 ^ ceil(log2(max(amax / 448, 1e-4)))
   exact,         ///< amax / 448, 1 for a group of zeros
-  // fp4 takes e4m3(amax / 6) in either mode: groups below about 0.006 become zeros, values saturate at 2688.
 };
 
 /// Packs latent rows into slots of a packed cache (slot = block * page + position; -1 skips), or unpacks slots into rows.

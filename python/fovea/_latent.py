@@ -174,11 +174,11 @@ def sparse_latent_attention(
         "sparse_latent_attention",
         schedule,
         q,
-        _blocks(cache, format, "cache"),
+        _blocks(cache, format, "main.cache"),
         format,
         indices,
         topk_length,
-        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format, "extra_cache"),
+        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format, "extra.cache"),
         extra_format,
         extra_indices,
         extra_topk_length,
@@ -197,7 +197,7 @@ def sparse_latent_attention(
 def _blocks(cache: Tensor, format: str, name: str) -> Tensor:
     """Tokens one after another are one block, or no block at all if there are none."""
     if format != "rows" or cache.dim() != 3 or not cache.is_floating_point():
-        return cache
+        return cache  # packed: bytes without a format are the operator's to refuse
     if cache.size(1) != 1:
         raise ValueError(f"{name}.shape: got {list(cache.shape)}, want [seq_kv, 1, d], or [blocks, page, 1, d] (unsqueeze(2))")
     return cache.unsqueeze(1 if cache.size(0) == 0 else 0)

@@ -15,15 +15,6 @@ torch.ops.load_library(str(_EXTENSION))
 _UNSUPPORTED = "unsupported: "
 
 
-def score_scale(scale: float | None) -> float:
-    """What multiplies the scores, as the operators take it: 0 stands for the default."""
-    if scale is None:
-        return 0.0
-    if scale == 0:
-        raise ValueError("scale: got 0, want another number, or None for the default")
-    return scale
-
-
 OPERATIONS = (
     "attention",
     "attention_backward",
@@ -110,6 +101,15 @@ def top_left(anchor: str) -> bool:
     if anchor not in ("bottom_right", "top_left"):
         raise ValueError(f"anchor: got {anchor!r}, want 'bottom_right' or 'top_left'")
     return anchor == "top_left"
+
+
+def score_scale(scale: float | None) -> float:
+    """What multiplies the scores, as the operators take it: 0 stands for the default."""
+    if scale is None:
+        return 0.0
+    if scale == 0:
+        raise ValueError("scale: got 0, want another number, or None for the default")
+    return scale
 
 
 def scale_tensor(scale: Tensor | float | None, device: torch.device) -> Tensor | None:

@@ -97,10 +97,10 @@ def test_any_page_of_a_packed_cache(format, page):
     """Tokens of 584 bytes are no multiple of 16: `empty` keeps their blocks apart."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
-    form = fovea.cache_formats()[format]
+    form, blocks = fovea.cache_formats()[format], 70 // page
     q, rows = torch.randn(2, 3, 24, form.row).bfloat16(), torch.randn(70, form.row).bfloat16()
     indices = torch.randint(-3, 70, (2, 3, 90), dtype=torch.int32)
-    here, there = form.empty(-(-70 // page), page), form.empty(-(-70 // page), page, device="cuda")
+    here, there = form.empty(blocks, page), form.empty(blocks, page, device="cuda")
     fovea.quantize_latent_cache(rows, here, torch.arange(70), format=format)
     fovea.quantize_latent_cache(rows.cuda(), there, torch.arange(70).cuda(), format=format)
     want = fovea.sparse_latent_attention(q, here, indices, format=format)

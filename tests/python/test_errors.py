@@ -207,7 +207,7 @@ INVALID = [
     (fovea.sparse_latent_attention, sparse(topk_length=int32(1, 2, 3)), ["main.topk_length.shape", "[3]", "[2]"]),
     (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 2, 512)), ["main.cache", "kv_head", "2", "1"]),
     (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 1, 576)), ["main.cache", "576", "512"]),
-    (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 512)), ["cache.shape", "[6, 8, 512]", "unsqueeze"]),
+    (fovea.sparse_latent_attention, sparse(cache=torch.randn(6, 8, 512)), ["main.cache.shape", "[6, 8, 512]", "unsqueeze"]),
     (fovea.sparse_latent_attention, sparse(extra_format="v9", **EXTRA), ["extra.cache.format", "v9", "v32_fp8"]),
     (fovea.sparse_latent_attention, sparse(**EXTRA), ["extra.cache.format", "rows", "these bytes: v41_fp4"]),
     (fovea.sparse_latent_attention, sparse(scale=0.0), ["scale", "0", "None"]),

@@ -132,7 +132,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   return problem;
 }
 
-void add_inputs(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args) {
+void add_pointers(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args, Pointers::Access out_and_lse) {
   const bool any_q = problem.total_q > 0;
   const bool any_k = problem.total_k > 0;
   pointers.read("q", args.q, any_q, problem.q_base_alignment);
@@ -144,13 +144,13 @@ void add_inputs(Pointers& pointers, const AttentionProblem& problem, const Atten
   pointers.read("q_scale", args.q_scale, problem.q_scale.has_value(), sizeof(float));
   pointers.read("k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
   pointers.read("v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
+  pointers.add(out_and_lse, "out", args.out, any_q, problem.out_base_alignment);
+  pointers.add(out_and_lse, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
 }
 
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args) {
   Pointers pointers;
-  add_inputs(pointers, problem, args);
-  pointers.written("out", args.out, problem.total_q > 0, problem.out_base_alignment);
-  pointers.written("lse", args.lse, problem.total_q > 0 && problem.has_lse, sizeof(float));
+  add_pointers(pointers, problem, args, Pointers::Access::written);
   return pointers.result();
 }
 

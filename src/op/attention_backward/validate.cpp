@@ -48,9 +48,7 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
 
 Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
   Pointers pointers;
-  add_inputs(pointers, problem, args.forward);
-  pointers.read("out", args.forward.out, problem.total_q > 0, problem.out_base_alignment);
-  pointers.read("lse", args.forward.lse, problem.total_q > 0 && problem.has_lse, sizeof(float));
+  add_pointers(pointers, problem, args.forward, Pointers::Access::read);
   pointers.read("dout", args.dout, problem.total_q > 0, problem.dout_base_alignment);
   pointers.written("dq", args.dq, problem.total_q > 0, problem.dq_base_alignment);
   pointers.written("dk", args.dk, problem.total_k > 0, problem.dk_base_alignment);

@@ -157,25 +157,19 @@ void check_apart(Checker& check, std::string_view output, const void* output_add
   check.fail(invalid(std::string("args.").append(output).append(" (address)"), std::string("that of ").append(other), "memory of its own"));
 }
 
-void Pointers::add(const Pointer& pointer, std::int32_t alignment) {
-  check_pointer(check_, pointer.name, pointer.address, true, alignment);
+void Pointers::add(Access access, std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+  if (!needed) return;
+  check_pointer(check_, name, address, true, alignment);
   check_.expect(count_ < pointers_.size(), "args (pointers)", "one more", "16 or fewer");
-  if (check_.ok()) pointers_[count_++] = pointer;
-}
-
-void Pointers::read(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
-  if (needed) add({name, address, false}, alignment);
-}
-
-void Pointers::written(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
-  if (needed) add({name, address, true}, alignment);
+  if (check_.ok()) pointers_[count_++] = {access, name, address};
 }
 
 Result<void> Pointers::result() {
   const std::span all = std::span(pointers_).first(count_);
   for (const Pointer& output : all) {
+    if (output.access == Access::read) continue;
     for (const Pointer& other : all) {
-      if (output.is_written && &other != &output) check_apart(check_, output.name, output.address, other.name, other.address);
+      if (&other != &output) check_apart(check_, output.name, output.address, other.name, other.address);
     }
   }
   if (!check_.ok()) return check_.error();

@@ -76,18 +76,24 @@ void check_apart(Checker& check, std::string_view output, const void* output_add
 /// The pointers of a run(), each as above: what is written begins where nothing else does, what is read may be read twice.
 class Pointers {
  public:
+  enum class Access { read, written };
+
   /// Names are literals.
-  void read(std::string_view name, const void* address, bool needed, std::int32_t alignment);
-  void written(std::string_view name, const void* address, bool needed, std::int32_t alignment);
+  void add(Access access, std::string_view name, const void* address, bool needed, std::int32_t alignment);
+  void read(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+    add(Access::read, name, address, needed, alignment);
+  }
+  void written(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+    add(Access::written, name, address, needed, alignment);
+  }
   Result<void> result();
 
  private:
   struct Pointer {
-    std::string_view name;
+    Access access{};
+    std::string_view name{};
     const void* address = nullptr;
-    bool is_written = false;
   };
-  void add(const Pointer& pointer, std::int32_t alignment);
 
   Checker check_;
   std::array<Pointer, 16> pointers_;  // a run allocates nothing

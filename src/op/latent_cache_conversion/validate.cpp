@@ -44,9 +44,9 @@ Result<void> check_args(const LatentCacheConversionProblem& problem, const void*
                         const std::int64_t* slot_mapping) {
   Pointers pointers;
   const bool any = problem.tokens > 0;
-  const auto input = &Pointers::read, output = &Pointers::written;
-  (pointers.*(problem.rows_are_output ? output : input))("rows", rows, any, problem.rows_alignment);
-  (pointers.*(problem.rows_are_output ? input : output))("cache", cache, any, problem.cache.alignment);
+  using enum Pointers::Access;
+  pointers.add(problem.rows_are_output ? written : read, "rows", rows, any, problem.rows_alignment);
+  pointers.add(problem.rows_are_output ? read : written, "cache", cache, any, problem.cache.alignment);
   pointers.read("slot_mapping", slot_mapping, any, sizeof(std::int64_t));
   return pointers.result();
 }

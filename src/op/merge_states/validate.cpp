@@ -74,19 +74,18 @@ Result<void> check_args(const MergeStatesProblem& problem, const MergeStatesArgs
   }
   Checker check;
   const bool any = problem.total_q > 0;
+  const float* lse = any && problem.has_lse ? args.lse : nullptr;
   for (std::size_t i = 0; any && check.ok() && i < args.parts.size(); ++i) {
     const std::string name = "parts[" + std::to_string(i) + "]";
-    check_pointer(check, name + ".out", args.parts[i].out, any, problem.parts[i].alignment);
-    check_pointer(check, name + ".lse", args.parts[i].lse, any, sizeof(float));
+    const std::string out_name = name + ".out", lse_name = name + ".lse";
+    check_pointer(check, out_name, args.parts[i].out, any, problem.parts[i].alignment);
+    check_pointer(check, lse_name, args.parts[i].lse, any, sizeof(float));
+    check_apart(check, "out", args.out, lse_name, args.parts[i].lse);  // out and lse may be those of a part, not crosswise
+    check_apart(check, "lse", lse, out_name, args.parts[i].out);
   }
   check_pointer(check, "out", args.out, any, problem.out.alignment);
-  check_pointer(check, "lse", args.lse, any && problem.has_lse, sizeof(float));
-  check_apart(check, "lse", args.lse, "out", args.out);
-  for (std::size_t i = 0; any && check.ok() && i < args.parts.size(); ++i) {  // out and lse may be those of a part, not crosswise
-    const std::string name = "parts[" + std::to_string(i) + "]";
-    check_apart(check, "out", args.out, name + ".lse", args.parts[i].lse);
-    if (problem.has_lse) check_apart(check, "lse", args.lse, name + ".out", args.parts[i].out);
-  }
+  check_pointer(check, "lse", lse, any && problem.has_lse, sizeof(float));
+  check_apart(check, "lse", lse, "out", args.out);
   if (!check.ok()) return check.error();
   return {};
 }

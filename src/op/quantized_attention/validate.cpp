@@ -290,14 +290,14 @@ Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, con
 
 Result<void> check_args(const QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
   Pointers pointers;
-  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_group = problem.batch > 0;
+  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_sequence = problem.batch > 0;
   pointers.read("q", args.q, any_q, problem.q.from_alignment);
   pointers.read("k", args.k, any_k, problem.k.from_alignment);
   pointers.written("q_int8", args.q_int8, any_q, problem.q.to_alignment);
   pointers.written("k_int8", args.k_int8, any_k, problem.k.to_alignment);
-  pointers.written("q_scale", args.q_scale, any_q && any_group, sizeof(float));
-  pointers.written("k_scale", args.k_scale, any_k && any_group, sizeof(float));
-  pointers.written("k_mean", args.k_mean, problem.k.has_mean && problem.batch > 0, sizeof(float));
+  pointers.written("q_scale", args.q_scale, any_q && any_sequence, sizeof(float));
+  pointers.written("k_scale", args.k_scale, any_k && any_sequence, sizeof(float));
+  pointers.written("k_mean", args.k_mean, problem.k.has_mean && any_sequence, sizeof(float));
   pointers.written("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
   pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
   pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
@@ -328,14 +328,12 @@ static AttentionArgs dense_args(const auto& args) {
 
 Result<void> check_args(const QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args) {
   Pointers pointers;
-  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_group = problem.batch > 0;
-  add_inputs(pointers, problem, dense_args(args));
-  pointers.written("out", args.out, any_q, problem.out_base_alignment);
-  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  pointers.read("q_scale", args.q_scale, any_q && any_group, sizeof(float));
-  pointers.read("k_scale", args.k_scale, any_k && any_group, sizeof(float));
-  pointers.read("v_scale", args.v_scale, problem.has_v_scale && any_k && any_group, sizeof(float));
-  pointers.read("v_mean", args.v_mean, problem.has_v_mean && any_k && any_group, sizeof(float));
+  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_sequence = problem.batch > 0;
+  add_pointers(pointers, problem, dense_args(args), Pointers::Access::written);
+  pointers.read("q_scale", args.q_scale, any_q && any_sequence, sizeof(float));
+  pointers.read("k_scale", args.k_scale, any_k && any_sequence, sizeof(float));
+  pointers.read("v_scale", args.v_scale, problem.has_v_scale && any_k && any_sequence, sizeof(float));
+  pointers.read("v_mean", args.v_mean, problem.has_v_mean && any_k && any_sequence, sizeof(float));
   pointers.read("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
   return pointers.result();
 }

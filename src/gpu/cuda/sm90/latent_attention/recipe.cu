@@ -21,9 +21,6 @@ constexpr std::int64_t kRowAlignment = 16;  // bytes
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// 16-bit strides in elements.
-constexpr bool is_copyable(std::int64_t stride) { return stride * 2 % kRowAlignment == 0; }
-
 Row row_of(CacheFormat format) {
   switch (format) {
     case CacheFormat::v32_fp8: return Row::v32;
@@ -215,16 +212,19 @@ Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore&
   return encode(filled.queries, q, queries);
 }
 
-Result<void> accept_alignment(std::string_view name, std::int32_t alignment) {
-  if (alignment >= kRowAlignment) return {};
-  return declined(std::string(name) + " (alignment in bytes)", alignment, "16 or more");
+/// Strides in elements of so many bytes.
+static Result<void> accept_rows(std::string_view name, const std::array<std::int64_t, 3>& strides, std::int64_t bytes,
+                                std::int32_t alignment) {
+  for (const std::int64_t stride : strides) {
+    if (stride * bytes % kRowAlignment != 0)
+      return declined(std::string(name) + " (a stride, in bytes)", stride * bytes, "a multiple of 16");
+  }
+  if (alignment < kRowAlignment) return declined(std::string(name) + " (alignment in bytes)", alignment, "16 or more");
+  return {};
 }
 
-Result<void> accept_rows(std::string_view name, const detail::RowStrides& strides, std::int32_t alignment) {
-  for (const std::int64_t stride : {strides.batch, strides.row, strides.head}) {
-    if (!is_copyable(stride)) return declined(std::string(name) + " (a stride, in bytes)", stride * 2, "a multiple of 16");
-  }
-  return accept_alignment(name, alignment);
+static Result<void> accept_rows(std::string_view name, const detail::RowStrides& strides, std::int32_t alignment) {
+  return accept_rows(name, {strides.batch, strides.row, strides.head}, 2, alignment);
 }
 
 Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows) {
@@ -246,12 +246,9 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   const bool packed = cache.format != CacheFormat::rows;
   const auto bytes = static_cast<std::int64_t>(packed ? 1 : size_of(cache.dtype));
   const detail::CacheStrides& strides = cache.strides;
-  using Strides = std::array<std::int64_t, 3>;
-  for (const std::int64_t stride :
-       packed ? Strides{cache.blocks > 1 ? cache.block_stride : 0} : Strides{strides.block, strides.token, strides.head}) {
-    if (stride * bytes % kRowAlignment != 0) return declined(text + " (a stride, in bytes)", stride * bytes, "a multiple of 16");
-  }
-  if (Result<void> good = accept_alignment(text, cache.alignment); !good) return good;
+  std::array<std::int64_t, 3> used{strides.block, strides.token, strides.head};
+  if (packed) used = {cache.blocks > 1 ? cache.block_stride : 0};
+  if (Result<void> good = accept_rows(name, used, bytes, cache.alignment); !good) return good;
   if (!packed && (strides.token == 0 || strides.block == 0)) return declined(text + ".rows.strides", "a broadcast one", "none");
   if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "less");
   // One by one, the places of tokens are kept in 32 bits: in units of 16 bytes, those of scales of 8.
