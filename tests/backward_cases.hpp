@@ -25,6 +25,30 @@ inline std::vector<std::pair<std::string, BackwardCase>> not_finite_cases() {
   return cases;
 }
 
+/// Scores far beyond what exp can hold. lse is f32, so P is known where one key has all of the weight: rows see eight that differ.
+inline std::vector<std::pair<std::string, BackwardCase>> vast_cases(DType dtype) {
+  using Keys = Vast::Keys;
+  const BackwardCase base{.dtype = dtype, .sequences = {{90, 90}}, .mask = sliding_window(8)};
+  const BackwardCase one_key{.dtype = dtype, .sequences = {{40, 1}}};
+  BackwardCase sink = base;
+  sink.head = 4;
+  sink.sink = true;
+  BackwardCase capped = base;
+  capped.softcap = 30;
+  std::vector<std::pair<std::string, BackwardCase>> cases{
+      {"1e10", with_vast(base, {1.1e10f, Keys::positive})},
+      {"1e10-negative", with_vast(base, {1.1e10f, Keys::negative})},
+      {"1e10-one-key", with_vast(one_key, {1.1e10f, Keys::positive})},
+      {"1e10-negative-one-key", with_vast(one_key, {1.1e10f, Keys::negative})},
+      {"1e10-negative-sink", with_vast(sink, {1.1e10f, Keys::negative})},
+      {"1e20-mixed", with_vast(base, {1.1e20f, Keys::mixed})},
+      {"1e36-sink", with_vast(sink, {5.3e35f, Keys::positive})},
+      {"1e36-negative", with_vast(base, {5.3e35f, Keys::negative})},
+  };
+  if (dtype != DType::f16) cases.emplace_back("1e36-mixed-softcap30", with_vast(capped, {5.3e35f, Keys::mixed}));
+  return cases;
+}
+
 inline std::vector<BackwardCase> backward_cases() {
   using Values = BackwardCase::Values;
   std::vector<BackwardCase> table;
@@ -77,6 +101,7 @@ inline std::vector<BackwardCase> backward_cases() {
     add("layout", "padded",
         {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true});
     for (const auto& [variant, spec] : not_finite_cases()) add("values", variant, spec);
+    for (const auto& [variant, spec] : vast_cases(dtype)) add("vast", variant, spec);
   }
   BackwardCase bench{.head = 16, .kv_head = 16, .dqk = 128, .dv = 128, .sequences = {{2048, 2048}}, .mask = causal()};
   bench.name = "attention_backward/bench/bf16-d128-h16-s2048-causal";

@@ -125,6 +125,33 @@ inline constexpr NamedValues kValues[] = {
     {"nan-key", Values::nan_key, 0},
 };
 
+/// Scores of either sign far beyond what exp can hold.
+struct NamedVast {
+  const char* name;
+  Vast vast;
+  float softcap;
+  Sink sink;
+};
+inline constexpr NamedVast kVast[] = {
+    {"1e10", {1.1e10f, Vast::Keys::positive}, 0, Sink::none},
+    {"1e10-negative", {1.1e10f, Vast::Keys::negative}, 0, Sink::none},
+    {"1e10-few", {1.1e10f, Vast::Keys::few}, 0, Sink::none},
+    {"1e10-sink", {1.1e10f, Vast::Keys::positive}, 0, Sink::mixed},
+    {"1e10-negative-sink", {1.1e10f, Vast::Keys::negative}, 0, Sink::mixed},
+    {"1e20-mixed", {1.1e20f, Vast::Keys::mixed}, 0, Sink::none},
+    {"1e36", {5.3e35f, Vast::Keys::positive}, 0, Sink::none},
+    {"1e36-negative", {5.3e35f, Vast::Keys::negative}, 0, Sink::none},
+    {"1e36-few", {5.3e35f, Vast::Keys::few}, 0, Sink::none},
+    {"1e36-mixed-softcap30", {5.3e35f, Vast::Keys::mixed}, 30, Sink::none},
+};
+
+inline Case with_vast(Case spec, const NamedVast& of) {
+  spec = with_vast(std::move(spec), of.vast);
+  spec.softcap = of.softcap;
+  spec.sink = of.sink;
+  return spec;
+}
+
 struct NamedSink {
   const char* name;
   Sink sink;

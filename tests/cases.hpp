@@ -30,6 +30,8 @@ void shared_families(Table& table, std::initializer_list<DType> dtypes, Make mak
       spec.softcap = softcap;
       add(table, fmt::format("values/{}-{}", name, values_name), spec, dtype == DType::f16 ? Tier::full : Tier::quick);
     }
+    for (const NamedVast& vast : kVast)
+      add(table, fmt::format("vast/{}-{}", name, vast.name), with_vast(make(dtype), vast), dtype == DType::f16 ? Tier::full : Tier::quick);
     for (const auto& [sink_name, sink] : kSinks) {
       Case spec = make(dtype);
       spec.sink = sink;
@@ -203,6 +205,19 @@ inline void unseen_sinks(Table& table) {
   }
 }
 
+/// One key, whose weight is exactly one; and keys enough to be split.
+inline void vast_lengths(Table& table) {
+  for (const DType dtype : kInputs)
+    for (const NamedVast& vast : kVast) {
+      if (vast.softcap != 0 || vast.sink != Sink::none || vast.vast.keys == Vast::Keys::few) continue;
+      const std::string name = fmt::format("vast/{}-{}", name_of(dtype), vast.name);
+      const DType q = dtype == DType::e4m3 ? DType::bf16 : dtype;
+      add(table, name + "-one-key", with_vast(attention(dtype, {{3, 1}, {3, 1}}), vast), Tier::quick);
+      add(table, name + "-one-key", with_vast(paged(q, dtype, {{1, 1}, {2, 1}}), vast), Tier::quick);
+      add(table, name + "-split", with_vast(paged(q, dtype, {{1, 3000}}), vast));
+    }
+}
+
 // Appending and merging ----------------------------------------------------------------------------------------------
 
 inline void append_cases(Table& table) {
@@ -259,6 +274,10 @@ inline void merge_cases(Table& table) {
       spec.layout = layout;
       spec.empties = Empties::some;
       add(table, fmt::format("layout/{}-{}", name, kLayouts[static_cast<std::size_t>(layout) - 1].name), spec, Tier::quick);
+    }
+    for (const NamedVast& vast : kVast) {
+      if (vast.softcap == 0 && vast.sink == Sink::none)
+        add(table, fmt::format("vast/{}-{}", name, vast.name), with_vast(base, vast), Tier::quick);
     }
     for (const auto& [values_name, values] : {std::pair{"far-apart", Values::huge_scores}, {"very-negative", Values::very_negative}}) {
       Case spec = base;
@@ -335,6 +354,7 @@ inline Table case_table() {
   paged_masks(table);
   paged_layouts(table);
   unseen_sinks(table);
+  vast_lengths(table);
   append_cases(table);
   merge_cases(table);
   bench_cases(table);

@@ -11,6 +11,8 @@
 
 namespace fovea::check {
 
+inline constexpr auto kMin = std::numeric_limits<std::int32_t>::min(), kMax = std::numeric_limits<std::int32_t>::max();
+
 /// Sequences of the same number of queries.
 inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::int64_t>& lengths) {
   std::vector<Sequence> sequences;
@@ -64,6 +66,34 @@ inline void split_cases(std::vector<LatentCase>& table) {
   add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
 }
 
+/// Scores of either sign far beyond what exp can hold, in one tile, in several and in parts that are merged.
+inline void vast_cases(std::vector<LatentCase>& table) {
+  using Keys = Vast::Keys;
+  const auto add = [&](const char* name, LatentCase spec, Vast vast) {
+    spec = with_vast(std::move(spec), vast);
+    spec.name = fmt::format("latent_attention/vast/{}", name);
+    table.push_back(std::move(spec));
+  };
+  const CacheFormat v32 = CacheFormat::v32_fp8;
+  const std::vector<Sequence> few = of_lengths(1, {1, 64, 65, 200}), split = of_lengths(1, {2100, 3});
+  add("bf16-1e10", {.sequences = few}, {1.1e10f, Keys::positive});
+  add("bf16-1e10-negative", {.sequences = few}, {1.1e10f, Keys::negative});
+  add("bf16-1e10-few", {.sequences = few}, {1.1e10f, Keys::few});
+  add("bf16-1e20-mixed-h128-q2", {.head = 128, .sequences = of_lengths(2, {130, 3})}, {1.1e20f, Keys::mixed});
+  add("bf16-1e36-h9-page1", {.head = 9, .page = 1, .sequences = few}, {5.3e35f, Keys::positive});
+  add("bf16-1e36-negative-prefill", {.head = 6, .sequences = of_lengths(40, {70})}, {5.3e35f, Keys::negative});
+  add("bf16-1e10-split", {.sequences = split}, {1.1e10f, Keys::positive});
+  add("bf16-1e10-negative-split", {.sequences = split}, {1.1e10f, Keys::negative});
+  add("bf16-1e36-few-split", {.sequences = split}, {5.3e35f, Keys::few});
+  add("f16-1e10-negative", {.dtype = DType::f16, .rows = DType::f16, .sequences = few}, {1.1e10f, Keys::negative});
+  add("f32-1e10", {.dtype = DType::f32, .rows = DType::f32, .sequences = few}, {1.1e10f, Keys::positive});
+  add("f32-1e36-negative", {.dtype = DType::f32, .rows = DType::f32, .sequences = few}, {5.3e35f, Keys::negative});
+  add("bf16-on-e4m3-1e10", {.rows = DType::e4m3, .sequences = few, .has_scale = true}, {1.1e10f, Keys::positive});
+  add("v32_fp8-1e10-negative", {.format = v32, .head = 64, .sequences = few}, {1.1e10f, Keys::negative});
+  add("v32_fp8-1e10-split", {.format = v32, .sequences = split}, {1.1e10f, Keys::positive});
+  add("v32_fp8-1e36-mixed", {.format = v32, .head = 20, .sequences = of_lengths(2, {130, 40})}, {5.3e35f, Keys::mixed});
+}
+
 inline std::vector<LatentCase> latent_cases() {
   std::vector<LatentCase> table;
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
@@ -114,6 +144,7 @@ inline std::vector<LatentCase> latent_cases() {
 
   few_parts_cases(table);
   split_cases(table);
+  vast_cases(table);
   const auto eight = [](std::int64_t kv) { return std::vector<Sequence>(8, Sequence{1, kv}); };
   add("bench/decode-bf16-h128-b8-kv4096", {.head = 128, .gap = 0, .sequences = eight(4096)}, Tier::bench);
   add("bench/decode-bf16-h16-b8-kv8192", {.head = 16, .gap = 0, .sequences = eight(8192)}, Tier::bench);
@@ -197,6 +228,37 @@ inline void split_cases(std::vector<SparseCase>& table) {
       uneven({.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true}));
 }
 
+/// Scores of either sign far beyond what exp can hold, with the largest and without, in one tile and in parts that are merged.
+inline void vast_cases(std::vector<SparseCase>& table) {
+  using Keys = Vast::Keys;
+  const auto add = [&](const char* name, SparseCase spec, Vast vast) {
+    spec = with_vast(std::move(spec), vast);
+    spec.name = fmt::format("sparse_latent_attention/vast/{}", name);
+    table.push_back(std::move(spec));
+  };
+  const SparseCase::List v32{.format = CacheFormat::v32_fp8}, long_v32{.format = CacheFormat::v32_fp8, .topk = 2500};
+  const SparseCase::List v4{.format = CacheFormat::v4_fp8, .page = 3};
+  add("bf16-1e10", {.main = {.topk = 130}}, {1.1e10f, Keys::positive});
+  add("bf16-1e10-negative", {.main = {.topk = 130}}, {1.1e10f, Keys::negative});
+  add("bf16-1e10-one-token", {.main = {.topk = 1}, .lists = Lists::full}, {1.1e10f, Keys::positive});
+  add("bf16-1e10-negative-one-token", {.main = {.topk = 1}, .lists = Lists::full}, {1.1e10f, Keys::negative});
+  add("bf16-1e10-few-sink", {.main = {.topk = 130}, .sink = true}, {1.1e10f, Keys::few});
+  add("bf16-1e20-mixed-no-max", {.main = {.topk = 130}, .max_logits = false}, {1.1e20f, Keys::mixed});
+  add("bf16-1e36-negative-sink", {.main = {.topk = 130}, .sink = true}, {5.3e35f, Keys::negative});
+  add("bf16-1e36-flat-h128", {.head = 128, .batch = 1, .seq_q = 9, .main = {.topk = 140}, .flat = true}, {5.3e35f, Keys::positive});
+  add("bf16-1e10-flat-h64-no-max",
+      {.head = 64, .batch = 1, .seq_q = 9, .main = {.topk = 140}, .flat = true, .max_logits = false, .lists = Lists::full},
+      {1.1e10f, Keys::negative});
+  add("f16-1e10-negative", {.dtype = DType::f16}, {1.1e10f, Keys::negative});
+  add("f32-1e36", {.dtype = DType::f32}, {5.3e35f, Keys::positive});
+  add("v32_fp8-1e10", {.main = v32}, {1.1e10f, Keys::positive});
+  add("v32_fp8-1e36-negative-h128", {.head = 128, .main = v32}, {5.3e35f, Keys::negative});
+  add("v32_fp8-1e10-split", {.main = long_v32, .max_logits = false}, {1.1e10f, Keys::positive});
+  add("v32_fp8-1e10-negative-split", {.main = long_v32, .max_logits = false}, {1.1e10f, Keys::negative});
+  add("v32_fp8-1e36-few-split", {.main = long_v32, .sink = true, .max_logits = false}, {5.3e35f, Keys::few});
+  add("v4_fp8-1e20-mixed-extra", with_extra({.row = 512, .main = v4}, v4), {1.1e20f, Keys::mixed});
+}
+
 inline std::vector<SparseCase> sparse_cases() {
   std::vector<SparseCase> table;
   const auto add = [&](const char* name, SparseCase spec, Tier tier = Tier::quick) {
@@ -205,7 +267,6 @@ inline std::vector<SparseCase> sparse_cases() {
     table.push_back(std::move(spec));
   };
   using List = SparseCase::List;
-  constexpr auto kMin = std::numeric_limits<std::int32_t>::min(), kMax = std::numeric_limits<std::int32_t>::max();
   const CacheFormat rows = CacheFormat::rows, v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8,
                     planar = CacheFormat::v41_fp8_planar, fp4 = CacheFormat::v41_fp4;
   const auto listed = [](CacheFormat format, std::int64_t topk, std::vector<std::int32_t> lengths = {}) {
@@ -254,6 +315,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("values/bf16-nan-token-merged", {.batch = 3, .main = {.topk = 900}, .max_logits = false, .lists = Lists::full, .nan_token = true});
   add("values/bf16-nan-token-collected", {.batch = 3, .main = {.topk = 300}, .max_logits = false, .lists = Lists::full, .nan_token = true});
   split_cases(table);
+  vast_cases(table);
   sparse_bench_cases(table);
   return table;
 }

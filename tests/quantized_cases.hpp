@@ -57,6 +57,23 @@ inline QuantizedShapes quantized_shapes() {
   return all;
 }
 
+/// Scores far beyond what exp can hold. One group of keys, so that equal ones tie whatever its scale is.
+inline QuantizedShapes vast_shapes() {
+  using Keys = Vast::Keys;
+  QuantizedShapes all;
+  for (const auto& [size_name, size] : {std::pair{"1e10", 1.1e10f}, {"1e36", 5.3e35f}})
+    for (const auto& [keys_name, keys] : {std::pair{"positive", Keys::positive}, {"negative", Keys::negative}, {"mixed", Keys::mixed}})
+      for (const bool smooth : {false, true}) {
+        const std::string name = fmt::format("vast/{}-{}-{}", size_name, keys_name, smooth ? "smoothed" : "plain");
+        all.emplace_back(name, with_vast(QuantizedCase{.sequences = {{70, 60}}, .smooth_k = smooth, .mask = causal()}, {size, keys}));
+        if (keys == Keys::mixed) continue;
+        all.emplace_back(name + "-one-key", with_vast(QuantizedCase{.sequences = {{3, 1}}, .smooth_k = smooth}, {size, keys}));
+      }
+  const QuantizedCase f16{.dtype = DType::f16, .sequences = {{70, 60}}, .smooth_k = false};
+  all.emplace_back("vast/1e10-negative-f16", with_vast(f16, {1.1e10f, Keys::negative}));
+  return all;
+}
+
 /// What only codes can stand: a NaN marks its whole group, so the whole is not near unquantised attention.
 inline QuantizedShapes not_finite_shapes() {
   using Values = QuantizedCase::Values;
@@ -99,7 +116,7 @@ inline std::vector<QuantizedCase> quantized_cases() {
         fmt::format("{}/{}{}{}", kNames[static_cast<int>(step)], name, codes_only ? "" : "-", codes_only ? "" : name_of(spec.v_dtype));
     table.push_back(std::move(spec));
   };
-  const auto finite = quantized_shapes(), not_finite = not_finite_shapes(), gates = gate_shapes();
+  const auto finite = quantized_shapes(), vast = vast_shapes(), not_finite = not_finite_shapes(), gates = gate_shapes();
   for (const QuantizedShapes* shapes : {&finite, &not_finite})
     for (const auto& [name, spec] : *shapes) {
       if (spec.values != QuantizedCase::Values::unseen_nan) add(Step::quantize_qk, name, spec);
@@ -114,6 +131,7 @@ inline std::vector<QuantizedCase> quantized_cases() {
       add(Step::attend, name, of(spec));
       add(Step::whole, name, of(spec));
     }
+    for (const auto& [name, spec] : vast) add(Step::attend, name, of(spec)), add(Step::whole, name, of(spec));
     for (const auto& [name, spec] : not_finite) add(Step::quantize_v, name, of(spec)), add(Step::attend, name, of(spec));
     for (const auto& [name, spec] : gates) add(Step::whole, name, of(spec));
   }

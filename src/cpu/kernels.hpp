@@ -69,7 +69,7 @@ struct SoftmaxTile {
   const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
   float factor = 0;                  // of the (capped) score in the exponent: scale * log2(e), or cap * log2(e); never negative
   float into_cap = 0;                // scale / cap, or 0 without a soft cap
-  float* maximum = nullptr;          // [rows] running, in the exponent's unit
+  float* maximum = nullptr;          // [rows] running, of the (capped) score
   float* sum = nullptr;              // [rows] running
   float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
 };

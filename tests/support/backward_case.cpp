@@ -106,6 +106,7 @@ class BackwardTrial final : public Trial {
   void allocate();
   void describe();
   void fill();
+  void fill_vast();
   void spoil_unseen();
   void point();
   void run_forward();
@@ -118,6 +119,12 @@ class BackwardTrial final : public Trial {
   std::int64_t lse_offset(std::int64_t flat, std::int64_t head) const {
     const TensorDesc& d = lse_.desc();
     return d.rank == 3 ? lse_.offset(flat / d.shape[2], head, flat % d.shape[2]) : lse_.offset(flat, head);
+  }
+  template <class F>
+  static void for_each_row(const HostileTensor& tensor, std::int64_t rows, F&& f) {
+    const std::int64_t heads = tensor.desc().shape[static_cast<std::size_t>(tensor.desc().rank) - 2];
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (std::int64_t head = 0; head < heads; ++head) f(row, offset(tensor, row, head));
   }
   void spoil(HostileTensor& tensor, std::int64_t flat, float value) { tensor.set(offset(tensor, flat, 0) + 5, value); }
 
@@ -211,6 +218,7 @@ void BackwardTrial::fill() {
   fill(k_, 2, total_k(), 1);
   fill(v_, 3, total_k(), 1);
   fill(dout_, 4, total_q(), 1);
+  if (spec_.vast) fill_vast();
   const std::int64_t q_middle = total_q() / 2, k_middle = total_k() / 2;
   switch (spec_.values) {
     case Values::nan_query: return spoil(q_, q_middle, kNan);
@@ -225,6 +233,17 @@ void BackwardTrial::fill() {
       return;
     default: return;
   }
+}
+
+void BackwardTrial::fill_vast() {
+  for_each_row(q_, total_q(), [&](std::int64_t, std::int64_t at) {
+    for (std::int64_t d = 0; d < spec_.dqk; ++d) q_.set(at + d, spec_.vast.q(d, spec_.scale));
+  });
+  for_each_row(k_, total_k(), [&](std::int64_t key, std::int64_t at) { k_.set(at, spec_.vast.k(key)); });
+  for_each_row(dout_, total_q(), [&](std::int64_t row, std::int64_t at) {
+    for (std::int64_t d = 0; d < spec_.dv; ++d)
+      if (d != row % spec_.dv) dout_.set(at + d, 0);
+  });
 }
 
 /// What no query sees, and queries that see nothing.

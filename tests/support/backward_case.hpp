@@ -24,6 +24,7 @@ struct BackwardCase {
   bool sink = false;    ///< 0.5, -inf, +inf and -1 by head
   bool padded = false;  ///< gaps in every stride, rows aligned to the element only, rows of no sequence
   Values values = Values::normal;
+  Vast vast{};  ///< q and the first channel of K; a row of dout is zero but for one channel, so that gradients of q and K cancel exactly
 };
 
 std::unique_ptr<Trial> bind(const BackwardCase& spec);

@@ -10,6 +10,7 @@
 #include "fovea/mask.hpp"
 #include "fovea/tensor.hpp"
 #include "trial.hpp"
+#include "vast.hpp"
 
 namespace fovea::check {
 
@@ -74,6 +75,7 @@ struct Case {
   Sink sink = Sink::none;
   bool lse = true;
   Values values = Values::normal;
+  Vast vast{};  ///< q and the first channel of K, or the lse of parts, instead of `values`
   Layout layout = Layout::contiguous;
   Scales scales = Scales::none;
 

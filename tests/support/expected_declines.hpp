@@ -17,10 +17,10 @@ struct ExpectedDecline {
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
-    {kSm90Latent, "-negative", "scale: got a negative one"},
+    {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},
     {kSm90Sparse, "/f32-", "q.dtype: got f32"},
-    {kSm90Sparse, "-negative", "scale: got a negative one"},
+    {kSm90Sparse, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Sparse, "-odd-rows", "want a multiple of 16"},
 };
 

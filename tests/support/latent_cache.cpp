@@ -42,11 +42,14 @@ void LatentCache::fill(std::int64_t slot, Random& random) {
   if (const PackedFormat* packed = packed_format(shape_.format)) {
     std::vector<float> values(static_cast<std::size_t>(packed->row()));
     for (float& value : values) value = random.normal();
+    if (shape_.vast) values[0] = shape_.vast.k(slot);
     reference::encode_row(*packed, ScaleRule::exact, values, block_of(slot), slot % shape_.page, shape_.page);
     return;
   }
-  for (std::int64_t head = 0; head < shape_.kv_heads; ++head)
+  for (std::int64_t head = 0; head < shape_.kv_heads; ++head) {
     for (std::int64_t d = 0; d < shape_.row; ++d) rows_.set(offset(slot, head) + d, random.normal());
+    if (shape_.vast) rows_.set(offset(slot, head), shape_.vast.k(slot));
+  }
 }
 
 void LatentCache::set(std::int64_t slot, std::int64_t channel, float value) { rows_.set(offset(slot, 0) + channel, value); }

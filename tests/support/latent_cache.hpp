@@ -7,6 +7,7 @@
 #include "fovea/latent_attention.hpp"
 #include "hostile_tensor.hpp"
 #include "noise.hpp"
+#include "vast.hpp"
 
 namespace fovea::check {
 
@@ -15,6 +16,7 @@ struct LatentCacheShape {
   DType dtype = DType::bf16;  ///< of plain rows
   std::int64_t blocks = 1, page = 64, row = 576, kv_heads = 1;
   std::int64_t gap = 8;  ///< elements after each row, and more after each token and block; packed: any gap leaves odd addresses
+  Vast vast{};           ///< the first channel of each token
 };
 
 class LatentCache {

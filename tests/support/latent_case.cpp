@@ -20,8 +20,13 @@ std::int64_t blocks_of(const LatentCase& spec, const Sequence& sequence) { retur
 
 /// One block more than is needed.
 LatentCacheShape cache_shape(const LatentCase& spec) {
-  LatentCacheShape shape{
-      .format = spec.format, .dtype = spec.rows, .page = spec.page, .row = spec.row, .kv_heads = spec.kv_head, .gap = spec.gap};
+  LatentCacheShape shape{.format = spec.format,
+                         .dtype = spec.rows,
+                         .page = spec.page,
+                         .row = spec.row,
+                         .kv_heads = spec.kv_head,
+                         .gap = spec.gap,
+                         .vast = spec.vast};
   for (const Sequence& sequence : spec.sequences) shape.blocks += blocks_of(spec, sequence);
   return shape;
 }
@@ -33,7 +38,8 @@ LatentShape q_shape(const LatentCase& spec) {
                     .heads = spec.head,
                     .kv_heads = spec.kv_head,
                     .row = spec.row,
-                    .gap = spec.gap};
+                    .gap = spec.gap,
+                    .vast = spec.vast};
   if (spec.ragged) {
     shape.rows = 1;
     for (const Sequence& sequence : spec.sequences) shape.rows += sequence.q;

@@ -25,6 +25,7 @@ struct LatentCase {
   BandMask mask = causal();
   float scale = 0.0f;
   bool has_scale = false;
+  Vast vast{};  ///< q and the first channel of K
 };
 
 /// What the lists of a sparse case hold besides tokens. Entries past the length name tokens that hold NaN.
@@ -51,6 +52,7 @@ struct SparseCase {
   Lists lists = Lists::mixed;
   bool nan_token = false;  ///< plain rows: a NaN in the last token that the second row lists
   float scale = 0.0f;
+  Vast vast{};  ///< q and the first channel of K
 };
 
 /// Packing rows into a cache, or unpacking a cache of random bytes; every third token has no slot.

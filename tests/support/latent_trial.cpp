@@ -14,7 +14,10 @@ std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 LatentTrial::LatentTrial(const LatentShape& shape, bool max_logits, Random& random) : shape_(shape) {
   q_ = HostileTensor(row_shape(shape.row));
-  for_each_element(q_.desc(), [&](auto, auto, auto, auto, std::int64_t at) { q_.set(at, random.normal()); });
+  for_each_element(q_.desc(), [&](auto, auto, std::int64_t c, std::int64_t d, std::int64_t at) {
+    const std::int64_t channel = shape.rows > 0 ? c : d;
+    q_.set(at, shape.vast ? shape.vast.q(channel, shape.vast.scale(shape.dtype)) : random.normal());
+  });
   out_ = HostileTensor(row_shape(kLatent));
   const TensorDesc numbers =
       shape.rows > 0 ? contiguous(DType::f32, {shape.rows, shape.heads}) : contiguous(DType::f32, {shape.batch, shape.heads, shape.seq_q});

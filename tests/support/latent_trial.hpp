@@ -17,6 +17,7 @@ struct LatentShape {
   std::int64_t batch = 1, seq_q = 1;  ///< a fixed batch; else `rows` are counted through
   std::int64_t rows = 0;              ///< of a tensor without a batch dimension; 0: there is one
   std::int64_t heads = 16, kv_heads = 1, row = 576, gap = 8;
+  Vast vast{};  ///< instead of ordinary queries
 };
 
 /// A query row and those of its heads whose results are known.

@@ -29,6 +29,7 @@ struct QuantizedCase {
   float scale = 0;
   std::int64_t gap = 8;  ///< between rows; if not a multiple of 8, rows are aligned to the element only
   Values values = Values::normal;
+  Vast vast{};        ///< q and the first channel of K
   bool gate = false;  ///< large and ordinary enough for the accuracy that the operation promises
 };
 

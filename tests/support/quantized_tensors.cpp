@@ -79,14 +79,17 @@ void QuantizedTensors::fill() {
   for (std::int64_t b = 0; b < batch(); ++b) {
     for (std::int64_t row = 0; row < sequence(b).q; ++row)
       for (std::int64_t head = 0; head < spec.head; ++head)
-        for (std::int64_t d = 0; d < spec.dim; ++d)
-          q.set(query_at(q, b, row, head) + d, zeros && row % 32 < 20 ? 0.0f : noise(1, q_begin_[index(b)] + row, head, d));
+        for (std::int64_t d = 0; d < spec.dim; ++d) {
+          const float ordinary = zeros && row % 32 < 20 ? 0.0f : noise(1, q_begin_[index(b)] + row, head, d);
+          q.set(query_at(q, b, row, head) + d, spec.vast ? spec.vast.q(d, spec.scale) : ordinary);
+        }
     for (std::int64_t key = 0; key < sequence(b).kv; ++key)
       for (std::int64_t head = 0; head < spec.kv_head; ++head)
         for (std::int64_t d = 0; d < spec.dim; ++d) {
           const std::int64_t at = key_at(k, b, key, head) + d, flat = k_begin_[index(b)] + key;
           const bool zero = zeros && key / 64 % 2 == 0;
-          k.set(at, zero ? 0.0f : k_bias * noise(4, 0, head, d) + noise(2, flat, head, d));
+          const float ordinary = zero ? 0.0f : k_bias * noise(4, 0, head, d) + noise(2, flat, head, d);
+          k.set(at, spec.vast && d == 0 ? spec.vast.k(key) : ordinary);
           v.set(at, zero || (zeros && d % 7 == 0) ? 0.0f : v_bias * noise(5, 0, head, d) + noise(3, flat, head, d));
         }
   }

@@ -17,7 +17,13 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 class ListedCache {
  public:
   ListedCache(const SparseCase& spec, const SparseCase::List& list, Random& random)
-      : cache({.format = list.format, .dtype = spec.dtype, .blocks = list.blocks, .page = list.page, .row = spec.row, .gap = spec.gap}),
+      : cache({.format = list.format,
+               .dtype = spec.dtype,
+               .blocks = list.blocks,
+               .page = list.page,
+               .row = spec.row,
+               .gap = spec.gap,
+               .vast = spec.vast}),
         spec_(spec),
         list_(list) {
     const TensorDesc shape =
@@ -92,7 +98,8 @@ LatentShape q_shape(const SparseCase& spec) {
           .rows = spec.flat ? spec.seq_q : 0,
           .heads = spec.head,
           .row = spec.row,
-          .gap = spec.gap};
+          .gap = spec.gap,
+          .vast = spec.vast};
 }
 
 class SparseTrial final : public LatentTrial {

@@ -56,12 +56,14 @@ float Generator::target_score(Index at, std::int64_t kv_len) const {
 }
 
 float Generator::q(Index at) const {
+  if (spec_.vast) return spec_.vast.q(at.channel, spec_.scale);
   const float noise = normal(1, at);
   if (aimed()) return 1.0f + 0.1f * noise;
   return spec_.values == Values::sharp ? 20.0f * noise : noise;
 }
 
 float Generator::k(Index at, std::int64_t kv_len) const {
+  if (spec_.vast && at.channel == 0) return spec_.vast.k(at.token);
   if (spec_.operation == Operation::paged_cache_append && spec_.values == Values::huge_scores) return 300.0f * normal(2, at);
   if (spec_.values == Values::nan_key && at.token == kv_len / 2 && at.head == 0 && at.channel == 5) return kNaN;
   if (spec_.values == Values::ties) at.token = 0;
@@ -104,6 +106,7 @@ float Generator::part_out(int part, std::int64_t row, std::int64_t head, std::in
 float Generator::part_lse(int part, std::int64_t row, std::int64_t head) const {
   const float marks[] = {-kInf, kInf, kNaN};
   if (empty(part, row, head)) return marks[hash(6, part, row, head) % 3];
+  if (spec_.vast) return spec_.vast.size * spec_.vast.k(part + 3 * row + head);
   const float noise = near_normal(hash(8, part, row, head));
   if (spec_.values == Values::huge_scores) return 500.0f * noise;
   return spec_.values == Values::very_negative ? -30000.0f + noise : 3.0f * noise;

@@ -25,14 +25,15 @@ HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
   const double scale = static_cast<double>(core.scale) * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
                        scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
-  const double size = std::abs(scale);
-  constexpr float kLeast = std::numeric_limits<float>::min();  // -inf * 0 would be NaN
-  if (core.softcap > 0) {
-    return {.factor = static_cast<float>(core.softcap * kLog2e),
-            .into_cap = std::max(static_cast<float>(size / core.softcap), kLeast),
-            .negate_q = scale < 0};
-  }
-  return {.factor = std::max(static_cast<float>(size * kLog2e), kLeast), .negate_q = scale < 0};
+  const double size = std::abs(scale), unit = core.softcap > 0 ? core.softcap : size;
+  const auto factor = [](double x) {
+    constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
+    return static_cast<float>(std::isfinite(x) ? std::clamp(x, kLeast, kMost) : x);  // -inf * 0 would be NaN, as 0 * inf
+  };
+  return {.factor = factor(unit * kLog2e),
+          .into_cap = core.softcap > 0 ? factor(size / core.softcap) : 0.0f,
+          .unit = unit,
+          .negate_q = scale < 0};
 }
 
 void load_queries(const Item& item, bool streamed) {
@@ -61,7 +62,7 @@ void load_queries(const Item& item, bool streamed) {
   std::fill_n(item.scratch.sum, item.rows, 0.0f);
 }
 
-/// One row's result so far: sum of weights and of weighted values, relative to 2^maximum.
+/// One row's result so far: sum of weights and of weighted values, relative to that of the largest score.
 struct RowState {
   const float* acc = nullptr;
   float maximum = 0, sum = 0;
@@ -73,9 +74,9 @@ void finish_row(const Item& item, int row, const RowState& state) {
   const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
   const std::int64_t head = item.kv_head * core.group() + flat % core.group();
   const std::int64_t batch = item.sequence.batch;
-  const double maximum = state.maximum == kNothing ? 0.0 : state.maximum;
+  const double maximum = state.maximum == kNothing ? 0.0 : state.maximum * item.factors->unit;
   float total = state.sum;
-  if (item.call.sink != nullptr && state.sum != 0) total += static_cast<float>(std::exp2(item.call.sink[head] * kLog2e - maximum));
+  if (item.call.sink != nullptr && state.sum != 0) total += static_cast<float>(std::exp(item.call.sink[head] - maximum));
 
   const auto dtype = static_cast<std::size_t>(core.out_dtype);
   const std::int64_t at = batch * core.out.batch + query * core.out.row + head * core.out.head;
@@ -94,11 +95,12 @@ void finish_row(const Item& item, int row, const RowState& state) {
   if (item.call.lse != nullptr) {
     float& lse = item.call.lse[batch * core.lse.batch + query * core.lse.row + head * core.lse.head];
     const double shift = item.setup.int8 ? lse_shift(item, row) : 0.0;
-    lse = state.sum == 0 ? kNothing : static_cast<float>(maximum / kLog2e + std::log(static_cast<double>(state.sum)) + shift);
+    lse = state.sum == 0 ? kNothing : static_cast<float>(maximum + std::log(static_cast<double>(state.sum)) + shift);
   }
   if (item.call.max_logits != nullptr) {
     const detail::RowStrides& strides = item.setup.latent->max_logits;
-    item.call.max_logits[batch * strides.batch + query * strides.row + head * strides.head] = static_cast<float>(state.maximum / kLog2e);
+    item.call.max_logits[batch * strides.batch + query * strides.row + head * strides.head] =
+        state.maximum == kNothing ? kNothing : static_cast<float>(maximum);
   }
 }
 
@@ -131,7 +133,7 @@ void combine_partials(const Item& item, const WorkspaceMap& map) {
     for (int part = 0; part < item.entry.parts; ++part) {
       const float* from = partial_of(item, map, part) + row * stride;
       if (from[dv + 1] == 0) continue;
-      const float weight = std::exp2(from[dv] - shift);
+      const float weight = std::exp2((from[dv] - shift) * item.factors->factor);
       item.setup.rows->add_scaled[0](acc, from, weight, dv);
       sum += from[dv + 1] * weight;
     }

@@ -9,6 +9,7 @@ namespace fovea::cpu {
 /// What turns the products of a head into exponents of two.
 struct HeadFactors {
   float factor = 0, into_cap = 0;  // of SoftmaxTile
+  double unit = 1;                 // of its maximum, in natural units
   bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
 };
 

@@ -8,13 +8,15 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// One vector: q.k to p, and dout.v to ds / scale.
+/// One vector: q.k to p, and dout.v to ds / scale. The score is rounded as lse was before they are subtracted, and no weight is above one:
+/// half an ulp of a large score would be an exponent of hundreds.
 template <bool kCapped>
 FOVEA_INLINE void differentiate(const GradientTile& tile, const float* shift, const float* delta, Vec& score, Vec& gradient) {
   constexpr float kLowest = -0x1.fffffep127f;
   const Vec s = kCapped ? tanh(mul(score, splat(tile.into_cap))) : score;
   const Vec negative_lse = load(F32{}, shift);
-  const Vec p = exp2(mul(fma(s, splat(tile.factor), negative_lse), splat(1.44269504f)));
+  const Vec exponent = min(zero(), add(mul(s, splat(tile.factor)), negative_lse));  // this order lets NaN through
+  const Vec p = exp2(mul(exponent, splat(1.44269504f)));
   Vec ds = mul(p, sub(gradient, load(F32{}, delta)));
   if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(s, s)));
   const Vec lowest = splat(kLowest);  // selected, not multiplied: a row that saw nothing is zero whatever its operands were

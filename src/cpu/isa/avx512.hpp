@@ -69,10 +69,9 @@ FOVEA_INLINE Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-/// Where the single rounding matters.
-FOVEA_INLINE Vec fma_once(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+FOVEA_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 FOVEA_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
 FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {

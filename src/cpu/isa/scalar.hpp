@@ -71,15 +71,9 @@ FOVEA_INLINE Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
 FOVEA_INLINE Vec div(Vec a, Vec b) { return {a.v / b.v}; }
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
-/// a * b + c, rounded once: without a fused instruction the product takes double precision.
-FOVEA_INLINE Vec fma_once(Vec a, Vec b, Vec c) {
-  Vec::Lanes r{};
-  for (int i = 0; i < kLanes; ++i)
-    r[i] = static_cast<float>(static_cast<double>(a.v[i]) * static_cast<double>(b.v[i]) + static_cast<double>(c.v[i]));
-  return {r};
-}
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+FOVEA_INLINE Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 /// Adding 1.5 * 2^23 rounds every |a| < 2^22 to an integer.
 FOVEA_INLINE Vec round(Vec a) {
   const Vec magic = splat(0x1.8p23f);
