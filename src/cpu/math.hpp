@@ -6,14 +6,13 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// 2^x for x <= 126, within 1.5 ulp down to 2^-126. Below that it falls off to exactly 0 at kExp2Floor and at -inf; NaN stays NaN.
+/// 2^x for x <= 126, within 1.5 ulp down to 2^-126. Below that it falls off to exactly 0 at -inf and before it; NaN stays NaN.
 /// With kForBf16 within 3e-6, a thousandth of what rounding to bf16 adds.
 template <bool kForBf16 = false>
 FOVEA_INLINE Vec exp2(Vec x) {
-  const Vec clamped = max(splat(kExp2Floor), x);  // this order lets NaN through
-  const Vec n = round(clamped);
-  const Vec f = sub(clamped, n);  // in [-0.5, 0.5]
-  Vec p;                          // minimax for the relative error of 2^f, with p(0) = 1
+  const Split split = split_exponent(x);
+  const Vec f = split.fraction;
+  Vec p;  // minimax for the relative error of 2^f, with p(0) = 1
   if constexpr (kForBf16) {
     p = fma(splat(9.58285294e-3f), f, splat(5.59064262e-2f));
     p = fma(p, f, splat(2.40240991e-1f));
@@ -26,7 +25,7 @@ FOVEA_INLINE Vec exp2(Vec x) {
     p = fma(p, f, splat(6.931472e-1f));
   }
   p = fma(p, f, splat(1.0f));
-  return scale_by_power(p, n);
+  return scale_by_power(p, split.whole);
 }
 
 /// Within 3 ulp; saturates, so that no |x| overflows; NaN stays NaN.

@@ -9,8 +9,7 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 16;
 inline constexpr int kBlockRows = 12;  // 12 x 32: twenty-four accumulators, two keys; queries broadcast from memory
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamSums = 16;        // accumulators of the streamed products
-inline constexpr float kExp2Floor = -160.0f;  // 1 * 2^-160 underflows to zero
+inline constexpr int kStreamSums = 16;  // accumulators of the streamed products
 
 inline constexpr int kRowBytes = 1024 << 10;  // rows of q and out that share a packing
 inline constexpr int kTileBytes = 512 << 10;  // packed K and V: what a second-level cache holds
@@ -72,7 +71,6 @@ FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.
 /// b where either is NaN.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
-FOVEA_INLINE Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 FOVEA_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
 FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
   const __m512i bit = _mm512_set1_epi32(INT32_MIN);  // bits of -0.0f: magnitude where clear, sign where set
@@ -81,6 +79,14 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 /// x < limit ? a : b; b where x is NaN.
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), b.v, a.v)};
+}
+/// An integer and the rest, in [-0.5, 0.5]; an infinity is its own integer and leaves 0. NaN stays NaN.
+struct Split {
+  Vec whole, fraction;
+};
+FOVEA_INLINE Split split_exponent(Vec a) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {{_mm512_roundscale_ps(a.v, kNearest)}, {_mm512_reduce_ps(a.v, kNearest)}};
 }
 /// p * 2^n for integral n. A NaN in either stays one.
 FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) { return {_mm512_scalef_ps(p.v, n.v)}; }

@@ -15,8 +15,7 @@ namespace fovea::cpu::FOVEA_ISA {
 inline constexpr int kLanes = 4;
 inline constexpr int kBlockRows = 4;  // 4 x 8
 inline constexpr int kPanelVectors = 2;
-inline constexpr int kStreamSums = 8;         // accumulators of the streamed products
-inline constexpr float kExp2Floor = -127.0f;  // 1 * 2^-127 has the bits of zero in scale_by_power
+inline constexpr int kStreamSums = 8;  // accumulators of the streamed products
 
 inline constexpr int kRowBytes = 512 << 10;   // rows of q and out that share a packing
 inline constexpr int kTileBytes = 512 << 10;  // packed K and V: what a second-level cache holds
@@ -85,6 +84,15 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 }
 /// x < limit ? a : b; b where x is NaN.
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) { return {x.v < limit.v ? a.v : b.v}; }
+/// An integer, at least -127, and the rest, in [-0.5, 0.5] above it. NaN stays NaN.
+struct Split {
+  Vec whole, fraction;
+};
+FOVEA_INLINE Split split_exponent(Vec a) {
+  const Vec clamped = max(splat(-127.0f), a);  // this order lets NaN through; 1 * 2^-127 has the bits of zero in scale_by_power
+  const Vec whole = round(clamped);
+  return {whole, sub(clamped, whole)};
+}
 /// p * 2^n for integral n >= -126 and p in [0.5, 2), and zero for p = 1, n = -127. A NaN in either stays one.
 FOVEA_INLINE Vec scale_by_power(Vec p, Vec n) {
   const Vec::Bits shifted = std::bit_cast<Vec::Bits>(n.v + splat(0x1.8p23f).v) << 23;  // the magic number leaves n in the low bits
