@@ -56,6 +56,11 @@ TEST(Compare, RejectsNaNAgainstNumberAndNumberAgainstNaN) {
   EXPECT_EQ(compare({kNaN}, {kInf}, {.absolute = 1e30}).wrong, 1);
 }
 
+TEST(Compare, RelativeTolerancesKeepTheirSizeNearZero) {
+  EXPECT_TRUE(compare({0.9e-3f, 100.09f}, {0.0, 100.0}, {.relative = 1e-3}).ok());
+  EXPECT_EQ(compare({1.1e-3f, 100.11f}, {0.0, 100.0}, {.relative = 1e-3}).wrong, 2);
+}
+
 TEST(Compare, RejectsMisplacedInfinities) {
   EXPECT_EQ(compare({kInf}, {1e30}, {.absolute = 1e30, .relative = 1.0}).wrong, 1);
   EXPECT_EQ(compare({1e30f}, {kInf}, {.absolute = 1e30, .relative = 1.0}).wrong, 1);

@@ -20,7 +20,9 @@ void Answer::expect_finite(std::int64_t offset, std::int64_t count) { runs_.push
 
 Tolerance Answer::tolerance() const {
   if (tolerance_) return *tolerance_;
-  return {.absolute = 2 * largest_error(plain_, exact_) + 0.5 * ulp(tensor_.desc().dtype, largest_magnitude(exact_))};
+  const double twice = 2 * largest_error(plain_, exact_);
+  if (logarithm_) return {.absolute = twice, .relative = kLseRelative};
+  return {.absolute = twice + 0.5 * ulp(tensor_.desc().dtype, largest_magnitude(exact_))};
 }
 
 Accuracy Answer::accuracy() const {

@@ -28,8 +28,8 @@ struct Accuracy {
   double cosine = 0, relative_l1 = 0;
 };
 
-/// |lse - lse64| <= 1e-6 + 8/65536 |lse64|
-inline constexpr Tolerance kLseTolerance{.absolute = 1e-6, .relative = 8.0 / 65536.0};
+/// Of lse and of the largest score, beside 2 E.
+inline constexpr double kLseRelative = 0x1p-19;
 
 /// Rows are added one by one; elements that belong to none of them must keep their poison.
 class Answer {
@@ -40,6 +40,12 @@ class Answer {
   /// The tolerance follows from the plain results that come with the rows, unless one is given.
   Answer& within(Tolerance tolerance) {
     tolerance_ = tolerance;
+    return *this;
+  }
+
+  /// 2 E + kLseRelative * max(1, |x|) instead.
+  Answer& as_logarithm() {
+    logarithm_ = true;
     return *this;
   }
 
@@ -64,6 +70,7 @@ class Answer {
   HostileTensor tensor_;
   std::vector<std::int64_t> row_;
   std::optional<Tolerance> tolerance_{};
+  bool logarithm_ = false;
   std::vector<Run> runs_{};
   std::vector<double> exact_{};
   std::vector<float> plain_{};

@@ -27,7 +27,7 @@ Comparison compare(const std::vector<float>& got, const std::vector<double>& wan
   double worst = -1;
   for (std::size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
     const double error = error_of(got[i], want[i]);
-    const double allowed = tolerance.absolute + (std::isfinite(want[i]) ? tolerance.relative * std::fabs(want[i]) : 0.0);
+    const double allowed = tolerance.absolute + (std::isfinite(want[i]) ? tolerance.relative * std::max(1.0, std::fabs(want[i])) : 0.0);
     if (std::isfinite(error) && allowed > 0) result.largest_ratio = std::max(result.largest_ratio, error / allowed);
     if (error <= allowed) continue;
     ++result.wrong;

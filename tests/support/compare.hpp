@@ -8,7 +8,8 @@
 
 namespace fovea::check {
 
-/// |got - want| <= absolute + relative * |want|; NaN exactly where `want` has NaN, infinities likewise and of the same sign.
+/// |got - want| <= absolute + relative * max(1, |want|): relative alone, what crosses 0 would have to be exact there. NaN exactly where
+/// `want` has NaN, infinities likewise and of the same sign.
 struct Tolerance {
   double absolute = 0;
   double relative = 0;

@@ -157,7 +157,7 @@ std::vector<Answer> BoundCase::expect() const {
   Expected expected;
   std::visit(Exact{*this, expected}, request);
   const bool merge = spec.operation == Operation::merge_states;
-  const std::vector<float> plain = merge ? plain_merge_states(*this) : plain_attention(*this, expected.judged);
+  const PlainOutput plain = merge ? plain_merge_states(*this) : plain_attention(*this, expected.judged);
   Answer outs("out", out, {spec.head, spec.dv}), lses("lse", lse, {spec.head});
   for (std::int64_t flat = 0; flat < flat_rows(); ++flat)
     for (std::int64_t head = 0; expected.written[index(flat)] && head < spec.head; ++head) {
@@ -165,17 +165,17 @@ std::vector<Answer> BoundCase::expect() const {
       const std::span exact(&expected.out[index(known * spec.dv)], index(spec.dv));
       const bool judged = expected.judged[index(flat)] != 0;
       if (judged)
-        outs.expect(at, exact, {&plain[index(known * spec.dv)], exact.size()});
+        outs.expect(at, exact, {&plain.out[index(known * spec.dv)], exact.size()});
       else
         outs.expect_finite(at, spec.dv);
       if (!lse) continue;
       if (judged)
-        lses.expect(lse_offset(flat, head), {&expected.lse[index(known)], 1});
+        lses.expect(lse_offset(flat, head), {&expected.lse[index(known)], 1}, {&plain.lse[index(known)], 1});
       else
         lses.expect_finite(lse_offset(flat, head), 1);
     }
   std::vector<Answer> answers{std::move(outs)};
-  if (lse) answers.push_back(std::move(lses.within(kLseTolerance)));
+  if (lse) answers.push_back(std::move(lses.as_logarithm()));
   return answers;
 }
 

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "plain.hpp"
-
 namespace fovea::check {
 namespace {
 
@@ -61,7 +59,7 @@ std::vector<Answer> LatentTrial::answer(const std::vector<LatentRow>& rows) cons
   Answer outs("out", out_, {shape_.heads, kLatent}), lses("lse", lse_, {shape_.heads}), largest("max_logits", max_logits_, {shape_.heads});
   for (const LatentRow& at : rows) {
     const reference::AttentionOutput known = at.heads > 0 ? exact(at) : reference::AttentionOutput{};
-    const std::vector<float> simple = plain(at);
+    const PlainOutput simple = plain(at);
     for (std::int64_t head = 0; head < shape_.heads; ++head) {
       const std::int64_t out = offset(out_, at, head), number = number_offset(at, head), i = head - at.head;
       if (i < 0 || i >= at.heads) {
@@ -70,18 +68,19 @@ std::vector<Answer> LatentTrial::answer(const std::vector<LatentRow>& rows) cons
         if (max_logits_) largest.expect_finite(number, 1);
         continue;
       }
-      outs.expect(out, {&known.out[index(i * kLatent)], kLatent}, {&simple[index(i * kLatent)], kLatent});
-      lses.expect(number, {&known.lse[index(i)], 1});
-      if (max_logits_) largest.expect(number, {&known.max_logits[index(i)], 1});
+      outs.expect(out, {&known.out[index(i * kLatent)], kLatent}, {&simple.out[index(i * kLatent)], kLatent});
+      lses.expect(number, {&known.lse[index(i)], 1}, {&simple.lse[index(i)], 1});
+      if (max_logits_) largest.expect(number, {&known.max_logits[index(i)], 1}, {&simple.max_logits[index(i)], 1});
     }
   }
-  std::vector<Answer> answers{std::move(outs), std::move(lses.within(kLseTolerance))};
-  if (max_logits_) answers.push_back(std::move(largest.within(kLseTolerance)));
+  std::vector<Answer> answers{std::move(outs), std::move(lses.as_logarithm())};
+  if (max_logits_) answers.push_back(std::move(largest.as_logarithm()));
   return answers;
 }
 
-std::vector<float> LatentTrial::plain(const LatentRow& at) const {
-  std::vector<float> all(index(at.heads * kLatent)), q(index(shape_.row)), k;
+PlainOutput LatentTrial::plain(const LatentRow& at) const {
+  PlainOutput all(at.heads, kLatent);
+  std::vector<float> q(index(shape_.row)), k;
   const std::int64_t group = shape_.heads / shape_.kv_heads;
   for (std::int64_t i = 0; i < at.heads; ++i) {
     const Scales scale = scales(at.head + i);
@@ -94,9 +93,11 @@ std::vector<float> LatentTrial::plain(const LatentRow& at) const {
                  .sink = scale.sink};
     if (i == 0 || (at.head + i) % group == 0) k = keys(at, (at.head + i) / group);
     for (std::int64_t d = 0; d < shape_.row; ++d) q[index(d)] = q_.at(offset(q_, at, at.head + i) + d);
-    if (!k.empty())
-      row.attend(q.data(), {k.data(), k.data(), shape_.row, shape_.row, static_cast<std::int64_t>(k.size()) / shape_.row},
-                 &all[index(i * kLatent)]);
+    if (k.empty()) continue;
+    row.attend(q.data(), {k.data(), k.data(), shape_.row, shape_.row, static_cast<std::int64_t>(k.size()) / shape_.row},
+               &all.out[index(i * kLatent)]);
+    all.lse[index(i)] = row.lse;
+    all.max_logits[index(i)] = row.max_logit;
   }
   return all;
 }

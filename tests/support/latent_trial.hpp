@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "latent_cache.hpp"
+#include "plain.hpp"
 #include "reference/reference.hpp"
 #include "trial.hpp"
 
@@ -59,7 +60,7 @@ class LatentTrial : public Trial {
   TensorDesc row_shape(std::int64_t last) const;
   std::int64_t offset(const HostileTensor& tensor, const LatentRow& at, std::int64_t head) const;
   std::int64_t number_offset(const LatentRow& at, std::int64_t head) const;
-  std::vector<float> plain(const LatentRow& at) const;
+  PlainOutput plain(const LatentRow& at) const;
 };
 
 }  // namespace fovea::check

@@ -51,7 +51,7 @@ PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head) {
           .softcap = spec.softcap};
 }
 
-void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, std::vector<float>& out) {
+void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, PlainOutput& result) {
   const Case& spec = bound.spec;
   const Sequence sequence = spec.sequences[index(b)];
   const std::vector<float> k = gather(bound, bound.k, b, kv_head, spec.dqk), v = gather(bound, bound.v, b, kv_head, spec.dv);
@@ -67,7 +67,8 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
       const std::int64_t at = bound.row_offset(bound.q, flat, head);
       for (std::int64_t x = 0; x < spec.dqk; ++x) q[index(x)] = bound.q.at(at + x);
       const PlainKeys seen{&k[index(keys.begin * spec.dqk)], &v[index(keys.begin * spec.dv)], spec.dqk, spec.dv, keys.end - keys.begin};
-      plain.attend(q.data(), seen, &out[index((flat * spec.head + head) * spec.dv)]);
+      plain.attend(q.data(), seen, &result.out[index((flat * spec.head + head) * spec.dv)]);
+      result.lse[index(flat * spec.head + head)] = plain.lse;
     }
   }
 }
@@ -91,24 +92,28 @@ void PlainRow::attend(const float* q, const PlainKeys& keys, float* result) {
     const float operand = rounded(weight_dtype(operands), weight);
     for (std::int64_t x = 0; x < dv; ++x) sums[index(x)] += operand * keys.v[key * keys.v_stride + x];
   }
+  lse = largest + std::log(denominator);
+  max_logit = largest;
   denominator += std::exp(sink - largest);
   for (std::int64_t x = 0; x < dv; ++x) result[x] = rounded(out, sums[index(x)] / denominator * value_scale);
 }
 
-std::vector<float> plain_attention(const BoundCase& bound, const std::vector<char>& wanted) {
+PlainOutput::PlainOutput(std::int64_t rows, std::int64_t dv) : out(index(rows * dv)), lse(index(rows), -kInf), max_logits(lse) {}
+
+PlainOutput plain_attention(const BoundCase& bound, const std::vector<char>& wanted) {
   const Case& spec = bound.spec;
-  std::vector<float> out(index(bound.flat_rows() * spec.head * spec.dv));
+  PlainOutput result(bound.flat_rows() * spec.head, spec.dv);
   for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
     bool any = false;
     for (std::int64_t row = 0; row < spec.sequences[index(b)].q; ++row) any |= wanted[index(bound.flat_row(b, row))] != 0;
-    for (std::int64_t kv_head = 0; any && kv_head < spec.kv_head; ++kv_head) plain_kv_head(bound, b, kv_head, wanted, out);
+    for (std::int64_t kv_head = 0; any && kv_head < spec.kv_head; ++kv_head) plain_kv_head(bound, b, kv_head, wanted, result);
   }
-  return out;
+  return result;
 }
 
-std::vector<float> plain_merge_states(const BoundCase& bound) {
+PlainOutput plain_merge_states(const BoundCase& bound) {
   const Case& spec = bound.spec;
-  std::vector<float> out(index(bound.flat_rows() * spec.head * spec.dv));
+  PlainOutput result(bound.flat_rows() * spec.head, spec.dv);
   for (std::int64_t row = 0; row < bound.flat_rows(); ++row)
     for (std::int64_t head = 0; head < spec.head; ++head) {
       float largest = -kInf, sum = 0;
@@ -125,9 +130,10 @@ std::vector<float> plain_merge_states(const BoundCase& bound) {
         for (std::int64_t x = 0; x < spec.dv; ++x) sums[index(x)] += weight * part.out.at(part.out.offset(row, head) + x);
       }
       for (std::int64_t x = 0; x < spec.dv; ++x)
-        out[index((row * spec.head + head) * spec.dv + x)] = rounded(spec.out_dtype, sum > 0 ? sums[index(x)] / sum : 0.0f);
+        result.out[index((row * spec.head + head) * spec.dv + x)] = rounded(spec.out_dtype, sum > 0 ? sums[index(x)] / sum : 0.0f);
+      if (sum > 0) result.lse[index(row * spec.head + head)] = largest + std::log(sum);
     }
-  return out;
+  return result;
 }
 
 }  // namespace fovea::check

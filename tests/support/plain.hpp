@@ -22,12 +22,19 @@ struct PlainRow {
   std::int64_t dqk = 0, dv = 0;
   float score_scale = 1, value_scale = 1, softcap = 0, sink = -std::numeric_limits<float>::infinity();
   std::vector<float> scores{}, sums{};  ///< scratch
+  float lse = 0, max_logit = 0;         ///< of the last row
 
   void attend(const float* q, const PlainKeys& keys, float* result);
 };
 
-/// out [flat_rows, head, dv], rounded to the output's dtype. Only rows in `wanted` [flat_rows] are computed.
-std::vector<float> plain_attention(const BoundCase& bound, const std::vector<char>& wanted);
-std::vector<float> plain_merge_states(const BoundCase& bound);
+/// out [rows, head, dv], rounded to the output's dtype; lse and the largest scores [rows, head], -inf where nothing is seen.
+struct PlainOutput {
+  PlainOutput(std::int64_t rows, std::int64_t dv);
+  std::vector<float> out, lse, max_logits;
+};
+
+/// Rows are heads of flat rows. Only flat rows in `wanted` are computed.
+PlainOutput plain_attention(const BoundCase& bound, const std::vector<char>& wanted);
+PlainOutput plain_merge_states(const BoundCase& bound);
 
 }  // namespace fovea::check
