@@ -10,7 +10,8 @@
 
 namespace fovea {
 
-/// Bounds of a ragged batch, whose true lengths are read from cu_seqlens when the plan runs.
+/// Bounds of a ragged batch, whose true lengths are read from cu_seqlens when the plan runs. A bound above the rows of the tensor means
+/// all of them.
 struct RaggedDesc {
   std::int64_t batch = 0;
   std::int64_t max_seq_q = 0;

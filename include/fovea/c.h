@@ -52,7 +52,7 @@ typedef struct fovea_tensor {
   int32_t alignment;  /* bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
 } fovea_tensor;
 
-/* A dense row-major tensor of 1 to 4 dimensions. */
+/* A dense row-major tensor of 1 to 4 dimensions; without a shape, one of rank 0, which planning refuses. */
 fovea_tensor fovea_contiguous(fovea_dtype dtype, int32_t rank, const int64_t* shape);
 
 typedef int32_t fovea_anchor;
@@ -68,7 +68,7 @@ typedef struct fovea_mask {
 } fovea_mask;
 
 fovea_mask fovea_causal(void);
-fovea_mask fovea_sliding_window(int64_t tokens); /* causal, `tokens` keys in all, the query's own included */
+fovea_mask fovea_sliding_window(int64_t tokens); /* causal, `tokens` keys in all, the query's own included; 0 or fewer: none */
 
 /* Strides of an f32 scale tensor [batch, kv_head]; both 0: one value. */
 typedef struct fovea_scale {
@@ -163,8 +163,8 @@ fovea_status fovea_attention_backward_run(const fovea_plan* plan, const fovea_at
 typedef struct fovea_paged_attention_desc {
   fovea_tensor q, k_cache, v_cache, block_table, out;
   const fovea_tensor* lse;
-  int64_t max_seq_q;      /* 0: total_q */
-  int64_t max_kv_len;     /* 0: max_blocks * page */
+  int64_t max_seq_q;      /* 0, or more than there are: total_q */
+  int64_t max_kv_len;     /* 0, or more than fit: max_blocks * page */
   const fovea_mask* mask; /* NULL: causal */
   float scale;
   float softcap;
@@ -213,7 +213,7 @@ typedef struct fovea_merge_part_desc {
 
 typedef struct fovea_merge_states_desc {
   const fovea_merge_part_desc* parts;
-  size_t part_count;
+  size_t part_count; /* 1 to 2^20 */
   fovea_tensor out;
   const fovea_tensor* lse;
 } fovea_merge_states_desc;
@@ -225,7 +225,7 @@ typedef struct fovea_merge_part {
 
 typedef struct fovea_merge_states_args {
   const fovea_merge_part* parts;
-  size_t part_count;
+  size_t part_count; /* as planned, else nothing is read */
   void* out;
   float* lse;
 } fovea_merge_states_args;
@@ -258,8 +258,8 @@ typedef struct fovea_latent_attention_desc {
   fovea_tensor q, out, block_table;
   fovea_latent_cache cache;
   const fovea_tensor* lse;
-  int64_t max_seq_q;      /* 0: total_q */
-  int64_t max_kv_len;     /* 0: max_blocks * page */
+  int64_t max_seq_q;      /* 0, or more than there are: total_q */
+  int64_t max_kv_len;     /* 0, or more than fit: max_blocks * page */
   const fovea_mask* mask; /* NULL: causal */
   float scale;            /* 0: d ** -0.5 */
   int32_t has_scale;

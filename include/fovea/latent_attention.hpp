@@ -38,8 +38,8 @@ struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};
   LatentCacheDesc cache{};
   std::optional<TensorDesc> lse{};
-  std::int64_t max_seq_q = 0;   ///< ragged: bound of every q_len; 0 means total_q
-  std::int64_t max_kv_len = 0;  ///< bound of every kv_len; 0 means max_blocks * page
+  std::int64_t max_seq_q = 0;   ///< ragged: bound of every q_len; 0, or more than there are, means total_q
+  std::int64_t max_kv_len = 0;  ///< bound of every kv_len; 0, or more than fit, means max_blocks * page
   BandMask mask = causal();
   float scale = 0.0f;      ///< 0 means d ** -0.5; models usually want (192) ** -0.5
   bool has_scale = false;  ///< e4m3 rows: args.cache_scale points to one f32

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -23,6 +24,7 @@ struct BandMask {
 constexpr BandMask causal(Anchor anchor = Anchor::bottom_right) { return {.right = 0, .anchor = anchor}; }
 
 /// Causal, and at most `tokens` keys back, the query's own included (Hugging Face's `sliding_window`).
-constexpr BandMask sliding_window(std::int64_t tokens) { return {.left = tokens - 1, .right = 0}; }
+/// Of 0 tokens or fewer: no key.
+constexpr BandMask sliding_window(std::int64_t tokens) { return {.left = std::max(tokens, -kUnbounded) - 1, .right = 0}; }
 
 }  // namespace fovea

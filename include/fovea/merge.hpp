@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,8 +17,10 @@ namespace fovea {
 /// Each part: out [total_q, head, dv] in f32, f16 or bf16, lse f32 seen as [total_q, head] by its strides (a [head, total_q]
 /// tensor is passed with its strides exchanged). Parts and out have one dtype.
 /// An lse of +inf, -inf or NaN marks an empty part, whose out is never read into the result; all empty gives 0 and -inf.
-/// In place (out and lse being those of a part) is allowed. Any number of parts from 1 and any number of heads.
+/// In place (out and lse being those of a part) is allowed. 1 to 2^20 parts, and any number of heads.
 struct MergeStatesDesc {
+  static constexpr std::size_t kMostParts = std::size_t{1} << 20;
+
   struct Part {
     TensorDesc out{}, lse{};
   };

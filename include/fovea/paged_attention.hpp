@@ -25,8 +25,8 @@ namespace fovea {
 struct PagedAttentionDesc {
   TensorDesc q{}, k_cache{}, v_cache{}, block_table{}, out{};
   std::optional<TensorDesc> lse{};
-  std::int64_t max_seq_q = 0;   ///< bound of every q_len; 0 means total_q
-  std::int64_t max_kv_len = 0;  ///< bound of every kv_len; 0 means max_blocks * page
+  std::int64_t max_seq_q = 0;   ///< bound of every q_len; 0, or more than there are, means total_q
+  std::int64_t max_kv_len = 0;  ///< bound of every kv_len; 0, or more than fit, means max_blocks * page
   BandMask mask = causal();
   float scale = 0.0f;    ///< 0 means head_dim_qk ** -0.5
   float softcap = 0.0f;  ///< 0 means none

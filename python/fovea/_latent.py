@@ -52,7 +52,7 @@ def latent_attention(
             row a sequence.
         format: "rows", or the packed format of the cache, one of :func:`fovea.cache_formats` but v41_fp4.
         max_seqlen_q: A bound of the query lengths in a q without a batch; 0 is ``total_q``.
-        max_kv_len: A bound of ``kv_len``; 0 is what the block table can hold.
+        max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
         scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.

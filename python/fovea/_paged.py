@@ -47,7 +47,7 @@ def paged_attention(
         kv_len: int32 ``[batch]``, tokens of each sequence in the cache, those of this call's queries included.
         cu_seqlens_q: int32 ``[batch + 1]``: sequence b has rows ``cu[b]`` to ``cu[b + 1] - 1`` of q. None: one row a sequence.
         max_seqlen_q: A bound of the query lengths; 0 is ``total_q``.
-        max_kv_len: A bound of ``kv_len``; 0 is what the block table can hold.
+        max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
             Hugging Face's ``sliding_window=w`` is ``window=(w - 1, None)``.

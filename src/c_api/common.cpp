@@ -88,8 +88,8 @@ const char* fovea_version(void) { return fovea::version().data(); }  // a litera
 fovea_tensor fovea_contiguous(fovea_dtype dtype, int32_t rank, const int64_t* shape) {
   fovea_tensor tensor{};
   tensor.dtype = dtype;
-  tensor.rank = rank;
-  if (shape == nullptr || rank > 4) return tensor;  // planning refuses it by name
+  tensor.rank = shape == nullptr ? 0 : rank;
+  if (shape == nullptr || rank > 4) return tensor;  // planning refuses the rank
   uint64_t stride = 1;                              // unsigned: shapes that overflow are refused by planning too
   for (int32_t axis = rank - 1; axis >= 0; --axis) {
     tensor.shape[axis] = shape[axis];
@@ -101,7 +101,7 @@ fovea_tensor fovea_contiguous(fovea_dtype dtype, int32_t rank, const int64_t* sh
 
 fovea_mask fovea_causal(void) { return {FOVEA_UNBOUNDED, 0, FOVEA_BOTTOM_RIGHT}; }
 
-fovea_mask fovea_sliding_window(int64_t tokens) { return {tokens - 1, 0, FOVEA_BOTTOM_RIGHT}; }
+fovea_mask fovea_sliding_window(int64_t tokens) { return {fovea::sliding_window(tokens).left, 0, FOVEA_BOTTOM_RIGHT}; }
 
 void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
 

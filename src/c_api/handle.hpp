@@ -2,6 +2,7 @@
 /// How the C functions reach the C++ ones: the plan behind the opaque handle, and the one place where errors turn into a status.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@ struct fovea_plan {
                fovea::QuantizeAndAttendPlan>
       plan;
   std::string implementation;  // with its terminating zero
+  std::size_t part_count = 0;  // merge_states: as planned
 };
 
 namespace fovea::c_api {
@@ -85,7 +87,7 @@ fovea_status plan_into(const Desc* desc, fovea_plan** plan, Make&& make) noexcep
     auto made = std::forward<Make>(make)();
     if (!made) return made.error();
     std::string implementation(made->implementation());
-    *plan = new fovea_plan{*std::move(made), std::move(implementation)};
+    *plan = new fovea_plan{.plan = *std::move(made), .implementation = std::move(implementation)};
     return {};
   });
 }

@@ -185,8 +185,23 @@ static void test_merge(void) {
   CHECK(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL) == FOVEA_OK);
   CHECK(out_is_right(&b, 0, SEQ_K));
   args.part_count = 1;
-  CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT, "parts");
+  CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT, "got 1, want 2, as planned");
+  /* Counts are compared before anything of the array is read, of which there are but two. */
+  args.part_count = 1000000;
+  CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT,
+              "got 1000000, want 2, as planned");
+  args.part_count = (size_t)1 << 60;
+  CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT, "want 2, as planned");
+  args.part_count = 2, args.parts = NULL;
+  CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT, "parts: got null");
   fovea_plan_destroy(plan);
+
+  desc.part_count = (size_t)1 << 60;
+  CHECK_ERROR(fovea_merge_states_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT,
+              "parts (count): got 1152921504606846976, want 1 to 2^20");
+  desc.part_count = 0;
+  CHECK_ERROR(fovea_merge_states_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "parts (count): got 0, want 1 to 2^20");
+  desc.part_count = 2;
 
   desc.parts = NULL;
   CHECK_ERROR(fovea_merge_states_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "parts: got null");
@@ -241,6 +256,38 @@ static void test_run_errors(void) {
   CHECK(fovea_plan_workspace_bytes(NULL) == 0);
 }
 
+/* Numbers that no call has: nothing overflows, and planning says what is wrong. */
+static void test_extremes(void) {
+  const int64_t windows[] = {INT64_MIN, INT64_MIN + 1, -1, 0};
+  fovea_attention_desc desc;
+  fovea_attention_args args = {0};
+  fovea_plan* plan = NULL;
+  size_t i, bytes;
+
+  CHECK(fovea_sliding_window(INT64_MIN).left == INT64_MIN && fovea_sliding_window(INT64_MAX).left == INT64_MAX - 1);
+  for (i = 0; i < sizeof windows / sizeof windows[0]; ++i) {
+    static buffers b;
+    const fovea_mask mask = fovea_sliding_window(windows[i]);
+    desc = dense_desc(NULL, &mask, SEQ_K);
+    fill(&b);
+    args.q = b.q, args.k = b.k, args.v = b.v, args.out = b.out;
+    CHECK(fovea_attention_plan(&desc, NULL, &plan) == FOVEA_OK);
+    bytes = fovea_plan_workspace_bytes(plan);
+    CHECK(fovea_attention_run(plan, &args, workspace(bytes), bytes, NULL) == FOVEA_OK);
+    CHECK(b.out[0] == 0.0f && b.out[SEQ_Q * HEADS * DIM - 1] == 0.0f); /* rows that see no key */
+    fovea_plan_destroy(plan);
+  }
+  desc = dense_desc(NULL, NULL, SEQ_K), desc.q = fovea_contiguous(FOVEA_F32, 4, NULL);
+  CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "q.rank: got 0, want 4");
+  desc = dense_desc(NULL, NULL, SEQ_K), desc.q.rank = INT32_MIN;
+  CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "q.rank: got -2147483648, want 4");
+  desc = dense_desc(NULL, NULL, SEQ_K), desc.k.shape[1] = INT64_MAX;
+  CHECK_ERROR(fovea_attention_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "k.shape[1] (seq_k): got 9223372036854775807");
+  fovea_set_num_threads(INT32_MIN);
+  CHECK(fovea_num_threads() >= 1);
+  fovea_set_num_threads(0);
+}
+
 static int bodies = 0;
 
 static void one_after_another(int threads, void (*body)(void* context, int thread), void* context) {
@@ -266,6 +313,7 @@ int main(void) {
   test_merge();
   test_plan_errors();
   test_run_errors();
+  test_extremes();
   test_threads();
   printf(failures == 0 ? "the C functions work\n" : "%d checks failed\n", failures);
   return failures == 0 ? 0 : 1;

@@ -140,7 +140,8 @@ TEST(BadDescription, PagedAttention) {
           {"k width", [](Desc& d) { d.k_cache.shape[3] = 32; }, "k_cache.shape[3] (head_dim_qk): got 32, want 64 ..."},
           {"out rows", [](Desc& d) { d.out.shape[0] = 5; }, "out.shape[0] (total_q): got 5, want 4 ..."},
           {"top-left", [](Desc& d) { d.mask.anchor = Anchor::top_left; }, "mask.anchor: got top_left, want bottom_right ..."},
-          {"bound past the table", [](Desc& d) { d.max_kv_len = 10000; }, "max_kv_len: got 10000, want 0 to ..."},
+          {"negative length", [](Desc& d) { d.max_kv_len = -1; }, "max_kv_len: got -1, want 0 to 2^31 - 1"},
+          {"huge length", [](Desc& d) { d.max_kv_len = std::int64_t{1} << 31; }, "max_kv_len: got 2147483648, want 0 to 2^31 - 1"},
           {"negative bound", [](Desc& d) { d.max_seq_q = -1; }, "max_seq_q: got -1, want ..."},
           {"heads do not divide", [](Desc& d) { d.k_cache.shape[2] = d.v_cache.shape[2] = 3; },
            "k.shape (kv_head): got 3, want a divisor of 4 (head)"},
@@ -172,7 +173,8 @@ TEST(BadDescription, MergeStates) {
   const Case spec{.operation = Operation::merge_states, .sequences = {{7, 0}}, .parts = 3};
   expect_refusals<Desc, MergeStatesArgs>(
       spec, {
-                {"no parts", [](Desc& d) { d.parts.clear(); }, "parts (count): got 0, want 1 or more"},
+                {"no parts", [](Desc& d) { d.parts.clear(); }, "parts (count): got 0, want 1 to 2^20"},
+                {"too many parts", [](Desc& d) { d.parts.resize(Desc::kMostParts + 1); }, "parts (count): got 1048577, want 1 to 2^20"},
                 {"fp8", [](Desc& d) { d.out.dtype = DType::e4m3; }, "out.dtype: got e4m3, want f32 or f16 or bf16"},
                 {"part dtype", [](Desc& d) { d.parts[2].out.dtype = DType::f32; }, "parts[2].out.dtype: got f32, want bf16"},
                 {"part rows", [](Desc& d) { d.parts[1].out.shape[0] = 8; }, "parts[1].out.shape[0] (total_q): got 8, want 7 ..."},

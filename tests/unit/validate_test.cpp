@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "op/common/checks.hpp"
+#include "op/latent_attention/validate.hpp"
 #include "op/paged_attention/validate.hpp"
 
 namespace fovea::detail {
@@ -58,6 +59,28 @@ TEST(Validate, PagedDefaultsComeFromTheTable) {
   EXPECT_EQ(problem.max_seq_k, 80);
   EXPECT_EQ(problem.max_seq_q, 9);
   EXPECT_EQ(problem.table_stride, 5);
+}
+
+/// As the bounds of a ragged batch are: what a table has room for is the most, and lengths are i32.
+TEST(Validate, BoundsOfKeysAreClampedToTheTable) {
+  PagedAttentionDesc paged;
+  paged.q = paged.out = contiguous(DType::f16, {9, 6, 128});
+  paged.k_cache = paged.v_cache = contiguous(DType::f16, {50, 16, 3, 128});
+  paged.block_table = contiguous(DType::i32, {4, 5});
+  LatentAttentionDesc latent{.q = contiguous(DType::bf16, {4, 1, 16, 576}), .out = contiguous(DType::bf16, {4, 1, 16, 512})};
+  latent.block_table = paged.block_table;
+  latent.cache.rows = contiguous(DType::bf16, {50, 16, 1, 576});
+  const auto expect_bound = [&](std::int64_t max_kv_len, std::int64_t bound) {
+    paged.max_kv_len = latent.max_kv_len = max_kv_len;
+    EXPECT_EQ(validate(paged, {}).value().max_seq_k, bound);
+    EXPECT_EQ(validate(latent, {}).value().max_seq_k, bound);
+  };
+  expect_bound(0, 80);
+  expect_bound(79, 79);
+  expect_bound(81, 80);
+  expect_bound((std::int64_t{1} << 31) - 1, 80);
+  paged.block_table = latent.block_table = contiguous(DType::i32, {4, std::int64_t{1} << 47});
+  expect_bound(0, (std::int64_t{1} << 31) - 1);
 }
 
 /// Rows are aligned as far as base and strides both allow.

@@ -72,11 +72,9 @@ void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const 
 }  // namespace
 
 void check_ragged(Checker& check, const RaggedDesc& ragged) {
-  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
-  const auto fits = [](std::int64_t value) { return value >= 0 && value < kLargest; };
-  check.expect(fits(ragged.batch), "ragged.batch", ragged.batch, "0 to 2^31 - 1");
-  check.expect(fits(ragged.max_seq_q), "ragged.max_seq_q", ragged.max_seq_q, "0 to 2^31 - 1");
-  check.expect(fits(ragged.max_seq_k), "ragged.max_seq_k", ragged.max_seq_k, "0 to 2^31 - 1");
+  check_bound(check, "ragged.batch", ragged.batch);
+  check_bound(check, "ragged.max_seq_q", ragged.max_seq_q);
+  check_bound(check, "ragged.max_seq_k", ragged.max_seq_k);
 }
 
 Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options) {

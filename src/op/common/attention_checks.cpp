@@ -65,6 +65,10 @@ std::optional<Error> decline_head_dims(const AttentionCore& core) {
   return std::nullopt;
 }
 
+void check_bound(Checker& check, std::string_view name, std::int64_t bound) {
+  check.expect(bound >= 0 && bound < std::int64_t{1} << 31, name, bound, "0 to 2^31 - 1");
+}
+
 void check_cu_seqlens(Checker& check, std::string_view name, std::span<const std::int32_t> cu, std::int64_t total, std::int64_t bound) {
   const auto subject = [&](std::size_t index) { return std::string(name).append("[").append(std::to_string(index)).append("]"); };
   if (check.ok() && cu[0] < 0) check.fail(invalid(subject(0), cu[0], "0 or more"));

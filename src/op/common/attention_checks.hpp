@@ -24,6 +24,9 @@ void check_lse(Checker& check, std::string_view name, const std::optional<Tensor
 /// Head dims that no kernel takes; the reason a planner declines with.
 std::optional<Error> decline_head_dims(const AttentionCore& core);
 
+/// A bound of lengths, which are i32: 0 to 2^31 - 1.
+void check_bound(Checker& check, std::string_view name, std::int64_t bound);
+
 /// cu[0] >= 0, never decreasing, cu[batch] <= total, each length <= bound.
 void check_cu_seqlens(Checker& check, std::string_view name, std::span<const std::int32_t> cu, std::int64_t total, std::int64_t bound);
 

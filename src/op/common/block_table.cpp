@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "op/common/block_table.hpp"
 
+#include <algorithm>
+
 #include "op/common/band.hpp"
 
 namespace fovea::detail {
+
+std::int64_t bound_of_keys(std::int64_t max_kv_len, std::int64_t max_blocks, std::int64_t page) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;  // lengths are i32, whatever the table has room for
+  const std::int64_t capacity = max_blocks > kMost / page ? kMost : max_blocks * page;
+  return max_kv_len == 0 ? capacity : std::min(max_kv_len, capacity);
+}
 
 void check_sequence_blocks(Checker& check, const BlockTableView& table, const BandMask& mask, std::int64_t b, std::int64_t seq_q,
                            std::int64_t kv_len) {

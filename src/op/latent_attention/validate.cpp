@@ -78,17 +78,14 @@ LatentAttentionProblem normalise(const LatentAttentionDesc& desc, const LatentCa
   problem.table_stride = desc.block_table.strides[0];
   const std::int64_t bound = desc.max_seq_q == 0 ? problem.total_q : std::min(desc.max_seq_q, problem.total_q);
   problem.max_seq_q = ragged ? bound : desc.q.shape[1];
-  problem.max_seq_k = desc.max_kv_len == 0 ? problem.max_blocks * cache.page : desc.max_kv_len;
+  problem.max_seq_k = bound_of_keys(desc.max_kv_len, problem.max_blocks, cache.page);
   set_alignments(problem, desc.q, rows_of(desc.cache), rows_of(desc.cache), desc.out);
   return problem;
 }
 
-void check_bounds(Checker& check, const LatentAttentionDesc& desc, const LatentAttentionProblem& problem) {
-  const std::int64_t capacity = problem.max_blocks * problem.cache.page;
-  check.expect(desc.max_seq_q >= 0, "max_seq_q", desc.max_seq_q, "0 (total_q) or more");
-  if (check.ok() && (desc.max_kv_len < 0 || desc.max_kv_len > capacity)) {
-    check.fail(invalid("max_kv_len", desc.max_kv_len, "0 to " + std::to_string(capacity) + " (max_blocks * page of the block table)"));
-  }
+void check_bounds(Checker& check, const LatentAttentionDesc& desc) {
+  check_bound(check, "max_seq_q", desc.max_seq_q);
+  check_bound(check, "max_kv_len", desc.max_kv_len);
   check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left",
                "bottom_right (queries are the last rows of a sequence)");
 }
@@ -105,7 +102,7 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
 
   LatentAttentionProblem problem = normalise(desc, cache, ragged);
   problem.batch_invariant = options.batch_invariant;
-  check_bounds(check, desc, problem);
+  check_bounds(check, desc);
   check_scalars(check, desc.scale, 0.0f, problem);
   check_lse(check, "lse", desc.lse, problem, ragged);
   if (!check.ok()) return check.error();

@@ -44,7 +44,8 @@ Result<MergeStatesProblem> validate(const MergeStatesDesc& desc, const PlanOptio
   Checker check;
   check_tensor(check, out);
   check_dtype(check, out, kDTypes);
-  check.expect(!desc.parts.empty(), "parts (count)", std::int64_t{0}, "1 or more");
+  const bool countable = !desc.parts.empty() && desc.parts.size() <= MergeStatesDesc::kMostParts;
+  check.expect(countable, "parts (count)", static_cast<std::int64_t>(desc.parts.size()), "1 to 2^20");
   check.expect(!check.ok() || desc.out.shape[1] >= 1, "out.shape[1] (head)", desc.out.shape[1], "1 or more");
   check.expect(!check.ok() || desc.out.shape[2] >= 1, "out.shape[2] (head_dim_v)", desc.out.shape[2], "1 or more");
   if (desc.lse) check_lse(check, {"lse", *desc.lse, kLseAxes, true, false}, desc.out);

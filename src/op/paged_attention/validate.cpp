@@ -50,13 +50,9 @@ void check_shapes(Checker& check, const Tensors& t) {
                "less than 2^31 (block numbers are i32)");
 }
 
-void check_bounds(Checker& check, const PagedAttentionDesc& desc, const PagedAttentionProblem& problem) {
-  const std::int64_t capacity = problem.max_blocks * problem.page;
-  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
-  check.expect(desc.max_seq_q >= 0 && desc.max_seq_q < kLargest, "max_seq_q", desc.max_seq_q, "0 (total_q) to 2^31 - 1");
-  if (check.ok() && (desc.max_kv_len < 0 || desc.max_kv_len > capacity)) {
-    check.fail(invalid("max_kv_len", desc.max_kv_len, "0 to " + std::to_string(capacity) + " (max_blocks * page of the block table)"));
-  }
+void check_bounds(Checker& check, const PagedAttentionDesc& desc) {
+  check_bound(check, "max_seq_q", desc.max_seq_q);
+  check_bound(check, "max_kv_len", desc.max_kv_len);
   check.expect(desc.mask.anchor == Anchor::bottom_right, "mask.anchor", "top_left",
                "bottom_right (queries are the last rows of a sequence)");
 }
@@ -86,7 +82,7 @@ PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOption
   problem.k = cache_strides(desc.k_cache);
   problem.v = cache_strides(desc.v_cache);
   problem.max_seq_q = desc.max_seq_q == 0 ? problem.total_q : std::min(desc.max_seq_q, problem.total_q);
-  problem.max_seq_k = desc.max_kv_len == 0 ? problem.max_blocks * problem.page : desc.max_kv_len;
+  problem.max_seq_k = bound_of_keys(desc.max_kv_len, problem.max_blocks, problem.page);
   set_alignments(problem, desc.q, desc.k_cache, desc.v_cache, desc.out);
   return problem;
 }
@@ -109,7 +105,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
   if (!check.ok()) return check.error();
 
   PagedAttentionProblem problem = normalise(desc, options);
-  check_bounds(check, desc, problem);
+  check_bounds(check, desc);
   check_scalars(check, desc.scale, desc.softcap, problem);
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
