@@ -16,6 +16,7 @@
 #include "fovea/info.hpp"
 #include "run_case.hpp"
 #include "table.hpp"
+#include "values.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -196,7 +197,7 @@ void print(const std::vector<Row>& rows) {
                fmt::format("{:.1f}", row.work.bytes / row.timing.median / 1e9), share(row.compute()), share(row.traffic()),
                row.memory_bound() ? "memory" : "compute"});
   }
-  fmt::print("{}", table.text());
+  fmt::print("{}", table.text(terminal_width()));
   for (const Row& row : rows)
     if (!row.note.empty()) fmt::print("{} on {}: {}\n", row.entry->name, row.implementation, row.note);
 }
@@ -265,9 +266,9 @@ void add_bench(CLI::App& program, int& status) {
   command->add_option("--implementation", options->implementation,
                       "The first implementation whose name contains this, instead of the one that planning chooses");
   command->add_option("--device-peak", options->device_peak, "GPU: FLOP/s of its best bf16 matrix product, measured elsewhere")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(CLI::PositiveNumber);
-  command->add_option("--seconds", options->seconds, "Time for each case")->check(CLI::PositiveNumber)->capture_default_str();
+      ->check(positive());
+  command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(count(1));
+  command->add_option("--seconds", options->seconds, "Time for each case")->check(positive())->capture_default_str();
   command->add_option("--json", options->json, "Also write the results to this file");
   command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings");
   command->add_flag("--list", options->list, "Only name the cases");

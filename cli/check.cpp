@@ -104,7 +104,7 @@ int check_all(const Options& options) {
     table.add({std::string(row.name), fmt::to_string(tally.passed), fmt::to_string(tally.failed), fmt::to_string(tally.declined),
                fmt::format("{:.2f}", tally.worst)});
   }
-  fmt::print("{}{}\n", table.text(), failed > 0 ? "Some results are wrong." : "All results are right.");
+  fmt::print("{}{}\n", table.text(terminal_width()), failed > 0 ? "Some results are wrong." : "All results are right.");
   return failed > 0 ? kFailed : (judged > 0 ? kOk : kUsage);
 }
 

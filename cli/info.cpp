@@ -50,7 +50,7 @@ void print_text() {
   for (const ImplementationInfo& row : implementations()) {
     table.add({std::string(row.name), row.available ? "yes" : "no: " + row.unavailable_because, std::string(row.accepts)});
   }
-  fmt::print("{}\nPlanning asks the rows of an operation in this order and takes the first that accepts.\n", table.text());
+  fmt::print("{}\nPlanning asks the rows of an operation in this order and takes the first that accepts.\n", table.text(terminal_width()));
 }
 
 }  // namespace

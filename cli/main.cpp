@@ -2,9 +2,25 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <string>
 
 #include "commands.hpp"
 #include "fovea/info.hpp"
+
+namespace {
+
+/// What is wrong with the first argument where a command should stand, or nothing.
+std::string unknown_command(const CLI::App& program, int argc, char** argv) {
+  if (argc < 2 || *argv[1] == '-') return {};
+  std::string names;
+  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return {};
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  return fmt::format("command: got {}, want {}", argv[1], names);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace fovea::cli;
@@ -19,6 +35,11 @@ int main(int argc, char** argv) {
   add_check(program, status);
   add_bench(program, status);
   add_explain(program, status);
+  const std::string unknown = unknown_command(program, argc, argv);
+  if (!unknown.empty()) {
+    fmt::print(stderr, "fovea: {}\n", unknown);
+    return kUsage;
+  }
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -184,8 +184,8 @@ QuantizedAttentionDesc quantized(const ProblemSize& s) {
 
 /// From a describing and a planning function to text.
 template <auto describe, auto plan>
-Explanation explain(ProblemSize size, const PlanOptions& options) {
-  const auto planned = plan(describe(size), {}, options);
+Explanation explain(ProblemSize size, Device device, const PlanOptions& options) {
+  const auto planned = plan(describe(size), device, options);
   if (!planned) return planned.error();
   return planned->explain() + "workspace: " + std::to_string(planned->workspace_bytes()) + " bytes\n";
 }

@@ -30,7 +30,7 @@ using Explanation = Result<std::string>;
 
 struct ExplainedOperation {
   std::string_view name;
-  Explanation (*explain)(ProblemSize size, const PlanOptions& options);
+  Explanation (*explain)(ProblemSize size, Device device, const PlanOptions& options);
 };
 
 /// In the order in which operations are listed to people. A new operation is a row here.

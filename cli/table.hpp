@@ -2,6 +2,7 @@
 /// Text for people: aligned tables, and a line of progress that overwrites itself on a terminal.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,19 @@ class Table {
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  std::string text() const;
+  /// In lines of up to `width` characters where it is not 0: cells wrap, numbers never.
+  std::string text(std::size_t width = 0) const;
   std::string markdown() const;
 
  private:
+  std::vector<std::size_t> widths(std::size_t width) const;
+
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_{};
 };
+
+/// Characters of a line on standard output: 0, without end, where that is no terminal.
+std::size_t terminal_width();
 
 /// On standard error, so that output stays clean; silent where that is no terminal.
 class Progress {

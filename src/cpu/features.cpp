@@ -7,6 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "op/common/checks.hpp"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -99,7 +101,7 @@ struct Limit {
     if (set == nullptr || *set == 0) return;
     const std::string_view name = set;
     std::string names = "scalar";
-    known = name == names;
+    bool known = name == names;
     allowed = 0;
     for (std::size_t i = 0; i < kInOrder.size(); ++i) {
       names.append(i + 1 < kInOrder.size() ? ", " : " or ").append(kInOrder[i].name);
@@ -108,10 +110,10 @@ struct Limit {
       allowed = i + 1;
     }
     reason = "left out by FOVEA_MAX_CPU_ISA=" + std::string(name);
-    if (!known) reason = "FOVEA_MAX_CPU_ISA: got \"" + std::string(name) + "\", want " + names;
+    if (!known) error = detail::invalid("FOVEA_MAX_CPU_ISA", '"' + std::string(name) + '"', names);
   }
 
-  bool known = true;
+  std::optional<Error> error;
   std::size_t allowed = kInOrder.size();  // of kInOrder, the first ones
   std::string reason;                     // why the others are not
 };
@@ -146,7 +148,9 @@ const Features& features() {
 
 std::string processor_name() { return detect_name(); }
 
-std::string_view scalar_unavailable() { return limit().known ? std::string_view{} : limit().reason; }
+std::optional<Error> environment_error() { return limit().error; }
+
+std::string_view scalar_unavailable() { return {}; }
 std::string_view avx2_unavailable() { return unavailable(&Features::avx2, "needs avx2, fma and f16c"); }
 std::string_view avx512_unavailable() { return unavailable(&Features::avx512, "needs avx512f, avx512bw, avx512vl and avx512dq"); }
 std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512vnni, "needs avx512_vnni"); }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fovea/info.hpp"
+#include "fovea/result.hpp"
 
 namespace fovea::cpu {
 
@@ -22,6 +24,9 @@ struct Features {
 
 const Features& features();
 
+/// FOVEA_MAX_CPU_ISA set to what is no instruction set.
+std::optional<Error> environment_error();
+
 /// This machine's processor.
 void append_devices(std::vector<DeviceInfo>& all);
 
@@ -29,7 +34,7 @@ void append_devices(std::vector<DeviceInfo>& all);
 std::string processor_name();
 
 /// What keeps this machine from running an instruction set's kernels, or nothing.
-std::string_view scalar_unavailable();
+std::string_view scalar_unavailable();  // nothing does
 std::string_view avx2_unavailable();
 std::string_view avx512_unavailable();
 std::string_view avx512vnni_unavailable();

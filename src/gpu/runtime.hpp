@@ -83,6 +83,22 @@ inline const DeviceProperties* properties(int ordinal) {
   return ordinal >= 0 && static_cast<std::size_t>(ordinal) < devices.size() ? &devices[static_cast<std::size_t>(ordinal)] : nullptr;
 }
 
+/// Devices that may be described: of each compute capability a usual one (T4, A100, A40, L40S, H200, B200, RTX PRO 6000).
+inline constexpr std::array kDescribedDevices{
+    DeviceProperties{75, 40, 64 << 10, 64 << 10, 4 << 20},      DeviceProperties{80, 108, 163 << 10, 164 << 10, 40 << 20},
+    DeviceProperties{86, 84, 99 << 10, 100 << 10, 6 << 20},     DeviceProperties{89, 142, 99 << 10, 100 << 10, 96 << 20},
+    DeviceProperties{90, 132, 227 << 10, 228 << 10, 50 << 20},  DeviceProperties{100, 148, 227 << 10, 228 << 10, 126 << 20},
+    DeviceProperties{120, 188, 99 << 10, 100 << 10, 128 << 20},
+};
+
+/// Of a device of this machine, or of one that is described; null when there is no such device.
+inline const DeviceProperties* properties(Device device) {
+  if (device.capability == 0) return properties(device.ordinal);
+  const auto is_it = [&](const DeviceProperties& candidate) { return candidate.capability == device.capability; };
+  const auto found = std::find_if(kDescribedDevices.begin(), kDescribedDevices.end(), is_it);
+  return found == kDescribedDevices.end() ? nullptr : &*found;
+}
+
 inline constexpr int kAnyLater = 9999;  ///< the highest compute capability of code that the driver can compile for later devices
 
 /// "9.0"
@@ -109,7 +125,10 @@ std::string_view unavailable() {
 
 /// The reason of a row of compute capability `lowest` to `highest` to decline `device`, or nothing.
 inline std::optional<Error> decline_device(Device device, int lowest, int highest) {
-  const DeviceProperties* found = properties(device.ordinal);
+  const DeviceProperties* found = properties(device);
+  if (found == nullptr && device.capability != 0) {
+    return detail::declined("device.capability", device.capability, "75, 80, 86, 89, 90, 100 or 120");
+  }
   if (found == nullptr) {
     return detail::declined("device.ordinal", device.ordinal, "0 to " + std::to_string(device_table().devices.size() - 1));
   }

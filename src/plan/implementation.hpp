@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +17,41 @@ namespace fovea::detail {
 template <class Args>
 using PlanResult = Result<std::shared_ptr<const PlanState<Args>>>;
 
+/// The options of an operation that an implementation handles; made by `handles`.
+template <class Operation>
+class Handled {
+ public:
+  using Problem = typename Operation::Problem;
+
+  template <std::size_t kCount>
+  consteval explicit Handled(const std::array<std::string_view, kCount>& names) {
+    for (const std::string_view name : names) {
+      const auto found = std::find_if(kOptions.begin(), kOptions.end(), [&](const auto& option) { return option.name == name; });
+      if (found == kOptions.end()) throw "the operation has no option of this name";  // does not compile
+      is_handled_[static_cast<std::size_t>(found - kOptions.begin())] = true;
+    }
+  }
+
+  /// What `problem` uses and is not among them, or null.
+  const Option<Problem>* missing(const Problem& problem) const {
+    const bool* handled = is_handled_.data();
+    for (const Option<Problem>& option : kOptions) {
+      if (!*handled++ && option.used(problem)) return &option;
+    }
+    return nullptr;
+  }
+
+ private:
+  static constexpr const auto& kOptions = Operation::kOptions;
+  std::array<bool, kOptions.size()> is_handled_{};
+};
+
+/// By name, one by one: an option that comes later is not among them, and what uses it is declined until somebody adds it here.
+template <class Operation, class... Names>
+consteval Handled<Operation> handles(const Names&... names) {
+  return Handled<Operation>(std::array<std::string_view, sizeof...(Names)>{names...});
+}
+
 /// One row of an ordered list. It supports a problem exactly when `plan` succeeds; Error{unsupported, reason} declines.
 template <class Operation_>
 struct Implementation {
@@ -22,6 +61,7 @@ struct Implementation {
 
   std::string_view name{};     ///< "cpu.avx2.attention"
   std::string_view accepts{};  ///< a line for people: dtypes, head dims, what it declines
+  Handled<Operation> handled;  ///< has no default: a row without it does not compile
   Backend backend{};
   std::string_view (*unavailable)() = nullptr;  ///< "needs avx512f" when this machine cannot run it, else empty
   PlanResult<Args> (*plan)(const Problem&, Device) = nullptr;
@@ -34,5 +74,8 @@ using Implementations = std::span<const Implementation<Operation>>;
 /// The ordered list of an operation, fastest first, the reference last: src/plan/implementations.cpp.
 template <class Operation>
 Implementations<Operation> implementations_of();
+
+/// What a backend of the build cannot make sense of in the environment of the process, or nothing: no call is planned then.
+std::optional<Error> environment_error();
 
 }  // namespace fovea::detail

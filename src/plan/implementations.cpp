@@ -47,6 +47,14 @@ Implementations<Operation> implementations_of() {
   return kList;
 }
 
+std::optional<Error> environment_error() {
+#ifdef FOVEA_HAS_CPU
+  return cpu::environment_error();
+#else
+  return std::nullopt;
+#endif
+}
+
 template Implementations<Attention> implementations_of<Attention>();
 template Implementations<AttentionBackward> implementations_of<AttentionBackward>();
 template Implementations<PagedAttention> implementations_of<PagedAttention>();

@@ -8,8 +8,9 @@ namespace {
 
 template <class Operation>
 void append(std::vector<ImplementationInfo>& rows) {
+  const std::optional<Error> wrong = detail::environment_error();
   for (const auto& implementation : detail::implementations_of<Operation>()) {
-    const std::string_view reason = implementation.unavailable();
+    const std::string_view reason = wrong ? std::string_view(wrong->message) : implementation.unavailable();
     rows.push_back({.name = implementation.name,
                     .operation = Operation::kName,
                     .backend = implementation.backend,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The operations of the library, each with its types and its name. Everything generic (planning, lists, info) goes over this table.
+/// The operations of the library, each with its types, name and options. Everything generic (planning, lists, info) goes over this table.
 #pragma once
 
 #include <string_view>
@@ -25,43 +25,56 @@ struct OperationTypes {
 
 struct Attention : OperationTypes<AttentionProblem, AttentionArgs> {
   static constexpr std::string_view kName = "attention";
+  static constexpr const auto& kOptions = kAttentionOptions;
 };
 struct AttentionBackward : OperationTypes<AttentionBackwardProblem, AttentionBackwardArgs> {
   static constexpr std::string_view kName = "attention_backward";
+  static constexpr const auto& kOptions = kAttentionBackwardOptions;
 };
 struct PagedAttention : OperationTypes<PagedAttentionProblem, PagedAttentionArgs> {
   static constexpr std::string_view kName = "paged_attention";
+  static constexpr const auto& kOptions = kPagedAttentionOptions;
 };
 struct PagedCacheAppend : OperationTypes<PagedCacheAppendProblem, PagedCacheAppendArgs> {
   static constexpr std::string_view kName = "paged_cache_append";
+  static constexpr const auto& kOptions = kPagedCacheAppendOptions;
 };
 struct MergeStates : OperationTypes<MergeStatesProblem, MergeStatesArgs> {
   static constexpr std::string_view kName = "merge_states";
+  static constexpr const auto& kOptions = kMergeStatesOptions;
 };
 struct LatentAttention : OperationTypes<LatentAttentionProblem, LatentAttentionArgs> {
   static constexpr std::string_view kName = "latent_attention";
+  static constexpr const auto& kOptions = kLatentAttentionOptions;
 };
 struct SparseLatentAttention : OperationTypes<SparseLatentAttentionProblem, SparseLatentAttentionArgs> {
   static constexpr std::string_view kName = "sparse_latent_attention";
+  static constexpr const auto& kOptions = kSparseLatentAttentionOptions;
 };
 struct QuantizeLatentCache : OperationTypes<QuantizeLatentCacheProblem, QuantizeLatentCacheArgs> {
   static constexpr std::string_view kName = "quantize_latent_cache";
+  static constexpr const auto& kOptions = kQuantizeLatentCacheOptions;
 };
 struct DequantizeLatentCache : OperationTypes<DequantizeLatentCacheProblem, DequantizeLatentCacheArgs> {
   static constexpr std::string_view kName = "dequantize_latent_cache";
+  static constexpr const auto& kOptions = kDequantizeLatentCacheOptions;
 };
 
 struct QuantizeQkInt8 : OperationTypes<QuantizeQkInt8Problem, QuantizeQkInt8Args> {
   static constexpr std::string_view kName = "quantize_qk_int8";
+  static constexpr const auto& kOptions = kQuantizeQkInt8Options;
 };
 struct QuantizeV : OperationTypes<QuantizeVProblem, QuantizeVArgs> {
   static constexpr std::string_view kName = "quantize_v";
+  static constexpr const auto& kOptions = kQuantizeVOptions;
 };
 struct QuantizedAttention : OperationTypes<QuantizedAttentionProblem, QuantizedAttentionArgs> {
   static constexpr std::string_view kName = "quantized_attention";
+  static constexpr const auto& kOptions = kQuantizedAttentionOptions;
 };
 struct QuantizeAndAttend : OperationTypes<QuantizeAndAttendProblem, QuantizeAndAttendArgs> {
   static constexpr std::string_view kName = "quantize_and_attend";
+  static constexpr const auto& kOptions = kQuantizeAndAttendOptions;
 };
 
 /// In the order in which they are listed to people.

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "op/common/checks.hpp"
@@ -10,15 +13,46 @@
 
 namespace fovea::detail {
 
+/// A plan for a device that is only described: it explains, and refuses to run.
+template <class Args>
+class DescribedState final : public PlanState<Args> {
+ public:
+  DescribedState(std::shared_ptr<const PlanState<Args>> planned, Device device) : planned_(std::move(planned)), device_(device) {
+    this->implementation = planned_->implementation;
+    this->workspace_bytes = planned_->workspace_bytes;
+  }
+  Result<void> prepare(const Args&, Workspace, Stream) const override { return refusal(); }
+  Result<void> run(const Args&, Workspace, Stream, bool) const override { return refusal(); }
+  std::string tuning() const override { return planned_->tuning(); }
+
+ private:
+  Error refusal() const {
+    return invalid("device.capability", device_.capability, "0, a device of this machine (a plan for a described one explains only)");
+  }
+
+  std::shared_ptr<const PlanState<Args>> planned_;
+  Device device_;
+};
+
 /// Plans with `candidate`, or says why not. Any error but `unsupported` means that the search must stop.
 template <class Operation>
 PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& candidate, const typename Operation::Problem& problem,
-                                               Device device) {
+                                               Device device, bool asked_for) {
+  const bool described = device.capability != 0;  // then `plan` itself knows whether it is for such a device
   if (candidate.backend != device.backend) return declined("device.backend", name_of(device.backend), name_of(candidate.backend));
-  if (const std::string_view reason = candidate.unavailable(); !reason.empty()) {
+  if (const std::string_view reason = described ? "" : candidate.unavailable(); !reason.empty()) {
     return Error{ErrorCode::unsupported, "not available on this machine: " + std::string(reason)};
   }
-  return candidate.plan(problem, device);
+  if (const std::string_view reason = asked_for || candidate.outdone == nullptr ? "" : candidate.outdone(); !reason.empty()) {
+    return Error{ErrorCode::unsupported, std::string(reason)};
+  }
+  if (const auto* option = candidate.handled.missing(problem)) {
+    return declined(option->name, "a value", "none (the implementation does not handle it)");
+  }
+  PlanResult<typename Operation::Args> planned = candidate.plan(problem, device);
+  if (!planned || !described) return planned;
+  return std::shared_ptr<const PlanState<typename Operation::Args>>(
+      std::make_shared<DescribedState<typename Operation::Args>>(*std::move(planned), device));
 }
 
 template <class Operation>
@@ -31,6 +65,9 @@ Error unknown_implementation(std::string_view name) {
 /// The first implementation in list order that does not decline; or the one that `options` forces.
 template <class Operation>
 Result<Plan<typename Operation::Args>> select(const typename Operation::Problem& problem, Device device, const PlanOptions& options) {
+  if (std::optional<Error> wrong = environment_error()) return *std::move(wrong);
+  if (device.backend == Backend::cpu && device.capability != 0)
+    return invalid("device.capability", device.capability, "0 (of a processor)");
   const Implementations<Operation> list = implementations_of<Operation>();
   const auto wanted = [&](const auto& candidate) { return options.implementation.empty() || candidate.name == options.implementation; };
   if (std::none_of(list.begin(), list.end(), wanted)) return unknown_implementation<Operation>(options.implementation);
@@ -38,12 +75,7 @@ Result<Plan<typename Operation::Args>> select(const typename Operation::Problem&
   std::vector<Decline> declines;
   for (const Implementation<Operation>& candidate : list) {
     if (!wanted(candidate)) continue;
-    const bool asked_for = !options.implementation.empty();
-    if (const std::string_view reason = asked_for || candidate.outdone == nullptr ? "" : candidate.outdone(); !reason.empty()) {
-      declines.push_back({std::string(candidate.name), std::string(reason)});
-      continue;
-    }
-    PlanResult<typename Operation::Args> planned = plan_with(candidate, problem, device);
+    PlanResult<typename Operation::Args> planned = plan_with(candidate, problem, device, !options.implementation.empty());
     if (planned) return Plan<typename Operation::Args>(*std::move(planned), std::move(declines));
     if (planned.error().code != ErrorCode::unsupported) return planned.error();
     declines.push_back({std::string(candidate.name), planned.error().message});

@@ -40,9 +40,9 @@ inline std::string_view always_available() { return {}; }
 
 /// The list of one operation: the reference alone.
 template <class Operation>
-detail::Implementation<Operation> row(std::string_view accepts,
+detail::Implementation<Operation> row(std::string_view accepts, const detail::Handled<Operation>& handled,
                                       detail::PlanResult<typename Operation::Args> (*plan)(const typename Operation::Problem&, Device)) {
-  return {State<Operation>::kName, accepts, Backend::cpu, always_available, plan};
+  return {State<Operation>::kName, accepts, handled, Backend::cpu, always_available, plan};
 }
 
 /// Numbers to be rounded into one of the caller's tensors, seen as [flat row, head, width].

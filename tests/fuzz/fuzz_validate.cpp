@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Throws random descriptions at validate and plan, on every device of this machine. With clang: -fsanitize=fuzzer and FOVEA_LIBFUZZER;
-/// without, a main() of its own drives the same entry with seeded random bytes: fuzz_validate [iterations] [seed].
+/// Throws random descriptions at validate and plan, on every device of this machine and one that need not be. With clang: -fsanitize=fuzzer
+/// and FOVEA_LIBFUZZER; without, a main() of its own drives the same entry with seeded random bytes: fuzz_validate [iterations] [seed].
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -45,6 +45,7 @@ template <class MakePlan>
 void examine_on_all_devices(MakePlan&& plan) {
   static const std::vector<DeviceInfo> all = devices();
   for (const DeviceInfo& info : all) examine(plan(info.device));
+  examine(plan(Device{.backend = Backend::cuda, .capability = 90}));  // which need not be here
 }
 
 void fuzz_attention(Bytes& bytes) {

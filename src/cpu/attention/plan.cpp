@@ -40,9 +40,11 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
+constexpr auto kHandled = detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap",
+                                                             "sink", "lse", "q_scale", "k_scale", "v_scale", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
                                                          Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{

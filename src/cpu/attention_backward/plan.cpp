@@ -81,9 +81,11 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
+constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
+                                                                     "softcap", "sink", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
                                                                  Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{

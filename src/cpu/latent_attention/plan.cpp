@@ -38,9 +38,11 @@ detail::PlanResult<LatentAttentionArgs> plan(const LatentAttentionProblem& probl
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 and packed rows of 576 or 512; any heads, page and query length";
+constexpr auto kHandled =
+    detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
                                                                Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{

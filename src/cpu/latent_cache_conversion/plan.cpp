@@ -158,9 +158,15 @@ detail::PlanResult<typename Operation::Args> plan(const typename Operation::Prob
   return std::shared_ptr<const Plan>(std::make_shared<State<Operation>>(kName<Operation, Isa>.view(), problem, Isa::kernels()));
 }
 
+template <class Operation>
+constexpr auto kHandled = detail::handles<detail::QuantizeLatentCache>("rule (exact)");
+template <>
+constexpr auto kHandled<detail::DequantizeLatentCache> = detail::handles<detail::DequantizeLatentCache>();
+
 template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), "every packed format; f32, f16, bf16 rows", Backend::cpu,
-                                                 Isa::kUnavailable, plan<Operation, Isa>};
+constexpr detail::Implementation<Operation> kRow{
+    kName<Operation, Isa>.view(), "every packed format; f32, f16, bf16 rows", kHandled<Operation>, Backend::cpu, Isa::kUnavailable,
+    plan<Operation, Isa>};
 
 template <class Operation>
 constexpr std::array kRows{

@@ -108,9 +108,11 @@ detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Devi
       std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
 }
 
+constexpr auto kHandled = detail::handles<detail::MergeStates>("lse");
+
 template <class Isa>
-constexpr detail::Implementation<detail::MergeStates> kRow{kName<Isa>.view(), "f32, f16, bf16; any head dim", Backend::cpu,
-                                                           Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::MergeStates> kRow{
+    kName<Isa>.view(), "f32, f16, bf16; any head dim", kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

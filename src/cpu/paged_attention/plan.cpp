@@ -44,9 +44,11 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
+constexpr auto kHandled = detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
+                                                                  "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
                                                               Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{

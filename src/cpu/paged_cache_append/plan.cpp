@@ -92,9 +92,11 @@ detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& pro
       std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
 }
 
+constexpr auto kHandled = detail::handles<detail::PagedCacheAppend>("k_scale", "v_scale");
+
 template <class Isa>
-constexpr detail::Implementation<detail::PagedCacheAppend> kRow{kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches",
-                                                                Backend::cpu, Isa::kUnavailable, plan<Isa>};
+constexpr detail::Implementation<detail::PagedCacheAppend> kRow{
+    kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -172,9 +172,27 @@ constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 25
 template <>
 constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
 
+template <class Operation>
+constexpr auto kHandled = detail::handles<detail::QuantizeQkInt8>("ragged", "k_mean", "lse_shift", "groups.granularity",
+                                                                  "groups.warp_rows");
+template <>
+constexpr auto kHandled<detail::QuantizeV> = detail::handles<detail::QuantizeV>("ragged", "v_scale", "v_mean");
+template <>
+constexpr auto kHandled<detail::QuantizedAttention> = detail::handles<detail::QuantizedAttention>("ragged", "mask.left", "mask.right",
+                                                                                                  "mask.anchor (top_left)", "lse",
+                                                                                                  "lse_shift", "v_scale", "v_mean",
+                                                                                                  "groups.granularity", "groups.warp_rows",
+                                                                                                  "options.batch_invariant");
+template <>
+constexpr auto kHandled<detail::QuantizeAndAttend> = detail::handles<detail::QuantizeAndAttend>("ragged", "mask.left", "mask.right",
+                                                                                                "mask.anchor (top_left)", "lse",
+                                                                                                "v_dtype (e4m3)", "smooth_k", "smooth_v",
+                                                                                                "groups.granularity", "groups.warp_rows",
+                                                                                                "options.batch_invariant");
+
 template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{kName<Operation, Isa>.view(), kAccepts<Operation>, Backend::cpu, Isa::kUnavailable,
-                                                 plan<Operation, Isa>};
+constexpr detail::Implementation<Operation> kRow{
+    kName<Operation, Isa>.view(), kAccepts<Operation>, kHandled<Operation>, Backend::cpu, Isa::kUnavailable, plan<Operation, Isa>};
 
 template <class Operation>
 constexpr std::array kQuantizerRows{

@@ -68,9 +68,11 @@ detail::PlanResult<SparseLatentAttentionArgs> plan(const SparseLatentAttentionPr
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16 and packed rows of 576 or 512; any heads, page and top-k; an extra cache";
+constexpr auto kHandled = detail::handles<detail::SparseLatentAttention>("flat", "main.topk_length", "extra", "extra.topk_length", "sink",
+                                                                         "lse", "max_logits", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts,  Backend::cpu,
+constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
                                                                      Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
 
 constexpr std::array kRows{

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+
 #include "op/attention/problem.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -10,5 +13,11 @@ struct AttentionBackwardProblem : AttentionProblem {
   RowStrides dout{}, dq{}, dk{}, dv{};
   std::int32_t dout_base_alignment = 0, dq_base_alignment = 0, dk_base_alignment = 0, dv_base_alignment = 0;
 };
+
+inline constexpr std::array kAttentionBackwardOptions{
+    option::kRagged<AttentionBackwardProblem>,        option::kMaskLeft<AttentionBackwardProblem>,
+    option::kMaskRight<AttentionBackwardProblem>,     option::kMaskTopLeft<AttentionBackwardProblem>,
+    option::kSoftcap<AttentionBackwardProblem>,       option::kSink<AttentionBackwardProblem>,
+    option::kBatchInvariant<AttentionBackwardProblem>};
 
 }  // namespace fovea::detail

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+
 #include "op/common/latent_cache.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -18,5 +21,9 @@ struct LatentCacheConversionProblem {
 /// The two directions are different operations with one description.
 struct QuantizeLatentCacheProblem : LatentCacheConversionProblem {};
 struct DequantizeLatentCacheProblem : LatentCacheConversionProblem {};
+
+inline constexpr std::array kQuantizeLatentCacheOptions{
+    Option<QuantizeLatentCacheProblem>{"rule (exact)", [](const QuantizeLatentCacheProblem& p) { return p.rule == ScaleRule::exact; }}};
+inline constexpr std::array<Option<DequantizeLatentCacheProblem>, 0> kDequantizeLatentCacheOptions{};
 
 }  // namespace fovea::detail

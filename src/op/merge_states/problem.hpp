@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "fovea/tensor.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -19,5 +21,7 @@ struct MergeStatesProblem {
   Strides out{};
   bool has_lse = false;
 };
+
+inline constexpr std::array kMergeStatesOptions{option::kLse<MergeStatesProblem>};
 
 }  // namespace fovea::detail

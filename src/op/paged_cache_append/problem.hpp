@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
 #include "fovea/tensor.hpp"
 #include "op/common/cache_view.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -23,5 +25,9 @@ struct PagedCacheAppendProblem {
   std::int64_t tokens = 0, kv_heads = 0, blocks = 0, page = 0;
   AppendSide k{}, v{};
 };
+
+inline constexpr std::array kPagedCacheAppendOptions{
+    Option<PagedCacheAppendProblem>{"k_scale", [](const PagedCacheAppendProblem& p) { return p.k.scale.has_value(); }},
+    Option<PagedCacheAppendProblem>{"v_scale", [](const PagedCacheAppendProblem& p) { return p.v.scale.has_value(); }}};
 
 }  // namespace fovea::detail

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+
 #include "fovea/quantized_attention.hpp"
 #include "op/attention/problem.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -51,5 +54,46 @@ struct QuantizeAndAttendProblem {
   /// Elements of the tensors between the steps; 0 where there is none.
   std::int64_t q_int8 = 0, k_int8 = 0, q_scale = 0, k_scale = 0, k_mean = 0, lse_shift = 0, v_bytes = 0, v_scale = 0, v_mean = 0;
 };
+
+inline constexpr std::array kQuantizeQkInt8Options{
+    option::kRagged<QuantizeQkInt8Problem>,
+    Option<QuantizeQkInt8Problem>{"k_mean", [](const QuantizeQkInt8Problem& p) { return p.k.has_mean; }},
+    Option<QuantizeQkInt8Problem>{"lse_shift", [](const QuantizeQkInt8Problem& p) { return p.has_lse_shift; }},
+    Option<QuantizeQkInt8Problem>{"groups.granularity",
+                                  [](const QuantizeQkInt8Problem& p) { return p.groups.granularity != Int8Groups{}.granularity; }},
+    Option<QuantizeQkInt8Problem>{"groups.warp_rows",
+                                  [](const QuantizeQkInt8Problem& p) { return p.groups.warp_rows != Int8Groups{}.warp_rows; }}};
+inline constexpr std::array kQuantizeVOptions{option::kRagged<QuantizeVProblem>,
+                                              Option<QuantizeVProblem>{"v_scale", [](const QuantizeVProblem& p) { return p.v.has_scale; }},
+                                              Option<QuantizeVProblem>{"v_mean", [](const QuantizeVProblem& p) { return p.v.has_mean; }}};
+inline constexpr std::array kQuantizedAttentionOptions{
+    option::kRagged<QuantizedAttentionProblem>,
+    option::kMaskLeft<QuantizedAttentionProblem>,
+    option::kMaskRight<QuantizedAttentionProblem>,
+    option::kMaskTopLeft<QuantizedAttentionProblem>,
+    option::kLse<QuantizedAttentionProblem>,
+    Option<QuantizedAttentionProblem>{"lse_shift", [](const QuantizedAttentionProblem& p) { return p.has_lse_shift; }},
+    Option<QuantizedAttentionProblem>{"v_scale", [](const QuantizedAttentionProblem& p) { return p.has_v_scale; }},
+    Option<QuantizedAttentionProblem>{"v_mean", [](const QuantizedAttentionProblem& p) { return p.has_v_mean; }},
+    Option<QuantizedAttentionProblem>{"groups.granularity",
+                                      [](const QuantizedAttentionProblem& p) { return p.groups.granularity != Int8Groups{}.granularity; }},
+    Option<QuantizedAttentionProblem>{"groups.warp_rows",
+                                      [](const QuantizedAttentionProblem& p) { return p.groups.warp_rows != Int8Groups{}.warp_rows; }},
+    option::kBatchInvariant<QuantizedAttentionProblem>};
+inline constexpr std::array kQuantizeAndAttendOptions{
+    Option<QuantizeAndAttendProblem>{"ragged", [](const QuantizeAndAttendProblem& p) { return p.whole.ragged; }},
+    Option<QuantizeAndAttendProblem>{"mask.left", [](const QuantizeAndAttendProblem& p) { return p.whole.mask.left != kUnbounded; }},
+    Option<QuantizeAndAttendProblem>{"mask.right", [](const QuantizeAndAttendProblem& p) { return p.whole.mask.right != kUnbounded; }},
+    Option<QuantizeAndAttendProblem>{"mask.anchor (top_left)",
+                                     [](const QuantizeAndAttendProblem& p) { return p.whole.mask.anchor == Anchor::top_left; }},
+    Option<QuantizeAndAttendProblem>{"lse", [](const QuantizeAndAttendProblem& p) { return p.whole.has_lse; }},
+    Option<QuantizeAndAttendProblem>{"v_dtype (e4m3)", [](const QuantizeAndAttendProblem& p) { return p.v.v.has_scale; }},
+    Option<QuantizeAndAttendProblem>{"smooth_k", [](const QuantizeAndAttendProblem& p) { return p.qk.k.has_mean; }},
+    Option<QuantizeAndAttendProblem>{"smooth_v", [](const QuantizeAndAttendProblem& p) { return p.v.v.has_mean; }},
+    Option<QuantizeAndAttendProblem>{
+        "groups.granularity", [](const QuantizeAndAttendProblem& p) { return p.attention.groups.granularity != Int8Groups{}.granularity; }},
+    Option<QuantizeAndAttendProblem>{
+        "groups.warp_rows", [](const QuantizeAndAttendProblem& p) { return p.attention.groups.warp_rows != Int8Groups{}.warp_rows; }},
+    Option<QuantizeAndAttendProblem>{"options.batch_invariant", [](const QuantizeAndAttendProblem& p) { return p.whole.batch_invariant; }}};
 
 }  // namespace fovea::detail

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "op/common/attention_core.hpp"
 #include "op/common/latent_cache.hpp"
+#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -24,5 +26,16 @@ struct SparseLatentAttentionProblem : AttentionCore {
   SparseSelection main{};
   std::optional<SparseSelection> extra{};
 };
+
+inline constexpr std::array kSparseLatentAttentionOptions{
+    Option<SparseLatentAttentionProblem>{"flat", [](const SparseLatentAttentionProblem& p) { return p.flat; }},
+    Option<SparseLatentAttentionProblem>{"main.topk_length", [](const SparseLatentAttentionProblem& p) { return p.main.has_topk_length; }},
+    Option<SparseLatentAttentionProblem>{"extra", [](const SparseLatentAttentionProblem& p) { return p.extra.has_value(); }},
+    Option<SparseLatentAttentionProblem>{"extra.topk_length",
+                                         [](const SparseLatentAttentionProblem& p) { return p.extra && p.extra->has_topk_length; }},
+    option::kSink<SparseLatentAttentionProblem>,
+    option::kLse<SparseLatentAttentionProblem>,
+    Option<SparseLatentAttentionProblem>{"max_logits", [](const SparseLatentAttentionProblem& p) { return p.has_max_logits; }},
+    option::kBatchInvariant<SparseLatentAttentionProblem>};
 
 }  // namespace fovea::detail

@@ -132,9 +132,14 @@ detail::PlanResult<typename Direction::Args> plan(const typename Direction::Prob
   return std::shared_ptr<const detail::PlanState<typename Direction::Args>>(std::make_shared<State<Direction>>(problem, device.ordinal));
 }
 
+template <class Operation>
+constexpr auto kHandled = detail::handles<detail::QuantizeLatentCache>("rule (exact)");
+template <>
+constexpr auto kHandled<detail::DequantizeLatentCache> = detail::handles<detail::DequantizeLatentCache>();
+
 template <class Direction, class Operation>
-constexpr detail::Implementation<Operation> kRow{Direction::kName, "every packed format; f32, f16, bf16 rows", Backend::cuda,
-                                                 unavailable<kLowestCapability, kAnyLater>, plan<Direction>};
+constexpr detail::Implementation<Operation> kRow{Direction::kName, "every packed format; f32, f16, bf16 rows", kHandled<Operation>,
+                                                 Backend::cuda,    unavailable<kLowestCapability, kAnyLater>,  plan<Direction>};
 
 }  // namespace
 

@@ -113,8 +113,12 @@ detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Devi
   return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(problem, device.ordinal));
 }
 
-constexpr detail::Implementation<detail::MergeStates> kRow{kName, "f32, f16, bf16; any head dim", Backend::cuda,
-                                                           unavailable<kLowestCapability, kAnyLater>, plan};
+constexpr detail::Implementation<detail::MergeStates> kRow{kName,
+                                                           "f32, f16, bf16; any head dim",
+                                                           detail::handles<detail::MergeStates>("lse"),
+                                                           Backend::cuda,
+                                                           unavailable<kLowestCapability, kAnyLater>,
+                                                           plan};
 
 }  // namespace
 

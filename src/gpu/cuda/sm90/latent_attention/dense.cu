@@ -65,8 +65,12 @@ detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device devi
 }
 
 constexpr detail::Implementation<detail::LatentAttention> kRow{
-    kName, "f16 and bf16 over rows of their own, e4m3 or packed, of 576 or 512; any heads, query length and page", Backend::cuda,
-    unavailable<kCapability, kCapability>, plan};
+    kName,
+    "f16 and bf16 over rows of their own, e4m3 or packed, of 576 or 512; any heads, query length and page",
+    detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kCapability, kCapability>,
+    plan};
 
 }  // namespace
 }  // namespace fovea::gpu::sm90::latent

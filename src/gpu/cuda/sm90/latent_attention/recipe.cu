@@ -102,7 +102,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
 
 Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, std::int64_t requests, std::int64_t tokens)
     : device(device_), dtype(core.q_dtype), head_dim(static_cast<int>(core.head_dim_qk)), load(load_) {
-  processors = properties(device.ordinal)->multiprocessors;
+  processors = properties(device)->multiprocessors;
   params.q_batch = core.q.batch, params.q_row = core.q.row, params.q_head = core.q.head;
   params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
   params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;

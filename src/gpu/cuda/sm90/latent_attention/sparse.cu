@@ -79,8 +79,13 @@ detail::PlanResult<Args> plan(const Problem& problem, Device device) {
 }
 
 constexpr detail::Implementation<detail::SparseLatentAttention> kRow{
-    kName, "f16 and bf16 rows and every packed format, of 576 or 512; any heads, top-k and page, an extra cache, sinks, max_logits",
-    Backend::cuda, unavailable<kCapability, kCapability>, plan};
+    kName,
+    "f16 and bf16 rows and every packed format, of 576 or 512; any heads, top-k and page, an extra cache, sinks, max_logits",
+    detail::handles<detail::SparseLatentAttention>("flat", "main.topk_length", "extra", "extra.topk_length", "sink", "lse", "max_logits",
+                                                   "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kCapability, kCapability>,
+    plan};
 
 }  // namespace
 }  // namespace fovea::gpu::sm90::latent

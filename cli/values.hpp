@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Values that options take: each says what it got and what it wants.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+
+#include "fovea/fovea.hpp"
+
+namespace fovea::cli {
+
+/// A whole number from `least` to 2^31 - 1: products of two such numbers do not overflow.
+CLI::Validator count(std::int64_t least);
+/// More than 0.
+CLI::Validator positive();
+/// A type by our name or one that others have for it ("f16", "fp16", "float16", "half"), turned into its number.
+CLI::Validator dtype_name();
+/// "cpu", "cuda", "cuda:1" or, without having one, "sm90".
+CLI::Validator device_name();
+
+/// What a value that passed device_name() means: "cuda" is the first GPU here, or where there is none, one as described by "sm90".
+Device device_of(const std::string& name);
+
+}  // namespace fovea::cli

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Options of every operation: a problem uses exactly those that its description asks for, and a row that handles none declines each by
+/// name.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "plan/select.hpp"
+
+namespace fovea::detail {
+namespace {
+
+using Names = std::vector<std::string_view>;
+
+template <class Desc>
+struct Call {
+  Desc desc{};
+  PlanOptions options{};
+};
+
+/// How to ask for an option, and for what it cannot do without, which comes before it.
+template <class Desc>
+struct Request {
+  Names names;
+  std::function<void(Call<Desc>&)> ask;
+};
+
+template <class Problem>
+Names names_used(const auto& options, const Problem& problem) {
+  Names names;
+  for (const Option<Problem>& option : options)
+    if (option.used(problem)) names.push_back(option.name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+template <class Operation>
+PlanResult<typename Operation::Args> plan_nothing(const typename Operation::Problem&, Device) {
+  return Error{ErrorCode::unsupported, "was asked"};
+}
+
+/// A kernel from before there were options.
+template <class Operation>
+const Implementation<Operation> kOldRow{
+    "old", "", handles<Operation>(), Backend::cpu, [] { return std::string_view(); }, plan_nothing<Operation>};
+
+template <class Operation, class Desc>
+void expect_options(const Call<Desc>& plain, const std::vector<Request<Desc>>& requests, auto&& validate_call) {
+  SCOPED_TRACE(Operation::kName);
+  const auto outcome = [](const auto& problem) { return plan_with(kOldRow<Operation>, problem, {}, true).error().message; };
+  EXPECT_EQ(outcome(validate_call(plain).value()), "was asked");
+  EXPECT_EQ(requests.size(), Operation::kOptions.size());
+  for (const auto& option : Operation::kOptions) {
+    SCOPED_TRACE(option.name);
+    const auto found = std::find_if(requests.begin(), requests.end(), [&](const auto& r) { return r.names.back() == option.name; });
+    ASSERT_NE(found, requests.end()) << "an option that nobody asks for here";
+    Call<Desc> call = plain;
+    found->ask(call);
+    const auto problem = validate_call(call).value();
+    Names want = found->names;
+    std::sort(want.begin(), want.end());
+    EXPECT_EQ(names_used<typename Operation::Problem>(Operation::kOptions, problem), want);
+    const auto first = std::find_if(Operation::kOptions.begin(), Operation::kOptions.end(), [&](const auto& o) { return o.used(problem); });
+    EXPECT_EQ(outcome(problem), std::string(first->name) + ": got a value, want none (the implementation does not handle it)");
+    EXPECT_EQ(implementations_of<Operation>().back().handled.missing(problem), nullptr) << "the reference handles everything";
+  }
+}
+
+constexpr auto kValidate = [](const auto& call) { return validate(call.desc, call.options); };
+
+AttentionDesc dense(DType dtype, bool ragged = false) {
+  const DType out = dtype == DType::e4m3 ? DType::bf16 : dtype;
+  if (ragged) {
+    const TensorDesc rows = contiguous(dtype, {10, 4, 64});
+    return {.q = rows, .k = rows, .v = rows, .out = contiguous(out, {10, 4, 64}), .ragged = RaggedDesc{2, 5, 5}};
+  }
+  const TensorDesc rows = contiguous(dtype, {2, 5, 4, 64});
+  return {.q = rows, .k = rows, .v = rows, .out = contiguous(out, {2, 5, 4, 64})};
+}
+
+const TensorDesc kLseTensor = contiguous(DType::f32, {2, 4, 5});
+
+template <class Desc>
+const Request<Desc> kInvariance{{"options.batch_invariant"}, [](auto& c) { c.options.batch_invariant = true; }};
+template <class Desc>
+const Request<Desc> kLeft{{"mask.left"}, [](auto& c) { c.desc.mask.left = 3; }};
+template <class Desc>
+const Request<Desc> kRight{{"mask.right"}, [](auto& c) { c.desc.mask.right = 0; }};
+template <class Desc>
+const Request<Desc> kTopLeft{{"mask.anchor (top_left)"}, [](auto& c) { c.desc.mask.anchor = Anchor::top_left; }};
+template <class Desc>
+const Request<Desc> kSoftcapped{{"softcap"}, [](auto& c) { c.desc.softcap = 30.0f; }};
+template <class Desc>
+const Request<Desc> kSinks{{"sink"}, [](auto& c) { c.desc.has_sink = true; }};
+
+TEST(Options, OfAttention) {
+  using Desc = AttentionDesc;
+  expect_options<Attention, Desc>({dense(DType::e4m3)},
+                                  {kInvariance<Desc>,
+                                   kLeft<Desc>,
+                                   kRight<Desc>,
+                                   kTopLeft<Desc>,
+                                   kSoftcapped<Desc>,
+                                   kSinks<Desc>,
+                                   {{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
+                                   {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
+                                   {{"q_scale"}, [](auto& c) { c.desc.q_scale = ScaleDesc{}; }},
+                                   {{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }},
+                                   {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
+                                  kValidate);
+}
+
+TEST(Options, OfItsGradient) {
+  using Desc = AttentionBackwardDesc;
+  const auto backward = [](bool ragged) {
+    const AttentionDesc forward = dense(DType::bf16, ragged);
+    Desc desc{.forward = forward, .dout = forward.out, .dq = forward.q, .dk = forward.k, .dv = forward.v};
+    desc.forward.lse = ragged ? contiguous(DType::f32, {10, 4}) : kLseTensor;
+    return desc;
+  };
+  expect_options<AttentionBackward, Desc>({backward(false)},
+                                          {kInvariance<Desc>,
+                                           {{"ragged"}, [&](auto& c) { c.desc = backward(true); }},
+                                           {{"mask.left"}, [](auto& c) { c.desc.forward.mask.left = 3; }},
+                                           {{"mask.right"}, [](auto& c) { c.desc.forward.mask.right = 0; }},
+                                           {{"mask.anchor (top_left)"}, [](auto& c) { c.desc.forward.mask.anchor = Anchor::top_left; }},
+                                           {{"softcap"}, [](auto& c) { c.desc.forward.softcap = 30.0f; }},
+                                           {{"sink"}, [](auto& c) { c.desc.forward.has_sink = true; }}},
+                                          kValidate);
+}
+
+TEST(Options, OfPagesAndMerging) {
+  using Paged = PagedAttentionDesc;
+  const TensorDesc rows = contiguous(DType::bf16, {9, 4, 64}), cache = contiguous(DType::e4m3, {50, 16, 4, 64});
+  const Paged paged{
+      .q = rows, .k_cache = cache, .v_cache = cache, .block_table = contiguous(DType::i32, {3, 5}), .out = rows, .mask = BandMask{}};
+  expect_options<PagedAttention, Paged>({paged},
+                                        {kInvariance<Paged>,
+                                         kLeft<Paged>,
+                                         kRight<Paged>,
+                                         kSoftcapped<Paged>,
+                                         kSinks<Paged>,
+                                         {{"lse"},
+                                          [](auto& c) {
+                                            c.desc.lse = contiguous(DType::f32, {9, 4});
+                                          }},
+                                         {{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }},
+                                         {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
+                                        kValidate);
+  expect_options<PagedCacheAppend, PagedCacheAppendDesc>(
+      {{.k = rows, .v = rows, .k_cache = cache, .v_cache = cache}},
+      {{{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }}, {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
+      kValidate);
+  const TensorDesc lse = contiguous(DType::f32, {9, 4});
+  expect_options<MergeStates, MergeStatesDesc>({{.parts = {{rows, lse}, {rows, lse}}, .out = rows}},
+                                               {{{"lse"}, [&](auto& c) { c.desc.lse = lse; }}}, kValidate);
+}
+
+TEST(Options, OfLatentAttention) {
+  using Dense = LatentAttentionDesc;
+  using Sparse = SparseLatentAttentionDesc;
+  const LatentCacheDesc codes{.rows = contiguous(DType::e4m3, {50, 64, 1, 576})}, rows{.rows = contiguous(DType::bf16, {50, 64, 1, 576})};
+  Dense latent{.q = contiguous(DType::bf16, {2, 3, 16, 576}), .out = contiguous(DType::bf16, {2, 3, 16, 512})};
+  latent.block_table = contiguous(DType::i32, {2, 4}), latent.cache = codes, latent.mask = BandMask{};
+  const auto ragged = [](auto& c) { c.desc.q = contiguous(DType::bf16, {6, 16, 576}), c.desc.out = contiguous(DType::bf16, {6, 16, 512}); };
+  const auto with_lse = [](auto& c) { c.desc.lse = contiguous(DType::f32, {2, 16, 3}); };
+  expect_options<LatentAttention, Dense>({latent},
+                                         {kInvariance<Dense>,
+                                          kLeft<Dense>,
+                                          kRight<Dense>,
+                                          {{"ragged"}, ragged},
+                                          {{"lse"}, with_lse},
+                                          {{"cache_scale"}, [](auto& c) { c.desc.has_scale = true; }}},
+                                         kValidate);
+
+  const Sparse::Selection list{.cache = rows, .indices = contiguous(DType::i32, {2, 3, 7})};
+  const auto flat = [&](auto& c) { ragged(c), c.desc.main.indices = contiguous(DType::i32, {6, 7}); };
+  expect_options<SparseLatentAttention, Sparse>({{.q = latent.q, .out = latent.out, .main = list}},
+                                                {kInvariance<Sparse>,
+                                                 kSinks<Sparse>,
+                                                 {{"flat"}, flat},
+                                                 {{"main.topk_length"}, [](auto& c) { c.desc.main.has_topk_length = true; }},
+                                                 {{"extra"}, [&](auto& c) { c.desc.extra = list; }},
+                                                 {{"extra", "extra.topk_length"},
+                                                  [&](auto& c) {
+                                                    c.desc.extra = list;
+                                                    c.desc.extra->has_topk_length = true;
+                                                  }},
+                                                 {{"lse"}, with_lse},
+                                                 {{"max_logits"},
+                                                  [](auto& c) {
+                                                    c.desc.max_logits = contiguous(DType::f32, {2, 16, 3});
+                                                  }}},
+                                                kValidate);
+
+  const Call<LatentCacheConversionDesc> conversion{
+      {.rows = contiguous(DType::bf16, {7, 576}), .cache = {.format = CacheFormat::v32_fp8, .blocks = 4, .page = 64}}};
+  expect_options<QuantizeLatentCache, LatentCacheConversionDesc>(conversion,
+                                                                 {{{"rule (exact)"}, [](auto& c) { c.desc.rule = ScaleRule::exact; }}},
+                                                                 [](const auto& call) { return validate_quantize(call.desc); });
+  expect_options<DequantizeLatentCache, LatentCacheConversionDesc>(conversion, {},
+                                                                   [](const auto& call) { return validate_dequantize(call.desc); });
+}
+
+TensorDesc twin(TensorDesc like, DType dtype) {
+  like.dtype = dtype;
+  return like;
+}
+
+QuantizeQkInt8Desc int8_qk(bool ragged, const Int8Groups& groups) {
+  const AttentionDesc d = dense(DType::bf16, ragged);
+  return {.q = d.q,
+          .k = d.k,
+          .q_int8 = twin(d.q, DType::i8),
+          .k_int8 = twin(d.k, DType::i8),
+          .q_scale = groups.q_scale(d.q, d.ragged),
+          .k_scale = groups.k_scale(d.k, d.ragged),
+          .ragged = d.ragged,
+          .groups = groups};
+}
+
+QuantizedAttentionDesc int8_attention(bool ragged, const Int8Groups& groups) {
+  const AttentionDesc d = dense(DType::bf16, ragged);
+  const QuantizeQkInt8Desc qk = int8_qk(ragged, groups);
+  return {.q = qk.q_int8,
+          .k = qk.k_int8,
+          .v = twin(d.v, DType::f16),
+          .out = d.out,
+          .q_scale = qk.q_scale,
+          .k_scale = qk.k_scale,
+          .ragged = d.ragged,
+          .groups = groups};
+}
+
+constexpr Int8Groups kBlocks{.granularity = Int8Granularity::block}, kNarrowWarps{.warp_rows = 16};
+const TensorDesc kChannels = contiguous(DType::f32, {2, 4, 64});
+
+TEST(Options, OfQuantisers) {
+  using Qk = QuantizeQkInt8Desc;
+  expect_options<QuantizeQkInt8, Qk>({int8_qk(false, {})},
+                                     {{{"ragged"}, [](auto& c) { c.desc = int8_qk(true, {}); }},
+                                      {{"k_mean"}, [](auto& c) { c.desc.k_mean = kChannels; }},
+                                      {{"k_mean", "lse_shift"}, [](auto& c) { c.desc.k_mean = kChannels, c.desc.lse_shift = kLseTensor; }},
+                                      {{"groups.granularity"}, [](auto& c) { c.desc = int8_qk(false, kBlocks); }},
+                                      {{"groups.warp_rows"}, [](auto& c) { c.desc = int8_qk(false, kNarrowWarps); }}},
+                                     kValidate);
+  const auto v_desc = [](bool ragged) {
+    const AttentionDesc d = dense(DType::bf16, ragged);
+    return QuantizeVDesc{.v = d.v, .v_out = twin(d.v, DType::f16), .ragged = d.ragged};
+  };
+  expect_options<QuantizeV, QuantizeVDesc>({v_desc(false)},
+                                           {{{"ragged"}, [&](auto& c) { c.desc = v_desc(true); }},
+                                            {{"v_scale"}, [](auto& c) { c.desc.v_scale = kChannels, c.desc.v_out.dtype = DType::e4m3; }},
+                                            {{"v_mean"}, [](auto& c) { c.desc.v_mean = kChannels; }}},
+                                           kValidate);
+}
+
+TEST(Options, OfQuantizedAttention) {
+  using Codes = QuantizedAttentionDesc;
+  expect_options<QuantizedAttention, Codes>({int8_attention(false, {})},
+                                            {kInvariance<Codes>,
+                                             kLeft<Codes>,
+                                             kRight<Codes>,
+                                             kTopLeft<Codes>,
+                                             {{"ragged"}, [](auto& c) { c.desc = int8_attention(true, {}); }},
+                                             {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
+                                             {{"lse", "lse_shift"}, [](auto& c) { c.desc.lse = c.desc.lse_shift = kLseTensor; }},
+                                             {{"v_scale"}, [](auto& c) { c.desc.v_scale = kChannels, c.desc.v.dtype = DType::e4m3; }},
+                                             {{"v_mean"}, [](auto& c) { c.desc.v_mean = kChannels; }},
+                                             {{"groups.granularity"}, [](auto& c) { c.desc = int8_attention(false, kBlocks); }},
+                                             {{"groups.warp_rows"}, [](auto& c) { c.desc = int8_attention(false, kNarrowWarps); }}},
+                                            kValidate);
+  using Whole = QuantizeAndAttendDesc;
+  const auto whole = [](bool ragged) {
+    const AttentionDesc d = dense(DType::bf16, ragged);
+    return Whole{.q = d.q, .k = d.k, .v = d.v, .out = d.out, .ragged = d.ragged, .smooth_k = false};
+  };
+  expect_options<QuantizeAndAttend, Whole>({whole(false)},
+                                           {kInvariance<Whole>,
+                                            kLeft<Whole>,
+                                            kRight<Whole>,
+                                            kTopLeft<Whole>,
+                                            {{"ragged"}, [&](auto& c) { c.desc = whole(true); }},
+                                            {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
+                                            {{"v_dtype (e4m3)"}, [](auto& c) { c.desc.v_dtype = DType::e4m3; }},
+                                            {{"smooth_k"}, [](auto& c) { c.desc.smooth_k = true; }},
+                                            {{"smooth_v"}, [](auto& c) { c.desc.smooth_v = true; }},
+                                            {{"groups.granularity"}, [](auto& c) { c.desc.groups = kBlocks; }},
+                                            {{"groups.warp_rows"}, [](auto& c) { c.desc.groups = kNarrowWarps; }}},
+                                           kValidate);
+}
+
+/// Whoever makes a row says what it handles.
+static_assert(!std::is_default_constructible_v<Handled<Attention>>);
+static_assert(!std::is_default_constructible_v<Implementation<Attention>>);
+
+}  // namespace
+}  // namespace fovea::detail
