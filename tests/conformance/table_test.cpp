@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The whole case table against every implementation that this machine can run, each forced by name.
+/// The case table against the implementations that this machine can run, each forced by name.
+/// fovea_conformance [--tier full|quick] [--rows all|kernels|fastest]; docs/architecture.md says who runs which part.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "expected_declines.hpp"
 #include "fovea/info.hpp"
@@ -45,18 +51,46 @@ class TableTest : public ::testing::Test {
   std::string_view implementation_;
 };
 
-void register_table(Tier largest) {
-  const std::vector<ImplementationInfo> all = implementations();
+/// Who meets a case: everyone, everyone but the reference (which makes the expectations, whoever is tested), or the first that takes it.
+enum class Rows : std::uint8_t { all, kernels, fastest };
+
+std::vector<std::string_view> rows_of(const AnyCase& entry, Rows rows) {
+  static const std::vector<ImplementationInfo> all = implementations();
+  std::vector<std::string_view> names;
+  for (const ImplementationInfo& info : all) {
+    if (info.operation != entry.operation || !info.available) continue;
+    if (rows != Rows::all && info.name.starts_with("reference.")) continue;
+    if (rows == Rows::fastest && !expected_decline(entry, info.name).empty()) continue;
+    names.push_back(info.name);
+    if (rows == Rows::fastest) break;
+  }
+  return names;
+}
+
+void register_table(Tier largest, Rows rows) {
   for (const AnyCase& entry : all_cases()) {
     if (entry.tier > largest) continue;
-    for (const ImplementationInfo& info : all) {
-      if (info.operation != entry.operation || !info.available) continue;
-      const std::string suite(info.operation), test = entry.name.substr(suite.size() + 1) + " " + std::string(info.name);
-      const std::string_view name = info.name;
+    for (const std::string_view name : rows_of(entry, rows)) {
+      const std::string suite(entry.operation), test = entry.name.substr(suite.size() + 1) + " " + std::string(name);
       ::testing::RegisterTest(suite.c_str(), test.c_str(), nullptr, nullptr, __FILE__, __LINE__,
                               [&entry, name]() -> ::testing::Test* { return new TableTest(entry, name); });
     }
   }
+}
+
+/// Registers what the arguments ask for; false when they are not understood.
+bool register_arguments(std::span<const char* const> arguments) {
+  std::map<std::string_view, std::string_view> given{{"--tier", "full"}, {"--rows", "all"}};
+  for (std::size_t at = 0; at < arguments.size(); at += 2) {
+    const auto option = given.find(arguments[at]);
+    if (option == given.end() || at + 1 == arguments.size()) return false;
+    option->second = arguments[at + 1];
+  }
+  const std::map<std::string_view, Tier> tiers{{"full", Tier::full}, {"quick", Tier::quick}};
+  const std::map<std::string_view, Rows> rows{{"all", Rows::all}, {"kernels", Rows::kernels}, {"fastest", Rows::fastest}};
+  if (!tiers.contains(given["--tier"]) || !rows.contains(given["--rows"])) return false;
+  register_table(tiers.at(given["--tier"]), rows.at(given["--rows"]));
+  return true;
 }
 
 }  // namespace
@@ -64,7 +98,9 @@ void register_table(Tier largest) {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  const bool quick = argc == 3 && std::strcmp(argv[1], "--tier") == 0 && std::strcmp(argv[2], "quick") == 0;
-  fovea::check::register_table(quick ? fovea::check::Tier::quick : fovea::check::Tier::full);
+  if (!fovea::check::register_arguments({argv + 1, argv + argc})) {
+    fmt::print(stderr, "usage: fovea_conformance [--tier full|quick] [--rows all|kernels|fastest]\n");
+    return 2;
+  }
   return RUN_ALL_TESTS();
 }
