@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/parallel.hpp"
 
+#include <algorithm>
 #include <atomic>
 
 #include "fovea/device.hpp"
@@ -9,6 +10,8 @@
 #include <omp.h>
 #else
 #include <thread>
+
+#include "cpu/thread_chain.hpp"
 #endif
 
 namespace fovea {
@@ -16,6 +19,7 @@ namespace {
 
 std::atomic<ParallelFor> chosen_pool{nullptr};
 std::atomic<int> chosen_threads{0};
+std::atomic<std::int64_t> nanoseconds_of_thread{cpu::kNanosecondsOfThread};
 
 #ifdef _OPENMP
 
@@ -31,15 +35,9 @@ void default_pool(int threads, void (*body)(void* context, int thread), void* co
 
 int default_threads() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
-/// Thread t starts thread t + 1 before its own work: no list of threads to allocate.
-void run_from(int thread, int threads, void (*body)(void* context, int thread), void* context) {
-  if (thread + 1 == threads) return body(context, thread);
-  std::thread next(run_from, thread + 1, threads, body, context);
-  body(context, thread);
-  next.join();
+void default_pool(int threads, void (*body)(void* context, int thread), void* context) {
+  cpu::run_chain<std::thread>(0, threads, body, context);
 }
-
-void default_pool(int threads, void (*body)(void* context, int thread), void* context) { run_from(0, threads, body, context); }
 
 #endif
 
@@ -57,6 +55,15 @@ int num_threads() {
 namespace cpu {
 
 int planned_threads() { return num_threads(); }
+
+int worthwhile_threads(const Work& work, std::int64_t pieces, int most) {
+  const double worth = work.nanoseconds() / static_cast<double>(nanoseconds_of_thread.load(std::memory_order_relaxed));
+  return static_cast<int>(std::clamp(std::min(worth, static_cast<double>(pieces)), 1.0, static_cast<double>(most)));
+}
+
+void set_nanoseconds_of_thread(std::int64_t nanoseconds) {
+  nanoseconds_of_thread.store(nanoseconds > 0 ? nanoseconds : kNanosecondsOfThread);
+}
 
 void run_parallel(int threads, void (*body)(void* context, int thread), void* context) {
   if (threads <= 1) return body(context, 0);

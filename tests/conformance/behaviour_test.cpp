@@ -74,9 +74,11 @@ void for_each_plan(F&& f) {
   }
 }
 
-/// Restores the library's own threads at the end of a test.
+/// Shares work however little it is, and restores the library's own threads at the end of a test.
 struct DefaultThreads {
+  DefaultThreads() { share_small_work(true); }
   ~DefaultThreads() {
+    share_small_work(false);
     set_num_threads(0);
     set_parallel_for(nullptr);
   }

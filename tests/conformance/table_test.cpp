@@ -102,5 +102,6 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: fovea_conformance [--tier full|quick] [--rows all|kernels|fastest]\n");
     return 2;
   }
+  fovea::check::share_small_work(true);
   return RUN_ALL_TESTS();
 }

@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 
+#include "cpu/parallel.hpp"
 #include "device_runtime.hpp"
 
 namespace fovea::check {
+
+void share_small_work(bool share) { cpu::set_nanoseconds_of_thread(share ? 1 : 0); }
 
 HostileWorkspace::HostileWorkspace(std::size_t bytes, Device device) {
   if (bytes == 0) return;

@@ -49,6 +49,9 @@ struct Report {
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.
 Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant = false);
 
+/// Whether CPU threads share work however little it is: cases are small, and sharing is to be tested.
+void share_small_work(bool share);
+
 /// "fovea check --case attention/gqa/bf16-9on3 --implementation cpu.avx2.attention"
 std::string reproduce(std::string_view name, std::string_view implementation);
 

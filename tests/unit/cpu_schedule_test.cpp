@@ -2,13 +2,15 @@
 /// The list of work: every visible pair exactly once, inside the bounds that the plan reserved, and independent of threads where sums are.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <random>
+#include <system_error>
+#include <thread>
 #include <vector>
 
-#include "cpu/attention/schedule.hpp"
-#include "cpu/attention/tuning.hpp"
-#include "cpu/parallel.hpp"
+#include "cpu/attention/plan.hpp"
+#include "cpu/thread_chain.hpp"
 #include "fovea/device.hpp"
 
 namespace fovea::cpu {
@@ -152,6 +154,74 @@ TEST(CpuParallel, VisitsEachThreadOnceInAnyPool) {
     }
     EXPECT_EQ(pool_calls, replaced ? 2 : 0);  // one thread runs in place
     set_parallel_for(nullptr);
+  }
+}
+
+/// What follows the rule: one thread for each 100 us of an estimated 32 products or 4 elements a nanosecond.
+TEST(CpuParallel, ThreadsThatWorkIsWorth) {
+  EXPECT_EQ(worthwhile_threads({}, 100, 64), 1);
+  EXPECT_EQ(worthwhile_threads({.products = 6.3e6}, 100, 64), 1);
+  EXPECT_EQ(worthwhile_threads({.products = 6.5e6}, 100, 64), 2);
+  EXPECT_EQ(worthwhile_threads({.products = 3.2e6, .elements = 0.4e6}, 100, 64), 2);
+  EXPECT_EQ(worthwhile_threads({.products = 1e12}, 100, 64), 64);
+  EXPECT_EQ(worthwhile_threads({.products = 1e12}, 5, 64), 5);
+  EXPECT_EQ(worthwhile_threads({.products = 1e30}, INT64_MAX, 1), 1);
+}
+
+/// head x 64 over so many tokens, as planned with so many threads.
+Setup planned(std::int64_t tokens, std::int64_t heads, int threads) {
+  detail::AttentionCore core{};
+  core.batch = 1;
+  core.heads = core.kv_heads = heads;
+  core.total_q = core.max_seq_q = core.max_seq_k = tokens;
+  core.head_dim_qk = core.head_dim_v = 64;
+  set_num_threads(threads);
+  const Setup setup = make_setup<Scalar>(core, false);
+  set_num_threads(0);
+  return setup;
+}
+
+TEST(CpuSchedule, SmallCallsTakeOneThreadAndItsMemory) {
+  EXPECT_EQ(planned(18, 8, 64).threads, 1);
+  EXPECT_EQ(planned(70, 8, 64).threads, 1);
+  EXPECT_EQ(map_workspace(planned(18, 8, 64), nullptr).bytes, map_workspace(planned(18, 8, 1), nullptr).bytes);
+  EXPECT_LT(map_workspace(planned(18, 8, 64), nullptr).bytes, std::size_t{512} << 10);
+}
+
+TEST(CpuSchedule, LargeCallsTakeAllThreads) {
+  EXPECT_EQ(planned(4096, 8, 64).threads, 64);
+  EXPECT_EQ(planned(4096, 8, 3).threads, 3);
+  const int some = planned(512, 8, 64).threads;
+  EXPECT_GT(some, 1);
+  EXPECT_LT(map_workspace(planned(512, 8, 64), nullptr).bytes, map_workspace(planned(512, 8, 1), nullptr).bytes * (some + 1));
+}
+
+/// A thread that is one, until the first `left` have been started.
+struct ScarceThread : std::thread {
+  static inline std::atomic<int> left{0};
+  ScarceThread() = default;
+  template <class... Args>
+  explicit ScarceThread(Args&&... args) : std::thread(started(), std::forward<Args>(args)...) {}
+
+ private:
+  struct Call {
+    void operator()(auto f, auto... args) const { f(args...); }
+  };
+  static Call started() {
+    if (left-- <= 0) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+    return {};
+  }
+};
+
+TEST(CpuParallel, GoesOnWithTheThreadsThatStart) {
+  for (const int left : {0, 1, 3, 100}) {
+    ScarceThread::left = left;
+    std::array<std::atomic<int>, 9> visits{};
+    run_chain<ScarceThread>(
+        0, static_cast<int>(visits.size()),
+        [](void* context, int thread) { ++(*static_cast<std::array<std::atomic<int>, 9>*>(context))[static_cast<std::size_t>(thread)]; },
+        &visits);
+    for (const std::atomic<int>& count : visits) EXPECT_EQ(count, 1) << left << " threads to be had";
   }
 }
 

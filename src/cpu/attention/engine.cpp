@@ -225,8 +225,7 @@ void attend(const Setup& setup, const Call& call, std::byte* workspace) {
   const Extents extents(setup);
   const Schedule schedule = build_schedule(setup, call, map);
   const std::int64_t items = schedule.entries * setup.core.kv_heads;
-  constexpr std::int64_t kCostOfThread = 4096;  // below this a second thread costs more than it brings
-  const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(items, schedule.cost / kCostOfThread), 1, setup.threads));
+  const int threads = worthwhile_threads(work_of(setup.core, static_cast<double>(schedule.cost)), items, setup.threads);
 
   *map.next = 0;
   parallel_for(threads, [&](int thread) {

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "cpu/attention/engine.hpp"
+#include "cpu/attention/schedule.hpp"
 #include "cpu/attention/tuning.hpp"
 #include "cpu/instruction_sets.hpp"
-#include "cpu/parallel.hpp"
 #include "op/common/attention_checks.hpp"
 #include "plan/implementation.hpp"
 
@@ -25,7 +25,7 @@ template <class Isa>
 Setup make_setup(const detail::AttentionCore& core, bool ragged) {
   const bool bf16 = Isa::bf16() != nullptr && has_bf16_products(core);
   Setup setup{.core = core, .ragged = ragged, .attention = bf16 ? Isa::bf16() : &Isa::kernels().attention, .rows = &Isa::kernels().rows};
-  setup.threads = planned_threads();
+  setup.threads = threads_of(core);
   setup.tuning = choose_tuning(core, *setup.attention, setup.threads, ragged);
   return setup;
 }

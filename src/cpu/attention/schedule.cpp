@@ -16,8 +16,9 @@ std::int64_t part_keys(const Setup& setup, std::int64_t keys) {
   return size;
 }
 
-/// Packing a tile or fetching it from memory takes as long as this many rows of arithmetic.
-constexpr std::int64_t kCostOfTile = 12;
+/// Costs of entries, in keys times rows: packing a tile or fetching it from memory takes as long as this many rows of arithmetic, and an
+/// entry as this many keys of one row.
+constexpr std::int64_t kCostOfTile = 12, kCostOfEntry = 64;
 
 class Builder {
  public:
@@ -54,7 +55,7 @@ class Builder {
 
  private:
   void push(WorkEntry entry, std::int64_t keys) {
-    entry.cost = keys * (entry.row_end - entry.row_begin + kCostOfTile) + 64;
+    entry.cost = keys * (entry.row_end - entry.row_begin + kCostOfTile) + kCostOfEntry;
     map_.entries[done_.entries++] = entry;
     done_.cost += entry.cost * setup_.core.kv_heads;
   }
@@ -112,6 +113,18 @@ Extents::Extents(const Setup& setup) {
   row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
   score_stride = row_pointers + 32;  // off the power of two, or the rows would share cache sets; whole lines for bf16 weights, too
   partial_floats = setup.core.head_dim_v + 2;
+}
+
+Work work_of(const detail::AttentionCore& core, double cost) {
+  return {.products = cost * static_cast<double>(core.head_dim_qk + core.head_dim_v)};
+}
+
+int threads_of(const detail::AttentionCore& core) {
+  const std::int64_t rows = core.total_q * core.group(), tiles = rows / kMinQRows + core.batch;
+  const std::int64_t parts = std::min(tiles_of(core.max_seq_k, kSplitKeys), kMaxParts), entries = rows / kMinQRows + core.batch * parts;
+  const double cost =
+      static_cast<double>(core.max_seq_k) * static_cast<double>(rows + kCostOfTile * tiles) + static_cast<double>(kCostOfEntry * tiles);
+  return worthwhile_threads(work_of(core, cost * static_cast<double>(core.kv_heads)), entries * core.kv_heads, planned_threads());
 }
 
 ScheduleBounds schedule_bounds(const Setup& setup) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/attention/setup.hpp"
+#include "cpu/parallel.hpp"
 
 namespace fovea::cpu {
 
@@ -17,6 +18,12 @@ struct WorkEntry {
   std::int32_t part = 0, parts = 1;
   std::int64_t cost = 0;
 };
+
+/// What a schedule of this cost has to do.
+Work work_of(const detail::AttentionCore& core, double cost);
+
+/// Threads that the largest call within the bounds is worth: a plan has memory for these.
+int threads_of(const detail::AttentionCore& core);
 
 /// Bounds of the lists, from the bounds of the plan alone.
 struct ScheduleBounds {

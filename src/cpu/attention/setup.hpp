@@ -30,6 +30,9 @@ struct Tuning {
 /// q_rows is never below this, except where no sequence has as many.
 inline constexpr std::int64_t kMinQRows = 64;
 
+/// Keys of the parts that a short sequence is split into, unless they would be too many.
+inline constexpr std::int64_t kSplitKeys = 1024;
+
 /// Rows that are streamed together at most, those of several kv heads.
 inline constexpr int kStreamItemRows = 64;
 

@@ -18,7 +18,7 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   t.stream_tile = 128;
   t.stream_rows = 8;
   t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
-  t.split_keys = 1024;
+  t.split_keys = kSplitKeys;
 
   // Fewer rows share a packing where that leaves threads without work. No sum depends on it.
   std::int64_t rows = 1024;

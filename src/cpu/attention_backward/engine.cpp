@@ -17,14 +17,14 @@ class Run {
 
   void operator()() {
     const detail::AttentionCore& core = setup_.forward.core;
-    const std::int64_t cost = order_sequences();
-    for_items(0, cost, core.heads, [&](const Head& head) { differentiate(head); });
-    if (setup_.shares_keys()) for_items(1, cost, core.kv_heads, [&](const Head& head) { add_heads(head); });
+    const std::int64_t pairs = order_sequences();
+    for_items(0, pairs, core.heads, [&](const Head& head) { differentiate(head); });
+    if (setup_.shares_keys()) for_items(1, pairs, core.kv_heads, [&](const Head& head) { add_heads(head); });
     if (call_.dsink != nullptr) add_sinks();
   }
 
  private:
-  /// Longest first. Returns the number of (query, key) pairs.
+  /// Longest first. Returns the number of (query, key) pairs of all heads.
   std::int64_t order_sequences() {
     const std::int64_t batch = setup_.forward.core.batch;
     const auto cost = [&](std::int64_t index) {
@@ -41,10 +41,9 @@ class Run {
 
   /// body(head) for each of `heads` heads of each sequence.
   template <class Body>
-  void for_items(int phase, std::int64_t cost, std::int64_t heads, const Body& body) {
-    constexpr std::int64_t kCostOfThread = 4096;  // below this a second thread costs more than it brings
+  void for_items(int phase, std::int64_t pairs, std::int64_t heads, const Body& body) {
     const std::int64_t items = setup_.forward.core.batch * heads;
-    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(items, cost / kCostOfThread), 1, setup_.forward.threads));
+    const int threads = worthwhile_threads(backward_work(setup_.forward.core, static_cast<double>(pairs)), items, setup_.forward.threads);
     map_.next[phase] = 0;
     parallel_for(threads, [&](int thread) {
       const BackwardScratch scratch = map_backward_scratch(setup_, map_.scratch + static_cast<std::size_t>(thread) * map_.scratch_bytes);

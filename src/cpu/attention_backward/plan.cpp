@@ -76,6 +76,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
   setup.dq = bytes(problem.dq);
   setup.dk = bytes(problem.dk);
   setup.dv = bytes(problem.dv);
+  setup.forward.threads = backward_threads(problem);
   setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup));
 }

@@ -14,6 +14,15 @@ BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const A
   return t;
 }
 
+Work backward_work(const detail::AttentionCore& core, double pairs) {
+  return {.products = pairs * static_cast<double>(3 * core.head_dim_qk + 2 * core.head_dim_v)};
+}
+
+int backward_threads(const detail::AttentionCore& core) {
+  const double pairs = static_cast<double>(core.total_q) * static_cast<double>(core.max_seq_k) * static_cast<double>(core.heads);
+  return worthwhile_threads(backward_work(core, pairs), core.batch * core.heads, planned_threads());
+}
+
 BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
   const detail::AttentionCore& core = setup.forward.core;
   const AttentionKernels& kernels = *setup.forward.attention;

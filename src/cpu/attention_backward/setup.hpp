@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/attention/setup.hpp"
+#include "cpu/parallel.hpp"
 #include "op/attention_backward/problem.hpp"
 
 namespace fovea::cpu {
@@ -75,6 +76,12 @@ struct BackwardWorkspace {
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0, bytes = 0;
 };
+
+/// Five products of (query, key) pairs.
+Work backward_work(const detail::AttentionCore& core, double pairs);
+
+/// Threads that the largest call within the bounds is worth: a plan has memory for these.
+int backward_threads(const detail::AttentionCore& core);
 
 BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels);
 

@@ -17,7 +17,7 @@ constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const A
   t.stream_rows = kernels.shared_tile ? 0 : 8;  // widening a tile once pays from the first row
   t.stream_tile = 64;
   t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
-  t.split_keys = 1024;
+  t.split_keys = kSplitKeys;
   t.q_rows = static_cast<int>(std::min(std::max<std::int64_t>(128, t.split_rows), round_up(max_rows, kernels.block_rows)));
   return t;
 }

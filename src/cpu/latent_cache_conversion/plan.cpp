@@ -87,12 +87,14 @@ struct Converter {
   }
 };
 
-/// convert(row, token) for every token that has a slot, in as many threads as pay.
+Work work_of(const LatentCacheConversionProblem& problem) {
+  constexpr double kElements = 576;  // of a row, about
+  return {.elements = kElements * static_cast<double>(problem.tokens)};
+}
+
+/// convert(row, token) for every token that has a slot.
 template <class Convert>
-void for_each_token(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping, int most_threads,
-                    const Convert& convert) {
-  constexpr std::int64_t kTokensOfThread = 64;  // below this a second thread costs more than it brings
-  const auto threads = static_cast<int>(std::clamp<std::int64_t>(problem.tokens / kTokensOfThread, 1, most_threads));
+void for_each_token(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping, int threads, const Convert& convert) {
   parallel_for(threads, [&](int thread) {
     for (std::int64_t token = problem.tokens * thread / threads; token < problem.tokens * (thread + 1) / threads; ++token) {
       if (slot_mapping[token] >= 0)
@@ -120,7 +122,7 @@ class State final : public detail::PlanState<typename Operation::Args> {
 
  public:
   State(std::string_view name, const typename Operation::Problem& problem, const Kernels& kernels)
-      : problem_(problem), kernels_(kernels), threads_(planned_threads()) {
+      : problem_(problem), kernels_(kernels), threads_(worthwhile_threads(work_of(problem), problem.tokens, planned_threads())) {
     this->implementation = name;
   }
 

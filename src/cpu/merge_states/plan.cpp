@@ -67,10 +67,15 @@ void merge_cell(const RowKernels& rows, const Cell& cell) {
   }
 }
 
+Work work_of(const MergeStatesProblem& problem) {
+  return {.elements =
+              static_cast<double>(problem.total_q * problem.heads * problem.head_dim_v) * static_cast<double>(problem.parts.size())};
+}
+
 class State final : public detail::PlanState<MergeStatesArgs> {
  public:
   State(std::string_view name, const MergeStatesProblem& problem, const RowKernels& rows)
-      : problem_(problem), rows_(rows), threads_(planned_threads()) {
+      : problem_(problem), rows_(rows), threads_(worthwhile_threads(work_of(problem), problem.total_q, planned_threads())) {
     implementation = name;
   }
 
@@ -78,11 +83,8 @@ class State final : public detail::PlanState<MergeStatesArgs> {
 
   Result<void> run(const MergeStatesArgs& args, Workspace, Stream, bool) const override {
     if (Result<void> good = check_args(problem_, args); !good) return good;
-    constexpr std::int64_t kElementsOfThread = 1 << 16;  // below this a second thread costs more than it brings
-    const std::int64_t work = problem_.total_q * problem_.heads * problem_.head_dim_v * static_cast<std::int64_t>(problem_.parts.size());
-    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(work / kElementsOfThread, problem_.total_q), 1, threads_));
-    parallel_for(threads, [&](int thread) {
-      for (std::int64_t row = problem_.total_q * thread / threads; row < problem_.total_q * (thread + 1) / threads; ++row) {
+    parallel_for(threads_, [&](int thread) {
+      for (std::int64_t row = problem_.total_q * thread / threads_; row < problem_.total_q * (thread + 1) / threads_; ++row) {
         for (std::int64_t head = 0; head < problem_.heads; ++head) merge_cell(rows_, {problem_, args, row, head});
       }
     });

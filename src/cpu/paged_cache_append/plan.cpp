@@ -42,10 +42,14 @@ void append_row(const PagedCacheAppendProblem& problem, const RowKernels& kernel
   }
 }
 
+Work work_of(const PagedCacheAppendProblem& problem) {
+  return {.elements = static_cast<double>(problem.tokens * problem.kv_heads * (problem.k.head_dim + problem.v.head_dim))};
+}
+
 class State final : public detail::PlanState<PagedCacheAppendArgs> {
  public:
   State(std::string_view name, const PagedCacheAppendProblem& problem, const RowKernels& kernels)
-      : problem_(problem), kernels_(kernels), threads_(planned_threads()) {
+      : problem_(problem), kernels_(kernels), threads_(worthwhile_threads(work_of(problem), problem.tokens, planned_threads())) {
     implementation = name;
   }
 
@@ -54,11 +58,8 @@ class State final : public detail::PlanState<PagedCacheAppendArgs> {
   Result<void> run(const PagedCacheAppendArgs& args, Workspace, Stream, bool) const override {
     if (Result<void> good = check(args); !good) return good;
     const Side k{problem_.k, args.k, args.k_cache, args.k_scale}, v{problem_.v, args.v, args.v_cache, args.v_scale};
-    constexpr std::int64_t kElementsOfThread = 1 << 16;  // below this a second thread costs more than it brings
-    const std::int64_t work = problem_.tokens * problem_.kv_heads * (problem_.k.head_dim + problem_.v.head_dim);
-    const auto threads = static_cast<int>(std::clamp<std::int64_t>(std::min(work / kElementsOfThread, problem_.tokens), 1, threads_));
-    parallel_for(threads, [&](int thread) {
-      for (std::int64_t token = problem_.tokens * thread / threads; token < problem_.tokens * (thread + 1) / threads; ++token) {
+    parallel_for(threads_, [&](int thread) {
+      for (std::int64_t token = problem_.tokens * thread / threads_; token < problem_.tokens * (thread + 1) / threads_; ++token) {
         const std::int64_t slot = args.slot_mapping[token];
         if (slot < 0) continue;
         append_row(problem_, kernels_, k, token, slot);

@@ -140,11 +140,13 @@ void write_shift(const Side& q, const detail::QuantizeQkInt8Problem& problem, co
   }
 }
 
-/// Each (sequence, head), in whichever thread.
+/// Each (sequence, head), in as many threads as so many tokens are worth.
 template <class Body>
-void each_head(const Quantizer& with, std::int64_t batch, std::int64_t heads, const Body& body) {
-  const std::int64_t items = batch * heads;
-  const int threads = static_cast<int>(std::clamp<std::int64_t>(items, 1, with.threads));
+void each_head(const Side& side, std::int64_t batch, std::int64_t tokens, const Body& body) {
+  const std::int64_t heads = side.tensor.heads, items = batch * heads;
+  constexpr double kPasses = 2;
+  const int threads =
+      worthwhile_threads({.elements = kPasses * static_cast<double>(tokens * heads * side.tensor.head_dim)}, items, side.with.threads);
   parallel_for(threads, [&](int thread) {
     for (std::int64_t i = thread; i < items; i += threads) body(i / heads, i % heads);
   });
@@ -186,12 +188,12 @@ void quantize_qk_int8(const Quantizer& with, const detail::QuantizeQkInt8Problem
   const auto mean_of = [&](std::int64_t b, std::int64_t kv_head) {
     return args.k_mean + b * problem.k.mean.batch + kv_head * problem.k.mean.head;
   };
-  each_head(with, problem.batch, problem.k.heads, [&](std::int64_t b, std::int64_t head) {
+  each_head(k, problem.batch, problem.total_k, [&](std::int64_t b, std::int64_t head) {
     const Tokens keys = keys_of(problem, b, args.cu_seqlens_q, args.cu_seqlens_k);
     if (problem.k.has_mean) write_mean(k, keys, head, mean_of(b, head));
     quantize_head(k, {problem.groups, false}, {keys, head, problem.k.has_mean ? mean_of(b, head) : kZeros.data()}, args.k_scale);
   });
-  each_head(with, problem.batch, problem.q.heads, [&](std::int64_t b, std::int64_t head) {
+  each_head(q, problem.batch, problem.total_q, [&](std::int64_t b, std::int64_t head) {
     const Tokens rows = tokens_of(problem, b, args.cu_seqlens_q, problem.max_seq_q);
     quantize_head(q, {problem.groups, true}, {rows, head, kZeros.data()}, args.q_scale);
     const std::int64_t kv_head = head / (problem.q.heads / problem.k.heads);
@@ -202,7 +204,7 @@ void quantize_qk_int8(const Quantizer& with, const detail::QuantizeQkInt8Problem
 void quantize_v(const Quantizer& with, const detail::QuantizeVProblem& problem, const QuantizeVArgs& args,
                 const std::int32_t* cu_seqlens_q) {
   const Side v{with, problem.v, args.v, args.v_out};
-  each_head(with, problem.batch, problem.v.heads, [&](std::int64_t b, std::int64_t head) {
+  each_head(v, problem.batch, problem.total_k, [&](std::int64_t b, std::int64_t head) {
     const Tokens keys = keys_of(problem, b, cu_seqlens_q, args.cu_seqlens_k);
     float* mean = problem.v.has_mean ? args.v_mean + b * problem.v.mean.batch + head * problem.v.mean.head : nullptr;
     float* scale = problem.v.has_scale ? args.v_scale + b * problem.v.scale.batch + head * problem.v.scale.head : nullptr;
