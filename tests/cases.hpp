@@ -113,6 +113,12 @@ inline void attention_scales(Table& table) {
       spec.scales = scales;
       spec.out_dtype = out;
       add(table, fmt::format("scales/{}-out-{}", name, name_of(out)), spec, Tier::quick);
+      // One weight of one: whatever rounds P must not show in f32.
+      spec.sequences = {{40, 1}, {40, 1}};
+      add(table, fmt::format("scales/{}-out-{}-one-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
+      spec.sequences = {{40, 200}, {40, 200}};
+      spec.values = Values::dominant_key;
+      add(table, fmt::format("scales/{}-out-{}-dominant-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
     }
 }
 
