@@ -19,7 +19,7 @@ struct Work {
 
 /// Threads that the work is worth, the one rule for every operation: no more than `most` or than there are pieces, and each with at least
 /// this much to do. Waking a thread and waiting for it takes some 10 us, and many times that where processors are busy.
-inline constexpr std::int64_t kNanosecondsOfThread = 100'000;
+inline constexpr std::int64_t kNanosecondsOfThread = 200'000;
 int worthwhile_threads(const Work& work, std::int64_t pieces, int most);
 
 /// For tests, whose cases are small: another limit, or 0 for the usual one.

@@ -157,12 +157,12 @@ TEST(CpuParallel, VisitsEachThreadOnceInAnyPool) {
   }
 }
 
-/// What follows the rule: one thread for each 100 us of an estimated 32 products or 4 elements a nanosecond.
+/// What follows the rule: one thread for each 200 us of an estimated 32 products or 4 elements a nanosecond.
 TEST(CpuParallel, ThreadsThatWorkIsWorth) {
   EXPECT_EQ(worthwhile_threads({}, 100, 64), 1);
-  EXPECT_EQ(worthwhile_threads({.products = 6.3e6}, 100, 64), 1);
-  EXPECT_EQ(worthwhile_threads({.products = 6.5e6}, 100, 64), 2);
-  EXPECT_EQ(worthwhile_threads({.products = 3.2e6, .elements = 0.4e6}, 100, 64), 2);
+  EXPECT_EQ(worthwhile_threads({.products = 12.7e6}, 100, 64), 1);
+  EXPECT_EQ(worthwhile_threads({.products = 12.9e6}, 100, 64), 2);
+  EXPECT_EQ(worthwhile_threads({.products = 6.5e6, .elements = 0.8e6}, 100, 64), 2);
   EXPECT_EQ(worthwhile_threads({.products = 1e12}, 100, 64), 64);
   EXPECT_EQ(worthwhile_threads({.products = 1e12}, 5, 64), 5);
   EXPECT_EQ(worthwhile_threads({.products = 1e30}, INT64_MAX, 1), 1);
