@@ -37,8 +37,8 @@ struct AttentionDesc {
   std::optional<TensorDesc> lse{};
   std::optional<RaggedDesc> ragged{};
   BandMask mask{};
-  float scale = 0.0f;    ///< 0 means head_dim_qk ** -0.5
-  float softcap = 0.0f;  ///< c > 0: s = c * tanh(s / c), before the mask; 0 means none
+  double scale = 0.0;    ///< 0 means head_dim_qk ** -0.5; rounded to f32, as softcap is, unless q is f64
+  double softcap = 0.0;  ///< c > 0: s = c * tanh(s / c), before the mask; 0 means none
   bool has_sink = false;
   std::optional<ScaleDesc> q_scale{}, k_scale{}, v_scale{};  ///< e4m3 inputs only; absent means 1
 };

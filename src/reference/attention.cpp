@@ -42,7 +42,7 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
                   const Scales& scales, AttentionOutput& result) {
   const Matrix k = gather(core.kv_dtype, inputs.k, moved(sequence.k_at, kv_head * inputs.k_head_stride), core.head_dim_qk);
   const Matrix v = gather(core.kv_dtype, inputs.v, moved(sequence.v_at, kv_head * inputs.v_head_stride), core.head_dim_v);
-  RowOptions options{.scale = static_cast<double>(core.scale) * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
+  RowOptions options{.scale = core.scale * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
   for (std::int64_t row = 0; row < sequence.seq_q; ++row) {
     const std::vector<std::int64_t> visible = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
     for (std::int64_t head = kv_head * core.group(); head < (kv_head + 1) * core.group(); ++head) {

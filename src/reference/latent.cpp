@@ -77,7 +77,7 @@ std::vector<std::int64_t> all_rows(std::int64_t count) {
 AttentionOutput latent_attention(const detail::LatentAttentionProblem& problem, const LatentAttentionArgs& args) {
   AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
   const double cache_scale = problem.has_scale ? args.cache_scale[0] : 1.0;
-  const RowOptions options{.scale = static_cast<double>(problem.scale) * cache_scale, .v_scale = cache_scale};
+  const RowOptions options{.scale = problem.scale * cache_scale, .v_scale = cache_scale};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t first_row = problem.ragged ? args.cu_seqlens_q[b] : b * problem.max_seq_q;
     const std::int64_t seq_q = problem.ragged ? args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b] : problem.max_seq_q;

@@ -41,6 +41,7 @@ class Arguments {
   std::int64_t integer() { return take<std::int64_t>(); }
   std::int64_t integer_or(std::int64_t absent) { return take<std::optional<std::int64_t>>().value_or(absent); }
   float real() { return static_cast<float>(take<double>()); }
+  double wide_real() { return take<double>(); }
   bool flag() { return take<bool>(); }
   std::string text() { return take<std::string>(); }
   std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }

@@ -52,8 +52,8 @@ DenseCall take_dense(Arguments& arguments) {
           .lse = arguments.optional_tensor(),
           .sequences = take_sequences(arguments),
           .mask = take_mask(arguments),
-          .scale = arguments.real(),
-          .softcap = arguments.real(),
+          .scale = arguments.wide_real(),
+          .softcap = arguments.wide_real(),
           .sink = arguments.optional_tensor()};
 }
 

@@ -35,7 +35,7 @@ struct DenseCall {
   OptionalTensor lse;
   Sequences sequences;
   BandMask mask;
-  float scale, softcap;
+  double scale, softcap;
   OptionalTensor sink;
 };
 

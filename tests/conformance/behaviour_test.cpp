@@ -2,10 +2,12 @@
 /// Promises that hold beyond a single right result: same bits again, under any thread pool, prepared or not, whatever else is in the batch.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <thread>
 
 #include "bound_case.hpp"
@@ -104,6 +106,29 @@ TEST(Behaviour, PreparedRunsEqualRun) {
     EXPECT_EQ(bits_after(trial, [&] { return planned.run_prepared(other.view()); }), whole) << "the second layer of a step";
     EXPECT_TRUE(other.red_zones_intact());
   });
+}
+
+/// One query and two keys by the formula: neither the default scale of 72 channels nor the given ones are f32 numbers.
+TEST(Behaviour, DoublePrecisionScaleAndSoftcap) {
+  constexpr std::int64_t kDim = 72;
+  std::array<double, kDim> q{}, out{};
+  std::array<double, 2 * kDim> kv{};
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = std::sin(1.0 + static_cast<double>(i));
+  for (std::size_t i = 0; i < kv.size(); ++i) kv[i] = 2 * std::cos(3.0 + 7.0 * static_cast<double>(i));
+  const double first = std::inner_product(q.begin(), q.end(), kv.begin(), 0.0),
+               second = std::inner_product(q.begin(), q.end(), kv.begin() + kDim, 0.0);
+  for (const auto& [scale, softcap] : {std::pair{0.0, 0.0}, {0.1, 0.0}, {0.7, 1.3}}) {
+    const TensorDesc rows = contiguous(DType::f64, {1, 1, 1, kDim}), keys = contiguous(DType::f64, {1, 2, 1, kDim});
+    const auto planned = plan_attention({.q = rows, .k = keys, .v = keys, .out = rows, .scale = scale, .softcap = softcap});
+    ASSERT_TRUE(planned);
+    ASSERT_TRUE(planned->run({.q = q.data(), .k = kv.data(), .v = kv.data(), .out = out.data()}, {}));
+    const auto score = [&, scale = scale, softcap = softcap](double product) {
+      const double s = product * (scale != 0 ? scale : 1 / std::sqrt(72.0));
+      return softcap > 0 ? softcap * std::tanh(s / softcap) : s;
+    };
+    const double weight = 1 / (1 + std::exp(score(second) - score(first)));
+    for (std::size_t d = 0; d < q.size(); ++d) EXPECT_NEAR(out[d], weight * kv[d] + (1 - weight) * kv[d + kDim], 2e-15);
+  }
 }
 
 TEST(Behaviour, RightUnderAnyThreadCount) {

@@ -23,7 +23,7 @@ float scale_at(const float* scale, const std::optional<ScaleDesc>& desc, std::in
 HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
-  const double scale = static_cast<double>(core.scale) * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
+  const double scale = core.scale * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
                        scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
   const double size = std::abs(scale), unit = core.softcap > 0 ? core.softcap : size;
   const auto factor = [](double x) {

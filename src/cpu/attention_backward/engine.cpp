@@ -79,7 +79,7 @@ class Run {
     }
     for (std::int64_t query = 0; query < head.sequence.seq_q; ++query) {
       void* row = const_cast<std::byte*>(head.query_row(call_.dq, setup_.dq, query));
-      store(head, row, head.scratch.dq + query * extents_.qk_values, core.scale, core.head_dim_qk);
+      store(head, row, head.scratch.dq + query * extents_.qk_values, static_cast<float>(core.scale), core.head_dim_qk);
     }
   }
 
@@ -93,7 +93,7 @@ class Run {
         std::copy_n(dk, core.head_dim_qk, map_.dk + (shared + i) * core.head_dim_qk);
         std::copy_n(dv, core.head_dim_v, map_.dv + (shared + i) * core.head_dim_v);
       } else {
-        store(head, head.key_row(call_.dk, setup_.dk, key + i), dk, core.scale, core.head_dim_qk);
+        store(head, head.key_row(call_.dk, setup_.dk, key + i), dk, static_cast<float>(core.scale), core.head_dim_qk);
         store(head, head.key_row(call_.dv, setup_.dv, key + i), dv, 1.0f, core.head_dim_v);
       }
     }
@@ -111,7 +111,7 @@ class Run {
     };
     for (std::int64_t key = 0; key < head.sequence.seq_k; ++key) {
       sum_of(map_.dk, key, core.head_dim_qk, head.scratch.dk);
-      store(head, head.key_row(call_.dk, setup_.dk, key), head.scratch.dk, core.scale, core.head_dim_qk);
+      store(head, head.key_row(call_.dk, setup_.dk, key), head.scratch.dk, static_cast<float>(core.scale), core.head_dim_qk);
       sum_of(map_.dv, key, core.head_dim_v, head.scratch.dv);
       store(head, head.key_row(call_.dv, setup_.dv, key), head.scratch.dv, 1.0f, core.head_dim_v);
     }

@@ -100,7 +100,7 @@ void multiply_scores(const Head& head, const Pair& pair, const Chunk& chunk) {
 
 /// Never 0, which means none.
 float into_cap(const detail::AttentionCore& core) {
-  const float factor = core.scale / core.softcap;
+  const auto factor = static_cast<float>(core.scale / core.softcap);
   return std::copysign(std::max(std::abs(factor), std::numeric_limits<float>::min()), factor);
 }
 
@@ -120,7 +120,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .visible = pair.masked ? s.visible + chunk.key : nullptr,
                            .shift = s.shift + pair.query,
                            .delta = s.delta + pair.query,
-                           .factor = capped ? core.softcap : core.scale,
+                           .factor = static_cast<float>(capped ? core.softcap : core.scale),
                            .into_cap = capped ? into_cap(core) : 0.0f});
   head.kernels().transpose_gradient({.gradients = s.gradients,
                                      .to = s.ds_rows + chunk.key * head.kernels().operand_bytes,

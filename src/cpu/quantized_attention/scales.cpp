@@ -48,7 +48,7 @@ double lse_shift(const Item& item, int row) {
   const detail::RowStrides& strides = item.setup.int8->lse_shift;
   const std::int64_t flat = item.entry.row_begin + row, head = item.kv_head * core.group() + flat % core.group();
   const std::int64_t query = item.sequence.first_q + flat / core.group();
-  return static_cast<double>(core.scale) *
+  return core.scale *
          static_cast<double>(item.call.lse_shift[item.sequence.batch * strides.batch + query * strides.row + head * strides.head]);
 }
 

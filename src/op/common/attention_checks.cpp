@@ -6,7 +6,7 @@
 
 namespace fovea::detail {
 
-void check_scalars(Checker& check, float scale, float softcap, AttentionCore& core) {
+void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core) {
   check.expect(core.heads >= 1, "q.shape (head)", core.heads, "1 or more");
   check.expect(core.kv_heads >= 1, "k.shape (kv_head)", core.kv_heads, "1 or more");
   check.expect(core.head_dim_qk >= 1, "q.shape (head_dim_qk)", core.head_dim_qk, "1 or more");
@@ -15,10 +15,11 @@ void check_scalars(Checker& check, float scale, float softcap, AttentionCore& co
     check.fail(invalid("k.shape (kv_head)", core.kv_heads, "a divisor of " + std::to_string(core.heads) + " (head)"));
   }
   check.expect(std::isfinite(scale), "scale", std::to_string(scale), "a finite number");
-  check.expect(std::isfinite(softcap) && softcap >= 0.0f, "softcap", std::to_string(softcap), "0 (none) or a positive number");
+  check.expect(std::isfinite(softcap) && softcap >= 0, "softcap", std::to_string(softcap), "0 (none) or a positive number");
   if (!check.ok()) return;
-  core.scale = scale != 0.0f ? scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(core.head_dim_qk)));
-  core.softcap = softcap;
+  const auto rounded = [&](double number) { return core.q_dtype == DType::f64 ? number : static_cast<float>(number); };
+  core.scale = rounded(scale != 0 ? scale : 1.0 / std::sqrt(static_cast<double>(core.head_dim_qk)));
+  core.softcap = rounded(softcap);
 }
 
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out) {

@@ -10,7 +10,7 @@ namespace fovea::detail {
 inline constexpr std::int64_t kMaxHeadDim = 256;
 
 /// scale, softcap and head counts; fills core.scale. Call it once the shape fields of `core` are set.
-void check_scalars(Checker& check, float scale, float softcap, AttentionCore& core);
+void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core);
 
 /// What the four descriptions promise about addresses.
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);

@@ -24,8 +24,8 @@ struct AttentionCore {
   std::int64_t heads = 0, kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   RowStrides q{}, out{}, lse{};
   BandMask mask{};
-  float scale = 0.0f;    ///< resolved: never 0
-  float softcap = 0.0f;  ///< 0: none
+  double scale = 0.0;    ///< resolved: never 0; an f32 value unless q is f64, as softcap is
+  double softcap = 0.0;  ///< 0: none
   bool has_lse = false, has_sink = false, batch_invariant = false;
   std::optional<ScaleDesc> k_scale{}, v_scale{};
   /// Bytes to which run()'s pointers must be aligned, and to which every row then is.
