@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
-from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, typed, wants_gradients
+from fovea._dispatch import OPERATORS, refuse_tangents
+from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
 
-_attention = torch.ops.fovea.attention.default
+_attention = OPERATORS["attention"]
 
 
 def attention(
@@ -70,27 +71,25 @@ def attention(
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
-        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted of float8_e4m3fn inputs,
-            or together with ``out`` or ``lse``.
+        NotImplementedError: No implementation accepts it, each with its reason; a tangent is given (forward mode); or a gradient is
+            wanted of float8_e4m3fn inputs, or together with ``out`` or ``lse``.
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options = (implementation or "", batch_invariant)
-    try:
-        if wants_gradients(q, k, v, sink):
-            _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-            both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
-            return both if return_lse else both[0]
-        if out is None:
-            out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
-        if lse is None and return_lse:
-            lse = empty_lse(q)
-        scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
-        _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
-    except RuntimeError as error:
-        raise typed(error) from None
+    if wants_gradients(q, k, v, sink):
+        refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
+        _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
+        return both if return_lse else both[0]
+    if out is None:
+        out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
+    if lse is None and return_lse:
+        lse = empty_lse(q)
+    scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
+    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
     return out if lse is None else (out, lse)
 
 

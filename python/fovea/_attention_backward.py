@@ -6,10 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, score_scale, top_left, typed
+from fovea._dispatch import OPERATORS
+from fovea._library import band, empty_lse, empty_out, score_scale, top_left
 
-_attention = torch.ops.fovea.attention.default
-_attention_backward = torch.ops.fovea.attention_backward.default
+_attention = OPERATORS["attention"]
+_attention_backward = OPERATORS["attention_backward"]
 differentiable_attention = torch.ops.fovea.differentiable_attention.default
 
 
@@ -53,14 +54,10 @@ def attention_backward(
 
     Source: FlashAttention-2 (Dao 2023), algorithm 2.
     """
-    refuse_gradients(dout, q, k, v, sink)
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink)
-    try:
-        return _gradients(forward, dout, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    return _gradients(forward, dout, implementation or "")
 
 
 def _gradients(forward: tuple[Any, ...], dout: Tensor, implementation: str = "") -> tuple[Tensor, ...]:

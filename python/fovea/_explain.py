@@ -8,12 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fovea._attention_backward import differentiable_attention, new_outputs
-from fovea._library import OPERATIONS, typed
+from fovea._dispatch import OPERATORS
+from fovea._library import typed
 
-_EXPLAIN = {
-    getattr(torch.ops.fovea, operation).default: getattr(torch.ops.fovea, f"explain_{operation}").default
-    for operation in OPERATIONS
-}
+_EXPLAIN = {operator.overload: getattr(torch.ops.fovea, f"explain_{name}").default for name, operator in OPERATORS.items()}
 
 
 class _Explain(TorchDispatchMode):
@@ -29,7 +27,7 @@ class _Explain(TorchDispatchMode):
                 return new_outputs(*args, **(kwargs or {}))
         if func not in _EXPLAIN:
             return func(*args, **(kwargs or {}))
-        self.texts.append(_EXPLAIN[func](*args, **(kwargs or {})))
+        self.texts.append(bytes(_EXPLAIN[func](*args, **(kwargs or {})).tolist()).decode())
         return None
 
 

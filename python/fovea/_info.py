@@ -2,8 +2,11 @@
 """What this build holds and what this machine can run."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+
+from fovea._library import typed
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,33 @@ class Device:
     cores: int
 
 
+@cache  # neither changes while a process lives
+def _implementations() -> tuple[Implementation, ...]:
+    return tuple(Implementation(*row.split("\t")) for row in torch.ops.fovea.implementations().splitlines())
+
+
+@cache
+def _devices() -> tuple[Device, ...]:
+    rows = (row.split("\t") for row in torch.ops.fovea.devices().splitlines())
+    return tuple(Device(backend, name, tuple(features.split()), int(cores)) for backend, name, features, cores in rows)
+
+
 def implementations() -> list[Implementation]:
     """Every implementation in the build, in the order in which they are asked, operation by operation."""
-    return [Implementation(*row.split("\t")) for row in torch.ops.fovea.implementations().splitlines()]
+    return list(_implementations())
 
 
 def devices() -> list[Device]:
     """The devices that this process may use."""
-    rows = (row.split("\t") for row in torch.ops.fovea.devices().splitlines())
-    return [Device(backend, name, tuple(features.split()), int(cores)) for backend, name, features, cores in rows]
+    return list(_devices())
 
 
 def set_num_threads(threads: int) -> None:
     """Threads that later calls use on the CPU, out of torch's own pool; 0 (the default) means as many as torch uses."""
-    torch.ops.fovea.set_num_threads(threads)
+    try:
+        torch.ops.fovea.set_num_threads(threads)
+    except RuntimeError as error:
+        raise typed(error) from None
 
 
 def get_num_threads() -> int:

@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from fovea._latent_schedule import LatentSchedule, run
-from fovea._library import band, empty_lse, refuse_gradients, scale_tensor, score_scale
+from fovea._library import band, empty_lse, scale_tensor, score_scale
 
 _LATENT_DIM = 512  # values of a row that are V too
 
@@ -73,7 +73,6 @@ def latent_attention(
 
     Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
     """
-    refuse_gradients(q, cache)
     if out is None:
         out = q.new_empty((*q.shape[:-1], _LATENT_DIM))
     if lse is None and return_lse:
@@ -163,7 +162,6 @@ def sparse_latent_attention(
 
     Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
     """
-    refuse_gradients(q, cache, extra_cache, sink)
     if out is None:
         out = q.new_empty((*q.shape[:-1], _LATENT_DIM))
     if lse is None and return_lse:

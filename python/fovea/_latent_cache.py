@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea._library import refuse_gradients, typed
+from fovea._dispatch import OPERATORS
 
-_quantize_latent_cache = torch.ops.fovea.quantize_latent_cache.default
-_dequantize_latent_cache = torch.ops.fovea.dequantize_latent_cache.default
+_quantize_latent_cache = OPERATORS["quantize_latent_cache"]
+_dequantize_latent_cache = OPERATORS["dequantize_latent_cache"]
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,7 @@ def quantize_latent_cache(
 
     Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
     """
-    refuse_gradients(rows)
-    try:
-        _quantize_latent_cache(rows, cache, slot_mapping, format, exact_scale, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    _quantize_latent_cache(rows, cache, slot_mapping, format, exact_scale, implementation or "")
 
 
 def dequantize_latent_cache(
@@ -131,8 +127,5 @@ def dequantize_latent_cache(
     if rows is None:
         width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses what is not there
         rows = cache.new_zeros((slot_mapping.numel(), width), dtype=dtype)
-    try:
-        _dequantize_latent_cache(rows, cache, slot_mapping, format, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    _dequantize_latent_cache(rows, cache, slot_mapping, format, implementation or "")
     return rows

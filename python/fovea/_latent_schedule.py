@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fovea._dispatch import OPERATORS
 from fovea._library import typed
 
 
@@ -54,22 +55,26 @@ class LatentSchedule:
         call = (operation, *map(_description, arguments))
         captured = _is_captured(arguments[0])
         if self._memory is None or captured != self._captured or not self._fits(call):
-            self._memory = _PREPARE[operation](*arguments, None)
+            self._memory = _prepare(operation, arguments)
             self._call, self._captured = call, captured
         return self._memory
 
 
 _OPERATIONS = ("latent_attention", "sparse_latent_attention")
-_RUN, _PREPARE, _BYTES = (
+_PREPARE, _BYTES = (
     {operation: getattr(torch.ops.fovea, prefix + operation).default for operation in _OPERATIONS}
-    for prefix in ("", "prepare_", "schedule_bytes_")
+    for prefix in ("prepare_", "schedule_bytes_")
 )
 
 
 def run(operation: str, schedule: LatentSchedule | None, *arguments: Any) -> None:
     """Calls an operator with all of its arguments; the schedule is the last of them."""
+    OPERATORS[operation](*arguments, None if schedule is None else schedule._memory_for(operation, arguments))
+
+
+def _prepare(operation: str, arguments: tuple[Any, ...]) -> Tensor:
     try:
-        _RUN[operation](*arguments, None if schedule is None else schedule._memory_for(operation, arguments))
+        return _PREPARE[operation](*arguments, None)
     except RuntimeError as error:
         raise typed(error) from None
 
@@ -92,7 +97,7 @@ def _difference(call: tuple[Any, ...], first: tuple[Any, ...]) -> str:
         name, got, want = "schedule.operation", call[0], first[0]
     else:
         at = next(index for index, pair in enumerate(zip(call, first, strict=True)) if pair[0] != pair[1])
-        name, got, want = _RUN[call[0]]._schema.arguments[at - 1].name, call[at], first[at]
+        name, got, want = OPERATORS[call[0]].names[at - 1], call[at], first[at]
         if isinstance(got, tuple) and isinstance(want, tuple):
             fields = zip(("shape", "strides", "dtype", "device"), got, want, strict=True)
             field, got, want = next(field for field in fields if field[1] != field[2])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the operators, and what the Python functions over them share."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,67 +11,19 @@ if not _EXTENSION.is_file():
     raise ImportError(f"fovea is not built: {_EXTENSION} is missing (pip install ., or a build folder's python/ in PYTHONPATH)")
 torch.ops.load_library(str(_EXTENSION))
 
-_UNSUPPORTED = "unsupported: "
+# How the text of an operator's error begins, and what it is then: of exceptions, torch's stable ABI passes on the text alone.
+_KINDS = {"invalid: ": ValueError, "unsupported: ": NotImplementedError}
 
 
-OPERATIONS = (
-    "attention",
-    "attention_backward",
-    "paged_attention",
-    "paged_cache_append",
-    "merge_states",
-    "latent_attention",
-    "sparse_latent_attention",
-    "quantize_latent_cache",
-    "dequantize_latent_cache",
-    "quantize_qk_int8",
-    "quantize_v",
-    "quantized_attention",
-    "quantize_and_attend",
-)
-
-
-def _fake(operation: str) -> Callable[..., None]:
-    """The operators return nothing and their outputs are the caller's, so tracing has nothing to work out. One meta tensor among
-    others brings a call here, too, which then would leave its outputs as they were."""
-    names = [argument.name for argument in getattr(torch.ops.fovea, operation).default._schema.arguments]
-
-    def fake(*args: object, **kwargs: object) -> None:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        tensors = [
-            (name, item) for name, value in given.items() for item in (value if isinstance(value, list | tuple) else [value])
-        ]
-        devices = [(name, item.device) for name, item in tensors if isinstance(item, Tensor)]
-        for name, device in devices:
-            if (device.type == "meta") != (devices[0][1].type == "meta"):
-                raise ValueError(f"{name}.device: got {device}, want {devices[0][1]}, as the tensors before it")
-
-    return fake
-
-
-def _register_fakes() -> None:
-    for operation in OPERATIONS:
-        torch.library.register_fake(f"fovea::{operation}", _fake(operation))
-
-
-_register_fakes()
-
-
-def typed(error: RuntimeError) -> RuntimeError:
-    """The exception that tells what happened: of an operator's errors, torch's stable ABI has a type for ValueError alone."""
+def typed(error: RuntimeError) -> Exception:
+    """The exception that tells what happened."""
     text = str(error)
-    return NotImplementedError(text.removeprefix(_UNSUPPORTED)) if text.startswith(_UNSUPPORTED) else error
+    return next((kind(text.removeprefix(prefix)) for prefix, kind in _KINDS.items() if text.startswith(prefix)), error)
 
 
 def wants_gradients(*inputs: Tensor | None) -> bool:
     """Whether autograd would expect a backward pass."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
-
-
-def refuse_gradients(*inputs: Tensor | None) -> None:
-    """Says so when autograd would expect a backward pass, rather than cutting the graph silently."""
-    if wants_gradients(*inputs):
-        raise NotImplementedError("requires_grad: got True, want False (no backward pass; use torch.no_grad() or detach())")
 
 
 def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fovea._library import refuse_gradients, typed
+from fovea._dispatch import OPERATORS
 
-_merge_states = torch.ops.fovea.merge_states.default
+_merge_states = OPERATORS["merge_states"]
 
 
 def merge_states(
@@ -44,15 +44,11 @@ def merge_states(
     Source: online softmax (Milakov and Gimelshein 2018).
     """
     outs, lses = list(outs), list(lses)
-    refuse_gradients(*outs, *lses)
     if not outs:
         raise ValueError("outs (parts): got none, want at least one")
     if out is None:
         out = outs[0].new_empty(outs[0].shape)
     if lse is None and return_lse:
         lse = outs[0].new_empty(outs[0].shape[:-1], dtype=torch.float32)
-    try:
-        _merge_states(outs, lses, out, lse, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    _merge_states(outs, lses, out, lse, implementation or "")
     return out if lse is None else (out, lse)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a block-table cache, and writing into that cache."""
 
-import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, scale_tensor, score_scale, typed
+from fovea._dispatch import OPERATORS
+from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale
 
-_paged_attention = torch.ops.fovea.paged_attention.default
-_paged_cache_append = torch.ops.fovea.paged_cache_append.default
+_paged_attention = OPERATORS["paged_attention"]
+_paged_cache_append = OPERATORS["paged_cache_append"]
 
 
 def paged_attention(
@@ -71,36 +71,32 @@ def paged_attention(
 
     Source: PagedAttention (Kwon et al. 2023).
     """
-    refuse_gradients(q, k_cache, v_cache, sink)
     if out is None:
         out = empty_out(q, v_cache)
     if lse is None and return_lse:
         lse = empty_lse(q)
     left, right = band(causal, window)
-    try:
-        _paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            cu_seqlens_q,
-            kv_len,
-            out,
-            lse,
-            max_seqlen_q,
-            max_kv_len,
-            left,
-            right,
-            score_scale(scale),
-            softcap,
-            sink,
-            scale_tensor(k_scale, q.device),
-            scale_tensor(v_scale, q.device),
-            implementation or "",
-            batch_invariant,
-        )
-    except RuntimeError as error:
-        raise typed(error) from None
+    _paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens_q,
+        kv_len,
+        out,
+        lse,
+        max_seqlen_q,
+        max_kv_len,
+        left,
+        right,
+        score_scale(scale),
+        softcap,
+        sink,
+        scale_tensor(k_scale, q.device),
+        scale_tensor(v_scale, q.device),
+        implementation or "",
+        batch_invariant,
+    )
     return out if lse is None else (out, lse)
 
 
@@ -134,17 +130,13 @@ def paged_cache_append(
 
     Source: PagedAttention (Kwon et al. 2023).
     """
-    refuse_gradients(k, v)
-    try:
-        _paged_cache_append(
-            k,
-            v,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            scale_tensor(k_scale, k.device),
-            scale_tensor(v_scale, k.device),
-            implementation or "",
-        )
-    except RuntimeError as error:
-        raise typed(error) from None
+    _paged_cache_append(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        scale_tensor(k_scale, k.device),
+        scale_tensor(v_scale, k.device),
+        implementation or "",
+    )

@@ -6,12 +6,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fovea._library import band, empty_lse, empty_out, refuse_gradients, score_scale, top_left, typed
+from fovea._dispatch import OPERATORS
+from fovea._library import band, empty_lse, empty_out, score_scale, top_left
 
-_quantize_qk_int8 = torch.ops.fovea.quantize_qk_int8.default
-_quantize_v = torch.ops.fovea.quantize_v.default
-_quantized_attention = torch.ops.fovea.quantized_attention.default
-_quantize_and_attend = torch.ops.fovea.quantize_and_attend.default
+_quantize_qk_int8 = OPERATORS["quantize_qk_int8"]
+_quantize_v = OPERATORS["quantize_v"]
+_quantized_attention = OPERATORS["quantized_attention"]
+_quantize_and_attend = OPERATORS["quantize_and_attend"]
 
 Granularity = Literal["block", "warp", "thread"]
 
@@ -130,7 +131,6 @@ def quantize_qk_int8(
 
     Source: SageAttention (Zhang et al. 2024), smoothing and blocks; SageAttention2 (2024), warps and threads.
     """
-    refuse_gradients(q, k)
     if out is None:
         q_block, q_groups, k_block, k_groups = _GROUPS.get((granularity, warp_rows), (1, 1, 1, 1))  # the operator refuses others
         out = QuantizedQk(
@@ -144,10 +144,7 @@ def quantize_qk_int8(
             warp_rows,
         )
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    try:
-        _quantize_qk_int8(q, k, *out[:6], *lengths, out.granularity, out.warp_rows, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    _quantize_qk_int8(q, k, *out[:6], *lengths, out.granularity, out.warp_rows, implementation or "")
     return out
 
 
@@ -183,17 +180,13 @@ def quantize_v(
 
     Source: SageAttention2 (Zhang et al. 2024).
     """
-    refuse_gradients(v)
     if out is None:
         out = QuantizedV(
             _new_codes(v, dtype),
             _new_channels(v, cu_seqlens_k) if dtype == torch.float8_e4m3fn else None,
             _new_channels(v, cu_seqlens_k) if smooth_v else None,
         )
-    try:
-        _quantize_v(v, *out, cu_seqlens_k, max_seqlen_k, implementation or "")
-    except RuntimeError as error:
-        raise typed(error) from None
+    _quantize_v(v, *out, cu_seqlens_k, max_seqlen_k, implementation or "")
     return out
 
 
@@ -251,10 +244,7 @@ def quantized_attention(
     inputs = (qk.q, qk.k, v.v, qk.q_scale, qk.k_scale, v.scale, v.mean, None if lse is None else qk.lse_shift)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options = (score_scale(scale), qk.granularity, qk.warp_rows, implementation or "", batch_invariant)
-    try:
-        _quantized_attention(*inputs, out, lse, *lengths, *band(causal, window), top_left(anchor), *options)
-    except RuntimeError as error:
-        raise typed(error) from None
+    _quantized_attention(*inputs, out, lse, *lengths, *band(causal, window), top_left(anchor), *options)
     return out if lse is None else (out, lse)
 
 
@@ -310,7 +300,6 @@ def quantize_and_attend(
 
     Source: SageAttention (Zhang et al. 2024) and SageAttention2 (2024).
     """
-    refuse_gradients(q, k, v)
     if out is None:
         out = empty_out(q, v)
     if lse is None and return_lse:
@@ -318,8 +307,5 @@ def quantize_and_attend(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     mask = (*band(causal, window), top_left(anchor))
     options = (v_dtype, smooth_k, smooth_v, granularity, warp_rows, implementation or "", batch_invariant)
-    try:
-        _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, score_scale(scale), *options)
-    except RuntimeError as error:
-        raise typed(error) from None
+    _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, score_scale(scale), *options)
     return out if lse is None else (out, lse)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.hpp"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -36,7 +38,7 @@ const std::array<TypePair, 8>& type_pairs() {
 
 std::int32_t torch_dtype_of(const Tensor& tensor) {
   std::int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
@@ -86,14 +88,25 @@ void torch_parallel(int threads, void (*body)(void* context, int thread), void* 
     const Call& work = *static_cast<const Call*>(data);
     for (std::int64_t thread = begin; thread < end; ++thread) work.body(work.context, static_cast<int>(thread));
   };
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, threads, 1, run_range, &call));
+  TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, threads, 1, run_range, &call));
 }
 
 }  // namespace
 
+// Not take<std::string>(): in torch 2.11 to 2.13 it leaks the string.
+std::string Arguments::text() {
+  const auto handle = take<StringHandle>();
+  const std::unique_ptr<StringOpaque, AOTITorchError (*)(StringHandle)> owner(handle, torch_delete_string);
+  const char* characters = nullptr;
+  std::size_t length = 0;
+  TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &characters));
+  TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  return {characters, length};
+}
+
 void raise(const Error& error) {
   switch (error.code) {
-    case ErrorCode::invalid_argument: throw std::invalid_argument(to_string(error));
+    case ErrorCode::invalid_argument: throw std::runtime_error("invalid: " + to_string(error));
     case ErrorCode::unsupported: throw std::runtime_error("unsupported: " + to_string(error));
     case ErrorCode::out_of_workspace:
     case ErrorCode::device_error: break;
@@ -102,14 +115,31 @@ void raise(const Error& error) {
 }
 
 void raise_invalid(const std::string& subject, const std::string& got, const std::string& want) {
-  throw std::invalid_argument(subject + ": got " + got + ", want " + want);
+  raise({ErrorCode::invalid_argument, subject + ": got " + got + ", want " + want});
 }
 
 std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }
 
 std::string shape_text(const Tensor& tensor) { return list_text(tensor.sizes()); }
 
-std::string dtype_text(const Tensor& tensor) { return torch::headeronly::toString(tensor.scalar_type()); }
+std::string dtype_text(std::int32_t dtype) {
+  using torch::stable::detail::from, torch::stable::detail::to;
+  try {
+    return torch::headeronly::toString(to<torch::headeronly::ScalarType>(from(dtype)));
+  } catch (const std::runtime_error&) {
+    return "one that extensions cannot name";
+  }
+}
+
+std::string dtype_text(const Tensor& tensor) { return dtype_text(torch_dtype_of(tensor)); }
+
+StableIValue text_result(std::string_view text) {
+  using torch::headeronly::DeviceType, torch::headeronly::ScalarType;
+  const std::array size{static_cast<std::int64_t>(text.size())};
+  Tensor bytes = torch::stable::empty({size.data(), size.size()}, ScalarType::Byte, std::nullopt, torch::stable::Device(DeviceType::CPU));
+  std::ranges::copy(text, static_cast<char*>(bytes.data_ptr()));
+  return torch::stable::detail::from(bytes);
+}
 
 bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_torch_dtype_uint8(); }
 

@@ -19,7 +19,8 @@ namespace fovea::binding {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// The arguments of one call, taken from torch's stack in the order of the schema.
+/// The arguments of one call, taken from torch's stack in the order of the schema. What is taken is owned; what is not, is lost. So a call
+/// takes all of them before it looks at any.
 class Arguments {
  public:
   explicit Arguments(StableIValue* stack) : next_(stack) { begin_call(); }
@@ -43,7 +44,7 @@ class Arguments {
   float real() { return static_cast<float>(take<double>()); }
   double wide_real() { return take<double>(); }
   bool flag() { return take<bool>(); }
-  std::string text() { return take<std::string>(); }
+  std::string text();
   std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }
   BandMask band() {
     const std::int64_t left = integer_or(kUnbounded);
@@ -54,8 +55,8 @@ class Arguments {
   StableIValue* next_;
 };
 
-/// Raises ValueError for invalid_argument, and RuntimeError otherwise, with a prefix that the Python functions read for
-/// unsupported (the stable ABI has no way to raise NotImplementedError).
+/// Raises RuntimeError. What torch's stable ABI makes of other exceptions depends on its version, so the text begins with the kind of the
+/// error, which the Python package reads: "invalid: " becomes ValueError, "unsupported: " NotImplementedError.
 [[noreturn]] void raise(const Error& error);
 
 /// `subject: got X, want Y`, as the library says it.
@@ -65,6 +66,10 @@ class Arguments {
 std::string field(const char* name, std::string_view member);
 std::string shape_text(const Tensor& tensor);
 std::string dtype_text(const Tensor& tensor);
+std::string dtype_text(std::int32_t dtype);  // as torch numbers them
+
+/// A text as the result of an operator: the bytes of a tensor. torch 2.11 to 2.13 leak a str that an operator returns.
+StableIValue text_result(std::string_view text);
 
 /// The value, or the library's own error raised.
 template <class T>

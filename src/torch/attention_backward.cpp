@@ -56,7 +56,7 @@ void attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
 }
 
 }  // namespace fovea::binding

@@ -81,7 +81,7 @@ Stream call_stream() {
   static const CurrentStream kCurrentStream = find_current_stream();
   if (kCurrentStream == nullptr) throw std::runtime_error("torch's CUDA library does not say its current stream; want torch 2.11 or newer");
   Stream stream;
-  STABLE_TORCH_ERROR_CODE_CHECK(kCurrentStream(device.ordinal, &stream.handle));
+  TORCH_ERROR_CODE_CHECK(kCurrentStream(device.ordinal, &stream.handle));
   return stream;
 }
 

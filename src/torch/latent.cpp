@@ -88,7 +88,7 @@ void latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
 }
 
 void prepare_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -104,7 +104,7 @@ void quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
 void explain_quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_quantize(Arguments(stack), implementation);
-  stack[0] = torch::stable::detail::from(make_plan(call, plan_quantize_latent_cache).explain());
+  stack[0] = text_result(make_plan(call, plan_quantize_latent_cache).explain());
 }
 
 void dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -116,7 +116,7 @@ void dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) 
 void explain_dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_dequantize(Arguments(stack), implementation);
-  stack[0] = torch::stable::detail::from(make_plan(call, plan_dequantize_latent_cache).explain());
+  stack[0] = text_result(make_plan(call, plan_dequantize_latent_cache).explain());
 }
 
 }  // namespace fovea::binding

@@ -12,9 +12,9 @@ namespace {
 
 using namespace fovea::binding;
 
-/// An operation writes into tensors of the caller and returns nothing. explain_* takes the same arguments and returns which implementation
-/// they get and why. prepare_* takes them too and returns what an argument `schedule` wants, the operation's last: a tensor of
-/// schedule_bytes_*, which takes the device first and tensors without memory after it.
+/// An operation writes into tensors of the caller and returns nothing. explain_* takes the same arguments, only reads them and returns, as
+/// bytes, which implementation they get and why. prepare_* takes them too and returns what an argument `schedule` wants, the operation's
+/// last: a tensor of schedule_bytes_*, which takes the device first and tensors without memory after it.
 struct Operation {
   const char* schema;
   Operator* run;
@@ -100,7 +100,7 @@ constexpr auto kDifferentiableAttention =
 STABLE_TORCH_LIBRARY(fovea, library) {
   for (const Operation& operation : kOperations) {
     library.def((std::string(operation.schema) + " -> ()").c_str());
-    library.def(("explain_" + std::string(operation.schema) + " -> str").c_str());
+    library.def((operation.reading("explain_") + " -> Tensor").c_str());
     if (operation.prepare == nullptr) continue;
     library.def((operation.reading("prepare_") + " -> Tensor").c_str());
     library.def((operation.reading("schedule_bytes_", "Device device, ") + " -> int").c_str());

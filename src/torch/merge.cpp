@@ -59,7 +59,7 @@ void merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
 }
 
 }  // namespace fovea::binding

@@ -113,7 +113,7 @@ void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_attention(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_attention(Arguments(stack), implementation)).explain());
 }
 
 void paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -132,7 +132,7 @@ void paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_append(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_append(Arguments(stack), implementation)).explain());
 }
 
 }  // namespace fovea::binding

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <array>
 #include <utility>
 
@@ -10,26 +8,29 @@
 namespace fovea::binding {
 namespace {
 
-using torch::headeronly::ScalarType;
-
 constexpr std::array kGranularities{std::pair{"block", Int8Granularity::block}, std::pair{"warp", Int8Granularity::warp},
                                     std::pair{"thread", Int8Granularity::thread}};
 
-Int8Groups take_groups(Arguments& arguments) {
-  const std::string name = arguments.text();
-  const std::int64_t warp_rows = arguments.integer();
-  if (warp_rows != 32 && warp_rows != 16) raise_invalid("groups.warp_rows", std::to_string(warp_rows), "32 or 16");
-  for (const auto& [known, granularity] : kGranularities) {
-    if (name == known) return {granularity, static_cast<int>(warp_rows)};
-  }
-  raise_invalid("groups.granularity", "\"" + name + "\"", "block, warp or thread");
-}
+/// Which tokens share a scale, as torch says it.
+struct Groups {
+  std::string granularity;
+  std::int64_t warp_rows;
 
-DType take_v_dtype(Arguments& arguments) {
-  const auto dtype = arguments.take<ScalarType>();
-  if (dtype == ScalarType::Half) return DType::f16;
-  if (dtype == ScalarType::Float8_e4m3fn) return DType::e4m3;
-  raise_invalid("v_dtype", torch::headeronly::toString(dtype), "float16 or float8_e4m3fn");
+  Int8Groups of_plan() const {
+    if (warp_rows != 32 && warp_rows != 16) raise_invalid("groups.warp_rows", std::to_string(warp_rows), "32 or 16");
+    for (const auto& [known, value] : kGranularities) {
+      if (granularity == known) return {value, static_cast<int>(warp_rows)};
+    }
+    raise_invalid("groups.granularity", "\"" + granularity + "\"", "block, warp or thread");
+  }
+};
+
+Groups take_groups(Arguments& arguments) { return {.granularity = arguments.text(), .warp_rows = arguments.integer()}; }
+
+DType v_dtype_of(std::int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float16()) return DType::f16;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return DType::e4m3;
+  raise_invalid("v_dtype", dtype_text(dtype), "float16 or float8_e4m3fn");
 }
 
 /// How every call here ends.
@@ -46,7 +47,7 @@ struct QuantizeQkCall {
   Tensor q, k, q_int8, k_int8, q_scale, k_scale;
   OptionalTensor k_mean, lse_shift;
   Sequences sequences;
-  Int8Groups groups;
+  Groups groups;
   Options options;
 
   static QuantizeQkCall take(Arguments arguments) {
@@ -65,7 +66,7 @@ struct QuantizeQkCall {
                                   .k_mean = describe(k_mean, "k_mean"),
                                   .lse_shift = describe(lse_shift, "lse_shift"),
                                   .ragged = describe_ragged(sequences, q, k),
-                                  .groups = groups};
+                                  .groups = groups.of_plan()};
     return value_or_raise(plan_quantize_qk_int8(desc, call_device(), options.of_plan()));
   }
 
@@ -125,7 +126,7 @@ struct QuantizedAttentionCall {
   Sequences sequences;
   BandMask mask;
   float scale;
-  Int8Groups groups;
+  Groups groups;
   Options options;
 
   static QuantizedAttentionCall take(Arguments arguments) {
@@ -149,7 +150,7 @@ struct QuantizedAttentionCall {
                                       .ragged = describe_ragged(sequences, q, k),
                                       .mask = mask,
                                       .scale = scale,
-                                      .groups = groups};
+                                      .groups = groups.of_plan()};
     return value_or_raise(plan_quantized_attention(desc, call_device(), options.of_plan()));
   }
 
@@ -175,15 +176,25 @@ struct QuantizeAndAttendCall {
   Sequences sequences;
   BandMask mask;
   float scale;
-  DType v_dtype;
+  std::int32_t v_dtype;
   bool smooth_k, smooth_v;
-  Int8Groups groups;
+  Groups groups;
   Options options;
 
   static QuantizeAndAttendCall take(Arguments arguments) {
-    return {arguments.tensor(),        arguments.tensor(),     arguments.tensor(),     arguments.tensor(),      arguments.optional_tensor(),
-            take_sequences(arguments), take_mask(arguments),   arguments.real(),       take_v_dtype(arguments), arguments.flag(),
-            arguments.flag(),          take_groups(arguments), take_options(arguments)};
+    return {arguments.tensor(),
+            arguments.tensor(),
+            arguments.tensor(),
+            arguments.tensor(),
+            arguments.optional_tensor(),
+            take_sequences(arguments),
+            take_mask(arguments),
+            arguments.real(),
+            arguments.take<std::int32_t>(),
+            arguments.flag(),
+            arguments.flag(),
+            take_groups(arguments),
+            take_options(arguments)};
   }
 
   QuantizeAndAttendPlan plan() const {
@@ -195,8 +206,8 @@ struct QuantizeAndAttendCall {
                                      .ragged = describe_ragged(sequences, q, k),
                                      .mask = mask,
                                      .scale = scale,
-                                     .groups = groups,
-                                     .v_dtype = v_dtype,
+                                     .groups = groups.of_plan(),
+                                     .v_dtype = v_dtype_of(v_dtype),
                                      .smooth_k = smooth_k,
                                      .smooth_v = smooth_v};
     return value_or_raise(plan_quantize_and_attend(desc, call_device(), options.of_plan()));
@@ -225,7 +236,7 @@ template <class Call>
 void explain_call(StableIValue* stack) {
   const Call call = Call::take(Arguments(stack));
   follow_torch_threads();
-  stack[0] = torch::stable::detail::from(call.plan().explain());
+  stack[0] = text_result(call.plan().explain());
 }
 
 }  // namespace

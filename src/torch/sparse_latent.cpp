@@ -13,10 +13,24 @@ struct Selection {
   OptionalTensor topk_length;
 };
 
+/// The second one, as torch gives it.
+struct ExtraSelection {
+  OptionalTensor cache;
+  std::string format;
+  OptionalTensor indices, topk_length;
+
+  std::optional<Selection> checked() const {
+    if (cache && indices) return Selection{*cache, format, *indices, topk_length};
+    if (cache) raise_invalid("extra_indices", "none", "a tensor, as extra_cache is given");
+    if (indices || topk_length) raise_invalid("extra_cache", "none", "a tensor, as extra_indices or extra_topk_length is given");
+    return std::nullopt;
+  }
+};
+
 struct Call {
   Tensor q;
   Selection main;
-  std::optional<Selection> extra;
+  ExtraSelection extra;
   Tensor out;
   OptionalTensor lse, max_logits;
   float scale;
@@ -30,15 +44,11 @@ Selection take_main(Arguments& arguments) {
       .cache = arguments.tensor(), .format = arguments.text(), .indices = arguments.tensor(), .topk_length = arguments.optional_tensor()};
 }
 
-std::optional<Selection> take_extra(Arguments& arguments) {
-  const OptionalTensor cache = arguments.optional_tensor();
-  const std::string format = arguments.text();
-  const OptionalTensor indices = arguments.optional_tensor();
-  const OptionalTensor topk_length = arguments.optional_tensor();
-  if (cache && indices) return Selection{*cache, format, *indices, topk_length};
-  if (cache) raise_invalid("extra_indices", "none", "a tensor, as extra_cache is given");
-  if (indices || topk_length) raise_invalid("extra_cache", "none", "a tensor, as extra_indices or extra_topk_length is given");
-  return std::nullopt;
+ExtraSelection take_extra(Arguments& arguments) {
+  return {.cache = arguments.optional_tensor(),
+          .format = arguments.text(),
+          .indices = arguments.optional_tensor(),
+          .topk_length = arguments.optional_tensor()};
 }
 
 /// `implementation` keeps the text that the options refer to.
@@ -73,7 +83,7 @@ SparseLatentAttentionPlan make_plan(const Call& call) {
                                  .max_logits = describe(call.max_logits, "max_logits"),
                                  .scale = call.scale,
                                  .has_sink = call.sink.has_value()};
-  if (call.extra) desc.extra = describe_selection(*call.extra, "extra.cache", "extra.indices");
+  if (const auto extra = call.extra.checked()) desc.extra = describe_selection(*extra, "extra.cache", "extra.indices");
   follow_torch_threads();
   return value_or_raise(plan_sparse_latent_attention(desc, call_device(), call.options));
 }
@@ -93,7 +103,7 @@ SparseLatentAttentionArgs make_args(const Call& call) {
                                  .lse = data_or_null<float>(call.lse),
                                  .max_logits = data_or_null<float>(call.max_logits),
                                  .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2))};
-  if (call.extra) args.extra = selection_args(*call.extra, "extra.topk_length", lists);
+  if (const auto extra = call.extra.checked()) args.extra = selection_args(*extra, "extra.topk_length", lists);
   return args;
 }
 
@@ -108,7 +118,7 @@ void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) 
 
 void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
 }
 
 void prepare_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
