@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -104,6 +106,14 @@ std::string Arguments::text() {
   return {characters, length};
 }
 
+float narrow(double value, const char* name) {
+  const auto number = static_cast<float>(value);
+  if (value == 0.0 || std::isnormal(number)) return number;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", value);
+  raise_invalid(name, text.data(), "1.2e-38 to 3.4e38 in magnitude (a normal float)");
+}
+
 void raise(const Error& error) {
   switch (error.code) {
     case ErrorCode::invalid_argument: throw std::runtime_error("invalid: " + to_string(error));
@@ -116,6 +126,10 @@ void raise(const Error& error) {
 
 void raise_invalid(const std::string& subject, const std::string& got, const std::string& want) {
   raise({ErrorCode::invalid_argument, subject + ": got " + got + ", want " + want});
+}
+
+void expect_none(const char* name, std::optional<std::int64_t> value, const char* missing) {
+  if (value) raise_invalid(name, std::to_string(*value), std::string("none without ").append(missing));
 }
 
 std::string field(const char* name, std::string_view member) { return std::string(name).append(".").append(member); }

@@ -40,15 +40,14 @@ class Arguments {
   Tensor tensor() { return take<Tensor>(); }
   OptionalTensor optional_tensor() { return take<OptionalTensor>(); }
   std::int64_t integer() { return take<std::int64_t>(); }
-  std::int64_t integer_or(std::int64_t absent) { return take<std::optional<std::int64_t>>().value_or(absent); }
-  float real() { return static_cast<float>(take<double>()); }
-  double wide_real() { return take<double>(); }
+  std::optional<std::int64_t> optional_integer() { return take<std::optional<std::int64_t>>(); }
+  double real() { return take<double>(); }
   bool flag() { return take<bool>(); }
   std::string text();
   std::vector<Tensor> tensors() { return take<std::vector<Tensor>>(); }
   BandMask band() {
-    const std::int64_t left = integer_or(kUnbounded);
-    return {.left = left, .right = integer_or(kUnbounded)};
+    const std::int64_t left = optional_integer().value_or(kUnbounded);
+    return {.left = left, .right = optional_integer().value_or(kUnbounded)};
   }
 
  private:
@@ -61,6 +60,13 @@ class Arguments {
 
 /// `subject: got X, want Y`, as the library says it.
 [[noreturn]] void raise_invalid(const std::string& subject, const std::string& got, const std::string& want);
+
+/// A double as all but dense attention take it. What is no normal float is refused: it would become 0, which means the default, or
+/// infinite.
+float narrow(double value, const char* name);
+
+/// Refuses a number that a call would ignore, as another argument is missing.
+void expect_none(const char* name, std::optional<std::int64_t> value, const char* missing);
 
 /// What such a text is made of: "cache.shape", "[2, 8]", "Float".
 std::string field(const char* name, std::string_view member);

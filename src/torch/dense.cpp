@@ -14,8 +14,8 @@ const std::int32_t* Sequences::k_lengths() const {
 Sequences take_sequences(Arguments& arguments) {
   return {.cu_seqlens_q = arguments.optional_tensor(),
           .cu_seqlens_k = arguments.optional_tensor(),
-          .max_seqlen_q = arguments.integer_or(-1),
-          .max_seqlen_k = arguments.integer_or(-1)};
+          .max_seqlen_q = arguments.optional_integer(),
+          .max_seqlen_k = arguments.optional_integer()};
 }
 
 BandMask take_mask(Arguments& arguments) {
@@ -27,21 +27,25 @@ BandMask take_mask(Arguments& arguments) {
 std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
 
 std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
-  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), "another rank or no element", "[batch + 1]");
+  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), shape_text(cu_seqlens), "[batch + 1]");
   return cu_seqlens.size(0) - 1;
 }
 
 std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k) {
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = sequences;
-  if (!cu_seqlens_q && !cu_seqlens_k) return std::nullopt;
+  if (!cu_seqlens_q && !cu_seqlens_k) {
+    expect_none("max_seqlen_q", max_seqlen_q, "cu_seqlens_q");
+    expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+    return std::nullopt;
+  }
   if (!cu_seqlens_q || !cu_seqlens_k) {
     const bool q_given = cu_seqlens_q.has_value();
     raise_invalid(q_given ? "cu_seqlens_k" : "cu_seqlens_q", "none",
                   q_given ? "a tensor, as cu_seqlens_q is given" : "a tensor, as cu_seqlens_k is given");
   }
   return RaggedDesc{.batch = batch_of(*cu_seqlens_q, "cu_seqlens_q"),
-                    .max_seq_q = max_seqlen_q < 0 ? rows_of(q) : max_seqlen_q,
-                    .max_seq_k = max_seqlen_k < 0 ? rows_of(k) : max_seqlen_k};
+                    .max_seq_q = max_seqlen_q.value_or(rows_of(q)),
+                    .max_seq_k = max_seqlen_k.value_or(rows_of(k))};
 }
 
 DenseCall take_dense(Arguments& arguments) {
@@ -52,8 +56,8 @@ DenseCall take_dense(Arguments& arguments) {
           .lse = arguments.optional_tensor(),
           .sequences = take_sequences(arguments),
           .mask = take_mask(arguments),
-          .scale = arguments.wide_real(),
-          .softcap = arguments.wide_real(),
+          .scale = arguments.real(),
+          .softcap = arguments.real(),
           .sink = arguments.optional_tensor()};
 }
 

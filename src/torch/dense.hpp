@@ -9,7 +9,7 @@ namespace fovea::binding {
 /// The sequences of a ragged batch: all of it absent in a fixed one.
 struct Sequences {
   OptionalTensor cu_seqlens_q, cu_seqlens_k;
-  std::int64_t max_seqlen_q, max_seqlen_k;  // -1: not given
+  std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
 
   /// The lengths, checked; null in a fixed batch. Only for a call that has been planned.
   const std::int32_t* q_lengths() const;

@@ -14,7 +14,7 @@ struct Call {
   OptionalTensor lse;
   std::int64_t max_seqlen_q, max_kv_len;
   BandMask mask;
-  float scale;
+  double scale;
   OptionalTensor cache_scale;
   PlanOptions options;
   OptionalTensor schedule;
@@ -54,12 +54,14 @@ LatentAttentionPlan make_plan(const Call& call) {
                            .max_seq_q = call.max_seqlen_q,
                            .max_kv_len = call.max_kv_len,
                            .mask = call.mask,
-                           .scale = call.scale,
+                           .scale = narrow(call.scale, "scale"),
                            .has_scale = describe_scale(call.cache_scale, "cache_scale", 0, 1).has_value()};
   if (call.ragged()) {
     desc.max_seq_q = query_bound(call.cu_seqlens_q, call.max_seqlen_q, desc.q.shape[0], desc.block_table.shape[0]);
   } else if (call.cu_seqlens_q) {
     raise_invalid("q.rank", std::to_string(desc.q.rank), "3 ([total_q, head, d]), as cu_seqlens_q is given");
+  } else if (call.max_seqlen_q != 0) {
+    raise_invalid("max_seqlen_q", std::to_string(call.max_seqlen_q), "0 (none), as q has a batch");
   }
   follow_torch_threads();
   return value_or_raise(plan_latent_attention(desc, call_device(), call.options));

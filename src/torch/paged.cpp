@@ -12,7 +12,7 @@ struct AttentionCall {
   OptionalTensor lse;
   std::int64_t max_seqlen_q, max_kv_len;
   BandMask mask;
-  float scale, softcap;
+  double scale, softcap;
   OptionalTensor sink, k_scale, v_scale;
   PlanOptions options;
 };
@@ -70,8 +70,8 @@ PagedAttentionPlan make_plan(const AttentionCall& call) {
                           .lse = describe(call.lse, "lse"),
                           .max_kv_len = call.max_kv_len,
                           .mask = call.mask,
-                          .scale = call.scale,
-                          .softcap = call.softcap,
+                          .scale = narrow(call.scale, "scale"),
+                          .softcap = narrow(call.softcap, "softcap"),
                           .has_sink = call.sink.has_value()};
   desc.max_seq_q = query_bound(call.cu_seqlens_q, call.max_seqlen_q, desc.q.shape[0], desc.block_table.shape[0]);
   desc.k_scale = describe_scale(call.k_scale, "k_scale", 0, desc.k_cache.shape[2]);

@@ -87,17 +87,20 @@ struct QuantizeQkCall {
 struct QuantizeVCall {
   Tensor v, v_out;
   OptionalTensor v_scale, v_mean, cu_seqlens_k;
-  std::int64_t max_seqlen_k;  // -1: not given
+  std::optional<std::int64_t> max_seqlen_k;
   Options options;
 
   static QuantizeVCall take(Arguments arguments) {
-    return {arguments.tensor(),          arguments.tensor(),       arguments.optional_tensor(), arguments.optional_tensor(),
-            arguments.optional_tensor(), arguments.integer_or(-1), {arguments.text()}};
+    return {arguments.tensor(),          arguments.tensor(),           arguments.optional_tensor(), arguments.optional_tensor(),
+            arguments.optional_tensor(), arguments.optional_integer(), {arguments.text()}};
   }
 
   std::optional<RaggedDesc> ragged() const {
-    if (!cu_seqlens_k) return std::nullopt;
-    return RaggedDesc{.batch = batch_of(*cu_seqlens_k, "cu_seqlens_k"), .max_seq_k = max_seqlen_k < 0 ? rows_of(v) : max_seqlen_k};
+    if (!cu_seqlens_k) {
+      expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+      return std::nullopt;
+    }
+    return RaggedDesc{.batch = batch_of(*cu_seqlens_k, "cu_seqlens_k"), .max_seq_k = max_seqlen_k.value_or(rows_of(v))};
   }
 
   QuantizeVPlan plan() const {
@@ -125,7 +128,7 @@ struct QuantizedAttentionCall {
   OptionalTensor lse;
   Sequences sequences;
   BandMask mask;
-  float scale;
+  double scale;
   Groups groups;
   Options options;
 
@@ -149,7 +152,7 @@ struct QuantizedAttentionCall {
                                       .lse_shift = describe(lse_shift, "lse_shift"),
                                       .ragged = describe_ragged(sequences, q, k),
                                       .mask = mask,
-                                      .scale = scale,
+                                      .scale = narrow(scale, "scale"),
                                       .groups = groups.of_plan()};
     return value_or_raise(plan_quantized_attention(desc, call_device(), options.of_plan()));
   }
@@ -175,7 +178,7 @@ struct QuantizeAndAttendCall {
   OptionalTensor lse;
   Sequences sequences;
   BandMask mask;
-  float scale;
+  double scale;
   std::int32_t v_dtype;
   bool smooth_k, smooth_v;
   Groups groups;
@@ -205,7 +208,7 @@ struct QuantizeAndAttendCall {
                                      .lse = describe(lse, "lse"),
                                      .ragged = describe_ragged(sequences, q, k),
                                      .mask = mask,
-                                     .scale = scale,
+                                     .scale = narrow(scale, "scale"),
                                      .groups = groups.of_plan(),
                                      .v_dtype = v_dtype_of(v_dtype),
                                      .smooth_k = smooth_k,

@@ -23,6 +23,7 @@ struct ExtraSelection {
     if (cache && indices) return Selection{*cache, format, *indices, topk_length};
     if (cache) raise_invalid("extra_indices", "none", "a tensor, as extra_cache is given");
     if (indices || topk_length) raise_invalid("extra_cache", "none", "a tensor, as extra_indices or extra_topk_length is given");
+    if (format != "rows") raise_invalid("extra_cache", "none", "a tensor, as extra_format is given");
     return std::nullopt;
   }
 };
@@ -33,7 +34,7 @@ struct Call {
   ExtraSelection extra;
   Tensor out;
   OptionalTensor lse, max_logits;
-  float scale;
+  double scale;
   OptionalTensor sink;
   PlanOptions options;
   OptionalTensor schedule;
@@ -81,7 +82,7 @@ SparseLatentAttentionPlan make_plan(const Call& call) {
                                  .main = describe_selection(call.main, "main.cache", "main.indices"),
                                  .lse = describe(call.lse, "lse"),
                                  .max_logits = describe(call.max_logits, "max_logits"),
-                                 .scale = call.scale,
+                                 .scale = narrow(call.scale, "scale"),
                                  .has_sink = call.sink.has_value()};
   if (const auto extra = call.extra.checked()) desc.extra = describe_selection(*extra, "extra.cache", "extra.indices");
   follow_torch_threads();

@@ -3,8 +3,18 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 
 namespace fovea::detail {
+namespace {
+
+std::string number_text(double number) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", number);
+  return text.data();
+}
+
+}  // namespace
 
 void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core) {
   check.expect(core.heads >= 1, "q.shape (head)", core.heads, "1 or more");
@@ -14,8 +24,9 @@ void check_scalars(Checker& check, double scale, double softcap, AttentionCore& 
   if (check.ok() && core.heads % core.kv_heads != 0) {
     check.fail(invalid("k.shape (kv_head)", core.kv_heads, "a divisor of " + std::to_string(core.heads) + " (head)"));
   }
-  check.expect(std::isfinite(scale), "scale", std::to_string(scale), "a finite number");
-  check.expect(std::isfinite(softcap) && softcap >= 0, "softcap", std::to_string(softcap), "0 (none) or a positive number");
+  const auto zero_or_normal = [](double number) { return number == 0.0 || std::isnormal(static_cast<float>(number)); };
+  check.expect(zero_or_normal(scale), "scale", number_text(scale), "1.2e-38 to 3.4e38 in magnitude (a normal float), or 0 (the default)");
+  check.expect(zero_or_normal(softcap) && softcap >= 0, "softcap", number_text(softcap), "1.2e-38 to 3.4e38 (a normal float), or 0 (none)");
   if (!check.ok()) return;
   const auto rounded = [&](double number) { return core.q_dtype == DType::f64 ? number : static_cast<float>(number); };
   core.scale = rounded(scale != 0 ? scale : 1.0 / std::sqrt(static_cast<double>(core.head_dim_qk)));
