@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
 
 _attention = OPERATORS["attention"]
 
 
+@checked
 def attention(
     q: Tensor,
     k: Tensor,
@@ -46,6 +48,7 @@ def attention(
         v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 256.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
+            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
             Hugging Face's ``sliding_window=w`` is ``causal=True, window=(w - 1, None)``.
         anchor: Whether positions are counted from the last query and last key (the default: a query is what was just appended) or
             from the first.
@@ -88,7 +91,7 @@ def attention(
         out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
     if lse is None and return_lse:
         lse = empty_lse(q)
-    scales = (scale_tensor(q_scale, q.device), scale_tensor(k_scale, q.device), scale_tensor(v_scale, q.device))
+    scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
     _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
     return out if lse is None else (out, lse)
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
 
@@ -14,6 +15,7 @@ _attention_backward = OPERATORS["attention_backward"]
 differentiable_attention = torch.ops.fovea.differentiable_attention.default
 
 
+@checked
 def attention_backward(
     dout: Tensor,
     q: Tensor,

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from fovea._library import typed
+from fovea._calls import checked
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,10 @@ def devices() -> list[Device]:
     return list(_devices())
 
 
+@checked
 def set_num_threads(threads: int) -> None:
     """Threads that later calls use on the CPU, out of torch's own pool; 0 (the default) means as many as torch uses."""
-    try:
-        torch.ops.fovea.set_num_threads(threads)
-    except RuntimeError as error:
-        raise typed(error) from None
+    torch.ops.fovea.set_num_threads(threads)
 
 
 def get_num_threads() -> int:

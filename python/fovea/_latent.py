@@ -3,12 +3,14 @@
 
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._latent_schedule import LatentSchedule, run
 from fovea._library import band, empty_lse, scale_tensor, score_scale
 
 _LATENT_DIM = 512  # values of a row that are V too
 
 
+@checked
 def latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -55,6 +57,7 @@ def latent_attention(
         max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
+            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
         scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.
         cache_scale: For a float8_e4m3fn cache: what multiplies its codes. float32, one element.
         out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q.
@@ -94,13 +97,14 @@ def latent_attention(
         left,
         right,
         score_scale(scale),
-        scale_tensor(cache_scale, q.device),
+        scale_tensor("cache_scale", cache_scale, q),
         implementation or "",
         batch_invariant,
     )
     return out if lse is None else (out, lse)
 
 
+@checked
 def sparse_latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -156,8 +160,7 @@ def sparse_latent_attention(
         out, or a tuple of out and what else was asked for, lse before max_logits. A row that sees no key gives 0, -inf and -inf.
 
     Raises:
-        ValueError: The call contradicts itself: tensor (``main.`` and ``extra.`` tell the two caches apart), field, value and
-            expectation are named.
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
         NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
 
     Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
@@ -172,11 +175,11 @@ def sparse_latent_attention(
         "sparse_latent_attention",
         schedule,
         q,
-        _blocks(cache, format, "main.cache"),
+        _blocks(cache, format, "cache"),
         format,
         indices,
         topk_length,
-        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format, "extra.cache"),
+        extra_cache if extra_cache is None else _blocks(extra_cache, extra_format, "extra_cache"),
         extra_format,
         extra_indices,
         extra_topk_length,

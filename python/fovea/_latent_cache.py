@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 
 _quantize_latent_cache = OPERATORS["quantize_latent_cache"]
@@ -64,6 +65,7 @@ def cache_formats() -> dict[str, CacheFormat]:
     return dict(_FORMATS)
 
 
+@checked
 def quantize_latent_cache(
     rows: Tensor,
     cache: Tensor,
@@ -95,6 +97,7 @@ def quantize_latent_cache(
     _quantize_latent_cache(rows, cache, slot_mapping, format, exact_scale, implementation or "")
 
 
+@checked
 def dequantize_latent_cache(
     cache: Tensor,
     slot_mapping: Tensor,

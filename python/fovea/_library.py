@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the operators, and what the Python functions over them share."""
 
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -13,6 +14,9 @@ torch.ops.load_library(str(_EXTENSION))
 
 # How the text of an operator's error begins, and what it is then: of exceptions, torch's stable ABI passes on the text alone.
 _KINDS = {"invalid: ": ValueError, "unsupported: ": NotImplementedError}
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+INTEGERS = (int, torch.SymInt, Integral)
+WINDOW = "(left, right), 0 or more keys before and after a query's own position, or None for no bound"
 
 
 def typed(error: RuntimeError) -> Exception:
@@ -28,9 +32,9 @@ def wants_gradients(*inputs: Tensor | None) -> bool:
 
 def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A new tensor of q's shape, but for the head dim, which is v's."""
-    if q.size(-1) == v.size(-1):
+    if q.shape[-1:] == v.shape[-1:]:
         return torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)  # twice as fast as new_empty
-    return q.new_empty((*q.shape[:-1], v.size(-1)), dtype=dtype)
+    return q.new_empty((*q.shape[:-1], *v.shape[-1:]), dtype=dtype)
 
 
 def empty_lse(q: Tensor) -> Tensor:
@@ -41,10 +45,21 @@ def empty_lse(q: Tensor) -> Tensor:
 
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
     """The bounds of the mask, None where there is none; causal is a right bound of 0."""
-    left, right = (None, None) if window is None else window
+    left, right = (None, None) if window is None else _bounds(window)
     if causal:
         right = 0 if right is None else min(right, 0)
     return left, right
+
+
+def _bounds(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """The window, checked. The library takes negative bounds, too; callers from other packages mean no bound by them."""
+    if len(window) != 2 or not _is_bound(window[0]) or not _is_bound(window[1]):
+        raise ValueError(f"window: got {window}, want {WINDOW}; window=None is no window")
+    return window
+
+
+def _is_bound(bound: int | None) -> bool:
+    return bound is None or (isinstance(bound, INTEGERS) and 0 <= bound < 1 << 63)
 
 
 def top_left(anchor: str) -> bool:
@@ -63,11 +78,13 @@ def score_scale(scale: float | None) -> float:
     return scale
 
 
-def scale_tensor(scale: Tensor | float | None, device: torch.device) -> Tensor | None:
-    """A dequantisation scale as the operators want it: an f32 tensor."""
+def scale_tensor(name: str, scale: Tensor | float | None, like: Tensor) -> Tensor | None:
+    """A dequantisation scale as the operators want it: a float32 tensor, on the device of another."""
     if scale is None or isinstance(scale, Tensor):
         return scale
-    return torch.tensor(scale, dtype=torch.float32, device=device)
+    if scale != 0 and not _SMALLEST <= abs(scale) <= _LARGEST:
+        raise ValueError(f"{name}: got {scale}, want {_SMALLEST:.2g} to {_LARGEST:.2g} in magnitude (a normal float)")
+    return torch.tensor(scale, dtype=torch.float32, device=like.device)
 
 
 def version() -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 
 _merge_states = OPERATORS["merge_states"]
 
 
+@checked
 def merge_states(
     outs: Sequence[Tensor],
     lses: Sequence[Tensor],
@@ -37,8 +39,7 @@ def merge_states(
         (out, lse), or out alone without ``return_lse`` and ``lse``. Where all parts are empty: 0 and -inf.
 
     Raises:
-        ValueError: The call contradicts itself: tensor (``parts[i].out`` and ``parts[i].lse`` are those of outs and lses), field,
-            value and expectation are named.
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
         NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
 
     Source: online softmax (Milakov and Gimelshein 2018).

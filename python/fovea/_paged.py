@@ -3,6 +3,7 @@
 
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale
 
@@ -10,6 +11,7 @@ _paged_attention = OPERATORS["paged_attention"]
 _paged_cache_append = OPERATORS["paged_cache_append"]
 
 
+@checked
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -50,6 +52,7 @@ def paged_attention(
         max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
+            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
             Hugging Face's ``sliding_window=w`` is ``window=(w - 1, None)``.
         scale: Multiplies the scores; None is ``dqk ** -0.5``.
         softcap: c > 0 bounds the scores, ``c * tanh(s / c)``, before the mask; 0 is none.
@@ -92,14 +95,15 @@ def paged_attention(
         score_scale(scale),
         softcap,
         sink,
-        scale_tensor(k_scale, q.device),
-        scale_tensor(v_scale, q.device),
+        scale_tensor("k_scale", k_scale, q),
+        scale_tensor("v_scale", v_scale, q),
         implementation or "",
         batch_invariant,
     )
     return out if lse is None else (out, lse)
 
 
+@checked
 def paged_cache_append(
     k: Tensor,
     v: Tensor,
@@ -136,7 +140,7 @@ def paged_cache_append(
         k_cache,
         v_cache,
         slot_mapping,
-        scale_tensor(k_scale, k.device),
-        scale_tensor(v_scale, k.device),
+        scale_tensor("k_scale", k_scale, k),
+        scale_tensor("v_scale", v_scale, k),
         implementation or "",
     )

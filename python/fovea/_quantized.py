@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
 
@@ -66,9 +67,14 @@ def _read_groups() -> dict[tuple[str, int], tuple[int, ...]]:
 _GROUPS = _read_groups()  # queries of a block, groups in it, keys of a block, groups in it
 
 
+def _has_rows(tensor: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether there is a shape to allocate by. Where not, an empty tensor does, and the operator refuses the call."""
+    return tensor.dim() == 4 if cu_seqlens is None else tensor.dim() == 3 and cu_seqlens.numel() > 0
+
+
 def _new_scale(rows: Tensor, cu_seqlens: Tensor | None, block: int, groups: int) -> Tensor:
-    """A new tensor for the scales of q or k. What has no such shape gets an empty one, and the operator refuses it."""
-    if rows.dim() != (4 if cu_seqlens is None else 3):
+    """A new tensor for the scales of q or k."""
+    if not _has_rows(rows, cu_seqlens):
         return rows.new_empty(0, dtype=torch.float32)
     if cu_seqlens is None:
         shape = (rows.size(0), rows.size(2), (rows.size(1) + block - 1) // block * groups)
@@ -79,6 +85,8 @@ def _new_scale(rows: Tensor, cu_seqlens: Tensor | None, block: int, groups: int)
 
 def _new_channels(kv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """A new tensor of one number for each sequence, head and channel."""
+    if not _has_rows(kv, cu_seqlens):
+        return kv.new_empty(0, dtype=torch.float32)
     batch = kv.size(0) if cu_seqlens is None else cu_seqlens.numel() - 1
     return kv.new_empty((batch, *kv.shape[-2:]), dtype=torch.float32)
 
@@ -87,6 +95,7 @@ def _new_codes(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(values, dtype=dtype, memory_format=torch.contiguous_format)
 
 
+@checked
 def quantize_qk_int8(
     q: Tensor,
     k: Tensor,
@@ -148,6 +157,7 @@ def quantize_qk_int8(
     return out
 
 
+@checked
 def quantize_v(
     v: Tensor,
     *,
@@ -190,6 +200,7 @@ def quantize_v(
     return out
 
 
+@checked
 def quantized_attention(
     qk: QuantizedQk,
     v: QuantizedV,
@@ -248,6 +259,7 @@ def quantized_attention(
     return out if lse is None else (out, lse)
 
 
+@checked
 def quantize_and_attend(
     q: Tensor,
     k: Tensor,

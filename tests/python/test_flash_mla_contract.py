@@ -94,10 +94,10 @@ REFUSED = [
     (dense(head_dim_v=128), r"head_dim_v: got 128, want 512"),
     (dense(q=torch.randn(2, 4, 576).bfloat16()), r"q\.rank: got 3, want 4"),
     (dense(k_cache=torch.randn(4, 64, 576).bfloat16()), r"k_cache\.rank: got 3, want 4"),
-    (dense(k_cache=torch.randn(4, 64, 1, 576)), r"dtype: got f32, want bf16"),
+    (dense(k_cache=torch.randn(4, 64, 1, 576)), r"dtype: got torch.float32, want torch.bfloat16"),
     (dense(k_cache=torch.randn(4, 64, 3, 576).bfloat16()), r"kv_head.*: got 3"),
     (dense(k_cache=torch.randn(4, 64, 1, 512).bfloat16()), r"q\.shape \(d\): got 576, want 512"),
-    (dense(cache_seqlens=torch.tensor([70, 9])), r"kv_len\.dtype: got Long, want i32"),
+    (dense(cache_seqlens=torch.tensor([70, 9])), r"kv_len\.dtype: got torch.int64, want torch.int32"),
     (dense(cache_seqlens=torch.tensor([129, 9], dtype=torch.int32)), r"kv_len\[0\].*: got 129"),
     (dense(block_table=torch.full((2, 2), 4, dtype=torch.int32)), r"block_table.*: got 4"),
     (dense(softmax_scale=0.0), r"softmax_scale: got 0\.0"),
@@ -107,11 +107,11 @@ REFUSED = [
     (sparse(k_cache=torch.zeros(4, 64, 1, 576).bfloat16()), r"k_cache\.dtype: got torch\.bfloat16"),
     (sparse(k_cache=torch.zeros(4, 64, 2, 656, dtype=torch.uint8)), r"k_cache\.shape\[2\] \(h_k\): got 2, want 1"),
     (sparse(k_cache=torch.zeros(4, 64, 1, 528, dtype=torch.uint8)), r"got 528, want 656 \(v32_fp8\) or 584 \(v4_fp8\)"),
-    (sparse(k_cache=torch.zeros(4, 64, 1, 584, dtype=torch.uint8)), r"main\.cache.*: got 512, want 576"),
+    (sparse(k_cache=torch.zeros(4, 64, 1, 584, dtype=torch.uint8)), r"cache.*: got 512, want 576"),
     (sparse(extra_k_cache=torch.zeros(4, 2, 1, 288, dtype=torch.uint8)), r"extra_k_cache\.shape\[3\].*: got 288"),
     (sparse(extra_k_cache=None), r"extra_cache: got none"),
-    (sparse(q=torch.randn(2, 3, 4, 576)), r"q\.dtype: got f32, want bf16"),
-    (sparse(indices=torch.zeros(2, 3, 8, dtype=torch.int64)), r"indices\.dtype: got i64, want i32"),
+    (sparse(q=torch.randn(2, 3, 4, 576)), r"q\.dtype: got torch.float32, want torch.bfloat16"),
+    (sparse(indices=torch.zeros(2, 3, 8, dtype=torch.int64)), r"indices\.dtype: got torch.int64, want torch.int32"),
     (sparse(indices=torch.zeros(2, 8, dtype=torch.int32)), r"indices\.rank: got 2"),
     (sparse(topk_length=torch.zeros(3, dtype=torch.int32)), r"topk_length\.shape: got \[3\], want \[2\]"),
     (sparse(attn_sink=torch.zeros(5)), r"sink\.shape: got \[5\], want \[4\]"),
@@ -152,6 +152,13 @@ def test_what_prefill_throws(changes, message):
     }
     with pytest.raises(RuntimeError, match=message):
         flash_mla.flash_mla_sparse_fwd(**call | changes)
+
+
+def test_a_scale_may_be_a_tensor_of_one_number():
+    call = dense()
+    got = flash_mla.flash_mla_with_kvcache(**call | {"softmax_scale": torch.tensor(0.25)})
+    want = flash_mla.flash_mla_with_kvcache(**call | {"softmax_scale": 0.25})
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
 def test_gradients_are_refused_and_not_cut():

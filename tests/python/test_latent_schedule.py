@@ -122,7 +122,7 @@ def test_reset_begins_the_next_step():
 
 def test_a_first_call_that_fails_leaves_it_empty():
     schedule, (function, call) = fovea.LatentSchedule(), dense()
-    with pytest.raises(ValueError, match=r"cache\.rows\.shape"):
+    with pytest.raises(ValueError, match=r"cache\.shape"):
         function(**call | {"cache": torch.randn(6, 8, 1, 128)}, schedule=schedule)
     assert torch.equal(function(**call, schedule=schedule), function(**call))
 

@@ -15,7 +15,7 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
 * ``lse`` and ``max_logits`` are natural logarithms, as in FlashMLA since its sparse prefill takes ``attn_sink``. The first release
   of sparse prefill (September 2025) gave both to base 2, and -inf for a query that sees no key: code written for that one
   multiplies both by ``log2(e)``.
-* Errors name tensors as Fovea does: ``main.indices`` and ``extra.cache`` for ``indices`` and ``extra_k_cache``.
+* Errors name tensors as Fovea does: ``cache`` and ``extra_cache`` for ``k_cache`` (or ``kv``) and ``extra_k_cache``.
 * What other branches have is not here: ``indexer_topk`` of sparse prefill, and the functions for attention without a latent cache
   (``flash_attn_varlen_func`` and its like). Copies of FlashMLA inside of vLLM and SGLang have names of their own, which
   :func:`fovea.compat.install` does not replace.
@@ -300,10 +300,10 @@ def _check_same(bound: FlashMLASchedMeta.Config | None, config: FlashMLASchedMet
         _assert(got == want, f"tile_scheduler_metadata.config.{entry.name}", got, f"{want}, as in the first call with this object")
 
 
-def _checked_scale(name: str, scale: float | None) -> float | None:
-    """Fovea takes 0 for the default."""
+def _checked_scale(name: str, scale: Tensor | float | None) -> float | None:
+    """Fovea takes 0 for the default, and a number where FlashMLA also takes a tensor of one."""
     _check(scale != 0, name, scale, "another number")
-    return scale
+    return scale.item() if isinstance(scale, Tensor) else scale
 
 
 def _packed_cache(name: str, cache: Tensor) -> tuple[Tensor, str]:

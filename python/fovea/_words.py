@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's texts in the words of Python: the names of arguments, torch's dtypes, and the order of dimensions."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAMES = (
+    (re.compile(r"\b(?:options|groups|args|main)\.(?=[a-z])"), ""),
+    (re.compile(r"\bextra\.(?=[a-z])"), "extra_"),
+    (re.compile(r"cache\.rows\b"), "cache"),
+    (re.compile(r"cache\.format\b"), "format"),
+    (re.compile(r"\bhas_scale\b"), "cache_scale"),
+    (re.compile(r"\b(?:ragged\.)?max_seq_(?=[qk]\b)"), "max_seqlen_"),
+    (re.compile(r"\bparts\[(\d+)\]\.(out|lse)\b"), r"\2s[\1]"),
+)
+_K_OR_V = re.compile(r"\b([kv])(?=\.(?:shape|strides|dtype|rank)\b)")
+
+# The library's names, and torch's where they lack their module.
+_DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
+_DTYPES |= {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
+_DTYPE = re.compile(rf"(?<![\w.])(?:{'|'.join(_DTYPES)})(?!\w)")
+# What torch's C++ calls "Half" or "Long" in an error is torch.half or torch.long here, but for some.
+_CPP_DTYPE = re.compile(r"(?<=dtype: got )[A-Z]\w*")
+_CPP_DTYPES = {"Byte": "uint8", "Char": "int8", "ComplexHalf": "chalf", "ComplexFloat": "cfloat", "ComplexDouble": "cdouble"}
+
+
+def in_python(text: str, arguments: dict[str, Any]) -> str:
+    """The library's error in the words of a function with these arguments."""
+    for pattern, name in _NAMES:
+        text = pattern.sub(name, text)
+    if "k_cache" in arguments and "k" not in arguments:
+        text = _K_OR_V.sub(r"\1_cache", text)
+    elif "cache" in arguments:
+        text = _K_OR_V.sub("cache", text)
+    text = _CPP_DTYPE.sub(
+        lambda match: str(getattr(torch, _CPP_DTYPES.get(match.group(), match.group().lower()), match.group())), text
+    )
+    text = _DTYPE.sub(lambda match: str(_DTYPES[match.group()]), text)
+    return text + _order(arguments) if "(kv_head): got" in text and "a divisor of" in text else text
+
+
+def _order(arguments: dict[str, Any]) -> str:
+    """The order of dimensions, for callers whose heads lie where torch or another package has them."""
+    name = next((name for name in ("k", "k_cache", "cache") if name in arguments), "")
+    q, k = arguments.get("q"), arguments.get(name)
+    if not isinstance(q, Tensor) or not isinstance(k, Tensor) or k.dim() != 4:
+        return ""
+    if name == "k":
+        heads, ours, others = q.size(1), "[batch, seq, head, head_dim]", "[batch, head, seq, head_dim]"
+    else:
+        heads, ours, others = q.size(-2), "[blocks, page, kv_head, head_dim]", "[blocks, kv_head, page, head_dim]"
+    text = f"; {name} is {ours}"
+    if k.size(1) > 0 and heads % k.size(1) == 0:
+        text += f", and {list(k.shape)} looks like {others}: transpose(1, 2)"
+    return text

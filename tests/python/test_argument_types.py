@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no tensor, or no number, where one belongs: one sentence that names the argument and says what was wanted."""
+
+import inspect
+import re
+import time
+import typing
+
+import numpy
+import pytest
+import torch
+
+import fovea
+from small_calls import (
+    append,
+    backward,
+    codes,
+    dense,
+    dequantize,
+    int32,
+    latent,
+    merge,
+    paged,
+    quantize,
+    quantize_qk,
+    ragged,
+    sparse,
+)
+
+CALLS = {
+    fovea.attention: dense(),
+    fovea.attention_backward: backward(),
+    fovea.paged_attention: paged(),
+    fovea.paged_cache_append: append(),
+    fovea.merge_states: merge(),
+    fovea.latent_attention: latent(),
+    fovea.sparse_latent_attention: sparse(),
+    fovea.quantize_latent_cache: quantize(),
+    fovea.dequantize_latent_cache: dequantize(),
+    fovea.quantize_qk_int8: quantize_qk(),
+    fovea.quantize_v: {"v": torch.randn(2, 7, 2, 64)},
+    fovea.quantized_attention: codes(),
+    fovea.quantize_and_attend: dense(),
+}
+
+
+def wrong_values(annotation):
+    """What an argument does not take. A tensor where a number belongs would wait for the device and cut the graph."""
+    text = str(annotation)
+    taken = {"text": ("str", "Literal"), "list": ("tuple", "Sequence"), "number": ("float",), "none": ("None",)}
+    taken["tensor"] = () if "Sequence" in text else ("Tensor",)
+    values = {"text": "cpu", "list": [1.0, 2.0], "number": 2.5, "none": None, "tensor": torch.randn(3, requires_grad=True)}
+    yield from (value for kind, value in values.items() if not any(word in text for word in taken[kind]))
+    yield from (numpy.ones(3, dtype=numpy.float32), object())
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_an_argument_of_another_type_is_named(function):
+    hints = typing.get_type_hints(function)
+    for name in inspect.signature(function).parameters:
+        for value in wrong_values(hints[name]):
+            with pytest.raises(TypeError) as caught:
+                function(**{**CALLS[function], name: value})
+            assert re.match(rf"{name}: got \S.*, want \S.*$", str(caught.value)), (name, value, str(caught.value))
+
+
+def unusual(tensor):
+    """Tensors for torch, but not in plain memory."""
+    values = tensor.detach().float()
+    yield values.to_sparse(), r"\.layout: got torch\.sparse_coo, want torch\.strided"
+    yield values.to_mkldnn(), r"\.layout: got torch\._mkldnn, want torch\.strided"
+    yield torch.quantize_per_tensor(values, 0.1, 0, torch.quint8), r"\.dtype: got torch\.quint8, want a plain one"
+    if values.dim() > 1:
+        yield values.flatten(1).to_sparse_csr(), r"\.layout: got torch\.sparse_csr, want torch\.strided"
+        yield torch.nested.nested_tensor(list(values), layout=torch.jagged), ": got a nested tensor, want a padded one"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_sparse_nested_and_quantized_tensors_are_refused(function):
+    for name, value in CALLS[function].items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        for tensor, words in unusual(value):
+            with pytest.raises(ValueError, match=rf"^{name}{words}"):
+                function(**{**CALLS[function], name: tensor})
+
+
+def test_entries_of_lists_and_of_quantised_tensors_are_named():
+    part, lse = torch.randn(3, 2, 64), torch.randn(3, 2)
+    with pytest.raises(TypeError, match=r"^outs\[1\]: got None, want a torch.Tensor$"):
+        fovea.merge_states([part, None], [lse, lse])
+    with pytest.raises(ValueError, match=r"^lses\[0\]\.layout: got torch\.sparse_coo"):
+        fovea.merge_states([part, part], [lse.to_sparse(), lse])
+    call = codes()
+    with pytest.raises(TypeError, match=r"^qk\.q_scale: got numpy\.ndarray, want a torch\.Tensor$"):
+        fovea.quantized_attention(call["qk"]._replace(q_scale=call["qk"].q_scale.numpy()), call["v"])
+    with pytest.raises(TypeError, match=r"^v\.scale: got 2\.0, want a torch\.Tensor or None$"):
+        fovea.quantized_attention(call["qk"], call["v"]._replace(scale=2.0))
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_tensors_without_dimensions_or_elements_are_refused(function):
+    parameters = inspect.signature(function).parameters
+    call = {name: value for name, value in CALLS[function].items() if parameters[name].default is inspect.Parameter.empty}
+    for name, value in call.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        with pytest.raises(ValueError, match=r"got .*, want "):
+            function(**call | {name: torch.tensor(1).to(value.dtype)})
+        if name != "slot_mapping":  # one without elements is of no tokens
+            with pytest.raises(ValueError, match=r"got .*, want "):
+                function(**call | {name: torch.empty(0, dtype=value.dtype)})
+
+
+@pytest.mark.parametrize(
+    "cu_seqlens", [torch.tensor(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32), int32([0, 2], [3, 5])]
+)
+def test_lengths_of_another_shape_are_refused(cu_seqlens):
+    call = ragged(out=None, cu_seqlens_q=cu_seqlens)
+    for function in (fovea.attention, fovea.quantize_and_attend):
+        with pytest.raises(ValueError, match=r"^cu_seqlens_q\.shape: got "):
+            function(**call)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q\.shape: got "):
+        fovea.quantize_qk_int8(**{name: call[name] for name in ("q", "k", "cu_seqlens_q", "cu_seqlens_k")})
+    with pytest.raises(ValueError, match=r"^cu_seqlens_k\.shape: got "):
+        fovea.quantize_v(call["v"], dtype=torch.float8_e4m3fn, cu_seqlens_k=cu_seqlens)
+
+
+def test_missing_and_unknown_arguments_are_named():
+    q = torch.randn(1, 5, 2, 64)
+    with pytest.raises(TypeError, match=r"^attention\(\) missing a required argument: 'v'$"):
+        fovea.attention(q, q)
+    with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected keyword argument 'window_size'$"):
+        fovea.attention(q, q, q, window_size=(-1, -1))
+    with pytest.raises(TypeError, match=r"^threads: got '2', want an int$"):
+        fovea.set_num_threads("2")
+
+
+def test_numbers_of_numpy_are_numbers():
+    call = dense()
+    fovea.attention(**call, scale=numpy.float32(0.5), window=(numpy.int64(3), None))
+    expected = fovea.attention(**dense(q=call["q"], k=call["k"], v=call["v"]), scale=0.5, window=(3, None))
+    assert torch.equal(call["out"], expected[0])
+    fovea.attention(**ragged(), max_seqlen_q=numpy.int32(4))
+
+
+def test_heads_in_the_place_of_rows_are_recognised():
+    q, k = torch.randn(2, 8, 1, 64), torch.randn(2, 2, 7, 64)
+    for function in (fovea.attention, fovea.quantize_and_attend):
+        with pytest.raises(ValueError) as caught:
+            function(q, k, k)
+        for words in ("k.shape (kv_head): got 7", "a divisor of 1", "k is [batch, seq, head, head_dim]"):
+            assert words in str(caught.value)
+        assert "[2, 2, 7, 64] looks like [batch, head, seq, head_dim]: transpose(1, 2)" in str(caught.value)
+    with pytest.raises(ValueError, match=r"k is \[batch, seq, head, head_dim\]$"):
+        fovea.attention(torch.randn(2, 5, 4, 64), torch.randn(2, 7, 3, 64), torch.randn(2, 7, 3, 64))
+    cache = torch.randn(6, 2, 8, 64)  # as some engines lay it out
+    with pytest.raises(ValueError, match=r"^k_cache\.shape \(kv_head\): got 8, .* looks like \[blocks, kv_head, page, head_dim\]"):
+        fovea.paged_attention(**paged(k_cache=cache, v_cache=cache))
+    cache = torch.randn(6, 2, 8, 576)
+    with pytest.raises(ValueError, match=r"^cache\.shape \(kv_head\): got 8, .* looks like \[blocks, kv_head, page, head_dim\]"):
+        fovea.latent_attention(**latent(cache=cache))
+
+
+def test_declines_speak_of_torchs_dtypes_too():
+    q = torch.randn(1, 5, 2, 64, dtype=torch.float64)
+    with pytest.raises(NotImplementedError) as caught:
+        fovea.attention(q, q, q, implementation="cpu.scalar.attention")
+    assert "torch.float64" in str(caught.value) and not re.search(r"\bf64\b", str(caught.value))
+
+
+def test_compiled_functions_check_too():
+    """Dynamo traces the checks of a good call, and leaves a bad one to Python."""
+    compiled, q = torch.compile(fovea.attention, backend="eager"), torch.randn(1, 5, 2, 64)
+    assert torch.equal(compiled(q, q, q, window=(2, None), scale=0.5), fovea.attention(q, q, q, window=(2, None), scale=0.5))
+    with pytest.raises(TypeError, match=r"^k: got None, want a torch\.Tensor$"):
+        compiled(q, None, q)
+    with pytest.raises(ValueError, match=r"^window: got \(-1, -1\), want "):
+        compiled(q, q, q, window=(-1, -1))
+
+
+def test_checks_cost_little():
+    """The bound is generous, as in test_latency.py: the checks take about one microsecond of a call's ten."""
+    q = torch.randn(1, 1, 4, 64)
+    call = {"causal": True, "window": (7, None), "scale": 0.1, "out": torch.empty_like(q)}
+    best = dict.fromkeys((fovea.attention, fovea.attention.__wrapped__), float("inf"))
+    for _ in range(50):
+        for function in best:
+            start = time.perf_counter()
+            for _ in range(50):
+                function(q, q, q, **call)
+            best[function] = min(best[function], (time.perf_counter() - start) / 50 * 1e6)
+    checked, bare = best.values()
+    assert checked - bare < 10
+
+
+def test_signatures_stay_readable():
+    assert list(inspect.signature(fovea.attention).parameters)[:4] == ["q", "k", "v", "causal"]
+    assert fovea.attention.__doc__.startswith("Attention, ``softmax")
