@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense attention."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,9 +13,28 @@ from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import AttentionOptions
+
 _attention = OPERATORS["attention"]
 
 
+# fmt: off
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: None = None, return_lse: Literal[False] = False,
+        **options: Unpack[AttentionOptions]) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: Literal[True],
+        **options: Unpack[AttentionOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor, return_lse: bool = False,
+        **options: Unpack[AttentionOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: bool = False,
+        **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def attention(
     q: Tensor,

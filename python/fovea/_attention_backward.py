@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of dense attention, by itself and as autograd's formula."""
 
-from typing import Any, Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -10,11 +12,27 @@ from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import BackwardOptions
+
 _attention = OPERATORS["attention"]
 _attention_backward = OPERATORS["attention_backward"]
 differentiable_attention = torch.ops.fovea.differentiable_attention.default
 
 
+# fmt: off
+@overload
+def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, sink: None = None,
+        **options: Unpack[BackwardOptions]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, sink: Tensor,
+        **options: Unpack[BackwardOptions]) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, sink: Tensor | None = None,
+        **options: Unpack[BackwardOptions]) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]: ...
+# fmt: on
 @checked
 def attention_backward(
     dout: Tensor,

@@ -104,11 +104,10 @@ def _values(arguments: dict[str, Any], kinds: dict[str, _Kind]) -> Iterator[tupl
     for name, value in arguments.items():
         kind = kinds[name]
         yield name, value, kind
-        if kind.entry is not None and isinstance(value, kind.classes):
+        if kind.entry is not None and isinstance(value, list | tuple):
             yield from ((f"{name}[{index}]", entry, _kind(kind.entry)) for index, entry in enumerate(value))
         elif hasattr(value, "_fields"):
-            fields = _kinds(type(value))
-            yield from ((f"{name}.{field}", getattr(value, field), kind) for field, kind in fields.items())
+            yield from ((f"{name}.{field}", getattr(value, field), of) for field, of in _kinds(type(value)).items())
 
 
 def _name(value: Any) -> str:

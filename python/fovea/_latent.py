@@ -1,15 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention over a cache of latent rows, dense and token-sparse."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
 from torch import Tensor
 
 from fovea._calls import checked
 from fovea._latent_schedule import LatentSchedule, run
 from fovea._library import band, empty_lse, scale_tensor, score_scale
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import LatentOptions, SparseOptions
+
 _LATENT_DIM = 512  # values of a row that are V too
 
 
+# fmt: off
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        lse: None = None, return_lse: Literal[False] = False, **options: Unpack[LatentOptions]) -> Tensor: ...
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        lse: Tensor | None = None, return_lse: Literal[True], **options: Unpack[LatentOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        lse: Tensor, return_lse: bool = False, **options: Unpack[LatentOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        lse: Tensor | None = None, return_lse: bool = False,
+        **options: Unpack[LatentOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def latent_attention(
     q: Tensor,
@@ -104,6 +128,48 @@ def latent_attention(
     return out if lse is None else (out, lse)
 
 
+# fmt: off
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: None = None,
+        max_logits: None = None, return_lse: Literal[False] = False, return_max_logits: Literal[False] = False,
+        **options: Unpack[SparseOptions]) -> Tensor: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: None = None,
+        max_logits: Tensor | None = None, return_lse: Literal[False] = False, return_max_logits: Literal[True],
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: None = None,
+        max_logits: Tensor, return_lse: Literal[False] = False, return_max_logits: bool = False,
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        lse: Tensor | None = None, max_logits: None = None, return_lse: Literal[True], return_max_logits: Literal[False] = False,
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        lse: Tensor | None = None, max_logits: Tensor | None = None, return_lse: Literal[True], return_max_logits: Literal[True],
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        lse: Tensor | None = None, max_logits: Tensor, return_lse: Literal[True], return_max_logits: bool = False,
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: Tensor,
+        max_logits: None = None, return_lse: bool = False, return_max_logits: Literal[False] = False,
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: Tensor,
+        max_logits: Tensor | None = None, return_lse: bool = False, return_max_logits: Literal[True],
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *, lse: Tensor,
+        max_logits: Tensor, return_lse: bool = False, return_max_logits: bool = False,
+        **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        lse: Tensor | None = None, max_logits: Tensor | None = None, return_lse: bool = False, return_max_logits: bool = False,
+        **options: Unpack[SparseOptions]) -> Tensor | tuple[Tensor, ...]: ...
+# fmt: on
 @checked
 def sparse_latent_attention(
     q: Tensor,

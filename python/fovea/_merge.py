@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging partial attention results."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -9,9 +12,28 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import MergeOptions
+
 _merge_states = OPERATORS["merge_states"]
 
 
+# fmt: off
+@overload
+def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor], *, lse: None = None, return_lse: Literal[False],
+        **options: Unpack[MergeOptions]) -> Tensor: ...
+@overload
+def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor], *, lse: Tensor | None = None, return_lse: Literal[True] = True,
+        **options: Unpack[MergeOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor], *, lse: Tensor, return_lse: bool = True,
+        **options: Unpack[MergeOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor], *, lse: Tensor | None = None, return_lse: bool = True,
+        **options: Unpack[MergeOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def merge_states(
     outs: Sequence[Tensor],

@@ -1,16 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a block-table cache, and writing into that cache."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
 from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import PagedOptions
+
 _paged_attention = OPERATORS["paged_attention"]
 _paged_cache_append = OPERATORS["paged_cache_append"]
 
 
+# fmt: off
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, lse: None = None, return_lse: Literal[False] = False,
+        **options: Unpack[PagedOptions]) -> Tensor: ...
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, lse: Tensor | None = None, return_lse: Literal[True],
+        **options: Unpack[PagedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, lse: Tensor, return_lse: bool = False,
+        **options: Unpack[PagedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, lse: Tensor | None = None, return_lse: bool = False,
+        **options: Unpack[PagedOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def paged_attention(
     q: Tensor,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit attention: the quantisers, attention on what they make, and both in one call."""
 
-from typing import Literal, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -9,6 +11,11 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fovea._options import QuantizedOptions, QuantizeOptions
 
 _quantize_qk_int8 = OPERATORS["quantize_qk_int8"]
 _quantize_v = OPERATORS["quantize_v"]
@@ -76,6 +83,7 @@ def _new_scale(rows: Tensor, cu_seqlens: Tensor | None, block: int, groups: int)
     """A new tensor for the scales of q or k."""
     if not _has_rows(rows, cu_seqlens):
         return rows.new_empty(0, dtype=torch.float32)
+    shape: tuple[int, ...]
     if cu_seqlens is None:
         shape = (rows.size(0), rows.size(2), (rows.size(1) + block - 1) // block * groups)
     else:
@@ -200,6 +208,20 @@ def quantize_v(
     return out
 
 
+# fmt: off
+@overload
+def quantized_attention(qk: QuantizedQk, v: QuantizedV, *, lse: None = None, return_lse: Literal[False] = False,
+        **options: Unpack[QuantizedOptions]) -> Tensor: ...
+@overload
+def quantized_attention(qk: QuantizedQk, v: QuantizedV, *, lse: Tensor | None = None, return_lse: Literal[True],
+        **options: Unpack[QuantizedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantized_attention(qk: QuantizedQk, v: QuantizedV, *, lse: Tensor, return_lse: bool = False,
+        **options: Unpack[QuantizedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantized_attention(qk: QuantizedQk, v: QuantizedV, *, lse: Tensor | None = None, return_lse: bool = False,
+        **options: Unpack[QuantizedOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def quantized_attention(
     qk: QuantizedQk,
@@ -259,6 +281,20 @@ def quantized_attention(
     return out if lse is None else (out, lse)
 
 
+# fmt: off
+@overload
+def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: None = None, return_lse: Literal[False] = False,
+        **options: Unpack[QuantizeOptions]) -> Tensor: ...
+@overload
+def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: Literal[True],
+        **options: Unpack[QuantizeOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor, return_lse: bool = False,
+        **options: Unpack[QuantizeOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: bool = False,
+        **options: Unpack[QuantizeOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def quantize_and_attend(
     q: Tensor,

@@ -121,7 +121,7 @@ def attention_forward(
         rows = list(run)
         batch = slice(rows[0], rows[-1] + 1)
         place = out[batch, band.queries]
-        given = {} if differentiable else {"out": place}
+        given: dict[str, Any] = {} if differentiable else {"out": place}
         result = fovea.attention(
             q[batch, band.queries],
             _take(k[batch], band.keys),
