@@ -106,13 +106,14 @@ std::string Arguments::text() {
   return {characters, length};
 }
 
-float narrow(double value, const char* name) {
-  const auto number = static_cast<float>(value);
-  if (value == 0.0 || std::isnormal(number)) return number;
+double normal(double value, const char* name) {
+  if (value == 0.0 || std::isnormal(static_cast<float>(value))) return value;
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.9g", value);
   raise_invalid(name, text.data(), "1.2e-38 to 3.4e38 in magnitude (a normal float)");
 }
+
+float narrow(double value, const char* name) { return static_cast<float>(normal(value, name)); }
 
 void raise(const Error& error) {
   switch (error.code) {

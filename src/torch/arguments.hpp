@@ -61,8 +61,11 @@ class Arguments {
 /// `subject: got X, want Y`, as the library says it.
 [[noreturn]] void raise_invalid(const std::string& subject, const std::string& got, const std::string& want);
 
-/// A double as all but dense attention take it. What is no normal float is refused: it would become 0, which means the default, or
-/// infinite.
+/// The value, which dense attention takes in double precision. What is no normal float is refused: as one it would become 0, which means
+/// the default, or infinite.
+double normal(double value, const char* name);
+
+/// Likewise, as the other operations take it.
 float narrow(double value, const char* name);
 
 /// Refuses a number that a call would ignore, as another argument is missing.

@@ -69,8 +69,8 @@ AttentionDesc describe_dense(const DenseCall& call) {
           .lse = describe(call.lse, "lse"),
           .ragged = describe_ragged(call.sequences, call.q, call.k),
           .mask = call.mask,
-          .scale = call.scale,
-          .softcap = call.softcap,
+          .scale = normal(call.scale, "scale"),
+          .softcap = normal(call.softcap, "softcap"),
           .has_sink = call.sink.has_value()};
 }
 
