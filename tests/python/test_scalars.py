@@ -51,6 +51,16 @@ def test_the_smallest_numbers_that_do():
     assert not fovea.attention(**call, softcap=1.2e-38).isnan().any()
 
 
+@pytest.mark.parametrize("numbers", [{"scale": 1 / 3}, {"scale": 0.1, "softcap": 0.7}], ids=["scale", "softcap"])
+def test_float64_keeps_the_digits(numbers):
+    q, k, v = (torch.randn(1, 5, 2, 16, dtype=torch.float64) for _ in range(3))
+    scores = numbers["scale"] * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    if "softcap" in numbers:
+        scores = numbers["softcap"] * (scores / numbers["softcap"]).tanh()
+    expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    torch.testing.assert_close(fovea.attention(q, k, v, **numbers), expected, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("scale", BEYOND)
 def test_a_dequantisation_scale_that_float32_does_not_hold(scale):
     codes = torch.zeros(6, 8, 2, 64, dtype=torch.float8_e4m3fn)
