@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "problems.hpp"
 
+#include <initializer_list>
+
 namespace fovea::cli {
 namespace {
+
+/// Bytes to which allocators align, of torch and of CUDA too: fast GPU kernels want such a promise.
+constexpr std::int32_t kAlignment = 64;
+
+TensorDesc allocated(DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorDesc desc = contiguous(dtype, shape);
+  desc.alignment = kAlignment;
+  return desc;
+}
 
 std::int64_t or_else(std::int64_t value, std::int64_t usual) { return value != 0 ? value : usual; }
 
@@ -14,14 +25,14 @@ BandMask mask_of(const ProblemSize& s, BandMask usual) {
 AttentionDesc dense(const ProblemSize& s) {
   const DType out = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
   const std::int64_t kv_heads = or_else(s.kv_heads, 8), dim_qk = or_else(s.dim_qk, 128), dim_v = or_else(s.dim_v, dim_qk);
-  AttentionDesc desc{.q = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, dim_qk}),
-                     .k = contiguous(s.dtype, {s.batch, s.seq_k, kv_heads, dim_qk}),
-                     .v = contiguous(s.dtype, {s.batch, s.seq_k, kv_heads, dim_v}),
-                     .out = contiguous(out, {s.batch, s.seq_q, s.heads, dim_v}),
+  AttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, dim_qk}),
+                     .k = allocated(s.dtype, {s.batch, s.seq_k, kv_heads, dim_qk}),
+                     .v = allocated(s.dtype, {s.batch, s.seq_k, kv_heads, dim_v}),
+                     .out = allocated(out, {s.batch, s.seq_q, s.heads, dim_v}),
                      .mask = mask_of(s, {}),
                      .softcap = s.softcap,
                      .has_sink = s.sink};
-  if (s.lse) desc.lse = contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  if (s.lse) desc.lse = allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   return desc;
 }
 
@@ -44,24 +55,24 @@ struct Caches {
         dim_qk(or_else(s.dim_qk, 128)),
         dim_v(or_else(s.dim_v, dim_qk)),
         dtype(s.cache.value_or(s.dtype)),
-        k(contiguous(dtype, {s.batch * blocks, page, kv_heads, dim_qk})),
-        v(contiguous(dtype, {s.batch * blocks, page, kv_heads, dim_v})) {}
+        k(allocated(dtype, {s.batch * blocks, page, kv_heads, dim_qk})),
+        v(allocated(dtype, {s.batch * blocks, page, kv_heads, dim_v})) {}
 };
 
 PagedAttentionDesc paged(const ProblemSize& s) {
   const Caches caches(s);
   const std::int64_t rows = s.batch * s.seq_q;
-  PagedAttentionDesc desc{.q = contiguous(s.dtype, {rows, s.heads, caches.dim_qk}),
+  PagedAttentionDesc desc{.q = allocated(s.dtype, {rows, s.heads, caches.dim_qk}),
                           .k_cache = caches.k,
                           .v_cache = caches.v,
-                          .block_table = contiguous(DType::i32, {s.batch, caches.blocks}),
-                          .out = contiguous(s.dtype, {rows, s.heads, caches.dim_v}),
+                          .block_table = allocated(DType::i32, {s.batch, caches.blocks}),
+                          .out = allocated(s.dtype, {rows, s.heads, caches.dim_v}),
                           .max_seq_q = s.seq_q,
                           .max_kv_len = s.seq_k,
                           .mask = mask_of(s, causal()),
                           .softcap = s.softcap,
                           .has_sink = s.sink};
-  if (s.lse) desc.lse = contiguous(DType::f32, {rows, s.heads});
+  if (s.lse) desc.lse = allocated(DType::f32, {rows, s.heads});
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
   return desc;
 }
@@ -69,8 +80,8 @@ PagedAttentionDesc paged(const ProblemSize& s) {
 PagedCacheAppendDesc append(const ProblemSize& s) {
   const Caches caches(s);
   const std::int64_t rows = s.batch * s.seq_q;
-  PagedCacheAppendDesc desc{.k = contiguous(s.dtype, {rows, caches.kv_heads, caches.dim_qk}),
-                            .v = contiguous(s.dtype, {rows, caches.kv_heads, caches.dim_v}),
+  PagedCacheAppendDesc desc{.k = allocated(s.dtype, {rows, caches.kv_heads, caches.dim_qk}),
+                            .v = allocated(s.dtype, {rows, caches.kv_heads, caches.dim_v}),
                             .k_cache = caches.k,
                             .v_cache = caches.v};
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
@@ -80,8 +91,8 @@ PagedCacheAppendDesc append(const ProblemSize& s) {
 MergeStatesDesc merge(const ProblemSize& s) {
   const std::int64_t rows = s.batch * s.seq_q;
   MergeStatesDesc desc{};
-  desc.out = contiguous(s.dtype, {rows, s.heads, or_else(s.dim_v, or_else(s.dim_qk, 128))});
-  const TensorDesc lse = contiguous(DType::f32, {rows, s.heads});
+  desc.out = allocated(s.dtype, {rows, s.heads, or_else(s.dim_v, or_else(s.dim_qk, 128))});
+  const TensorDesc lse = allocated(DType::f32, {rows, s.heads});
   desc.parts.assign(static_cast<std::size_t>(s.parts), {.out = desc.out, .lse = lse});
   if (s.lse) desc.lse = lse;
   return desc;
@@ -97,19 +108,19 @@ std::int64_t latent_row(const ProblemSize& s) {
 /// Room for every token of the batch.
 LatentCacheDesc latent_cache(const ProblemSize& s, CacheFormat format) {
   const std::int64_t page = or_else(s.page, 64), blocks = s.batch * ((s.seq_k + page - 1) / page);
-  if (format != CacheFormat::rows) return {.format = format, .blocks = blocks, .page = page};
-  return {.rows = contiguous(s.cache.value_or(s.dtype), {blocks, page, or_else(s.kv_heads, 1), latent_row(s)})};
+  if (format != CacheFormat::rows) return {.format = format, .blocks = blocks, .page = page, .alignment = kAlignment};
+  return {.rows = allocated(s.cache.value_or(s.dtype), {blocks, page, or_else(s.kv_heads, 1), latent_row(s)})};
 }
 
 LatentAttentionDesc latent(const ProblemSize& s) {
   const std::int64_t page = or_else(s.page, 64);
-  LatentAttentionDesc desc{.q = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, latent_row(s)}),
-                           .out = contiguous(s.dtype, {s.batch, s.seq_q, s.heads, kLatent}),
-                           .block_table = contiguous(DType::i32, {s.batch, (s.seq_k + page - 1) / page}),
+  LatentAttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, latent_row(s)}),
+                           .out = allocated(s.dtype, {s.batch, s.seq_q, s.heads, kLatent}),
+                           .block_table = allocated(DType::i32, {s.batch, (s.seq_k + page - 1) / page}),
                            .cache = latent_cache(s, s.format),
                            .max_kv_len = s.seq_k,
                            .mask = mask_of(s, causal())};
-  if (s.lse) desc.lse = contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  if (s.lse) desc.lse = allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   desc.has_scale = s.format == CacheFormat::rows && desc.cache.rows.dtype == DType::e4m3;
   return desc;
 }
@@ -118,20 +129,20 @@ SparseLatentAttentionDesc sparse(const ProblemSize& s) {
   const auto selection = [&](CacheFormat format, std::int64_t topk) {
     return SparseLatentAttentionDesc::Selection{
         .cache = latent_cache(s, format),
-        .indices = s.flat ? contiguous(DType::i32, {s.seq_q, topk}) : contiguous(DType::i32, {s.batch, s.seq_q, topk})};
+        .indices = s.flat ? allocated(DType::i32, {s.seq_q, topk}) : allocated(DType::i32, {s.batch, s.seq_q, topk})};
   };
   const auto rows = [&](std::int64_t last) {
-    return s.flat ? contiguous(s.dtype, {s.seq_q, s.heads, last}) : contiguous(s.dtype, {s.batch, s.seq_q, s.heads, last});
+    return s.flat ? allocated(s.dtype, {s.seq_q, s.heads, last}) : allocated(s.dtype, {s.batch, s.seq_q, s.heads, last});
   };
   SparseLatentAttentionDesc desc{.q = rows(latent_row(s)), .out = rows(kLatent), .main = selection(s.format, s.topk), .has_sink = s.sink};
   if (s.extra) desc.extra = selection(*s.extra, s.extra_topk);
-  if (s.lse) desc.lse = s.flat ? contiguous(DType::f32, {s.seq_q, s.heads}) : contiguous(DType::f32, {s.batch, s.heads, s.seq_q});
+  if (s.lse) desc.lse = s.flat ? allocated(DType::f32, {s.seq_q, s.heads}) : allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   return desc;
 }
 
 LatentCacheConversionDesc conversion(ProblemSize s) {
   if (s.format == CacheFormat::rows) s.format = CacheFormat::v32_fp8;
-  return {.rows = contiguous(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, s.format)};
+  return {.rows = allocated(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, s.format)};
 }
 
 bool e4m3_values(const ProblemSize& s) { return s.cache == DType::e4m3; }
