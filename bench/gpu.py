@@ -5,19 +5,21 @@ A row that fails is noted with its error and the others go on. A dry run takes t
 tries every line of a benchmark and its checks, and its times mean nothing."""
 
 import argparse
+import importlib.util
 import json
 import re
 import shutil
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
 SETTLE = 0.5  # seconds of the same calls before they are timed
+TURNS = 4  # of this library and a peer, each as long as any other measurement
 CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
 
 
@@ -58,8 +61,8 @@ class Subject(Protocol):
 
 def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int = 200) -> float:
     """With L2 flushed before each call, after `settle` seconds of calls one after another: the clock of a GPU at its power limit
-    follows the power of the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow. For
-    the same reason not by turns with what it is compared to. Without a GPU: of one call."""
+    follows the power of the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow.
+    Without a GPU: of one call."""
     if DEVICE == "cpu":
         start = time.perf_counter()
         call()
@@ -72,6 +75,39 @@ def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int =
             call()
         torch.cuda.synchronize()
     return do_bench(call, warmup=1, rep=measure, return_mode="median")
+
+
+class Watch:
+    """Means of the SM clock and of power over a `with` block, sampled every 10 ms. None without NVML's Python package."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[int, float]] = []
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+
+    def sample(self) -> None:
+        if DEVICE == "cpu" or not importlib.util.find_spec("pynvml"):
+            return
+        import pynvml
+
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        while not self.done.wait(0.01):
+            clock = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
+            self.samples.append((clock, pynvml.nvmlDeviceGetPowerUsage(device) / 1e3))
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def row(self) -> dict:
+        names = ("sm_mhz", "watts")
+        late = self.samples[len(self.samples) // 2 :]  # once clock and power have settled
+        return {name: round(statistics.mean(of)) for name, of in zip(names, zip(*late, strict=True), strict=False)}
 
 
 def recorded(*calls: Callable[[], object], shared: bool = False) -> Callable[[], None]:
@@ -241,10 +277,14 @@ class Bench:
             text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['of_matrix_rate']:5.2f} of the matrix rate"
         if "bytes" in row:
             text += f" {row['bytes'] / 1e9:5.0f} GB/s {row['of_copy_rate']:5.2f} of the copy rate"
-        text += "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("peers", {}).items())
+        text += "".join(f"  {peer} {ms:.4f} ms, {row['by_turns'][peer]:.3f}" for peer, ms in row.get("peers", {}).items())
+        if "watts" in row:
+            text += f"  {row['sm_mhz']} MHz {row['watts']} W"
         if "shared_milliseconds" in row:
             text += f"  shared schedule {row['shared_milliseconds']:.4f} ms"
-        return text + "".join(f"  {peer} {ms:.4f} ms" for peer, ms in row.get("shared_peers", {}).items())
+        return text + "".join(
+            f"  {peer} {ms:.4f} ms, {row['shared_by_turns'][peer]:.3f}" for peer, ms in row.get("shared_peers", {}).items()
+        )
 
     def milliseconds(self, subject: Subject, call: Callable[[], object], shared: bool = False) -> float:
         return self.median(recorded(call, shared=shared) if subject.graph else call)
@@ -252,7 +292,22 @@ class Bench:
     def time(self, subject: Subject) -> dict:
         """Checked, then timed."""
         error = subject.check()
-        return {"milliseconds": self.milliseconds(subject, subject.run), "error": error}
+        with Watch() as watch:
+            milliseconds = self.milliseconds(subject, subject.run)
+        return {"milliseconds": milliseconds, "error": error} | watch.row()
+
+    def by_turns(self, subject: Subject, own: Callable[[], object], peers: dict, shared: bool) -> tuple[dict, dict]:
+        """Milliseconds of each peer, and the time of each over that of this library: medians over turns, whose order alternates."""
+        times, ratios = {}, {}
+        calls = {name: recorded(call, shared=shared) if subject.graph else call for name, call in {"": own, **peers}.items()}
+        for peer in peers:
+            pairs = []
+            for turn in range(1 if self.args.dry_run else TURNS):
+                order = ("", peer) if turn % 2 == 0 else (peer, "")
+                pairs.append({name: self.median(calls[name]) for name in order})
+            times[peer] = statistics.median(pair[peer] for pair in pairs)
+            ratios[peer] = statistics.median(pair[peer] / pair[""] for pair in pairs)
+        return times, ratios
 
     def row(self, subject: Subject) -> dict:
         """Checked, then timed beside the ceilings and the peers."""
@@ -261,7 +316,7 @@ class Bench:
         row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
         if peers := subject.peers(shared=False):
-            row["peers"] = {name: self.milliseconds(subject, call) for name, call in peers.items()}
+            row["peers"], row["by_turns"] = self.by_turns(subject, subject.run, peers, shared=False)
         return row | self.shared(subject)
 
     def shared(self, subject: Subject) -> dict:
@@ -273,7 +328,7 @@ class Bench:
         error = subject.check(call)
         row: dict[str, Any] = {"shared_milliseconds": self.milliseconds(subject, call, shared=True), "shared_error": error}
         if peers := subject.peers(shared=True):
-            row["shared_peers"] = {name: self.milliseconds(subject, peer, shared=True) for name, peer in peers.items()}
+            row["shared_peers"], row["shared_by_turns"] = self.by_turns(subject, call, peers, shared=True)
         return row
 
     def latency(self, cases: Iterable[Case], make: Callable[[Any], Subject]) -> None:

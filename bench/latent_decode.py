@@ -89,7 +89,7 @@ class Decode(LatentSubject):
         tokens = int(self.kv_len.sum())
         self.work(case.seq_q * tokens, tokens * self.cache.token_bytes)
 
-    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor:
+    def run(self, schedule: fovea.LatentSchedule | None = None, out: Tensor | None = None) -> Tensor:
         return fovea.latent_attention(
             self.q,
             self.cache.data,
@@ -98,9 +98,10 @@ class Decode(LatentSubject):
             format=self.cache.format,
             causal=self.case.causal,
             cache_scale=self.cache.scale,
-            out=self.out,
+            out=out,
+            return_lse=True,
             schedule=schedule,
-        )
+        )[0]
 
     def flash_mla_metadata(self) -> tuple:
         import flash_mla

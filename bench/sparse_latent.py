@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token-sparse MLA on this machine's GPU: decode from caches of every format and prefill from bf16 rows. Checks each case on
-sampled queries, times it, and measures the ceilings beside it. Writes a JSON file."""
+sampled queries, times it, and measures the ceilings beside it. Where FlashMLA is installed, the two run by turns. Writes a JSON
+file."""
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from gpu import DEVICE, Bench
-from latent import Cache, LatentSubject, row_width
+from latent import LATENT, Cache, LatentSubject, row_width
 from torch import Tensor
 
 import fovea
@@ -63,6 +66,8 @@ CASES = [
     Case(0, 4096, 32768, 128, 2048, "rows"),
     Case(0, 4096, 131072, 128, 2048, "rows"),
     Case(0, 4096, 8192, 64, 2048, "rows"),
+    Case(0, 4096, 32768, 64, 512, "rows512"),
+    Case(0, 4096, 32768, 128, 1024, "rows512"),
     Case(1, 1, 32768, 128, 2048),
     Case(2, 1, 32768, 128, 2048),
     Case(1, 1, 32768, 128, 2048, "rows"),
@@ -103,15 +108,47 @@ class Sparse(LatentSubject):
             read += min(tokens * case.extra_topk, self.extra.slots) * self.extra.token_bytes
         self.work(tokens * (case.topk + case.extra_topk), read)
 
-    def run(self, schedule: fovea.LatentSchedule | None = None) -> Tensor:
-        q, indices, data, out = self.q, self.indices, self.cache.data, self.out
-        if not self.case.batch:
-            q, indices, out, data = q[0], indices[0], out[0], data[0]
+    def run(self, schedule: fovea.LatentSchedule | None = None, out: Tensor | None = None) -> Tensor:
+        q, indices, data, flat = self.q, self.indices, self.cache.data, not self.case.batch
+        if flat:
+            q, indices, data = q[0], indices[0], data[0]
+        out = out[0] if flat and out is not None else out
         extra = {}
         if self.extra is not None:
             extra = {"extra_cache": self.extra.data, "extra_indices": self.extra_indices, "extra_format": self.extra.format}
-        fovea.sparse_latent_attention(q, data, indices, format=self.cache.format, out=out, schedule=schedule, **extra)
-        return self.out
+        outputs = {"out": out, "return_lse": True, "return_max_logits": flat}
+        done = fovea.sparse_latent_attention(q, data, indices, format=self.cache.format, schedule=schedule, **outputs, **extra)[0]
+        return done[None] if flat else done
+
+    def flash_mla(self) -> Tensor:
+        """Of a prefill."""
+        import flash_mla
+
+        return flash_mla.flash_mla_sparse_fwd(self.q[0], self.cache.data[0], self.indices[0, :, None], self.width**-0.5)[0][None]
+
+    def flash_mla_decode(self, metadata: tuple) -> Tensor:
+        import flash_mla
+
+        done = flash_mla.flash_mla_with_kvcache(
+            self.q, self.cache.data[:, :, None], None, None, LATENT, *metadata, is_fp8_kvcache=True, indices=self.indices
+        )
+        return done[0]
+
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        if not importlib.util.find_spec("flash_mla"):
+            return {}
+        import flash_mla
+
+        call: Callable[[], Tensor]
+        if not self.case.batch:
+            call = self.flash_mla
+        elif self.case.cache_format == "v32_fp8" and shared:
+            call = partial(self.flash_mla_decode, flash_mla.get_mla_metadata())
+            call()
+        else:
+            return {}
+        self.check(call)
+        return {"FlashMLA": call}
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:
         """The first query, the last and one in the middle."""
