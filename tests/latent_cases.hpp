@@ -94,6 +94,42 @@ inline void vast_cases(std::vector<LatentCase>& table) {
   add("v32_fp8-1e36-mixed", {.format = v32, .head = 20, .sequences = of_lengths(2, {130, 40})}, {5.3e35f, Keys::mixed});
 }
 
+/// Keys that are not finite, and that only some rows of a tile see: of causal queries the newest, under a window also the oldest.
+inline void partly_seen_cases(std::vector<LatentCase>& table) {
+  const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
+    spec.name = fmt::format("latent_attention/partly_seen/{}", name);
+    spec.tier = tier;
+    table.push_back(std::move(spec));
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  const DType f16 = DType::f16, e4m3 = DType::e4m3;
+  const std::vector<NotFinite> nan{{0, 17, kNan}}, inf{{1, 300, kInf}, {2, 5, -kInf}}, rope{{0, 570, kNan}};
+  const std::vector<Sequence> two = of_lengths(2, {100, 65}), four = of_lengths(4, {150, 64, 67});
+  for (const std::int64_t head : {16, 64, 128}) {
+    const Tier tier = head == 128 ? Tier::full : Tier::quick;
+    add(fmt::format("bf16-h{}-nan", head).c_str(), {.head = head, .sequences = two, .not_finite = nan}, tier);
+    add(fmt::format("bf16-h{}-q4", head).c_str(), {.head = head, .sequences = four, .not_finite = {{1, 300, kNan}, {2, 5, kNan}}}, tier);
+  }
+  add("bf16-h16-inf", {.sequences = four, .not_finite = inf});
+  add("bf16-h16-rope", {.sequences = two, .not_finite = rope});
+  add("bf16-h3-many", {.head = 3, .sequences = of_lengths(40, {70, 200}), .not_finite = {{0, 17, kNan}, {9, 400, kInf}, {35, 2, kNan}}});
+  add("bf16-h12-window", {.head = 12, .sequences = of_lengths(4, {150}), .mask = sliding_window(70), .not_finite = {{72, 500, kInf}}});
+  add("bf16-h16-split", {.sequences = of_lengths(3, {2100}), .not_finite = {{0, 17, kNan}, {1, 260, kInf}}});
+  add("f16-row512-h9", {.dtype = f16, .rows = f16, .row = 512, .head = 9, .sequences = four, .not_finite = inf});
+  add("bf16-h16-page1", {.page = 1, .sequences = four, .not_finite = inf});
+  add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = two, .not_finite = nan}, Tier::full);
+  add("bf16-on-e4m3-h16", {.rows = e4m3, .sequences = four, .has_scale = true, .not_finite = nan});
+  add("bf16-on-e4m3-h128", {.rows = e4m3, .head = 128, .sequences = two, .has_scale = true, .not_finite = nan}, Tier::full);
+  add("f16-on-e4m3-h5", {.dtype = f16, .rows = e4m3, .head = 5, .sequences = four, .not_finite = nan});
+  for (const CacheFormat format : {CacheFormat::v32_fp8, CacheFormat::v4_fp8, CacheFormat::v41_fp8}) {
+    const std::string name(packed_format(format)->name);
+    const std::int64_t row = packed_format(format)->row();
+    add((name + "-h16-nan").c_str(), {.format = format, .row = row, .sequences = four, .not_finite = nan});
+    add((name + "-h16-end").c_str(), {.format = format, .row = row, .sequences = four, .not_finite = {{1, row - 3, kInf}}});
+    add((name + "-h64").c_str(), {.format = format, .row = row, .head = 64, .sequences = two, .not_finite = nan}, Tier::full);
+  }
+}
+
 inline std::vector<LatentCase> latent_cases() {
   std::vector<LatentCase> table;
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
@@ -142,6 +178,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("packed/v41_fp8", {.format = CacheFormat::v41_fp8, .row = 512, .sequences = of_lengths(1, {1100})});
   add("packed/v41_fp8_planar-page7", {.format = CacheFormat::v41_fp8_planar, .row = 512, .page = 7, .sequences = of_lengths(1, {100})});
 
+  partly_seen_cases(table);
   few_parts_cases(table);
   split_cases(table);
   vast_cases(table);
@@ -185,7 +222,6 @@ inline void split_cases(std::vector<SparseCase>& table) {
   const auto add = [&](const char* name, SparseCase spec) {
     spec.name = fmt::format("sparse_latent_attention/{}", name);
     spec.tier = Tier::full;
-    spec.max_logits = false;
     table.push_back(std::move(spec));
   };
   // Of one size, requests would be whole, or cut evenly.
@@ -287,8 +323,8 @@ inline std::vector<SparseCase> sparse_cases() {
   add("packed/v41_fp8_planar-page1", {.row = 512, .main = {.format = planar, .page = 1}});
   add("packed/v32_fp8-odd-rows", {.head = 5, .gap = 1, .main = {.format = v32, .page = 6}});
   add("packed/v4_fp8-odd-rows", {.row = 512, .gap = 1, .main = {.format = v4, .page = 3}});
-  add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}, .max_logits = false});
-  add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}, .max_logits = false});
+  add("split/v32_fp8-h16", {.main = {.format = v32, .topk = 2500}});
+  add("split/v32_fp8-q6", {.batch = 1, .seq_q = 6, .main = {.format = v32, .topk = 1100}});
   add("split/v32_fp8-extra", with_extra({.main = {.format = v32, .topk = 1000}, .max_logits = false}, listed(v32, 900, {900, 31})));
   add("flat/bf16-h128-many", {.head = 128, .batch = 1, .seq_q = 150, .main = {.topk = 140}, .flat = true, .sink = true}, Tier::full);
   add("packed/v41_fp8-h40-many", {.row = 512, .head = 40, .batch = 75, .seq_q = 2, .main = {.format = v41, .topk = 200}}, Tier::full);

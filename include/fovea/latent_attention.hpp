@@ -30,9 +30,9 @@ struct LatentCacheDesc {
 /// of their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
 ///
 /// Hopper's kernel takes f16 and bf16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at multiples of 16
-/// bytes (and promised so by the alignments). From its first block to its last a packed cache has at most 32 GiB, gaps included, and where
-/// tokens are listed or pages are not multiples of 8, one of rows 64 GiB. In this kernel, a key that is not finite and that only some of 64
-/// rows (heads times queries of a sequence) see makes the others NaN too.
+/// bytes (and promised so by the alignments). Packed caches, listed tokens and pages that are not multiples of 8 have another limit: from
+/// its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the greatest common divisor of the strides of
+/// blocks and tokens: of one token's size where blocks follow each other at multiples of it, and never less than 16 bytes (64 GiB).
 /// Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
 struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};

@@ -63,9 +63,10 @@ def latent_attention(
     its last tokens. Entries of the block table that no visible key needs, and unused slots, may hold anything.
 
     Hopper's kernel takes float16 and bfloat16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at
-    multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). From its first block to its last a packed cache has at most
-    32 GiB, gaps included, and where tokens are listed or pages are not multiples of 8, one of rows 64 GiB. In this kernel, a key
-    that holds a NaN or an infinity and that only some of 64 rows (heads times queries of a sequence) see makes the others NaN too.
+    multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). Packed caches, listed tokens and pages that are no multiples
+    of 8 have another limit: from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the
+    greatest common divisor of the strides of blocks and tokens: one token's size where blocks follow each other at multiples of
+    it, as in a pool that layers share, and never less than 16 bytes (64 GiB).
 
     Args:
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]``, the rows of all sequences one after another. float32, float16 or
@@ -217,7 +218,7 @@ def sparse_latent_attention(
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, flat ``[seq_q, head]``.
         max_logits: Likewise: the largest score of each row and head. A score that is NaN does not count; it makes ``lse`` NaN.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
-        return_max_logits: Whether to return ``max_logits`` too. On a GPU no list is split then: few long lists take longer.
+        return_max_logits: Whether to return ``max_logits`` too.
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
         schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.

@@ -113,16 +113,45 @@ std::string outcome(const LatentAttentionDesc& desc) {
   return planned ? "planned" : why_not(planned.error());
 }
 
-/// Places of tokens are kept in 32 bits, whichever of block and token has the longer stride.
+/// Places of tokens are kept in 32 bits, in units that divide the strides, whichever of block and token has the longer one.
 TEST(PlanningLatent, DeclinesACacheBeyondItsPlaces) {
-  const auto with_blocks = [](std::int64_t blocks) {
+  const auto with_blocks = [](std::int64_t blocks, std::int64_t gap) {
     TensorDesc rows = latent_rows(DType::e4m3, blocks);
     rows.strides[0] = 576;
-    rows.strides[1] = blocks * 576;
+    rows.strides[1] = blocks * 576 + gap;
     return outcome(latent(rows, 1, 1, 4));
   };
-  EXPECT_EQ(with_blocks(1 << 20), "planned");
-  EXPECT_EQ(with_blocks(1 << 21), "cache (bytes): got more than 68719476736, want that or fewer");
+  EXPECT_EQ(with_blocks(1 << 20, 0), "planned");
+  EXPECT_EQ(with_blocks(1 << 21, 0), "planned");
+  EXPECT_EQ(with_blocks(1 << 20, 16), "planned");
+  EXPECT_EQ(with_blocks(1 << 21, 16),
+            "cache (units of 16 bytes, which divide the strides of all blocks and tokens): got 2^32 or more, want fewer: a block stride "
+            "that is a multiple of more bytes, such as those of a token");
+}
+
+/// A pool that layers share: the blocks of one layer lie far apart.
+TEST(PlanningLatent, TakesPoolsOfManyLayers) {
+  LatentAttentionDesc desc = latent(latent_rows(DType::bf16, 4), 1, 1, 4);
+  desc.cache = {
+      .format = CacheFormat::v32_fp8, .blocks = 1 << 16, .page = 64, .block_stride = std::int64_t{61} * 64 * 656, .alignment = 16};
+  EXPECT_EQ(outcome(desc), "planned");
+  desc.cache.block_stride += 16;
+  EXPECT_NE(outcome(desc), "planned");
+}
+
+/// What the copy engine does not reach is read row by row.
+TEST(PlanningLatent, TakesStridesBeyondTheCopyEngine) {
+  TensorDesc rows = latent_rows(DType::bf16, 4);
+  rows.strides[0] = std::int64_t{576} << 30;
+  EXPECT_EQ(outcome(latent(rows, 1, 1, 4)), "planned");
+  LatentAttentionDesc desc = latent(latent_rows(DType::bf16, 4), 2, 1, 4);
+  desc.q.strides[0] = std::int64_t{1} << 39;
+  EXPECT_EQ(outcome(desc), "planned");
+}
+
+TEST(PlanningLatent, DeclinesMoreKvHeadsThanAGridHas) {
+  EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4, 65536), 1, 1, 4, 65536)), "kv_heads: got 65536, want 65535 or fewer");
+  EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4, 65535), 1, 1, 4, 65535)), "planned");
 }
 
 /// Keys of a request are counted in 32 bits, whatever a block table has room for.

@@ -133,6 +133,31 @@ def test_tokens_beyond_four_gigabytes(format, heads):
     assert torch.equal(fovea.latent_attention(q, large, table + first, kv_len, format=format), want)
 
 
+@pytest.mark.parametrize("format", ["rows", "v32_fp8", "v4_fp8", "v41_fp8"])
+def test_pool_of_many_layers(format):
+    """Blocks of one layer far apart, the last of them beyond what 32 bits count in 16 bytes."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    if torch.cuda.mem_get_info()[0] < 80 << 30:
+        pytest.skip("needs 80 GiB of memory")
+    dim = 576 if format in ("rows", "v32_fp8") else 512
+    q, rows = torch.randn(2, 3, 24, dim).bfloat16().cuda(), torch.randn(256, dim).bfloat16().cuda()
+    small = rows.view(4, 64, 1, dim)
+    if format != "rows":
+        small = fovea.cache_formats()[format].empty(4, 64, device="cuda")
+        fovea.quantize_latent_cache(rows, small, torch.arange(256).cuda(), format=format)
+    layers = (18 << 30) // (small.stride(0) * small.element_size())
+    strides = (layers * small.stride(0), *small.stride()[1:])
+    large = torch.empty(4 * strides[0], dtype=small.dtype, device="cuda").as_strided(small.shape, strides)
+    large.copy_(small)
+    indices = torch.randint(0, 256, (2, 3, 90), dtype=torch.int32).cuda()
+    here, there = (fovea.sparse_latent_attention(q, cache, indices, format=format) for cache in (small, large))
+    assert torch.equal(here, there)
+    table, kv_len = torch.tensor([[3, 0], [1, 3]], dtype=torch.int32).cuda(), torch.tensor([70, 128], dtype=torch.int32).cuda()
+    here, there = (fovea.latent_attention(q, cache, table, kv_len, format=format) for cache in (small, large))
+    assert torch.equal(here, there)
+
+
 def latent_step(lengths):
     """A dense and a sparse operation as functions of a schedule, the tensor of lengths that both read, and one of outputs."""
     q, cache = torch.randn(4, 2, 16, 576).bfloat16().cuda(), torch.randn(130, 64, 1, 576).bfloat16().cuda()

@@ -52,7 +52,14 @@ void LatentCache::fill(std::int64_t slot, Random& random) {
   }
 }
 
-void LatentCache::set(std::int64_t slot, std::int64_t channel, float value) { rows_.set(offset(slot, 0) + channel, value); }
+void LatentCache::set(std::int64_t slot, std::int64_t channel, float value) {
+  const PackedFormat* packed = packed_format(shape_.format);
+  if (packed == nullptr) return rows_.set(offset(slot, 0) + channel, value);
+  std::vector<float> values(index(packed->row()));
+  read(slot, 0, values.data());
+  values[index(channel)] = value;
+  reference::encode_row(*packed, ScaleRule::exact, values, block_of(slot), slot % shape_.page, shape_.page);
+}
 
 void LatentCache::read(std::int64_t slot, std::int64_t head, float* values) const {
   if (const PackedFormat* packed = packed_format(shape_.format)) {

@@ -57,6 +57,11 @@ class DenseTrial final : public LatentTrial {
         const Keys seen = visible_keys(spec_.mask, spec_.sequences[b], row);
         for (std::int64_t key = seen.begin; key < seen.end; ++key) cache_.fill(slot(static_cast<std::int64_t>(b), key), tokens);
       }
+    for (std::size_t b = 0; b < spec_.sequences.size(); ++b)
+      for (const NotFinite& odd : spec_.not_finite) {
+        const std::int64_t key = spec_.sequences[b].kv - 1 - odd.from_end;
+        if (key >= 0) cache_.set(slot(static_cast<std::int64_t>(b), key), odd.channel, odd.value);
+      }
     desc_ = {.q = q_.desc(),
              .out = out_.desc(),
              .block_table = table_.desc(),

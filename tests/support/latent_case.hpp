@@ -12,6 +12,13 @@
 
 namespace fovea::check {
 
+/// A value of every sequence's cache that is not finite.
+struct NotFinite {
+  std::int64_t from_end = 0;  ///< 0: the sequence's last key
+  std::int64_t channel = 0;
+  float value = 0.0f;
+};
+
 /// Dense MLA. Unused entries of the block table are garbage, and every token that no row sees is NaN.
 struct LatentCase {
   std::string name{};
@@ -26,6 +33,7 @@ struct LatentCase {
   float scale = 0.0f;
   bool has_scale = false;
   Vast vast{};  ///< q and the first channel of K
+  std::vector<NotFinite> not_finite{};
 };
 
 /// What the lists of a sparse case hold besides tokens. Entries past the length name tokens that hold NaN.

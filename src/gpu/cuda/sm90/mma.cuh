@@ -18,8 +18,11 @@ __device__ inline std::uint64_t operand_at(std::uint32_t address, int across, in
          static_cast<std::uint64_t>(along >> 4) << 32;
 }
 
-/// Moves a descriptor by `bytes`, a multiple of 16; the 256 KiB of the address field are never left.
-__device__ constexpr std::uint64_t advanced(std::uint64_t operand, int bytes) { return operand + (bytes >> 4); }
+/// Moves a descriptor by `bytes`, a multiple of 16; the 256 KiB of the address field are never left. Only the lower word changes: a sum of
+/// 64 bits takes more instructions between two products of 64 columns than these leave time for.
+__device__ constexpr std::uint64_t advanced(std::uint64_t operand, int bytes) {
+  return (operand & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint32_t>(operand) + static_cast<std::uint32_t>(bytes >> 4));
+}
 
 /// Registers before this were written by ordinary code; those after it may be read by the products that follow.
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -24,8 +24,9 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Arrives at the barrier at the same place in the shared memory of `cta` of this cluster.
-__device__ inline void barrier_arrive(std::uint32_t barrier, int cta) {
+/// Arrives at the barrier at the same place in the shared memory of another CTA of this cluster. It says that tiles have been read: nothing
+/// that was written before has to be seen there. `.release.cluster` would be a fence of all memory, which takes a tenth of a dense tile.
+__device__ inline void barrier_arrive_at(std::uint32_t barrier, int cta) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"

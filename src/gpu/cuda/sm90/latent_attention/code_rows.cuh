@@ -41,13 +41,11 @@ struct CodeRows {
   struct Source {
     const std::byte *codes, *scales;
   };
-  /// Known once `zero` is.
-  static __device__ __forceinline__ Source source_of(const std::byte* data, const Token& token, int half, int quarter,
-                                                     std::uint32_t zero = 0) {
-    if (!token.present()) return {kNoRow + zero, kNoRow + zero};
-    const std::byte* row = data + token.at * Token::kUnit;
+  /// `row`: null where there is none. Known once `zero` is.
+  static __device__ __forceinline__ Source source_of(const std::byte* row, int scales_at, int half, int quarter, std::uint32_t zero = 0) {
+    if (row == nullptr) return {kNoRow + zero, kNoRow + zero};
     // Where they follow the codes, what the token says of them need not be kept.
-    const std::byte* scales = kRow == Row::v32 ? row + Format::kCount : data + token.scales * Token::kScaleUnit;
+    const std::byte* scales = row + (kRow == Row::v32 ? Format::kCount : scales_at);
     return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4};
   }
 

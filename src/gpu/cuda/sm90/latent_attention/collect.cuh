@@ -31,10 +31,10 @@ __device__ __forceinline__ void collect(const Params& params, Storage& storage, 
     for (int buffer = 0; buffer < 2; ++buffer) {
       const std::uint32_t arrived = shared_address(&storage.collected[buffer]), to = shared_address(storage.k[buffer]);
       if (part == first) await_tile(buffer);
-      const int lse_bytes = buffer == 0 && wanted ? Collected::kLseBytes : 0, bytes = wanted ? Collected::kBytes : 0;
+      const int row_bytes = buffer == 0 && wanted ? RowStats::bytes(params) : 0, bytes = wanted ? Collected::kBytes : 0;
       if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * Collected::kPieces * kPieceWords * 32, bytes, arrived);
-      if (lse_bytes > 0) copy_bulk(to + Collected::kLseAt + lane * lse_bytes, place.lse(), lse_bytes, arrived);
-      barrier_arrive_expect(arrived, bytes + lse_bytes);
+      if (row_bytes > 0) copy_bulk(to + Collected::kRowsAt + lane * Collected::kRowBytes, place.row_stats(), row_bytes, arrived);
+      barrier_arrive_expect(arrived, bytes + row_bytes);
     }
   }
   __syncwarp();

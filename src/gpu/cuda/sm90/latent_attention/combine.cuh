@@ -14,8 +14,8 @@ __host__ __device__ constexpr bool by_requests(const Params& params) {
   return params.batch <= (params.parts - 1) / detail::SplitSchedule::kCollected;
 }
 
-/// The request that blocks of this y may have to merge, and whether they do: from the schedule and the lengths that it was made from, which
-/// are older than the kernel that this one waits for.
+/// The request that blocks of this y may have to merge, and whether they do. It reads the schedule and the lengths before this kernel's
+/// wait, which is safe: all blocks of the attention kernel wait for what wrote these, and only then let this kernel start.
 struct Merge {
   __device__ explicit Merge(const Params& params) {
     const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kCollected;
@@ -37,26 +37,27 @@ struct Merge {
   bool wanted;
 };
 
-/// What each part counts for in each row, relative to 2^maximum.
+/// What each part counts for in each row, relative to 2^base.
 template <int kRows>
 struct Weights {
-  float of[kMaxParts][kRows], total[kRows], maximum[kRows];
+  static constexpr int kLanes = kMathThreads / kRows;  // of each row
+  float of[kMaxParts][kRows], total[kRows], base[kRows];
 
-  /// By the whole block. The lanes of a row take the parts by turns, and ask for several at once. `lse_of(part)`: where a part has left
-  /// what it has of the rows, of which there are so many.
-  template <class LseOf>
-  __device__ void find(int count, int rows, LseOf&& lse_of) {
-    constexpr int kLanes = kMathThreads / kRows, kAtOnce = 4;
+  /// By the whole block. The lanes of a row take the parts by turns, and ask for several at once. `stats_of(part, row)`: where a part has
+  /// left its RowStats of one of the rows, of which there are so many.
+  template <class StatsOf>
+  __device__ void find(int count, int rows, float scale_log2, StatsOf&& stats_of) {
+    constexpr int kAtOnce = 4;
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
     const int own_count = row < rows ? count : 0;
-    float largest = kNothing, sum = 0;
+    float largest = -INFINITY, sum = 0;
 #pragma unroll 1  // a longer text would be longer in coming
     for (int first = own; first < count; first += kAtOnce * kLanes) {
       float lse[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int part = first + i * kLanes;
-        lse[i] = part < own_count ? lse_of(part)[row] : -INFINITY;
+        lse[i] = part < own_count ? stats_of(part, row)[RowStats::kLse] : -INFINITY;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -65,17 +66,41 @@ struct Weights {
       }
     }
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    if (largest == -INFINITY) largest = 0;  // no part has seen anything
+    const bool exact = !is_plain(largest);  // a logarithm of a sum is lost in so large a number
 #pragma unroll 1
     for (int part = own; part < count; part += kLanes) {
-      of[part][row] = exp2f(of[part][row] - largest);
+      of[part][row] = exact ? 0 : exp2f(of[part][row] - largest);
       sum += of[part][row];
+    }
+    if (__any_sync(~0u, exact)) {
+      const float maximum = find_exact(exact ? own_count : 0, scale_log2, sum, stats_of);
+      largest = exact ? maximum * scale_log2 : largest;
     }
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (own == 0) {
       total[row] = sum;
-      maximum[row] = largest;
+      base[row] = largest;
     }
     __syncthreads();
+  }
+
+ private:
+  /// From maxima and sums; returns the largest maximum.
+  template <class StatsOf>
+  __device__ float find_exact(int count, float scale_log2, float& sum, StatsOf&& stats_of) {
+    const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
+    float largest = -INFINITY;
+#pragma unroll 1
+    for (int part = own; part < count; part += kLanes) largest = fmaxf(largest, stats_of(part, row)[RowStats::kMaximum]);
+    for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+#pragma unroll 1
+    for (int part = own; part < count; part += kLanes) {
+      const float* stats = stats_of(part, row);
+      of[part][row] = stats[RowStats::kSum] * rescale_factor(stats[RowStats::kMaximum], largest, scale_log2);
+      sum += of[part][row];
+    }
+    return largest;
   }
 };
 
@@ -114,6 +139,13 @@ __device__ void store_row(const OutputRow& row, int r, int column, float normali
   }
 }
 
+template <class StatsOf>
+__device__ float largest_of_parts(int count, StatsOf&& stats_of) {
+  float largest = -INFINITY;
+  for (int part = 0; part < count; ++part) largest = fmaxf(largest, stats_of(part)[RowStats::kLargest]);
+  return largest;
+}
+
 /// Merges requests of many parts, each group of warps its parts in their order, then the groups in theirs. Grid (row tiles x column blocks
 /// x kGroups, y, kv heads). A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps
 /// share the parts of the same rows, and each asks for kAtOnce of them before it waits: with two chunks nine, so that eight groups have all
@@ -134,7 +166,6 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int own_count = warp_row < rows ? count : 0;  // of rows that there are not, nothing has been stored
   wait_for_previous_kernel();
   if (!merge.wanted || row_begin >= rows) return;
-
   const PartialPlace first_place(params, Merge::Schedule::slot(merge.parts.begin, true), blockIdx.z, tile, 0);
   const auto place_of = [&](int part) { return first_place.slots_on(Merge::Schedule::slot(part, part > 0)); };
   const int own = (math_warp * kPartialPieces + piece) * kPieceWords * 32 + lane;
@@ -142,19 +173,18 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const auto ask = [&](int first) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const int part = first + j * kGroups;
-      if (part >= own_count) continue;
-      const uint2* from = place_of(part).sums() + own;
+      if (first + j * kGroups >= own_count) continue;
+      const uint2* from = place_of(first + j * kGroups).sums() + own;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) asked[j][i] = Piece(from + i * kPieceWords * 32);
     }
   };
   ask(group);
-  weights.find(count, rows - row_begin, [&](int part) { return place_of(part).lse() + row_begin; });
+  const float scale_log2 = scale_log2_of(params);
+  weights.find(count, rows - row_begin, scale_log2, [&](int part, int row) { return place_of(part).row_stats(row_begin + row); });
   // Worked out while they come.
-  const auto output_row = [&](int r) { return OutputRow(params, merge.request, blockIdx.z, tile * kRowTile + first_row + 8 * r); };
-  const OutputRow output[2] = {output_row(0), output_row(1)};
-
+  const int at = tile * kRowTile + first_row, kv_head = blockIdx.z;
+  const OutputRow output[2] = {{params, merge.request, kv_head, at}, {params, merge.request, kv_head, at + 8}};
   float4 out[kColumns] = {};
   for (int first = group; first < count; first += kAtOnce * kGroups) {
     if (first > group) ask(first);
@@ -171,10 +201,13 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float total = weights.total[first_row - row_begin + 8 * r], maximum = weights.maximum[first_row - row_begin + 8 * r];
-    const float normalise = output[r].normalise(params, total, maximum);
-    store_row<Element>(output[r], r, math_warp / 4 * (kValueDim / 2) + 16 * piece, normalise, out);
-    if (piece == 0 && math_warp < 4 && lane % 4 == 0) output[r].store_lse(lse_of(total, maximum));
+    const float total = weights.total[first_row - row_begin + 8 * r], base = weights.base[first_row - row_begin + 8 * r];
+    store_row<Element>(output[r], r, math_warp / 4 * (kValueDim / 2) + 16 * piece, output[r].normalise(params, total, base), out);
+    if (piece > 0 || math_warp >= 4 || lane % 4 != 0) continue;
+    output[r].store_lse(lse_of(total, base));
+    if (params.max_logits == nullptr) continue;
+    const auto right = [&](int part) { return place_of(part).row_stats(kRowTile + first_row + 8 * r); };  // its warps have them
+    output[r].store_largest(largest_of_parts(own_count, right), scale_log2);
   }
 }
 

@@ -20,6 +20,8 @@ inline constexpr int kBoxRows = 8;                        // keys of one copy: p
 
 inline constexpr int kKeyLimit = 1 << 30;  // a request has fewer keys: they are counted in ints
 
+inline constexpr std::int64_t kBoxStrideLimit = std::int64_t{1} << 40;  // bytes, of tensor copies
+
 inline constexpr int kMaxParts = 144;  // as many SMs as any Hopper has
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
@@ -28,6 +30,7 @@ inline constexpr int kMathWarps = kMathThreads / 32;
 /// A partial result is the accumulators as they lie in registers: pieces of eight floats a thread, of 24 bits each (partial.cuh).
 inline constexpr int kPieceFloats = 8, kPieceWords = 3;  // words of eight bytes
 inline constexpr int kPartialPieces = kRowTile * kValueDim / kPieceFloats / kMathThreads;
+inline constexpr int kPartialRowStats = 4;          // numbers of each row
 inline constexpr int kMathWarpRows = kRowTile / 4;  // of a math warp, which has the columns of its warpgroup of them
 
 /// A K tile is two halves: columns [0, 256), then the rest. Halves of the even tiles (buffer 0) and the odd ones come and go separately.
@@ -52,11 +55,13 @@ constexpr bool has_four_roles(Load load, Row row) {
 }
 
 /// kRow_: of all caches; only Load::codes looks at it.
-template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_, Row kRow_ = Row::any>
+/// kEdges_: rows of a tile may see different keys. It takes code that slows down calls in which they never do.
+template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_, Row kRow_ = Row::any, bool kEdges_ = false>
 struct Config {
   using Element = Element_;
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
+  static constexpr bool kEdges = kEdges_;
   static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
   static constexpr bool kFourRoles = has_four_roles(kLoad, kRow);
   static constexpr bool kLists = kLoad != Load::boxes && kRow != Row::e4m3;  // whether queries may list their tokens
@@ -76,6 +81,7 @@ struct Config {
   static constexpr int kSharedSlices = kFourRoles ? kHalfSlices : kSlices;  // of Q; four roles have the others in registers
   static constexpr int kQueryGroup = kSharedSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
+  static_assert(!kEdges || kLoad != Load::codes || kRow == Row::any);
   static_assert(kGroups % kCluster == 0);
   static_assert((kLoad != Load::rows && !kFourRoles) || kCluster == 1);
 };

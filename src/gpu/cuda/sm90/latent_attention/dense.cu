@@ -14,7 +14,9 @@ constexpr std::string_view kName = "cuda.sm90.latent_attention";
 
 Load load_of(const Problem& problem) {
   if (!is_plain(problem.cache, problem.q_dtype)) return Load::codes;
-  return problem.cache.page % kBoxRows == 0 ? Load::boxes : Load::rows;
+  const detail::CacheStrides& strides = problem.cache.strides;
+  const bool boxes = problem.cache.page % kBoxRows == 0 && boxes_reach({strides.block, strides.token, strides.head}, 2);
+  return boxes ? Load::boxes : Load::rows;
 }
 
 /// Boxes of eight keys: columns [0, 256) and the rest.
@@ -34,8 +36,11 @@ Result<void> encode_keys(Params& params, const Problem& problem, const void* dat
 
 Recipe recipe_of(const Problem& problem, Device device) {
   Recipe recipe(problem, device, load_of(problem), problem.batch, problem.max_seq_q);
+  recipe.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;
   recipe.params.table_stride = problem.table_stride;
-  recipe.params.main = row_cache(problem.cache, problem.q_dtype);
+  const std::int64_t unit = place_unit(problem.cache);
+  recipe.params.unit = static_cast<std::uint32_t>(unit);
+  recipe.params.main = row_cache(problem.cache, problem.q_dtype, unit);
   return recipe;
 }
 
@@ -60,7 +65,7 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
 detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (Result<void> good = accept_core(problem, problem.batch, problem.max_seq_q * problem.group()); !good) return good.error();
-  if (Result<void> good = accept_cache("cache", problem.cache, load_of(problem)); !good) return good.error();
+  if (Result<void> good = accept_cache("cache", problem.cache, load_of(problem), place_unit(problem.cache)); !good) return good.error();
   return std::shared_ptr<const detail::PlanState<LatentAttentionArgs>>(std::make_shared<State>(problem, device));
 }
 

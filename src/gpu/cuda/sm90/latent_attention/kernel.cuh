@@ -42,7 +42,7 @@ __device__ void init_barriers(Storage<Config>& storage) {
 /// Grid (row tiles, kv heads, parts), clusters along the row tiles.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
-  extern __shared__ std::byte shared[];
+  extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {

@@ -6,14 +6,19 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// A token's bytes and its scales, from the begin of its cache on, in units of 16 and of 8 bytes.
+/// Where a token's bytes lie, from the begin of its cache on, in Params::unit bytes, and its scales, in bytes from there on.
 struct Token {
   static constexpr std::uint32_t kNone = ~0u;
-  static constexpr std::size_t kUnit = 16, kScaleUnit = 8;  // products with it are addresses
-  std::uint32_t at = kNone, scales = 0;
+  std::uint32_t at = kNone;
+  int scales = 0;
 
   __device__ bool present() const { return at != kNone; }
 };
+
+/// Address of the token at a place that is not kNone.
+__device__ inline const std::byte* token_at(const Params& params, const std::byte* data, std::uint32_t at) {
+  return data + std::uint64_t{at} * params.unit;
+}
 
 /// Tiles are from one cache each.
 __device__ inline bool is_extra(const Params& params, const Request& request, int pair, int buffer) {
@@ -35,8 +40,11 @@ struct KeyList {
   __device__ const RowCache& cache_of(const Params& params, int key) const { return key >= extra_begin ? params.extra : params.main; }
 };
 
+/// Without lists, keys that no row of the `kCluster` row tiles sees that share them are left out.
+template <int kCluster>
 __device__ inline KeyList list_of(const Params& params, const Request& request) {
-  const detail::TileRange& keys = request.keys;
+  const detail::TileRange keys =
+      params.listed ? request.keys : visible_to(params, request, blockIdx.x / kCluster * kCluster, kCluster).some;
   if (!params.listed) return {params.block_table + request.index * params.table_stride, nullptr, keys.begin, keys.end, kKeyLimit, keys.end};
   const auto begin = [&](const RowCache& cache) {
     return cache.indices + request.batch * cache.indices_batch + request.q_begin * cache.indices_row;
@@ -50,7 +58,8 @@ __device__ inline KeyList list_of(const Params& params, const Request& request) 
 __device__ inline int look_up(const Params& params, const KeyList& list, int key) {
   const bool extra = key >= list.extra_begin;
   if (key < list.begin || key >= (extra ? list.end : list.main_end)) return -1;
-  return __ldg((extra ? list.extra : list.main) + (params.listed ? key : params.main.page.quotient(key)));
+  // No __ldg: the kernel before this one may have written the list after this one was launched.
+  return (extra ? list.extra : list.main)[params.listed ? key : params.main.page.quotient(key)];
 }
 
 /// Whether there is a token behind what was found.
@@ -63,11 +72,7 @@ __device__ inline Token locate(const Params& params, const RowCache& cache, int 
   if (!is_token(params, cache, found)) return {};
   const int at = params.listed ? found : key, page = cache.page.quotient(at);
   const std::uint32_t slot = at - page * cache.page.divisor, block = params.listed ? page : found;
-  return {block * static_cast<std::uint32_t>(cache.block_stride / Token::kUnit) +
-              slot * static_cast<std::uint32_t>(cache.token_stride / Token::kUnit),
-          block * static_cast<std::uint32_t>(cache.block_stride / Token::kScaleUnit) +
-              static_cast<std::uint32_t>(cache.scales_at / Token::kScaleUnit) +
-              slot * static_cast<std::uint32_t>(cache.scale_stride / Token::kScaleUnit)};
+  return {block * cache.block_stride + slot * cache.token_stride, cache.scales_at + static_cast<int>(slot) * cache.scale_stride};
 }
 
 /// Halves of a pair of tiles in the order in which the math gives them back: left and right of the even tile, right and left of the odd.

@@ -50,7 +50,7 @@ struct Loader {
     if (lane_index() == 0) {
       storage.loading[warp()] = job;
       storage.loading[warp()].place(params, own_part(params), Config::kLists);
-      if (Config::kLoad != Load::boxes && !job.done()) storage.lists[warp()] = list_of(params, job.request);
+      if (Config::kLoad != Load::boxes && !job.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, job.request);
     }
     __syncwarp();
     return storage.loading[warp()];

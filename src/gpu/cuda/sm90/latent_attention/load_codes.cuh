@@ -54,10 +54,10 @@ class CodeLoader {
 
   /// A tile's cache, and this lane's row.
   struct Tile {
-    const std::byte* data;
     Row row;
-    Token token;
-    std::uint32_t present;  // a bit for each row of the warp
+    const std::byte* token;  // or null
+    int scales;              // bytes from there on
+    std::uint32_t present;   // a bit for each row of the warp
   };
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
@@ -73,10 +73,9 @@ class CodeLoader {
     for (int buffer = 0; buffer < 2; ++buffer) {
       const RowCache& cache = cache_of(params, request, pair, buffer);
       const int source = buffer * 8 + lane / 4;
-      tiles[buffer] = {data_of(cache),
-                       kAny ? cache.row : Config::kRow,
-                       {__shfl_sync(~0u, own.at, source), __shfl_sync(~0u, own.scales, source)},
-                       present >> buffer * 8};
+      const std::uint32_t at = __shfl_sync(~0u, own.at, source);
+      tiles[buffer] = {kAny ? cache.row : Config::kRow, at != Token::kNone ? token_at(params, data_of(cache), at) : nullptr,
+                       __shfl_sync(~0u, own.scales, source), present >> buffer * 8};
     }
   }
 
@@ -127,7 +126,7 @@ class CodeLoader {
       look_further();
     } else {
       constexpr CodeRows<Config, Config::kRow> kRows{};
-      const auto source = kRows.source_of(next.data, next.token, half_of(kNext), lane % 4);
+      const auto source = kRows.source_of(next.token, next.scales, half_of(kNext), lane % 4);
       look_further();
       HalfRow after;
       kRows.ask_scales(source, after);
@@ -142,7 +141,7 @@ class CodeLoader {
   }
 
   __device__ __forceinline__ void ask(const Tile& tile, int half, HalfRow& codes) const {
-    with_rows(tile.row, [&](auto rows) { rows.ask_codes(rows.source_of(tile.data, tile.token, half, lane % 4), half, codes); });
+    with_rows(tile.row, [&](auto rows) { rows.ask_codes(rows.source_of(tile.token, tile.scales, half, lane % 4), half, codes); });
   }
 
   template <class Rows>
@@ -165,10 +164,10 @@ class CodeLoader {
   __device__ __forceinline__ void copy_slices(const Tile& tile, int offset, int at) const {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      const std::byte* from =
-          tile.token.present() ? tile.data + tile.token.at * Token::kUnit + offset + slice * 128 + lane % 4 * 32 : kNoRow;
-      copy_async(to[0] + at + slice * kGroupBytes, from, tile.token.present());
-      copy_async(to[1] + at + slice * kGroupBytes, from + 16, tile.token.present());
+      const bool present = tile.token != nullptr;
+      const std::byte* from = present ? tile.token + offset + slice * 128 + lane % 4 * 32 : kNoRow;
+      copy_async(to[0] + at + slice * kGroupBytes, from, present);
+      copy_async(to[1] + at + slice * kGroupBytes, from + 16, present);
     }
   }
 

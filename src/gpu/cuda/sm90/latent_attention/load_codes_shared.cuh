@@ -149,7 +149,9 @@ class SharedCodeLoader {
   template <int i>
   __device__ __forceinline__ void ask(const KeyList& list, int pair, const Pair& rows, std::uint32_t zero, HalfRow& half) const {
     const std::byte* data = data_of(list.cache_of(params, pair * kPair + buffer_of(i) * kKeyTile)) + zero;
-    Rows::ask_codes(Rows::source_of(data, rows.own[buffer_of(i)], half_of(i), lane % 4, zero), half_of(i), half);
+    const Token& token = rows.own[buffer_of(i)];
+    const std::byte* row = token.present() ? token_at(params, data, token.at) : nullptr;
+    Rows::ask_codes(Rows::source_of(row, token.scales, half_of(i), lane % 4, zero), half_of(i), half);
   }
 
   /// A bit that all loads go into, and that params.zero clears: who needs it waits for them.

@@ -74,7 +74,7 @@ class RowLoader {
     for (int step = 0; step < kSteps; ++step) {
       const int row = step * kStepRows + lane / 8;
       const bool present = places.of[buffer][step] != Token::kNone;
-      const std::byte* from = present ? data + places.of[buffer][step] * Token::kUnit : static_cast<const std::byte*>(params.q);
+      const std::byte* from = present ? token_at(params, data, places.of[buffer][step]) : static_cast<const std::byte*>(params.q);
       const std::uint32_t row_at = to + row / 8 * kKeyGroup + row % 8 * 128 + ((lane % 8) ^ (row % 8)) * 16;
 #pragma unroll
       for (int slice = 0; slice < slices; ++slice) copy_async(row_at + slice * kGroupBytes, from + (present ? slice * 128 : 0), present);

@@ -57,7 +57,7 @@ class Planner {
 
   __device__ void plan(Job& job) {
     __syncwarp();
-    if (lane_index() == 0) storage.list = list_of(params, job.request);
+    if (lane_index() == 0) storage.list = list_of<1>(params, job.request);
     __syncwarp();
     const KeyList& list = storage.list;
     const int first = job.begin * 2, last = first + job.tiles();
@@ -92,8 +92,8 @@ class Planner {
     Plan& to = slot();
     to.at[Plan::order(lane)] = first.at;
     to.at[Plan::order(lane + 32)] = second.at;
-    to.scales[lane] = first.present() ? first.scales : Token::kNone;
-    to.scales[lane + 32] = second.present() ? second.scales : Token::kNone;
+    to.scales[lane] = first.scales;
+    to.scales[lane + 32] = second.scales;
     if (lane == 0) {
       to.data = data;
       to.fp4 = holds_fp4(cache);
@@ -121,8 +121,8 @@ class StagedLoader {
  public:
   static constexpr int kWarps = 2;
 
-  __device__ StagedLoader(Storage<Config>& storage_, int warp)
-      : storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
+  __device__ StagedLoader(const Params& params_, Storage<Config>& storage_, int warp)
+      : params(params_), storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
     asm("" : "+r"(lane), "+r"(first_row));  // kept: to ask for them again takes longer
   }
 
@@ -151,7 +151,8 @@ class StagedLoader {
   template <int kPart>
   __device__ __forceinline__ void bring(std::uint32_t tile, const Plan& plan) {
     const std::byte* data = plan.data;
-    const std::uint32_t scales = plan.scales[own_row()];
+    const std::uint32_t own = plan.at[Plan::order(own_row())];
+    const std::byte* scales = own != Token::kNone ? token_at(params, data, own) + plan.scales[own_row()] : nullptr;
     std::uint32_t at[kSteps];
     const uint4* from = reinterpret_cast<const uint4*>(&plan.at[Plan::order(first_row)]);
 #pragma unroll
@@ -165,7 +166,7 @@ class StagedLoader {
       bring_fp4<kPart>(data, at, scales);
     } else {
       bring_rows<kPart>(data, at);
-      bring_scales<kPart>(data, scales);
+      bring_scales<kPart>(scales);
     }
     copy_async_arrive(shared_address(&storage.staged[kPart]));
     // The arrival of copies is of these alone; this one also tells what the thread itself has stored.
@@ -179,7 +180,7 @@ class StagedLoader {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const bool present = at[step] != Token::kNone;
-      const std::byte* from = data + (present ? at[step] * Token::kUnit : 0);
+      const std::byte* from = present ? token_at(params, data, at[step]) : data;
 #pragma unroll
       for (int piece = 0; piece < Rows::kPieces; ++piece) {
         if (Staged::part_of(piece) != kPart) continue;
@@ -191,25 +192,25 @@ class StagedLoader {
 
   /// Four lanes for each half of the columns; of the scales two chunks of 8 bytes.
   template <int kPart>
-  __device__ __forceinline__ void bring_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], std::uint32_t scales) const {
+  __device__ __forceinline__ void bring_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], const std::byte* scales) const {
     const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kPart, lane % 4);
     const std::uint32_t scales_to = shared_address(&storage.scales[kPart][own_row()]);
     const int offset = lane % 8 / 4 * 128 + kPart * 64 + lane % 4 * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const bool present = at[step] != Token::kNone;
-      copy_async(to + Staged::chunk(step * kStepRows, 0, 0), data + (present ? at[step] * Token::kUnit : 0) + offset, present);
+      copy_async(to + Staged::chunk(step * kStepRows, 0, 0), (present ? token_at(params, data, at[step]) : data) + offset, present);
     }
-    const bool present = scales != Token::kNone;
-    const std::byte* from = data + (present ? scales * Token::kScaleUnit : 0) + kPart * 8;
+    const bool present = scales != nullptr;
+    const std::byte* from = (present ? scales : data) + kPart * 8;
     for (int half = 0; half < 2; ++half) copy_async_8(scales_to + half * 8, from + half * 16, present);
   }
 
   template <int kPart>
-  __device__ __forceinline__ void bring_scales(const std::byte* data, std::uint32_t scales) const {
+  __device__ __forceinline__ void bring_scales(const std::byte* scales) const {
     const std::uint32_t to = shared_address(&storage.scales[kPart][own_row()]);
-    const bool present = scales != Token::kNone;
-    const std::byte* from = data + (present ? scales * Token::kScaleUnit : 0);
+    const bool present = scales != nullptr;
+    const std::byte* from = present ? scales : static_cast<const std::byte*>(params.q);
     if constexpr (Rows::kScaleBytes == 8) {
       copy_async_8(to, from, present);
     } else {
@@ -217,6 +218,7 @@ class StagedLoader {
     }
   }
 
+  const Params& params;
   Storage<Config>& storage;
   int lane, first_row;
 };
@@ -277,7 +279,7 @@ class RolesLoader {
     if (warp == 0) {
       Planner<Config>(params, storage)();
     } else if (warp <= Bringer::kWarps) {
-      Bringer(storage, warp - 1)();
+      Bringer(params, storage, warp - 1)();
     } else {
       CompanionLoader<Config>(params, storage)();
     }

@@ -5,6 +5,7 @@
 /// quarter of a tile pair back to the loader as soon as its last reader is done.
 #pragma once
 
+#include "gpu/cuda/sm90/latent_attention/edge.cuh"
 #include "gpu/cuda/sm90/latent_attention/results.cuh"
 #include "gpu/cuda/sm90/latent_attention/softmax.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
@@ -18,8 +19,7 @@ struct Math {
   using Mma = Product<Element>;
 
   __device__ Math(const Params& params_, Storage<Config>& storage_, int half_) : params(params_), storage(storage_), half(half_) {
-    if (Config::kLoad == Load::codes)
-      scale_of_codes = fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
+    if (Config::kLoad == Load::codes) scale_of_codes = scale_log2_of(params);
   }
 
   __device__ __forceinline__ void operator()() {
@@ -79,12 +79,13 @@ struct Math {
     pin(scores);
     if (last) release_queries();
     mask<0>(key);
-    float largest[2], rescale[2];
+    float largest[2], rescale[2], offset[2];
     find_largest(scores, largest);
-    if (grow_maximum<0>(first, largest, rescale)) rescale_out(rescale);
-    exponentiate();
+    if (grow_maximum<0>(first, largest, rescale, offset)) rescale_out(rescale);
+    exponentiate(offset);
     if (last) publish_sum<0>();
-    clear_unseen_values<0>(key);
+    if (last) publish_largest();
+    hide_values<0>(key);
     named_sync(kWarpgroup, 128);  // every warp's scores are done: their slice of K may become P
     store_probabilities(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
     fence_shared_for_async();
@@ -98,7 +99,7 @@ struct Math {
     follow_maximum<1>();
     if (last) take_sum<1>();
     wait_full<1, 0>();
-    clear_unseen_values<1>(key + kKeyTile);
+    hide_values<1>(key + kKeyTile);
   }
 
   __device__ void odd_tiles(int pair, int end) {
@@ -131,12 +132,12 @@ struct Math {
     pin(scores);
     if (last) release_queries();
     mask<1>(key + kKeyTile);
-    float largest[2], rescale[2];
+    float largest[2], rescale[2], offset[2];
     find_largest(scores, largest);
     if constexpr (!kEvenFirst) even_values(key, last);
 
-    const bool grown = grow_maximum<1>(first, largest, rescale);
-    exponentiate();
+    const bool grown = grow_maximum<1>(first, largest, rescale, offset);
+    exponentiate(offset);
     if (last) publish_sum<1>();
     store_probabilities(shared_address(storage.p), kGroupBytes);
     fence_shared_for_async();
@@ -147,7 +148,7 @@ struct Math {
       release<0, 1>();
     }
     if (grown) rescale_out(rescale);
-    clear_unseen_values<1>(key + kKeyTile);
+    hide_values<1>(key + kKeyTile);
     values_from_registers<1>();
     products_wait<0>();
     pin(out);
@@ -164,7 +165,7 @@ struct Math {
     if (last) add_sum<0>();
     if (last) take_largest();
     wait_full<0, 1>();
-    clear_unseen_values<0>(key);
+    hide_values<0>(key);
     values_from_shared<0>(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
   }
 
@@ -233,21 +234,23 @@ struct Math {
 
   /// Whether rows of this warp have new maxima, which the other warpgroup is told. The first tile of a job always sets them.
   template <int kOwner>
-  __device__ bool grow_maximum(bool first, const float (&largest)[2], float (&rescale)[2]) {
-    bool grown = first || (kSingleKeys && params.max_logits != nullptr);
+  __device__ bool grow_maximum(bool first, const float (&largest)[2], float (&rescale)[2], float (&offset)[2]) {
+    bool grown = first;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (kSingleKeys) top[r] = fmaxf(top[r], largest[r]);
       rescale[r] = 1;
-      grown = grown || largest[r] * scale_log2() > maximum[r] + kSlack;
+      offset[r] = maximum[r] * scale_log2();
+      grown |= outgrows(largest[r], maximum[r], scale_log2(), offset[r]);
     }
     if (!__any_sync(~0u, grown)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = largest_of_row(largest[r]) * scale_log2();
-      note_largest<kOwner>(r, all);
-      rescale[r] = all > maximum[r] + kSlack ? move_maximum(r, all) : 1.0f;
+      const float all = largest_of_row(largest[r]);
+      rescale[r] = move_maximum(r, (all - maximum[r]) * scale_log2() > kSlack ? all : maximum[r]);
       if (lane() % 4 == 0) storage.maximum[kOwner][first_row() + 8 * r] = maximum[r];
     }
+    find_offsets(maximum, scale_log2(), scores, offset);
     return true;
   }
 
@@ -265,28 +268,32 @@ struct Math {
 
   /// Returns what the sum has been multiplied by.
   __device__ float move_maximum(int r, float to) {
-    const float rescale = exp2_approximate(maximum[r] - to);
+    const float rescale = rescale_factor(maximum[r], to, scale_log2());
     maximum[r] = to;
     sum[r] *= rescale;
     return rescale;
   }
 
-  /// The maximum does not follow its row closely; who asks for the largest score gets it from here.
-  template <int kOwner>
-  __device__ void note_largest(int r, float largest) {
-    if (!kSingleKeys || params.max_logits == nullptr || lane() % 4 != 0) return;
-    float& noted = storage.largest[kOwner][first_row() + 8 * r];
-    noted = fmaxf(noted, largest);
+  // The odd tiles' warpgroup takes over the largest scores of the even tiles, with the last of them.
+  __device__ void publish_largest() {
+    if constexpr (kSingleKeys) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float all = largest_of_row(top[r]);
+        if (lane() % 4 == 0) storage.largest[first_row() + 8 * r] = all;
+      }
+    }
   }
-  /// The odd tiles' warpgroup takes over what the even ones had.
   __device__ void take_largest() {
     if constexpr (kSingleKeys) {
-      if (params.max_logits == nullptr) return;
-      for (int r = 0; r < 2; ++r) note_largest<1>(r, storage.largest[0][first_row() + 8 * r]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], storage.largest[first_row() + 8 * r]);
     }
   }
 
-  __device__ void exponentiate() { latent::exponentiate<Element>(scores, scale_log2(), maximum, sum, probabilities); }
+  __device__ void exponentiate(const float (&offset)[2]) {
+    latent::exponentiate<Element>(scores, scale_log2(), offset, sum, probabilities);
+  }
 
   __device__ void rescale_out(const float (&rescale)[2]) {
 #pragma unroll
@@ -368,20 +375,19 @@ struct Math {
     products_commit();
   }
 
-  /// Slots that no row sees may hold anything, and zero times NaN is NaN: their values become zeros.
+  /// Values of keys that not all rows see, so that a probability of 0 does not meet what is not finite.
   template <int kBuffer>
-  __device__ void clear_unseen_values(int key) {
-    if (kSingleKeys || (key >= keys.begin && key + kKeyTile <= keys.end)) return;  // single keys that are none come as zeros
-    const std::uint32_t to = shared_address(storage.k[kBuffer]) + half * kHalfSlices * kGroupBytes;
-#pragma unroll 1
-    for (int i = threadIdx.x % 128; i < kKeyTile * kHalfSlices * 8; i += 128) {
-      const int row = i / (kHalfSlices * 8), chunk = i % (kHalfSlices * 8);
-      if (key + row >= keys.begin && key + row < keys.end) continue;
-      const std::uint32_t at = to + row / 8 * kKeyGroup + chunk / 8 * kGroupBytes + row % 8 * 128 + chunk % 8 * 16;
-      store_shared(at, 0, 0, 0, 0);
+  __device__ void hide_values(int key) {
+    if (!Config::kEdges && kSingleKeys && Config::kCluster == 1) return;  // keys that no row of the tile sees come as zeros
+    const detail::TileRange all = Config::kEdges ? seen_by_all : seen[0];
+    if (key >= all.begin && key + kKeyTile <= all.end) return;
+    const std::uint32_t values = shared_address(storage.k[kBuffer]) + half * kHalfSlices * kGroupBytes;
+    if constexpr (Config::kEdges) {
+      const Request& request = storage.jobs[q_parity ^ 1].request;
+      EdgeTile<Element>{values, half, key, visible_to(params, request, blockIdx.x, 1)}.hide();
+    } else {
+      EdgeTile<Element>{values, half, key, {all, all}}.clear();
     }
-    fence_shared_for_async();
-    named_sync(kWarpgroup + half, 128);
   }
 
   // ---- barriers -----------------------------------------------------------------------------------------------------------------
@@ -398,11 +404,10 @@ struct Math {
     const std::uint32_t empty = shared_address(&storage.empty[kBuffer * 2 + kHalf]);
     if (lane() != 0) return;  // one lane tells both CTAs, the one that has read which keys there are
     if constexpr (Config::kCluster > 1) {
-#pragma unroll
-      for (int cta = 0; cta < Config::kCluster; ++cta) barrier_arrive(empty, cta);
-    } else {
-      barrier_arrive(empty);
+      static_assert(Config::kCluster == 2);
+      barrier_arrive_at(empty, cluster_rank() ^ 1);
     }
+    barrier_arrive(empty);
   }
 
   __device__ void release_queries() { barrier_arrive(shared_address(&storage.q_empty)); }
@@ -410,18 +415,12 @@ struct Math {
   // ---- a request ----------------------------------------------------------------------------------------------------------------
 
   __device__ void begin(const Request& request) {
-    keys = request.keys;
+    if (Config::kEdges) seen_by_all = visible_to(params, request, blockIdx.x, 1).every;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      maximum[r] = kNothing;
+      maximum[r] = top[r] = -INFINITY;
       sum[r] = 0;
-      if (kSingleKeys && lane() % 4 == 0) storage.largest[half][first_row() + 8 * r] = -INFINITY;
-      const int token = params.heads_per_kv.quotient(blockIdx.x * kRowTile + first_row() + 8 * r);
-      seen[r] = {};
-      if (token < request.q_rows) {
-        const detail::KeyRange row = detail::keys_seen_by(request.band, token, request.kv_len);
-        seen[r] = {static_cast<int>(row.begin), static_cast<int>(row.end)};
-      }
+      seen[r] = seen_by(params, request, first_row() + 8 * r);
     }
 #pragma unroll
     for (float& x : out) x = 0;
@@ -429,9 +428,13 @@ struct Math {
 
   __device__ void finish(const Job& job) {
     reduce_sum();
+    if constexpr (kSingleKeys) {
+#pragma unroll
+      for (float& x : top) x = largest_of_row(x);
+    }
     if (job.slot >= 0) return results().store_partial(job.request, job.slot, [] {});
     if (uniform(job.collects)) results().collect(storage, uniform(job.parts.end));
-    results().store(job.request, kSingleKeys && half == 1 ? storage.largest[1] : nullptr);
+    results().store(job.request);
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
@@ -440,7 +443,7 @@ struct Math {
     if (uniform(last.collected)) results().tell(last.request, own_part(params));
   }
 
-  __device__ Results<Element> results() { return {params, out, sum, maximum, half}; }
+  __device__ Results<Element> results() { return {params, out, sum, maximum, top, scale_log2(), half, kSingleKeys && half == 1}; }
 
   // Asked for where they are needed: kept, they would cost registers that the accumulators have.
   static __device__ int lane() { return lane_index(); }
@@ -450,10 +453,11 @@ struct Math {
 
   const Params& params;
   Storage<Config>& storage;
-  int half;                   // of the columns: the warpgroup
-  detail::TileRange keys;     // that some row of the request sees
-  detail::TileRange seen[2];  // keys that this thread's two rows see
+  int half;                       // of the columns: the warpgroup
+  detail::TileRange seen_by_all;  // keys that all rows of the tile see (kEdges; otherwise as any row)
+  detail::TileRange seen[2];      // keys that this thread's two rows see
   float out[128], scores[32], maximum[2], sum[2];
+  float top[2];              // this lane's largest scores: the maximum does not follow its row closely (not Load::boxes)
   float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale; above 0, so that minus infinity stays what it is
   std::uint32_t probabilities[16];
   std::uint32_t parity = 0, q_parity = 0;

@@ -13,7 +13,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// A cache. Boxes need its blocks and pages, the rest is for keys one by one. Strides and offsets in bytes.
+/// A cache. Boxes need its blocks and pages, the rest is for keys one by one.
 struct RowCache {
   // Where queries list their tokens:
   const std::int32_t* lengths = nullptr;  // of the lists, or null: topk
@@ -26,8 +26,9 @@ struct RowCache {
   int blocks = 0;
   std::uint32_t tokens = 0;  // at most 2^31
   detail::Divider page{};
-  int scales_at = 0, scale_stride = 0;  // scales of the first token of a block, and of each next one
-  std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+  std::uint32_t block_stride = 0, token_stride = 0;  // in Params::unit bytes
+  int scales_at = 0, scale_stride = 0;  // bytes from a token to its scales: of the first of a block, and what each next one adds
+  std::int64_t head_stride = 0;
 };
 
 struct Job;
@@ -46,6 +47,7 @@ struct Params {
 
   // Where the tokens are; where the queries list them, `extra` may have more.
   RowCache main, extra;
+  std::uint32_t unit = 16;                    // bytes: divides the strides of blocks and tokens of both
   const std::int32_t* block_table = nullptr;  // (batch, table_stride)
   std::int64_t table_stride = 0;
 
@@ -58,13 +60,13 @@ struct Params {
   int overhead = 0;                            // of a request, in pairs of key tiles
   const std::int32_t* kv_len = nullptr;        // (batch)
   const std::int32_t* cu_seqlens_q = nullptr;  // (batch + 1), or null: every request has seq_q rows
-  float* max_logits = nullptr;                 // or null; only where requests are whole
+  float* max_logits = nullptr;                 // or null
 
   // The workspace.
-  int* prefix = nullptr;         // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
-  uint2* partial = nullptr;      // (2 * parts, kv_heads, row_tiles, math warps, kPartialPieces, kPieceWords, 32), normalised
-  float* partial_lse = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, 16), base 2
-  int* told = nullptr;           // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected
+  int* prefix = nullptr;          // (batch + 1) costs, then the length of a part and what a request costs beside its pairs
+  uint2* partial = nullptr;       // (2 * parts, kv_heads, row_tiles, math warps, kPartialPieces, kPieceWords, 32), normalised
+  float* partial_rows = nullptr;  // (2 * parts, kv_heads, row_tiles, math warps, kPartialRowStats, 16)
+  int* told = nullptr;            // (parts, kv_heads, row_tiles, math warps): 1 while a partial result waits to be collected
 
   void* out = nullptr;
   float* lse = nullptr;  // or null

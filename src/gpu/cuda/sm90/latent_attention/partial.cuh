@@ -6,6 +6,16 @@
 
 namespace fovea::gpu::sm90::latent {
 
+/// What a partial result says of its rows, beside their sums of values: blocks of one number for each row of a math warp.
+struct RowStats {
+  static constexpr int kLse = 0, kMaximum = kMathWarpRows, kSum = 2 * kMathWarpRows, kLargest = 3 * kMathWarpRows;  // where they begin
+  static constexpr int kFloats = kPartialRowStats * kMathWarpRows;
+  /// What has to be moved: the largest scores, which the warps of the right half have, where they are asked for.
+  static __device__ int bytes(const Params& params) {
+    return (params.max_logits != nullptr ? kFloats : kLargest) * static_cast<int>(sizeof(float));
+  }
+};
+
 /// Where a math warp leaves its part of a partial result, and who waits for it looks. Where there are parts at all, they are no more than
 /// SMs: few bits will do.
 struct PartialPlace {
@@ -18,7 +28,10 @@ struct PartialPlace {
     return place;
   }
   __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // (piece, word, lane)
-  __device__ float* lse() const { return params.partial_lse + at * kMathWarpRows; }
+  /// Of the first of them; or of a row, where warps lie side by side.
+  __device__ float* row_stats(int row = 0) const {
+    return params.partial_rows + (at + row / kMathWarpRows) * RowStats::kFloats + row % kMathWarpRows;
+  }
 
   const Params& params;
   int at;

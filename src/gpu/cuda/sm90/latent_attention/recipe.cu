@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -18,6 +19,8 @@ using detail::declined;
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 30;
 constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kRowAlignment = 16;  // bytes
+constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the first
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -59,26 +62,31 @@ Attend decoding_attend_of(int cluster, Row row) {
                       : launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::e4m3>>;
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, bool kEdges>
 Attend attend_of(Load load, int cluster, Row row) {
   switch (load) {
-    case Load::rows: return launch_attend<Config<Element, kHeadDim, 1, Load::rows>>;
+    case Load::rows: return launch_attend<Config<Element, kHeadDim, 1, Load::rows, Row::any, kEdges>>;
     case Load::boxes:
-      return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes>>
-                          : launch_attend<Config<Element, kHeadDim, 1, Load::boxes>>;
+      return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes, Row::any, kEdges>>
+                          : launch_attend<Config<Element, kHeadDim, 1, Load::boxes, Row::any, kEdges>>;
     case Load::codes: break;
   }
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16> && !kEdges) {
     if (has_own_kernel(DType::bf16, row)) return decoding_attend_of<Element, kHeadDim>(cluster, row);
   }
-  return launch_attend<Config<Element, kHeadDim, 1, Load::codes>>;
+  return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::any, kEdges>>;
+}
+
+template <class Element, int kHeadDim>
+Attend attend_of(const Recipe& recipe, Row row) {
+  return recipe.edges ? attend_of<Element, kHeadDim, true>(recipe.load, recipe.cluster(), row)
+                      : attend_of<Element, kHeadDim, false>(recipe.load, recipe.cluster(), row);
 }
 
 template <class Element>
 Attend attend_of(const Recipe& recipe) {
   const Row row = row_of(recipe.params);
-  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe.load, recipe.cluster(), row)
-                                : attend_of<Element, 512>(recipe.load, recipe.cluster(), row);
+  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe, row) : attend_of<Element, 512>(recipe, row);
 }
 
 /// Lays out the workspace, from `base` on, and returns its size. Partial results are booked for all parts of the device, which is the
@@ -92,7 +100,7 @@ std::size_t map(Params& params, int processors, std::byte* base) {
   const std::size_t slots = 2 * static_cast<std::size_t>(processors);
   take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
   take(params.first_job, static_cast<std::size_t>(processors));
-  take(params.partial_lse, slots * kMathWarps * kMathWarpRows);
+  take(params.partial_rows, slots * kMathWarps * kMathWarpRows * kPartialRowStats);
   take(params.told, static_cast<std::size_t>(processors) * kMathWarps);
   take(params.partial, slots * kMathThreads * kPartialPieces * kPieceWords);
   return at + kAlignment;  // the workspace itself is aligned to less
@@ -130,13 +138,13 @@ Result<void> Recipe::prepare(const Params& ready, Stream stream) const {
 }
 
 int Recipe::cluster() const {
-  const bool shared = load == Load::boxes || (load == Load::codes && dtype == DType::bf16 && row_of(params) == Row::e4m3);
+  const bool shared = load == Load::boxes || (load == Load::codes && dtype == DType::bf16 && row_of(params) == Row::e4m3 && !edges);
   return shared && params.row_tiles % 2 == 0 ? 2 : 1;
 }
 
 bool Recipe::four_roles() const {
   const Row row = row_of(params);
-  return has_own_kernel(dtype, row) && has_four_roles(load, row);
+  return has_own_kernel(dtype, row) && has_four_roles(load, row) && !edges;
 }
 
 std::size_t Recipe::workspace_bytes() const {
@@ -171,22 +179,34 @@ std::string Recipe::tuning() const {
 
 bool is_plain(const detail::LatentCacheView& cache, DType q_dtype) { return cache.format == CacheFormat::rows && cache.dtype == q_dtype; }
 
-RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
+/// Bytes from one block and from one token to the next. The rest of a packed token, its scales, follows from there.
+static std::array<std::int64_t, 2> token_strides(const detail::LatentCacheView& cache) {
+  if (const PackedFormat* format = packed_format(cache.format)) return {cache.block_stride, format->codes_at(1)};
+  const auto bytes = static_cast<std::int64_t>(size_of(cache.dtype));
+  return {cache.strides.block * bytes, cache.strides.token * bytes};
+}
+
+std::int64_t place_unit(const detail::LatentCacheView& cache) {
+  const auto [block, token] = token_strides(cache);
+  std::int64_t unit = std::gcd(cache.blocks > 1 ? block : 0, cache.page > 1 ? token : 0);
+  while (unit > kMost) unit = unit % 2 == 0 ? unit / 2 : kRowAlignment;
+  return unit == 0 ? kRowAlignment : unit;
+}
+
+RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit) {
   RowCache rows{.row = row_of(cache.format), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
   rows.page = detail::Divider(static_cast<int>(cache.page));
+  const auto [block, token] = token_strides(cache);  // of no matter where there is but one, and perhaps no multiple of the unit
+  rows.block_stride = static_cast<std::uint32_t>(block / unit);
+  rows.token_stride = static_cast<std::uint32_t>(token / unit);
   if (const PackedFormat* format = packed_format(cache.format)) {
-    rows.block_stride = cache.block_stride;
-    rows.token_stride = format->codes_at(1);
     rows.scales_at = static_cast<int>(format->scales_at(0, cache.page));
-    rows.scale_stride = static_cast<int>(format->scales_at(1, cache.page)) - rows.scales_at;
+    rows.scale_stride = static_cast<int>(format->scales_at(1, cache.page) - format->scales_at(0, cache.page) - token);
     return rows;
   }
   if (cache.dtype != q_dtype) rows.row = Row::e4m3;
-  const auto bytes = static_cast<std::int64_t>(size_of(cache.dtype));
-  rows.block_stride = cache.strides.block * bytes;
-  rows.token_stride = cache.strides.token * bytes;
-  rows.head_stride = cache.strides.head * bytes;
+  rows.head_stride = cache.strides.head * static_cast<std::int64_t>(size_of(cache.dtype));
   return rows;
 }
 
@@ -197,9 +217,14 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
   return {};
 }
 
+bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes) {
+  return std::all_of(strides.begin(), strides.end(), [&](std::int64_t stride) { return stride < kBoxStrideLimit / bytes; });
+}
+
 Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const {
   filled.copy_queries = filled.heads_per_kv.divisor % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
-                        (core.q.batch > 0 || ragged || core.batch == 1);
+                        (core.q.batch > 0 || ragged || core.batch == 1) &&
+                        boxes_reach({core.q.head, core.q.row, ragged ? 0 : core.q.batch}, 2);
   if (!filled.copy_queries) return {};
   const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
   const std::int64_t slices = core.head_dim_qk / kSlice;
@@ -236,12 +261,21 @@ Result<void> accept_core(const detail::AttentionCore& core, std::int64_t request
   const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kRequestOverhead;
   if (pairs > kMaxPairs / std::max<std::int64_t>(requests, 1))
     return declined("keys of a request", core.max_seq_k, "fewer: " + std::to_string(kMaxPairs * kPair) + " in all requests");
+  if (core.kv_heads > kMostOfGrid) return declined("kv_heads", core.kv_heads, std::to_string(kMostOfGrid) + " or fewer");
   if (rows > (1 << 26)) return declined("query rows of a request", rows, "2^26 or fewer");
   return {};
 }
 
-Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load) {
-  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+/// Whether the places of all tokens are below 2^32 units, which stands for none.
+static bool places_fit(const detail::LatentCacheView& cache, std::int64_t unit) {
+  const auto [block, token] = token_strides(cache);
+  const std::int64_t most = (std::int64_t{1} << 32) - 2, blocks = cache.blocks - 1, tokens = cache.page - 1;
+  if (blocks > 0 && block / unit > most / blocks) return false;
+  if (tokens > 0 && token / unit > most / tokens) return false;
+  return std::max<std::int64_t>(blocks, 0) * (block / unit) + std::max<std::int64_t>(tokens, 0) * (token / unit) <= most;
+}
+
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load, std::int64_t unit) {
   const std::string text(name);
   const bool packed = cache.format != CacheFormat::rows;
   const auto bytes = static_cast<std::int64_t>(packed ? 1 : size_of(cache.dtype));
@@ -251,15 +285,12 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   if (Result<void> good = accept_rows(name, used, bytes, cache.alignment); !good) return good;
   if (!packed && (strides.token == 0 || strides.block == 0)) return declined(text + ".rows.strides", "a broadcast one", "none");
   if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "less");
-  // One by one, the places of tokens are kept in 32 bits: in units of 16 bytes, those of scales of 8.
-  const std::int64_t most = (kMost + 1) * 2 * (packed ? 8 : 16);
-  const auto reach = [&](std::int64_t count, std::int64_t stride) {
-    return stride > most / std::max<std::int64_t>(count, 1) ? most + 1 : count * stride;
-  };
-  const std::int64_t bytes_of_all = packed ? reach(cache.blocks, cache.block_stride)
-                                           : reach(cache.blocks, strides.block * bytes) + reach(cache.page, strides.token * bytes);
-  if (load != Load::boxes && bytes_of_all > most) return declined(text + " (bytes)", "more than " + std::to_string(most), "that or fewer");
-  if (packed && cache.block_stride > kMost) return declined(text + ".block_stride", cache.block_stride, "less than 2^31");
+  if (packed && cache.page > kMost / packed_format(cache.format)->bytes())
+    return declined(text + " (bytes of a page)", "2^31 or more", "less");
+  if (load != Load::boxes && !places_fit(cache, unit)) {
+    return declined(text + " (units of " + std::to_string(unit) + " bytes, which divide the strides of all blocks and tokens)",
+                    "2^32 or more", "fewer: a block stride that is a multiple of more bytes, such as those of a token");
+  }
   return {};
 }
 

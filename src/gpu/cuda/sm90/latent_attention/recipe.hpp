@@ -2,6 +2,7 @@
 /// What the plans of dense and of token-sparse attention share: the choice of a kernel, its workspace, its launches.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,7 @@ struct Recipe {
   DType dtype{};  ///< of q, and of the products
   int head_dim = 0, processors = 0;
   Load load = Load::boxes;
+  bool edges = false;  ///< rows of a tile may see different keys
   Params params{};
 
   /// `tokens` query tokens make a request, and `requests` the batch.
@@ -47,15 +49,20 @@ struct Recipe {
   Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
 };
 
+/// Bytes that divide the strides of the cache's blocks and tokens. Places of tokens are kept in 32 bits, so that a large unit reaches far.
+std::int64_t place_unit(const detail::LatentCacheView& cache);
 /// How `cache` is read token by token; a run adds the pointers.
-RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype);
+RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit);
 bool is_plain(const detail::LatentCacheView& cache, DType q_dtype);
+
+/// Whether the copy engine takes these strides, in elements of so many bytes.
+bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes);
 
 Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc);
 
 /// Reasons to decline.
 Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows);
-Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load);
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load, std::int64_t unit);
 
 /// A plan of dense or of token-sparse attention.
 template <class Problem, class Args>

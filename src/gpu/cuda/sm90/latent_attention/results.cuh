@@ -8,21 +8,23 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Of one warpgroup, while it lasts. Sums and maxima are those of this thread's two rows, the maxima in base 2.
+/// Of one warpgroup, while it lasts. Sums, maxima and largest scores are those of this thread's two rows.
 template <class Element>
 struct Results {
   const Params& params;
   float (&out)[128];
   float (&sum)[2];
   float (&maximum)[2];
-  int half;  // of the columns
+  float (&largest)[2];
+  float scale_log2;
+  int half;          // of the columns
+  bool has_largest;  // one warpgroup has these scores of all keys, if any
 
-  /// `largest`: scores of the 64 rows, or null.
-  __device__ void store(const Request& request, const float* largest) const {
+  __device__ void store(const Request& request) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const OutputRow row(params, request, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
-      const float normalise = row.normalise(params, sum[r], maximum[r]);
+      const float normalise = row.normalise(params, sum[r], maximum[r] * scale_log2);
 #pragma unroll
       for (int i = 0; i < 32; i += 2) {
         float x[4];
@@ -31,8 +33,8 @@ struct Results {
         row.template store<Element>(half * (kValueDim / 2) + 8 * i, lane_index(), x);
       }
       if (lane_index() % 4 != 0) continue;
-      if (half == 0) row.store_lse(lse_of(sum[r], maximum[r]));
-      if (largest != nullptr) row.store_largest(largest[first_row() + 8 * r]);
+      if (half == 0) row.store_lse(lse_of(sum[r], maximum[r] * scale_log2));
+      if (has_largest) row.store_largest(largest[r], scale_log2);
     }
   }
 
@@ -60,7 +62,13 @@ struct Results {
     store_half(1);
     if (!wanted || lane_index() % 4 != 0) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) place.lse()[lane_index() / 4 + 8 * r] = lse_of(sum[r], maximum[r]);
+    for (int r = 0; r < 2; ++r) {
+      float* stats = place.row_stats() + lane_index() / 4 + 8 * r;
+      stats[RowStats::kLse] = lse_of(sum[r], maximum[r] * scale_log2);
+      stats[RowStats::kMaximum] = maximum[r];
+      stats[RowStats::kSum] = sum[r];
+      if (has_largest && params.max_logits != nullptr) stats[RowStats::kLargest] = largest[r];
+    }
   }
 
   /// This warp's part of a partial result is there. To be said later than it is stored: it waits until the stores have arrived.
@@ -87,15 +95,17 @@ struct Results {
   /// Adds a partial result that lies in shared memory, as Collected says.
   __device__ void add(const std::byte* even, const std::byte* odd) const {
     const int lane = lane_index(), own = math_warp();
-    const float* lse = reinterpret_cast<const float*>(even + Collected::kLseAt) + own * kMathWarpRows + lane / 4;
+    const float* rows = reinterpret_cast<const float*>(even + Collected::kRowsAt + own * Collected::kRowBytes) + lane / 4;
     float keep[2], weight[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float to = fmaxf(maximum[r], lse[8 * r]);
-      keep[r] = exp2f(maximum[r] - to);
-      weight[r] = exp2f(lse[8 * r] - to);
+      const float* stats = rows + 8 * r;
+      const float to = fmaxf(maximum[r], stats[RowStats::kMaximum]);
+      keep[r] = rescale_factor(maximum[r], to, scale_log2);
+      weight[r] = stats[RowStats::kSum] * rescale_factor(stats[RowStats::kMaximum], to, scale_log2);
       maximum[r] = to;
       sum[r] = fmaf(sum[r], keep[r], weight[r]);
+      if (has_largest && params.max_logits != nullptr) largest[r] = fmaxf(largest[r], stats[RowStats::kLargest]);
     }
 #pragma unroll
     for (int i = 0; i < kPartialPieces; ++i) {

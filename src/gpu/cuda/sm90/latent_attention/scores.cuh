@@ -15,7 +15,7 @@ class Scorer {
   __device__ Scorer(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kScoreThreads / 32), lane(threadIdx.x % 32) {
     asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
-    scale_log2 = fmaxf(params.scale_log2, kLeastScale);
+    scale_log2 = scale_log2_of(params);
   }
 
   __device__ __forceinline__ void operator()() {
@@ -34,10 +34,12 @@ class Scorer {
         start_scores(buffer);
         // What can be known before the scores are:
         const uint2 present = present_in(tile);
-        const bool whole = __all_sync(~0u, sees_all(seen, key) && (present.x & present.y) == ~0u);
+        const bool whole = key >= seen.begin && key + kKeyTile <= seen.end && (present.x & present.y) == ~0u;
         products_wait<0>();
         pin(scores);
-        if (!whole) mask_scores<true>(scores, seen, key, present, lane);
+        if (!whole) {  // the lane is asked for anew: what follows from it would be kept throughout the loop
+          mask_scores<true>(scores, {seen, seen}, key, present, lane_index());
+        }
         const bool last = tile + 1 == end;
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
@@ -116,31 +118,38 @@ class Scorer {
   __device__ __forceinline__ void exponentiate(int buffer, int slot, bool first) {
     float largest[2];
     find_largest(scores, largest);
-    bool grown = params.max_logits != nullptr;
+    bool grown = !plain;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) grown = grown || largest[r] * scale_log2 > maximum[r] + kSlack;
+    for (int r = 0; r < 2; ++r) {
+      top[r] = fmaxf(top[r], largest[r]);
+      grown |= fmaf(largest[r], scale_log2, -offset[r]) > kSlack;
+    }
     grown = __any_sync(~0u, grown);
     if (grown) grow_maxima(buffer, slot, largest);
     if (lane == 0) storage.grown[buffer][warp] = grown && !first;
     std::uint32_t p[16];
-    latent::exponentiate<Element>(scores, scale_log2, maximum, sum, p);
+    latent::exponentiate<Element>(scores, scale_log2, offset, sum, p);
     if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
-    store_probabilities(p, shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes, kKeyGroup, warp, lane);
+    store_probabilities(p, shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes, kKeyGroup, warp, lane_index());
   }
 
   /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
   __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
+    float maximum[2];
+    __syncwarp();  // the maxima lie where the first of the four lanes of a row has put them
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = largest_of_row(largest[r]) * scale_log2;
-      const float after = all > maximum[r] + kSlack ? all : maximum[r], factor = exp2_approximate(maximum[r] - after);
-      maximum[r] = after;
+      float& kept = storage.maximum[slot][first_row() + 8 * r];
+      const float before = kept, all = largest_of_row(largest[r]);
+      maximum[r] = (all - before) * scale_log2 > kSlack ? all : before;
+      const float factor = rescale_factor(before, maximum[r], scale_log2);
       sum[r] *= factor;
+      __syncwarp();
       if (lane % 4 != 0) continue;
+      kept = maximum[r];
       storage.rescale[buffer][first_row() + 8 * r] = factor;
-      float& noted = storage.largest[slot][first_row() + 8 * r];
-      noted = fmaxf(noted, all);
     }
+    plain = __all_sync(~0u, find_offsets(maximum, scale_log2, scores, offset));
   }
 
   // ---- a job --------------------------------------------------------------------------------------------------------------------
@@ -160,38 +169,37 @@ class Scorer {
   }
 
   __device__ void begin(const Request& request, int slot) {
+    plain = false;
+    seen = seen_by(params, request, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      maximum[r] = kNothing;
-      sum[r] = 0;
-      if (lane % 4 == 0) storage.largest[slot][first_row() + 8 * r] = -INFINITY;
-      const int token = params.heads_per_kv.quotient(blockIdx.x * kRowTile + first_row() + 8 * r);
-      seen[r] = {0, kKeyLimit};  // rows past the end: whatever
-      if (token < request.q_rows) {
-        const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
-        seen[r] = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
-      }
+      top[r] = -INFINITY;
+      sum[r] = offset[r] = 0;
+      if (lane % 4 == 0) storage.maximum[slot][first_row() + 8 * r] = -INFINITY;
     }
   }
 
-  /// Sums and maxima for the value warpgroups.
+  /// Sums and largest scores for the value warpgroups, which find the maxima there already.
   __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = sum_of_row(sum[r]);
+      const float all = sum_of_row(sum[r]), largest = largest_of_row(top[r]);
       if (lane % 4 != 0) continue;
       const int row = first_row() + 8 * r;
       storage.sum[slot][row] = all;
-      storage.maximum[slot][row] = maximum[r];
+      storage.largest[slot][row] = largest;
     }
   }
 
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  detail::TileRange seen[2];  // keys that this thread's two rows see
+  detail::TileRange seen;  // keys that the rows of the tile see: not Config::kEdges
   float scale_log2;
-  float scores[32], sum[2], maximum[2];
+  float scores[32], sum[2];
+  float offset[2];                    // of find_offsets(); the maxima lie in shared memory
+  bool plain;                         // whether all rows of the warp have plain offsets
+  float top[2];                       // this lane's largest scores: the maximum does not follow its row closely
   std::uint32_t own[kOwnSlices][16];  // slices of Q
 };
 

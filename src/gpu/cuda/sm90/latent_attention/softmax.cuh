@@ -3,7 +3,7 @@
 /// apart, and of every eight columns two neighbours; four lanes share a row.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/ptx.cuh"
 #include "op/common/split_schedule.hpp"
 
@@ -47,15 +47,38 @@ __device__ inline float sum_of_row(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Scores become probabilities, relative to 2^maximum, and are added to `sum`.
+/// What exponents are relative to in each row: `maximum * scale_log2`, where that is plain. Elsewhere 0, and the scores become relative to
+/// the maximum themselves. Returns whether both are plain.
+__device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2, float (&scores)[32], float (&offset)[2]) {
+  float base[2];
+  bool both = true;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    offset[r] = maximum[r] * scale_log2;
+    const bool plain = is_plain(offset[r]);
+    base[r] = plain | (maximum[r] == -INFINITY) ? 0 : maximum[r];
+    offset[r] = plain ? offset[r] : 0;
+    both &= plain;
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) scores[i] -= base[row_of_score(i)];
+  return both;
+}
+
+/// Whether a tile needs more than one multiply-add a score: its row outgrows the maximum by too much, or the offset is not plain.
+__device__ inline bool outgrows(float largest, float maximum, float scale_log2, float offset) {
+  return ((largest - maximum) * scale_log2 > kSlack) | !is_plain(offset);
+}
+
+/// Scores become probabilities, relative to 2^offset, and are added to `sum`.
 template <class Element>
-__device__ __forceinline__ void exponentiate(const float (&scores)[32], float scale_log2, const float (&maximum)[2], float (&sum)[2],
+__device__ __forceinline__ void exponentiate(const float (&scores)[32], float scale_log2, const float (&offset)[2], float (&sum)[2],
                                              std::uint32_t (&probabilities)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {  // neighbours of a row
     float two[2];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -maximum[i % 2]));
+    for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -offset[i % 2]));
     sum[i % 2] += two[0] + two[1];
     probabilities[i] = pack<Element>(two[0], two[1]);
   }

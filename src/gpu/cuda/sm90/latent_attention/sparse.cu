@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Token-sparse attention, flat and paged: every query token is a request of its own, whose keys are the tokens that it lists.
+#include <numeric>
+
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/latent_attention/recipe.hpp"
 #include "op/sparse_latent_attention/validate.hpp"
@@ -24,8 +26,14 @@ detail::AttentionCore core_of(const Problem& problem) {
   return core;
 }
 
-RowCache listed_cache(const detail::SparseSelection& selection, DType q_dtype) {
-  RowCache cache = row_cache(selection.cache, q_dtype);
+/// Of both caches.
+std::int64_t unit_of(const Problem& problem) {
+  const std::int64_t main = place_unit(problem.main.cache);
+  return problem.extra ? std::gcd(main, place_unit(problem.extra->cache)) : main;
+}
+
+RowCache listed_cache(const detail::SparseSelection& selection, DType q_dtype, std::int64_t unit) {
+  RowCache cache = row_cache(selection.cache, q_dtype, unit);
   cache.indices_batch = selection.batch_stride;
   cache.indices_row = selection.row_stride;
   cache.topk = static_cast<int>(selection.topk);
@@ -43,10 +51,11 @@ Recipe recipe_of(const Problem& problem, Device device) {
   Params& params = recipe.params;
   params.listed = true;
   params.length_per_row = problem.flat;
-  params.main = listed_cache(problem.main, problem.q_dtype);
-  if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype);
+  const std::int64_t unit = unit_of(problem);
+  params.unit = static_cast<std::uint32_t>(unit);
+  params.main = listed_cache(problem.main, problem.q_dtype, unit);
+  if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype, unit);
   params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
-  params.whole = params.whole || problem.has_max_logits;  // parts of a request do not hand on their largest score
   if (!problem.main.has_topk_length && !(problem.extra && problem.extra->has_topk_length)) {
     const int main = params.main.topk, extra = params.extra.topk;
     recipe.fix_schedule(extra > 0 ? extra_list_begin(main) + extra : main);
@@ -71,9 +80,10 @@ class State final : public RecipeState<Problem, Args> {
 detail::PlanResult<Args> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (Result<void> good = accept_core(core_of(problem), problem.total_q, problem.heads); !good) return good.error();
-  if (Result<void> good = accept_cache("main.cache", problem.main.cache, load_of(problem)); !good) return good.error();
+  if (Result<void> good = accept_cache("main.cache", problem.main.cache, load_of(problem), unit_of(problem)); !good) return good.error();
   if (problem.extra) {
-    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, load_of(problem)); !good) return good.error();
+    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, load_of(problem), unit_of(problem)); !good)
+      return good.error();
   }
   return std::shared_ptr<const detail::PlanState<Args>>(std::make_shared<State>(problem, device));
 }

@@ -26,9 +26,10 @@ enum : int {
 /// tile, the others in the odd one.
 struct Collected {
   static constexpr int kPieces = kPartialPieces / 2, kBytes = kPieces * kPieceWords * 32 * sizeof(uint2);  // of a math warp
-  static constexpr int kLseAt = kMathWarps * kBytes, kLseBytes = kMathWarpRows * sizeof(float);            // in the even tile
+  static constexpr int kRowsAt = kMathWarps * kBytes;                                                      // of RowStats, in the even tile
+  static constexpr int kRowBytes = kPartialRowStats * kMathWarpRows * sizeof(float);
 };
-static_assert(Collected::kLseAt + kMathWarps * Collected::kLseBytes <= kGroups * kKeyGroup);
+static_assert(Collected::kRowsAt + kMathWarps * Collected::kRowBytes <= kGroups * kKeyGroup);
 
 // Both tiles are made of groups of eight rows, a group of slices of 64 columns, and a slice of eight swizzled rows of 128 bytes: one copy
 // brings eight whole keys, and a page need hold no more.
@@ -43,9 +44,9 @@ struct TurnsStorage {
                                              // the queries of the next
   Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
   KeyList lists[Config::kLoadThreads / 32];  // likewise
-  float maximum[2][kRowTile];                // of the rows, in base 2, as warpgroup 0 and as 1 last told it: it does when one has changed
+  float maximum[2][kRowTile];                // of the rows, as warpgroup 0 and as 1 last told it: it does when one has changed
   float sum[2][kRowTile];                    // after the last even tile, of those tiles; after the last odd one, of all
-  float largest[2][kRowTile];                // scores of the even and of the odd tiles, where they are asked for
+  float largest[kRowTile];                   // scores of the even tiles, with the last of them (not Load::boxes)
   alignas(8) std::uint8_t present[2][8];     // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
   alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
   std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
@@ -58,7 +59,7 @@ struct TurnsStorage {
 /// Where a tile's keys are, as told by the warp that plans to those that bring them, and which there are, to those that score.
 struct Plan {
   alignas(16) std::uint32_t at[kKeyTile];  // Token::at; rows that a lane brings lie side by side
-  std::uint32_t scales[kKeyTile];          // Token::scales, row by row
+  int scales[kKeyTile];                    // Token::scales, row by row
   uint2 present;                           // a bit for each key, for who scores
   const std::byte* data;                   // of the tile's cache
   bool fp4;                                // what it holds, where there are two kinds

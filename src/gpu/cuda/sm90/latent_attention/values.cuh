@@ -272,13 +272,14 @@ class Values {
   // ---- a job --------------------------------------------------------------------------------------------------------------------
 
   __device__ void finish(const Job& job, int slot) {
-    float sum[2], maximum[2];
+    float sum[2], maximum[2], largest[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = storage.sum[slot][first_row() + 8 * r];
       maximum[r] = storage.maximum[slot][first_row() + 8 * r];
+      largest[r] = storage.largest[slot][first_row() + 8 * r];
     }
-    const Results<Element> results{params, out, sum, maximum, half};
+    const Results<Element> results{params, out, sum, maximum, largest, scale_log2_of(params), half, half == 1};
     if (job.slot >= 0) {
       products_wait<1>();  // those of the left part, which goes out beside the others
       pin_first<64>(out);
@@ -290,7 +291,7 @@ class Values {
       barrier_arrive(shared_address(&storage.tiles_done));
       results.collect(storage, uniform(job.parts.end));
     }
-    results.store(job.request, half == 1 ? storage.largest[slot] : nullptr);
+    results.store(job.request);
   }
 
   const Params& params;

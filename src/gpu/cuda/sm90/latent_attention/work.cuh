@@ -67,6 +67,32 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
           .whole = params.whole};
 }
 
+/// Keys that some of a range of query rows see, and keys that all of them do. Rows past the last token do not count.
+struct Visible {
+  detail::TileRange some, every;
+};
+
+/// To the rows of `tiles` row tiles from the first_tile-th on.
+__device__ inline Visible visible_to(const Params& params, const Request& request, int first_tile, int tiles) {
+  const int first = params.heads_per_kv.quotient(first_tile * kRowTile);
+  const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kRowTile - 1), request.q_rows - 1);
+  if (first > last) return {{}, {0, kKeyLimit}};
+  const detail::KeyRange some = detail::keys_seen_by_some(request.band, first, last + 1, request.kv_len);
+  const int begin = static_cast<int>(some.begin), end = static_cast<int>(some.end);
+  if (first == last) return {{begin, end}, {begin, end}};
+  // Neither bound falls from a row to the next.
+  const detail::KeyRange upper = detail::keys_seen_by(request.band, first, request.kv_len);
+  const detail::KeyRange lower = detail::keys_seen_by(request.band, last, request.kv_len);
+  return {{begin, end}, {static_cast<int>(lower.begin), static_cast<int>(upper.end)}};
+}
+
+/// What a row of this CTA's tile sees; rows past the last token see as much as the last.
+__device__ inline detail::TileRange seen_by(const Params& params, const Request& request, int row) {
+  const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kRowTile + row), request.q_rows - 1), 0);
+  const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
+  return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+}
+
 /// A share of one request: pairs of tiles [begin, end) of the whole key sequence.
 struct alignas(16) Job {
   Request request{.index = -1};
