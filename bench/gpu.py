@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
 SETTLE = 0.5  # seconds of the same calls before they are timed
-TURNS = 4  # of this library and a peer, each as long as any other measurement
 CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
 
 
@@ -202,6 +201,7 @@ def arguments(kind: str, about: str | None) -> argparse.Namespace:
     parser.add_argument("--commit", help="revision measured (default: git's)")
     parser.add_argument("--only", default="", metavar="PART", help="only rows whose name contains this")
     parser.add_argument("--seconds", type=float, default=200, help="begin no row after this time (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=4, help="of this library and a peer (default: %(default)s)")
     parser.add_argument("--program", type=Path, help="the fovea program, to measure the host time of a call from C++ too")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes; writes a file only where --out says so")
     args = parser.parse_args()
@@ -302,7 +302,7 @@ class Bench:
         calls = {name: recorded(call, shared=shared) if subject.graph else call for name, call in {"": own, **peers}.items()}
         for peer in peers:
             pairs = []
-            for turn in range(1 if self.args.dry_run else TURNS):
+            for turn in range(1 if self.args.dry_run else self.args.turns):
                 order = ("", peer) if turn % 2 == 0 else (peer, "")
                 pairs.append({name: self.median(calls[name]) for name in order})
             times[peer] = statistics.median(pair[peer] for pair in pairs)
