@@ -94,7 +94,7 @@ inline void vast_cases(std::vector<LatentCase>& table) {
   add("v32_fp8-1e36-mixed", {.format = v32, .head = 20, .sequences = of_lengths(2, {130, 40})}, {5.3e35f, Keys::mixed});
 }
 
-/// Keys that are not finite, and that only some rows of a tile see: of causal queries the newest, under a window also the oldest.
+/// Keys that are not finite, and that only some rows of a tile see. Infinities have a NaN beside them: alone they may weigh nothing.
 inline void partly_seen_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
     spec.name = fmt::format("latent_attention/partly_seen/{}", name);
@@ -103,7 +103,7 @@ inline void partly_seen_cases(std::vector<LatentCase>& table) {
   };
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   const DType f16 = DType::f16, e4m3 = DType::e4m3;
-  const std::vector<NotFinite> nan{{0, 17, kNan}}, inf{{1, 300, kInf}, {2, 5, -kInf}}, rope{{0, 570, kNan}};
+  const std::vector<NotFinite> nan{{0, 17, kNan}}, inf{{1, 300, kInf}, {1, 17, kNan}, {2, 5, -kInf}, {2, 17, kNan}}, rope{{0, 570, kNan}};
   const std::vector<Sequence> two = of_lengths(2, {100, 65}), four = of_lengths(4, {150, 64, 67});
   for (const std::int64_t head : {16, 64, 128}) {
     const Tier tier = head == 128 ? Tier::full : Tier::quick;
@@ -112,9 +112,11 @@ inline void partly_seen_cases(std::vector<LatentCase>& table) {
   }
   add("bf16-h16-inf", {.sequences = four, .not_finite = inf});
   add("bf16-h16-rope", {.sequences = two, .not_finite = rope});
-  add("bf16-h3-many", {.head = 3, .sequences = of_lengths(40, {70, 200}), .not_finite = {{0, 17, kNan}, {9, 400, kInf}, {35, 2, kNan}}});
-  add("bf16-h12-window", {.head = 12, .sequences = of_lengths(4, {150}), .mask = sliding_window(70), .not_finite = {{72, 500, kInf}}});
-  add("bf16-h16-split", {.sequences = of_lengths(3, {2100}), .not_finite = {{0, 17, kNan}, {1, 260, kInf}}});
+  add("bf16-h3-many",
+      {.head = 3, .sequences = of_lengths(40, {70, 200}), .not_finite = {{0, 17, kNan}, {9, 400, kInf}, {9, 1, kNan}, {35, 2, kNan}}});
+  add("bf16-h12-window",
+      {.head = 12, .sequences = of_lengths(4, {150}), .mask = sliding_window(70), .not_finite = {{72, 500, kInf}, {72, 1, kNan}}});
+  add("bf16-h16-split", {.sequences = of_lengths(3, {2100}), .not_finite = {{0, 17, kNan}, {1, 260, kInf}, {1, 1, kNan}}});
   add("f16-row512-h9", {.dtype = f16, .rows = f16, .row = 512, .head = 9, .sequences = four, .not_finite = inf});
   add("bf16-h16-page1", {.page = 1, .sequences = four, .not_finite = inf});
   add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = two, .not_finite = nan}, Tier::full);
@@ -125,7 +127,7 @@ inline void partly_seen_cases(std::vector<LatentCase>& table) {
     const std::string name(packed_format(format)->name);
     const std::int64_t row = packed_format(format)->row();
     add((name + "-h16-nan").c_str(), {.format = format, .row = row, .sequences = four, .not_finite = nan});
-    add((name + "-h16-end").c_str(), {.format = format, .row = row, .sequences = four, .not_finite = {{1, row - 3, kInf}}});
+    add((name + "-h16-end").c_str(), {.format = format, .row = row, .sequences = four, .not_finite = {{1, row - 3, kInf}, {1, 17, kNan}}});
     add((name + "-h64").c_str(), {.format = format, .row = row, .head = 64, .sequences = two, .not_finite = nan}, Tier::full);
   }
 }

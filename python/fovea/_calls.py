@@ -43,12 +43,15 @@ def checked(function: _Function) -> _Function:
     signature = inspect.signature(function)
     kinds = _kinds(function)
     in_order = tuple(kind.classes for kind in kinds.values())
-    classes_of = {name: kind.classes for name, kind in kinds.items()}.__getitem__
+    classes_of = {name: kind.classes for name, kind in kinds.items()}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            if not all(map(isinstance, args, in_order)) or not all(map(isinstance, kwargs.values(), map(classes_of, kwargs))):
+            named = [
+                isinstance(value, classes_of[name]) for name, value in kwargs.items()
+            ]  # dict.__getitem__ stops torch 2.11's tracer
+            if not all(map(isinstance, args, in_order)) or not all(named):
                 raise TypeError  # which one, said below
             return function(*args, **kwargs)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
