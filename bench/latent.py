@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random caches of latent rows in every format, and attention over them as something to check and to time."""
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -124,8 +125,18 @@ class LatentSubject:
         """With all outputs that FlashMLA's call has, and their allocation."""
         raise NotImplementedError
 
+    def flash_mla_call(self, shared: bool) -> Callable[[], Tensor] | None:
+        """FlashMLA's of the same work, with the schedule of a call before where it is shared; None where it has none."""
+        return None
+
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        return {}
+        call = self.flash_mla_call(shared) if importlib.util.find_spec("flash_mla") else None
+        if call is None:
+            return {}
+        if shared:
+            call()  # computes the schedule
+        self.check(call)
+        return {"FlashMLA": call}
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:
         """Sequence, query and the keys that it sees, of some queries."""

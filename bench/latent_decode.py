@@ -4,7 +4,6 @@
 Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph. Where FlashMLA is
 installed, it is checked and timed on the same inputs."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,15 +114,10 @@ class Decode(LatentSubject):
         arguments = (self.q, self.cache.data, self.table, self.kv_len, LATENT, *(metadata or self.flash_mla_metadata()))
         return flash_mla.flash_mla_with_kvcache(*arguments, causal=self.case.causal)[0]
 
-    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        if not importlib.util.find_spec("flash_mla") or (self.case.cache, self.case.page) != ("rows", 64):
-            return {}
-        call = self.flash_mla
-        if shared:
-            call = partial(self.flash_mla, self.flash_mla_metadata())
-            call()
-        self.check(call)
-        return {"FlashMLA": call}
+    def flash_mla_call(self, shared: bool) -> Callable[[], Tensor] | None:
+        if (self.case.cache, self.case.page) != ("rows", 64):
+            return None
+        return partial(self.flash_mla, self.flash_mla_metadata()) if shared else self.flash_mla
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:
         """All queries of four sequences."""

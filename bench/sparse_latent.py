@@ -3,7 +3,6 @@
 sampled queries, times it, and measures the ceilings beside it. Where FlashMLA is installed, the two run by turns. Writes a JSON
 file."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -134,21 +133,14 @@ class Sparse(LatentSubject):
         )
         return done[0]
 
-    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        if not importlib.util.find_spec("flash_mla"):
-            return {}
+    def flash_mla_call(self, shared: bool) -> Callable[[], Tensor] | None:
+        if not self.case.batch:
+            return self.flash_mla
+        if self.case.cache_format != "v32_fp8" or not shared:
+            return None
         import flash_mla
 
-        call: Callable[[], Tensor]
-        if not self.case.batch:
-            call = self.flash_mla
-        elif self.case.cache_format == "v32_fp8" and shared:
-            call = partial(self.flash_mla_decode, flash_mla.get_mla_metadata())
-            call()
-        else:
-            return {}
-        self.check(call)
-        return {"FlashMLA": call}
+        return partial(self.flash_mla_decode, flash_mla.get_mla_metadata())
 
     def samples(self) -> Iterator[tuple[int, int, Tensor]]:
         """The first query, the last and one in the middle."""

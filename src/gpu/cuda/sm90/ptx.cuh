@@ -25,7 +25,7 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
 }
 
 /// Arrives at the barrier at the same place in the shared memory of another CTA of this cluster. It says that tiles have been read: nothing
-/// that was written before has to be seen there. `.release.cluster` would be a fence of all memory, which takes a tenth of a dense tile.
+/// that was written before has to be seen there. `.release.cluster` would be a fence of all memory, for which each tile would wait.
 __device__ inline void barrier_arrive_at(std::uint32_t barrier, int cta) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
