@@ -28,6 +28,15 @@ __device__ inline void copy_bulk(std::uint32_t shared, const void* global, int b
                : "memory");
 }
 
+/// A box from shared memory; elements outside the tensor are not written. Part of this thread's group of bulk copies.
+__device__ inline void store_box(const CUtensorMap* map, BoxStart at, std::uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map), "r"(shared),
+               "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block)
+               : "memory");
+}
+/// Waits until shared memory has been read by what this thread has asked to be stored.
+__device__ inline void stores_wait_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 /// Into L2, to be copied from there soon.
 __device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(at.column), "r"(at.row),

@@ -58,6 +58,7 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
     if (recipe_.load == Load::boxes) {
       if (Result<void> good = encode_keys(params, problem_, args.cache); !good) return good;
     }
+    if (Result<void> good = recipe_.encode_results(params, problem_, problem_.ragged, args.out); !good) return good;
     return recipe_.encode_queries(params, problem_, problem_.ragged, args.q);
   }
 };

@@ -19,7 +19,7 @@ class RowLoader {
   __device__ RowLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {}
 
-  /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else; space for it comes with the first half of the keys.
+  /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else: the math needs it first.
   template <class Before>
   __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
     Places places;
@@ -27,12 +27,10 @@ class RowLoader {
     int found = look_up(begin + 1);
     if (first) before();
     find(request, begin, wanted, places);
+    if (!first) before();
     for (int pair = begin; pair < end; ++pair) {
 #pragma unroll
-      for (int i = 0; i < kHalves; ++i) {
-        if (i == 2 && pair == begin && !first) before();
-        bring(request, places, pair, i);
-      }
+      for (int i = 0; i < kHalves; ++i) bring(request, places, pair, i);
       parity ^= 1;
       find(request, pair + 1, found, places);
       found = look_up(pair + 2);

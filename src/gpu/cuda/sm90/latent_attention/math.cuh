@@ -24,11 +24,16 @@ struct Math {
 
   __device__ __forceinline__ void operator()() {
     for (;;) {
+      if constexpr (kStages) clear_out();
       barrier_wait(shared_address(&storage.q_full), q_parity);
       const Job& job = storage.jobs[q_parity];
       q_parity ^= 1;
-      if (job.done()) return tell();
+      if (job.done()) {
+        if constexpr (kStages) stores_wait_read();
+        return tell();
+      }
       begin(job.request);
+      if constexpr (kStages) stages = params.store_boxes && uniform((job.slot < 0) & (job.collects == 0));
       const int first = uniform(job.begin), end = uniform(job.end);
       if (half == 0) {
         even_tiles(first, end);
@@ -41,6 +46,7 @@ struct Math {
 
  private:
   static constexpr bool kSingleKeys = Config::kLoad != Load::boxes;
+  static constexpr bool kStages = Config::kLoad == Load::rows;  // whether whole results may leave through the odd tile
   /// Decoded keys are long in coming: the odd tiles' warpgroup multiplies the even tile's P V, which makes room for others, before it waits
   /// for the second half of its own keys.
   static constexpr bool kEvenFirst = Config::kLoad == Load::codes;
@@ -53,6 +59,7 @@ struct Math {
   __device__ void even_tiles(int pair, int end) {
     start_scores<0>();
     end_scores<0>();
+    give_back_staging();
     tell();
     for (bool first = true;; first = false) {
       const bool last = pair + 1 == end;
@@ -71,7 +78,7 @@ struct Math {
     values_from_shared<1>(shared_address(storage.p), kGroupBytes);
     products_wait<0>();
     pin(out);
-    release<1, 0>();
+    if (!(kStages && stages)) release<1, 0>();
   }
 
   __device__ void even_tile(int key, bool first, bool last) {
@@ -81,7 +88,7 @@ struct Math {
     mask<0>(key);
     float largest[2], rescale[2], offset[2];
     find_largest(scores, largest);
-    if (grow_maximum<0>(first, largest, rescale, offset)) rescale_out(rescale);
+    if (grow_maximum<0>(first, largest, rescale, offset) & !skips_first(first)) rescale_out(rescale);
     exponentiate(offset);
     if (last) publish_sum<0>();
     if (last) publish_largest();
@@ -96,13 +103,14 @@ struct Math {
     release<0, 0>();
 
     named_sync(kOddReady, kMathThreads);
-    follow_maximum<1>();
+    follow_maximum<1>(false);
     if (last) take_sum<1>();
     wait_full<1, 0>();
     hide_values<1>(key + kKeyTile);
   }
 
   __device__ void odd_tiles(int pair, int end) {
+    give_back_staging();
     start_scores<1>();
     if (!kEvenFirst) end_scores<1>();
     tell();
@@ -121,7 +129,7 @@ struct Math {
   __device__ void odd_tile(int key, bool first, bool last) {
     if constexpr (kEvenFirst) {
       go_on_with_scores<1>();
-      even_values(key, last);
+      even_values(key, first, last);
       products_wait<0>();
       pin(out);
       release<0, 1>();
@@ -134,7 +142,7 @@ struct Math {
     mask<1>(key + kKeyTile);
     float largest[2], rescale[2], offset[2];
     find_largest(scores, largest);
-    if constexpr (!kEvenFirst) even_values(key, last);
+    if constexpr (!kEvenFirst) even_values(key, first, last);
 
     const bool grown = grow_maximum<1>(first, largest, rescale, offset);
     exponentiate(offset);
@@ -152,16 +160,16 @@ struct Math {
     values_from_registers<1>();
     products_wait<0>();
     pin(out);
-    release<1, 1>();
+    if (!(kStages && (last & stages))) release<1, 1>();
   }
 
-  __device__ void even_values(int key, bool last) {
+  __device__ void even_values(int key, bool first, bool last) {
     named_sync(kEvenReady, kMathThreads);
     if constexpr (kEvenFirst) {  // long done; but rescaling, which not all warps do, may not have products beside it
       products_wait<0>();
       pin(scores);
     }
-    follow_maximum<0>();
+    follow_maximum<0>(skips_first(first));
     if (last) add_sum<0>();
     if (last) take_largest();
     wait_full<0, 1>();
@@ -254,16 +262,17 @@ struct Math {
     return true;
   }
 
-  /// Takes over the maxima of the other warpgroup's tile. Where it had nothing to tell, an older and lower one lies there.
+  /// Takes over the maxima of the other warpgroup's tile. Where it had nothing to tell, an older and lower one lies there. `first`: before
+  /// this warpgroup's first product, whose accumulators are zeros.
   template <int kOwner>
-  __device__ void follow_maximum() {
+  __device__ void follow_maximum(bool first) {
     float told[2], rescale[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) told[r] = storage.maximum[kOwner][first_row() + 8 * r];
     if (!__any_sync(~0u, told[0] > maximum[0] || told[1] > maximum[1])) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) rescale[r] = move_maximum(r, fmaxf(maximum[r], told[r]));
-    rescale_out(rescale);
+    if (!first) rescale_out(rescale);
   }
 
   /// Returns what the sum has been multiplied by.
@@ -420,8 +429,14 @@ struct Math {
     for (int r = 0; r < 2; ++r) {
       maximum[r] = top[r] = -INFINITY;
       sum[r] = 0;
-      seen[r] = seen_by(params, request, first_row() + 8 * r);
+      seen[r] = kStages && params.listed ? request.keys : seen_by(params, request, first_row() + 8 * r);
     }
+    if constexpr (!kStages) clear_out();
+  }
+
+  /// Accumulators of zeros are not rescaled. Of codes, who decodes has no register left for the question.
+  static __device__ bool skips_first(bool first) { return kStages && first; }
+  __device__ void clear_out() {
 #pragma unroll
     for (float& x : out) x = 0;
   }
@@ -432,9 +447,26 @@ struct Math {
 #pragma unroll
       for (float& x : top) x = largest_of_row(x);
     }
+    if (kStages && stages) {
+      named_sync(kWarpgroup + half, 128);  // every warp has read this half of the odd tile
+      results().store_boxes(job.request, staging());
+      staged = true;
+      return;
+    }
     if (job.slot >= 0) return results().store_partial(job.request, job.slot, [] {});
     if (uniform(job.collects)) results().collect(storage, uniform(job.parts.end));
     results().store(job.request);
+  }
+
+  /// Half of the odd tile, through which a whole result leaves. It goes back to the loader once the result has been read, which the next
+  /// job's first scores need not wait for.
+  __device__ std::uint32_t staging() const { return shared_address(storage.k[1]) + half * kHalfSlices * kGroupBytes; }
+  __device__ void give_back_staging() {
+    if (!kStages || !staged) return;
+    stores_wait_read();
+    __syncwarp();
+    half == 0 ? release<1, 0>() : release<1, 1>();
+    staged = false;
   }
 
   /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
@@ -458,6 +490,8 @@ struct Math {
   detail::TileRange seen[2];      // keys that this thread's two rows see
   float out[128], scores[32], maximum[2], sum[2];
   float top[2];              // this lane's largest scores: the maximum does not follow its row closely (not Load::boxes)
+  bool stages = false;       // whether this job's result leaves through half of the odd tile
+  bool staged = false;       // whether the last one's may still be on its way through it
   float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale; above 0, so that minus infinity stays what it is
   std::uint32_t probabilities[16];
   std::uint32_t parity = 0, q_parity = 0;

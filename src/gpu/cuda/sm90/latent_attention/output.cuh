@@ -34,13 +34,27 @@ __device__ inline float scale_log2_of(const Params& params) {
 /// In base 2, of a sum relative to 2^base.
 __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
-/// A row of a tile: query token major, head minor. Rows past the last token are not written.
+/// Which row of the result a row of a tile is: query token major, head minor.
+struct RowPlace {
+  int token, head;
+
+  __device__ RowPlace(const Params& params, int kv_head, int packed)
+      : token(params.heads_per_kv.quotient(packed)),
+        head(kv_head * params.heads_per_kv.divisor + packed - token * params.heads_per_kv.divisor) {}
+};
+
+/// The sum of a row and the sink's share of it, both relative to 2^base.
+__device__ inline float sum_with_sink(const Params& params, int head, float sum, float base) {
+  return params.sink == nullptr ? sum : sum + exp2f(fmaf(params.sink[head], kLog2e, -base));
+}
+
+/// A row of a tile. Rows past the last token are not written.
 struct OutputRow {
   __device__ OutputRow(const Params& params, const Request& request, int kv_head, int packed) {
-    const int token = params.heads_per_kv.quotient(packed);
-    const std::int64_t batch = request.batch, row = request.q_begin + token;
-    head = kv_head * params.heads_per_kv.divisor + packed - token * params.heads_per_kv.divisor;
-    valid = token < request.q_rows;
+    const RowPlace place(params, kv_head, packed);
+    const std::int64_t batch = request.batch, row = request.q_begin + place.token;
+    head = place.head;
+    valid = place.token < request.q_rows;
     const int lane = lane_index();
     out = batch * params.out_batch + row * params.out_row + head * params.out_head + lane % 2 * 8 + lane % 4 / 2 * 4;
     asm volatile("" : "+l"(out));  // or it would be worked out again for every store
@@ -62,11 +76,10 @@ struct OutputRow {
     if (valid) *reinterpret_cast<uint2*>(static_cast<Element*>(base) + out + column) = {left, right};
   }
 
-  /// What turns the accumulators of a row into its result: its sum and the sink's share of it, relative to 2^base, and V's scale.
+  /// What turns the accumulators of a row, relative to 2^base, into its result: its sum with the sink's share of it, and V's scale.
   __device__ float normalise(const Params& params, float sum, float base) const {
     if (sum == 0) return 0;
-    if (params.sink != nullptr) sum += exp2f(fmaf(params.sink[head], kLog2e, -base));
-    return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum;
+    return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum_with_sink(params, head, sum, base);
   }
 
   /// From base 2.

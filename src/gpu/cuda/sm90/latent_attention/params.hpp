@@ -31,6 +31,12 @@ struct RowCache {
   std::int64_t head_stride = 0;
 };
 
+/// A float for each row of the result, or null.
+struct RowValues {
+  float* data;
+  std::int64_t batch, row, head;
+};
+
 struct Job;
 
 /// Mostly in the order in which they are needed.
@@ -77,8 +83,13 @@ struct Params {
   const float* sink = nullptr;         // (heads), or null
   std::uint32_t zero = 0;              // which no compiler knows: SharedCodeLoader makes order with it
 
-  CUtensorMap left, right;  // boxes of 8 keys: columns [0, 256) and the rest
-  CUtensorMap queries;      // boxes of 8 heads of one query token
+  CUtensorMap left, right;   // boxes of 8 keys: columns [0, 256) and the rest
+  CUtensorMap queries;       // boxes of 8 heads of one query token
+  CUtensorMap results;       // likewise of out, of half of the columns
+  bool store_boxes = false;  // whether there are any
+
+  __device__ RowValues lse_rows() const { return {lse, lse_batch, lse_row, lse_head}; }
+  __device__ RowValues largest_rows() const { return {max_logits, max_batch, max_row, max_head}; }
 };
 
 }  // namespace fovea::gpu::sm90::latent

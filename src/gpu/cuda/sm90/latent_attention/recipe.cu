@@ -237,6 +237,21 @@ Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore&
   return encode(filled.queries, q, queries);
 }
 
+Result<void> Recipe::encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const {
+  filled.store_boxes = load == Load::rows && filled.heads_per_kv.divisor % kBoxRows == 0 && core.out.head > 0 &&
+                       (core.out.row > 0 || core.max_seq_q == 1) && (core.out.batch > 0 || ragged || core.batch == 1) &&
+                       boxes_reach({core.out.head, core.out.row, ragged ? 0 : core.out.batch}, 2);
+  if (!filled.store_boxes) return {};
+  const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
+  TensorMapDesc results{.dtype = core.q_dtype, .rank = 5};
+  results.dimensions = {{{kSlice, 1, kSlice},
+                         {core.heads, core.out.head, kBoxRows},
+                         {kValueDim / kSlice, kSlice, kHalfSlices},
+                         {ragged ? core.total_q : core.max_seq_q, at_least_8(core.out.row), 1},
+                         {ragged ? 1 : core.batch, at_least_8(core.out.batch), 1}}};
+  return encode(filled.results, out, results);
+}
+
 /// Strides in elements of so many bytes.
 static Result<void> accept_rows(std::string_view name, const std::array<std::int64_t, 3>& strides, std::int64_t bytes,
                                 std::int32_t alignment) {

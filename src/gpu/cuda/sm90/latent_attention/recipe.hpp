@@ -47,6 +47,7 @@ struct Recipe {
   std::string tuning() const;
   /// Eight heads of a token come as one box where their layout allows it. Fills in `queries` of it.
   Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
+  Result<void> encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const;
 };
 
 /// Bytes that divide the strides of the cache's blocks and tokens. Places of tokens are kept in 32 bits, so that a large unit reaches far.

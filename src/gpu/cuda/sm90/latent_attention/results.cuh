@@ -5,6 +5,7 @@
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -36,6 +37,35 @@ struct Results {
       if (half == 0) row.store_lse(lse_of(sum[r], maximum[r] * scale_log2));
       if (has_largest) row.store_largest(largest[r], scale_log2);
     }
+  }
+
+  /// The same of rows without a scale of V, by the copy engine, through `staging`: this half of a key tile, which all of the warpgroup has
+  /// read. Eight rows are eight heads of one token: one box. `staging` is free again after stores_wait_read().
+  __device__ void store_boxes(const Request& request, std::uint32_t staging) const {
+    const int lane = lane_index(), first = blockIdx.x * kRowTile + first_row();
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowPlace place(params, blockIdx.y, first + 8 * r);
+      factor[r] = sum[r] == 0 ? 0 : __fdividef(1, sum_with_sink(params, place.head, sum[r], maximum[r] * scale_log2));
+    }
+    store_row_values(request, RowPlace(params, blockIdx.y, first + lane % 2 * 8));
+    const int group = warp() * 2;
+    const std::uint32_t to = staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128;
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {  // of eight columns
+      std::uint32_t x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = pack<Element>(out[4 * i + 2 * j] * factor[j % 2], out[4 * i + 2 * j + 1] * factor[j % 2]);
+      store_matrices(to + i / 8 * kGroupBytes + ((i % 8 + lane / 16) ^ (lane % 8)) * 16, x[0], x[1], x[2], x[3]);
+    }
+    fence_shared_for_async();
+    __syncwarp();
+    if (lane >= 2) return;
+    const RowPlace place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
+    const BoxStart at{
+        .column = 0, .row = place.head, .slice = half * kHalfSlices, .head = request.q_begin + place.token, .block = request.batch};
+    if (place.token < request.q_rows) store_box(&params.results, at, staging + (group + lane) * kKeyGroup);
   }
 
   /// In the order of the accumulator's registers, so that each store of a warp is contiguous; who reads them has the same order.
@@ -122,6 +152,17 @@ struct Results {
         to[3] = fmaf(to[3], keep[1], weight[1] * x.w);
       }
     }
+  }
+
+  /// The left half of the columns brings the LSE, the right one the largest score. Of the four lanes of two rows, the first has one and the
+  /// second the other: `place` is that of this lane's.
+  __device__ void store_row_values(const Request& request, const RowPlace& place) const {
+    const int r = lane_index() % 2;
+    const float own_sum = r == 0 ? sum[0] : sum[1], base = (r == 0 ? maximum[0] : maximum[1]) * scale_log2;
+    const float lse = own_sum == 0 ? -INFINITY : base + __log2f(own_sum), most = (r == 0 ? largest[0] : largest[1]) * scale_log2;
+    const RowValues to = half == 0 ? params.lse_rows() : params.largest_rows();
+    if ((lane_index() % 4 >= 2) | (place.token >= request.q_rows) | (to.data == nullptr)) return;
+    to.data[request.batch * to.batch + (request.q_begin + place.token) * to.row + place.head * to.head] = (half == 0 ? lse : most) * kLn2;
   }
 
   static __device__ int warp() { return thread_index() % 128 / 32; }

@@ -73,6 +73,7 @@ class State final : public RecipeState<Problem, Args> {
     params.sink = problem_.has_sink ? args.sink : nullptr;
     set_pointers(params.main, problem_.main, args.main);
     if (problem_.extra) set_pointers(params.extra, *problem_.extra, args.extra);
+    if (Result<void> good = recipe_.encode_results(params, problem_, false, args.out); !good) return good;
     return recipe_.encode_queries(params, problem_, false, args.q);
   }
 };
