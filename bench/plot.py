@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import plot_context
 import plot_conversion
+import plot_dense
 import plot_latent
 from plotting import DOCS, OURS, ROOT, THEIRS, finish, latest_results, milliseconds, text_table
 
@@ -145,6 +146,7 @@ the better of what was measured just before and just after it, where its results
 
 def main() -> None:
     found = [(section, *result) for result in latest_results("cpu")]
+    found += [(plot_dense.section, *result) for result in latest_results("dense-attention")]
     found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
     found += [(plot_latent.sparse_section, *result) for result in latest_results("sparse-latent")]
     found += [(plot_context.section, *result) for result in latest_results("latent-context")]

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "case_parts.hpp"
+#include "tile_cases.hpp"
 
 namespace fovea::check {
 
@@ -350,6 +351,7 @@ inline Table case_table() {
   });
   attention_lengths(table);
   attention_masks(table);
+  attention_tiles(table);
   attention_layouts(table);
   attention_ragged(table);
   attention_scales(table);

@@ -76,7 +76,7 @@ TEST(BadArguments, Attention) {
           {"null lse", [](auto& a) { a.lse = nullptr; }, "args.lse (pointer): got null, want an address"},
           {"null cu_seqlens_q", [](auto& a) { a.cu_seqlens_q = nullptr; }, "args.cu_seqlens_q (pointer): got null, want an address"},
           {"null cu_seqlens_k", [](auto& a) { a.cu_seqlens_k = nullptr; }, "args.cu_seqlens_k (pointer): got null, want an address"},
-          {"misaligned q", [](auto& a) { a.q = shifted(static_cast<const char*>(a.q), 1); }, "args.q (address modulo 2): got 1, want 0"},
+          {"misaligned q", [](auto& a) { a.q = shifted(static_cast<const char*>(a.q), 1); }, "args.q (address modulo 16): got 1, want 0"},
           {"misaligned lse", [](auto& a) { a.lse = const_cast<float*>(shifted(a.lse, 2)); }, "args.lse (address modulo 4): got 2, want 0"},
           {"falling", [](auto& a) { a.cu_seqlens_q = falling; }, "cu_seqlens_q[2]: got 3, want 5 or more"},
           {"negative", [](auto& a) { a.cu_seqlens_q = negative; }, "cu_seqlens_q[0]: got -1, want 0 or more"},

@@ -44,12 +44,14 @@ TEST(Planning, TakesTheTableOrDeclinesItAsExpected) {
   for_each_call([&](const AnyCase& entry, const Trial& trial, std::string_view implementation) {
     for (std::size_t i = 0; i < kFakeDevices.size(); ++i) {
       SCOPED_TRACE(entry.name + " " + std::string(implementation) + " " + kFakeDevices[i].name);
-      std::string_view expected = device_decline(implementation, kFakeDevices[i]);
-      if (expected.empty()) expected = expected_decline(entry, implementation);
+      // Options that an implementation does not handle are the reason before the device is.
+      const std::string_view of_device = device_decline(implementation, kFakeDevices[i]), of_case = expected_decline(entry, implementation);
       const auto planned = plan(trial, implementation, fake(i));
-      ASSERT_EQ(planned.has_value(), expected.empty()) << (planned ? "planned" : why_not(planned.error()));
+      ASSERT_EQ(planned.has_value(), of_device.empty() && of_case.empty()) << (planned ? "planned" : why_not(planned.error()));
       if (!planned) {
-        EXPECT_NE(why_not(planned.error()).find(expected), std::string::npos) << why_not(planned.error());
+        const std::string reason = why_not(planned.error());
+        const auto says = [&](std::string_view what) { return !what.empty() && reason.find(what) != std::string::npos; };
+        EXPECT_TRUE(says(of_device) || says(of_case)) << reason;
         continue;
       }
       ++taken;

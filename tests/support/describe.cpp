@@ -100,6 +100,9 @@ AttentionDesc describe_attention(const Case& spec) {
   desc.k = strided_kv(shaped(spec.kv_dtype, keys, spec.kv_head, spec.dqk), spec.layout);
   desc.v = strided_kv(shaped(spec.kv_dtype, keys, spec.kv_head, spec.dv), spec.layout);
   desc.out = strided(shaped(spec.out_dtype, rows, spec.head, spec.dv), spec.layout);
+  if (spec.layout != Layout::unaligned) {  // of the bases; rows are aligned as far as their strides are
+    for (TensorDesc* tensor : {&desc.q, &desc.k, &desc.v, &desc.out}) tensor->alignment = 16;
+  }
   if (spec.lse)
     desc.lse = strided_lse(spec.ragged ? contiguous(DType::f32, {rows, spec.head}) : contiguous(DType::f32, {batch, spec.head, rows}),
                            spec.layout);

@@ -14,8 +14,16 @@ struct ExpectedDecline {
   std::string_view implementation, part, reason;
 };
 
+inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
+    {kSm90Attention, "-odd-rows", "want a multiple of 16"},
+    {kSm90Attention, "-unaligned", "want a multiple of 16"},
+    {kSm90Attention, "/f32-", "q.dtype: got f32"},
+    {kSm90Attention, "/e4m3-", "q_scale: got a value"},
+    {kSm90Attention, "scales/one-", "q_scale: got a value"},
+    {kSm90Attention, "scales/per-head-", "q_scale: got a value"},
+    {kSm90Attention, "scales/none-", "q.dtype: got e4m3"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},

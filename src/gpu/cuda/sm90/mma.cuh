@@ -33,6 +33,12 @@ __device__ inline void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// Has `x`, which is not negative, computed here. ptxas moves arithmetic behind a wait for products that runs beside them, but not over a
+/// branch.
+__device__ inline void compute_before_wait(float x) {
+  if (x < 0) asm volatile("nanosleep.u32 0;");
+}
+
 /// Keeps the compiler from moving the uses of accumulators, or of the first kFirst, over a wait.
 template <int kFirst, int kCount>
 __device__ inline void pin_first(float (&accumulators)[kCount]) {

@@ -126,6 +126,10 @@ __device__ inline void copy_async_8(std::uint32_t shared, const void* global, bo
 __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   asm volatile("st.volatile.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+/// The lower 16 bits.
+__device__ inline void store_shared_16(std::uint32_t shared, std::uint32_t x) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(static_cast<std::uint16_t>(x)) : "memory");
+}
 __device__ inline void load_shared(std::uint32_t shared, std::uint32_t (&to)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared) : "memory");
 }

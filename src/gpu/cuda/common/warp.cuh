@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp of NVIDIA's GPUs does with rows of matrix accumulators: four lanes share a row, each with neighbouring columns.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace fovea::gpu {
+
+/// The operations that gpu/common/softmax.cuh needs.
+struct Warp {
+  static __device__ bool any(bool condition) { return __any_sync(~0u, condition); }
+  static __device__ float largest_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  }
+  static __device__ float sum_of_row(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+  static __device__ float sum_of_warp(float x) {
+    x = sum_of_row(x);
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+  }
+  /// Right where the largest is above 0, else none that is larger than it: one instruction for floats compared as integers.
+  static __device__ float largest_of_three(float a, float b, float c) {
+    return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+  }
+  static __device__ float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+};
+
+}  // namespace fovea::gpu

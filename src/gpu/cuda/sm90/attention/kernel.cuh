@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The forward kernel: storage, barriers, roles. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/sm90/attention/launch.hpp"
+#include "gpu/cuda/sm90/attention/load.cuh"
+#include "gpu/cuda/sm90/attention/math.cuh"
+
+namespace fovea::gpu::sm90::attention {
+
+template <int kCount>
+__device__ void init(std::uint64_t (&barriers)[kCount], int arrivals) {
+  for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
+}
+
+/// As many CTAs as multiprocessors, each of which walks through work tiles.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) {
+    init(storage.job_full, 1);
+    init(storage.job_empty, Config::kTuning.warpgroups);
+    init(storage.q_full, 1);
+    init(storage.q_empty, Config::kTuning.warpgroups);
+    init(storage.k_full, 1);
+    init(storage.v_full, 1);
+    init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
+    init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
+    fence_barrier_init();
+    for (const Rows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_map(&rows->map);
+  }
+  Config::kCluster > 1 ? cluster_sync() : __syncthreads();
+  wait_for_previous_kernel();
+  if (warpgroup < Config::kTuning.warpgroups) {
+    registers_grow<Config::kMathRegisters>();
+    Math<Config>(params, storage, warpgroup)();
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_jobs(params, storage);
+    __syncwarp();
+  }
+  let_next_kernel_start();
+  if (Config::kCluster > 1) cluster_sync();  // the other CTAs may still copy to this one, or arrive here
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
+                          .block = dim3(Config::kThreads),
+                          .shared_bytes = sizeof(Storage<Config>),
+                          .cluster = dim3(Config::kCluster),
+                          .programmatic = true};
+  return launch(&attend<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::attention

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The producer: one warp plans the work tiles, a lane of another copies their queries, keys and values into shared memory.
+#pragma once
+
+#include "gpu/cuda/sm90/attention/work.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
+
+namespace fovea::gpu::sm90::attention {
+
+/// Ahead of the loader: to find a work tile takes as long as to compute a key tile.
+template <class Config>
+__device__ void plan_jobs(const Params& params, Storage<Config>& storage) {
+  WorkList<Config> work(params);
+  RingPosition<Storage<Config>::kJobs> at;
+  for (bool done = false; !done; at.advance()) {
+    const Job job = work.next();
+    done = job.done;
+    if (threadIdx.x % 32 == 0) {
+      barrier_wait(shared_address(&storage.job_empty[at.stage]), at.parity ^ 1);
+      storage.jobs[at.stage] = job;
+      barrier_arrive(shared_address(&storage.job_full[at.stage]));
+    }
+    __syncwarp();
+  }
+}
+
+/// By one lane.
+template <class Config>
+class Loader {
+ public:
+  __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ void operator()() {
+    RingPosition<Storage<Config>::kJobs> at;
+    RingPosition<Config::kQueryBuffers> buffer;
+    for (bool done = false; !done; at.advance(), buffer.advance()) {
+      barrier_wait(shared_address(&storage.job_full[at.stage]), at.parity);
+      const Job& job = storage.jobs[at.stage];
+      done = job.done;
+      load(job, buffer);
+    }
+  }
+
+ private:
+  /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
+  /// one work tile to the next. The last job has one tile of keys, all out of bounds, which ends the values.
+  __device__ void load(const Job& job, RingPosition<Config::kQueryBuffers> buffer) {
+    const int last = job.done ? 1 : job.last, first = job.done ? 0 : job.first;
+    for (int tile = last - 1; tile >= first; --tile) {
+      const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, job.seq_k - key), 0);
+      const BoxStart at{0, job.head / params.heads_per_kv, Config::kKeyPart - valid, job.k_begin + key + valid, job.batch};
+      load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
+      // With one query buffer, the values of the tile before are what it waits for.
+      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(job, buffer);
+      if (started) load_values();
+      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(job, buffer);
+      started = true;
+      values_at = at;
+    }
+  }
+
+  __device__ void load_queries(const Job& job, RingPosition<Config::kQueryBuffers> buffer) {
+    const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
+    barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
+    barrier_arrive_expect(full, Config::kQueryBytes);
+    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, job.seq_q - job.token);
+    const BoxStart at{0, job.head, tokens - valid, job.q_begin + job.token + valid, job.batch};
+    load_slices<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+  }
+
+  __device__ void load_values() {
+    load_tile<Config::kSlicesV>(params.v, values_at, values, shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+  }
+
+  template <int kSlices, int kStages>
+  __device__ void load_tile(const Rows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to, std::uint64_t* full_barriers,
+                            std::uint64_t* empty_barriers) {
+    const std::uint32_t full = shared_address(full_barriers + position.stage);
+    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
+    barrier_arrive_expect(full, kSlices * Config::kKeySliceBytes);
+    load_slices<kSlices, Config::kCluster>(to + part * Config::kKeyPart * kRowBytes, Config::kKeySliceBytes, rows, at, full);
+    position.advance();
+  }
+
+  template <int kSlices, int kCluster>
+  __device__ void load_slices(std::uint32_t to, int slice_bytes, const Rows& rows, BoxStart at, std::uint32_t full) {
+    at.row *= rows.head_step;
+    at.block *= rows.batch_step;
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice, at.column += kSlice) {
+      const std::uint32_t slice_at = to + slice * slice_bytes;
+      if constexpr (kCluster > 1) {
+        copy_box_to_all(slice_at, &rows.map, at, full, (1 << kCluster) - 1);
+      } else {
+        copy_box(slice_at, &rows.map, at, full);
+      }
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int part = static_cast<int>(blockIdx.x) % Config::kCluster;  // of each tile
+  RingPosition<Config::kKeyStages> keys;
+  RingPosition<Config::kValueStages> values;
+  BoxStart values_at{};  // of the tile whose keys were the last
+  bool started = false;
+};
+
+}  // namespace fovea::gpu::sm90::attention

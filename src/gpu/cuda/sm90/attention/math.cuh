@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The consumer: a warpgroup has 64 query rows, whose scores, probabilities and results stay in its registers.
+#pragma once
+
+#include "gpu/cuda/sm90/attention/epilogue.cuh"
+#include "gpu/cuda/sm90/attention/params.hpp"
+#include "gpu/cuda/sm90/attention/storage.cuh"
+#include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
+
+namespace fovea::gpu::sm90::attention {
+
+template <class Config>
+class Math {
+ public:
+  __device__ Math(const Params& params_, Storage<Config>& storage_, int warpgroup_)
+      : params(params_), storage(storage_), warpgroup(warpgroup_) {}
+
+  __device__ __forceinline__ void operator()() {
+    Epilogue<Config> epilogue(params, storage, warpgroup);
+    if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
+    if (begin_job()) {
+      begin_rows();
+      while (step(epilogue)) {
+      }
+    }
+    epilogue.release_buffer();
+    if (kTurns && warpgroup == 0) named_sync(kTurn, 256);
+  }
+
+ private:
+  using Element = typename Config::Element;
+  static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane
+  static constexpr bool kTurns = Config::kTuning.turns;
+  /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
+  static constexpr bool kOverlap = Config::kQueryBuffers > 1;
+
+  /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
+  /// belong to different work tiles, and its softmax beside the products of the other warpgroups. Returns whether there is more to do.
+  __device__ __forceinline__ bool step(Epilogue<Config>& epilogue) {
+    const auto ended_at = job_at;
+    const int buffer = position.stage;
+    const bool ends = tile == first;
+    if (!kOverlap && ends) return cross(epilogue);
+    bool more = true;
+    if (ends) {
+      epilogue.release_buffer();
+      advance_job();
+      more = begin_job();
+    } else {
+      --tile;
+    }
+    if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
+    issue_scores();
+    issue_values();
+    if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % Config::kTuning.warpgroups, 256);
+    products_wait<1>();
+    const auto ended = softmax;
+    if (ends) softmax.begin();
+    const bool grown = take_scores();
+    compute_before_wait(softmax.sum[0] + softmax.sum[1]);
+    finish_values();
+    if (ends) {
+      epilogue(ended_at.stage, buffer, ended, out, scale_log2());
+      clear_out();
+    } else {
+      if (grown) rescale_out();
+      epilogue.release_buffer();
+    }
+    round_probabilities();
+    return more;
+  }
+
+  /// From one work tile to the next with one query buffer, which results leave through before the next queries come.
+  __device__ __forceinline__ bool cross(Epilogue<Config>& epilogue) {
+    issue_values();
+    finish_values();
+    epilogue(job_at.stage, position.stage, softmax, out, scale_log2());
+    epilogue.release_buffer();
+    advance_job();
+    if (!begin_job()) return false;
+    begin_rows();
+    return true;
+  }
+
+  __device__ __forceinline__ void advance_job() {
+    position.advance();
+    job_at.advance();
+  }
+  /// Waits for the next work tile and its queries. False when there is none.
+  __device__ __forceinline__ bool begin_job() {
+    barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
+    current = &storage.jobs[job_at.stage];
+    queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kRowBytes;
+    first = uniform(current->first);
+    tile = uniform(current->last) - 1;
+    full_first = uniform(current->full_first);
+    full_last = uniform(current->full_last);
+    return uniform(current->done) == 0;
+  }
+
+  /// The first tile of a work tile, with nothing beside it.
+  __device__ __forceinline__ void begin_rows() {
+    issue_scores();
+    softmax.begin();
+    clear_out();
+    products_wait<0>();
+    take_scores();
+    round_probabilities();
+  }
+  __device__ __forceinline__ void clear_out() {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) out[i] = 0;
+  }
+
+  // ---- products -----------------------------------------------------------------------------------------------------------------
+
+  /// scores (64 x key tile) = Q (64 x head dim) K^T
+  __device__ __forceinline__ void issue_scores() {
+    barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
+    const std::uint64_t q = operand_at(queries, 16, kGroupBytes);
+    const std::uint64_t k = operand_at(shared_address(storage.k[keys.stage]), 16, kGroupBytes);
+    pin(scores);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < Config::kHeadDimQk / 16; ++step) {
+      const int slice = step / 4, inside = step % 4 * 32;
+      Wgmma<Element, Config::kKeyTile>::template ss<Major::k>(scores, advanced(q, slice * Config::kQuerySliceBytes + inside),
+                                                              advanced(k, slice * Config::kKeySliceBytes + inside), step > 0);
+    }
+    products_commit();
+  }
+
+  /// out (64 x head dim) += P (64 x key tile) V
+  __device__ __forceinline__ void issue_values() {
+    barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
+    const std::uint64_t v = operand_at(shared_address(storage.v[values.stage]), Config::kKeySliceBytes, kGroupBytes);
+    pin(probabilities);
+    pin(out);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < Config::kKeyTile / 16; ++step) {
+      Wgmma<Element, Config::kHeadDimV>::template rs<Major::mn>(out, &probabilities[4 * step], advanced(v, step * 2 * kGroupBytes), true);
+    }
+    products_commit();
+  }
+  __device__ __forceinline__ void finish_values() {
+    products_wait<0>();
+    pin(out);
+    release(&storage.v_empty[values.stage]);
+    values.advance();
+  }
+
+  __device__ __forceinline__ void release(std::uint64_t* empty) {
+    const int lane = lane_index();
+    if constexpr (Config::kCluster > 1) {
+      if (lane < Config::kCluster) barrier_arrive_at(shared_address(empty), lane);
+    } else {
+      if (lane == 0) barrier_arrive(shared_address(empty));
+    }
+  }
+
+  // ---- softmax ------------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ float scale_log2() const { return Config::kTransform ? kLog2e : params.scale_log2; }
+
+  /// Scores become probabilities; returns whether `out` is to be rescaled.
+  __device__ __forceinline__ bool take_scores() {
+    pin(scores);
+    release(&storage.k_empty[keys.stage]);
+    keys.advance();
+    if constexpr (Config::kTransform) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = transformed(params, scores[i]);
+    }
+    if (tile < full_first || tile >= full_last) mask(*current, tile * Config::kKeyTile);
+    return softmax(scores, scale_log2(), params.zero);
+  }
+
+  __device__ __forceinline__ void mask(const Job& job, int key) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int token = job.token + (tile_row(warpgroup, r) >> params.packed_shift);
+      const int column = key + lane_column(lane_index());
+      const int begin = max(token + job.low, 0) - column, end = min(token + job.high + 1, job.seq_k) - column;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void round_probabilities() {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) probabilities[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+  }
+  __device__ __forceinline__ void rescale_out() {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) out[i] *= softmax.rescale[row_of(i)];
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int warpgroup;
+  RingPosition<Config::kQueryBuffers> position;
+  RingPosition<Storage<Config>::kJobs> job_at;
+  const Job* current = nullptr;
+  int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
+  std::uint32_t queries = 0;                               // address of this warpgroup's rows
+  float scores[kScores], out[kOut];
+  std::uint32_t probabilities[kScores / 2];  // pairs of neighbours
+  OnlineSoftmax<Warp, kScores> softmax;
+  RingPosition<Config::kKeyStages> keys;
+  RingPosition<Config::kValueStages> values;
+};
+
+}  // namespace fovea::gpu::sm90::attention

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Dense attention, forward: accepts or declines, and launches.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/sm90/attention/launch.hpp"
+#include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/tensor_map.hpp"
+#include "op/attention/validate.hpp"
+#include "op/common/band.hpp"
+
+namespace fovea::gpu::sm90::attention {
+namespace {
+
+using detail::declined;
+using Problem = detail::AttentionProblem;
+
+constexpr std::string_view kName = "cuda.sm90.attention";
+constexpr std::int64_t kStrideLimit = std::int64_t{1} << 30;       // elements between rows: a map begins a tile of rows early
+constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  // elements: the copy engine's 40 bits of bytes
+
+std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
+
+/// One of the four tensors, as a map sees it.
+struct RowsDesc {
+  std::string_view name;
+  detail::RowStrides strides;
+  std::int64_t rows, heads, batch, columns;  // rows of a sequence, or of a ragged batch
+  std::int32_t alignment;
+};
+
+std::array<RowsDesc, 4> tensors_of(const Problem& p) {
+  const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
+  const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
+  return {{{"q", p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
+           {"k", p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
+           {"v", p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
+           {"out", p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
+}
+
+Result<void> accept_tensor(const RowsDesc& tensor) {
+  const std::string name(tensor.name);
+  if (tensor.alignment % 16 != 0) return declined(name + " (alignment of rows in bytes)", tensor.alignment, "a multiple of 16");
+  if (tensor.rows > 1 && (tensor.strides.row <= 0 || tensor.strides.row >= kStrideLimit)) {
+    return declined(name + ".stride (of rows)", tensor.strides.row, "from 1 to 2^30 - 1");
+  }
+  for (const std::int64_t stride : {tensor.strides.head, tensor.strides.batch}) {
+    if (stride < 0 || stride >= kOuterStrideLimit) return declined(name + ".stride (of heads or sequences)", stride, "from 0 to 2^39 - 1");
+  }
+  if (tensor.rows >= kLimit) return declined(name + ".shape (rows)", tensor.rows, "below 2^30");
+  return {};
+}
+
+Result<void> accept(const Problem& problem) {
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  for (const RowsDesc& tensor : tensors_of(problem)) {
+    if (Result<void> good = accept_tensor(tensor); !good) return good;
+  }
+  return {};
+}
+
+/// Most keys that a query tile sees.
+std::int64_t most_keys(const Problem& p, std::int64_t tokens) {
+  const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
+  return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
+}
+
+using Launch = Result<void> (*)(const Params&, int, int, Stream);
+
+template <class Element, bool kTransform>
+Launch launch_of(int tuning) {
+  constexpr auto kLaunches = []<int... kTuning>(std::integer_sequence<int, kTuning...>) {
+    return std::array{&launch_attend<Config<Element, kTuning, kTransform>>...};
+  }
+  (std::make_integer_sequence<int, kTunings.size()>{});
+  return kLaunches[static_cast<std::size_t>(tuning)];
+}
+
+Launch launch_of(DType dtype, bool transform, int tuning) {
+  if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
+  return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
+}
+
+/// `tile`: tokens of a tile, `heads` of one box; the map begins a tile of rows before the tensor (params.hpp).
+Result<void> encode(Rows& to, const RowsDesc& tensor, DType dtype, const void* data, int tile, int heads) {
+  const auto some = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // where the coordinate is always 0
+  const std::int64_t row = some(tensor.rows > 1 ? tensor.strides.row : 0);
+  TensorMapDesc desc{.dtype = dtype, .rank = 5};
+  desc.dimensions = {{{tensor.columns, 1, kSlice},
+                      {tensor.heads, some(tensor.strides.head), heads},
+                      {tile, row, tile},
+                      {tensor.rows + 1, row, 1},
+                      {tensor.batch, some(tensor.strides.batch), 1}}};
+  const auto* base = static_cast<const std::byte*>(data) - tile * row * static_cast<std::int64_t>(size_of(dtype));
+  Result<CUtensorMap> map = encode_tensor_map(base, desc);
+  if (!map) return map.error();
+  to.map = *map;
+  to.data = data;
+  to.strides = tensor.strides;
+  to.head_step = tensor.strides.head == 0 ? 0 : 1;
+  to.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
+  return {};
+}
+
+class State final : public detail::PlanState<AttentionArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties)
+      : problem_(problem), device_(device), multiprocessors_(properties.multiprocessors) {
+    implementation = kName;
+    const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
+    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window));
+    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
+    const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;
+    const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
+    const std::int64_t key_tiles = tiles_of(most_keys(problem, tokens), tuning.key_tile);
+    params_.splits = problem.batch_invariant ? 1 : splits_of(q_tiles * heads, key_tiles, multiprocessors_);
+    work_tiles_ = q_tiles * heads * params_.splits;
+    while (params_.packed() < packed) ++params_.packed_shift;
+    if (work_tiles_ < kLimit && work_tiles_ > 0) {
+      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas() / tuning.cluster};
+    }
+    fill_shape();
+    if (params_.splits > 1) workspace_bytes = static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
+  }
+
+  std::int64_t work_tiles() const { return work_tiles_; }
+
+  Result<void> prepare(const AttentionArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+
+  Result<void> run(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    if (problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0) return {};
+    const ScopedDevice device(device_.ordinal);
+    if (!device.status()) return device.status();
+    Params params = params_;
+    if (Result<void> good = fill(params, args, workspace); !good) return good;
+    const bool transform = params.softcap != 0 || problem_.scale < 0;
+    Result<void> done = launch_of(problem_.q_dtype, transform, tuning_)(params, ctas(), device_.ordinal, stream);
+    return done && params.splits > 1 ? launch_combine(params, problem_.q_dtype, stream) : done;
+  }
+
+  std::string tuning() const override {
+    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
+                       std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
+    if (tuning.cluster > 1) text += ", clusters of " + std::to_string(tuning.cluster);
+    if (params_.packed() > 1) text += ", " + std::to_string(params_.packed()) + " heads to a query tile";
+    if (params_.splits > 1) text += ", keys in " + std::to_string(params_.splits) + " splits";
+    return text;
+  }
+
+ private:
+  int ctas() const {
+    const int cluster = kTunings[static_cast<std::size_t>(tuning_)].cluster;
+    return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_ / cluster)) * cluster;
+  }
+  std::int64_t partial_rows() const { return params_.splits * params_.rows * params_.heads; }
+
+  void fill_shape() {
+    params_.batch = static_cast<int>(problem_.batch);
+    params_.seq_q = static_cast<int>(problem_.max_seq_q);
+    params_.seq_k = static_cast<int>(problem_.max_seq_k);
+    params_.heads = static_cast<int>(problem_.heads);
+    params_.heads_per_kv = static_cast<int>(problem_.group());
+    params_.rows = problem_.total_q;
+    params_.head_dim_qk = static_cast<int>(problem_.head_dim_qk);
+    params_.head_dim_v = static_cast<int>(problem_.head_dim_v);
+    params_.mask = problem_.mask;
+    params_.lse_strides = problem_.lse;
+    params_.scale = static_cast<float>(problem_.scale);
+    params_.softcap = static_cast<float>(problem_.softcap);
+    constexpr double kLog2e = 1.4426950408889634;
+    params_.scale_log2 = std::max(static_cast<float>(problem_.scale * kLog2e), 1.1754944e-38f);  // above 0: minus infinity stays so
+    if (problem_.softcap != 0) params_.inv_softcap = static_cast<float>(2 * kLog2e * problem_.scale / problem_.softcap);
+  }
+
+  /// What only a run knows.
+  Result<void> fill(Params& params, const AttentionArgs& args, Workspace workspace) const {
+    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    const int packed = params.packed();
+    const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
+    const DType dtype = problem_.q_dtype;
+    const auto encode_one = [&](Rows& to, std::size_t index, const void* data, int tile, int heads) {
+      return encode(to, tensors[index], dtype, data, tile, heads);
+    };
+    if (Result<void> good = encode_one(params.q, 0, args.q, tuning.row_tile() / packed, packed); !good) return good;
+    if (Result<void> good = encode_one(params.k, 1, args.k, tuning.key_tile / tuning.cluster, 1); !good) return good;
+    if (Result<void> good = encode_one(params.v, 2, args.v, tuning.key_tile / tuning.cluster, 1); !good) return good;
+    if (Result<void> good = encode_one(params.out, 3, args.out, kWarpgroupRows / packed, packed); !good) return good;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
+    params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
+    if (params.splits > 1) {
+      params.partial_out = static_cast<float*>(workspace.data);
+      params.partial_lse = params.partial_out + partial_rows() * params.head_dim_v;
+    }
+    return {};
+  }
+
+  Problem problem_;
+  Device device_;
+  int multiprocessors_, tuning_ = 0;
+  std::int64_t work_tiles_ = 0;
+  Params params_{};
+};
+
+detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
+  if (Result<void> good = accept(problem); !good) return good.error();
+  auto state = std::make_shared<State>(problem, device, *properties(device));
+  if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
+  return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
+}
+
+constexpr detail::Implementation<detail::Attention> kRow{
+    kName,
+    "f16, bf16; head dims up to 256; rows aligned to 16 bytes",
+    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
+                                       "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kCapability, kCapability>,
+    plan};
+
+}  // namespace
+}  // namespace fovea::gpu::sm90::attention
+
+namespace fovea::gpu::sm90 {
+
+detail::Implementations<detail::Attention> implementations(detail::Attention) { return {&attention::kRow, 1}; }
+
+}  // namespace fovea::gpu::sm90

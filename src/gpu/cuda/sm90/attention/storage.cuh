@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The shared memory of a CTA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/cuda/sm90/attention/config.hpp"
+
+namespace fovea::gpu::sm90::attention {
+
+/// A work tile: query rows of one sequence and of the heads that are packed together, and the key tiles of one split.
+struct Job {
+  int batch, head;            // the first of the packed heads
+  int token;                  // of the sequence, the first of the query tile
+  int q_begin, k_begin;       // rows of the tensors where the sequence begins
+  int seq_q, seq_k;           // its lengths
+  int low, high;              // token i sees key j iff low <= j - i <= high
+  int first, last;            // key tiles [first, last)
+  int full_first, full_last;  // of these, the ones without a mask
+  int split;
+  bool done;  // there is no work tile any more
+};
+
+/// Named barriers. 0 is that of the whole CTA.
+enum : int {
+  kWarpgroup = 1,  // to 3: a warpgroup alone
+  kTurn = 4,       // to 6: the warpgroup before arrives once its products are issued; this one waits
+};
+
+template <class Config>
+struct Storage {
+  static constexpr int kJobs = 4;
+  alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
+  alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
+  alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
+  Job jobs[kJobs];
+  // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
+  alignas(8) std::uint64_t job_full[kJobs], job_empty[kJobs];
+  // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
+  // arrives (q, once its results are read), or a lane of each consumer warp of the cluster (k, v).
+  std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
+  std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
+  std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
+};
+
+/// Position in a ring of kStages buffers, and the parity of the phase in which the buffer is full.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::attention

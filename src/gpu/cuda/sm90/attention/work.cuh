@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which work tiles a CTA computes, in order.
+#pragma once
+
+#include "gpu/cuda/sm90/attention/params.hpp"
+#include "gpu/cuda/sm90/attention/storage.cuh"
+#include "op/common/band.hpp"
+
+namespace fovea::gpu::sm90::attention {
+
+/// One warp walks through the work tiles of its CTA. In a ragged batch, a cursor moves over the sequences, 32 at a time.
+template <class Config>
+class WorkList {
+ public:
+  __device__ explicit WorkList(const Params& params_) : params(params_), lane(threadIdx.x % 32) {}
+
+  /// The next work tile, or one that says that all are done; by the whole warp.
+  __device__ Job next() {
+    for (;; ++turn) {
+      Job job{};
+      const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(job) : of_ragged(job);
+      if (at.head == detail::TileOrder::kNone.head) continue;
+      job.done = at.head == detail::TileOrder::kEnd.head;
+      if (!job.done) place(job, at);
+      ++turn;
+      return job;
+    }
+  }
+
+ private:
+  __device__ detail::TileOrder::Place of_batch(Job& job) const {
+    job.seq_q = params.seq_q;
+    job.seq_k = params.seq_k;
+    detail::TileOrder::Place at = params.order.at(cluster(), turn);
+    if (at.head < 0) return at;
+    job.batch = at.head / work_heads();
+    at.head -= job.batch * work_heads();
+    return at;
+  }
+
+  /// Pairs of tiles of one sequence after the other.
+  __device__ detail::TileOrder::Place of_ragged(Job& job) {
+    const int index = turn / 2 * (static_cast<int>(gridDim.x) / Config::kCluster) + cluster();
+    if (!seek(index)) return detail::TileOrder::kEnd;
+    job.batch = batch;
+    job.q_begin = params.cu_seqlens_q[batch];
+    job.k_begin = params.cu_seqlens_k[batch];
+    job.seq_q = length(params.cu_seqlens_q, batch, params.seq_q);
+    job.seq_k = length(params.cu_seqlens_k, batch, params.seq_k);
+    return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(job.seq_q));
+  }
+
+  /// Splits count as heads.
+  __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
+  static __device__ int cluster() { return static_cast<int>(blockIdx.x) / Config::kCluster; }
+  /// Of a query tile, and of all in the cluster, which has the key tiles of all.
+  __device__ int own_tokens() const { return Config::kRowTile >> params.packed_shift; }
+  __device__ int tokens() const { return Config::kCluster * own_tokens(); }
+  __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
+  static __device__ int length(const std::int32_t* cu_seqlens, int sequence, int bound) {
+    return min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
+  }
+  __device__ int pairs(int sequence) const {
+    if (sequence >= params.batch) return 0;
+    return (query_tiles(length(params.cu_seqlens_q, sequence, params.seq_q)) + 1) / 2 * work_heads();
+  }
+
+  /// Moves the cursor to the sequence of this pair. False when there is none.
+  __device__ bool seek(int index) {
+    for (; batch < params.batch; batch += 32) {
+      int end = pairs(batch + lane);  // of this lane's sequence, once summed
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(~0u, end, distance);
+        if (lane >= distance) end += other;
+      }
+      const unsigned reached = __ballot_sync(~0u, index < before + end);
+      const int found = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : 32;
+      const int passed = __shfl_sync(~0u, end, found == 0 ? 0 : found - 1);
+      if (found > 0) before += passed;
+      if (reached != 0) {
+        batch += found;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  __device__ void place(Job& job, detail::TileOrder::Place at) const {
+    job.split = at.head % params.splits;
+    job.head = at.head / params.splits << params.packed_shift;
+    const int token = at.q_tile * tokens();
+    job.token = token;
+    const detail::Band band = detail::make_band(params.mask, job.seq_q, job.seq_k);
+    job.token += static_cast<int>(blockIdx.x) % Config::kCluster * own_tokens();
+    job.low = static_cast<int>(band.low);
+    job.high = static_cast<int>(band.high);
+    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens(), job.seq_q), job.seq_k, Config::kKeyTile);
+    const int first = static_cast<int>(tiles.first), count = static_cast<int>(tiles.last) - first;
+    job.first = first;
+    job.last = first + count;
+    if (params.splits > 1) {
+      job.first = first + static_cast<int>(std::int64_t{count} * job.split / params.splits);
+      job.last = first + static_cast<int>(std::int64_t{count} * (job.split + 1) / params.splits);
+    }
+    job.full_first = static_cast<int>(tiles.full_first);
+    job.full_last = static_cast<int>(tiles.full_last);
+    if (job.last > job.first) return;
+    // A tile of which no row sees a key: consumers have one kind of work tile.
+    job.low = 1;
+    job.high = 0;
+    job.first = 0;
+    job.last = job.full_first = job.full_last = 1;
+  }
+
+  const Params& params;
+  const int lane;
+  int turn = 0;
+  int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
+};
+
+}  // namespace fovea::gpu::sm90::attention

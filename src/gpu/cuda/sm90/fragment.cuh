@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Where the elements of warpgroup accumulators (64 x kN) are: a warp has 16 rows, a lane two of them, eight apart, and of every eight
+/// columns two neighbours.
+#pragma once
+
+#include "gpu/cuda/sm90/ptx.cuh"
+
+namespace fovea::gpu::sm90 {
+
+/// Which of the lane's two rows its i-th accumulator is of.
+__device__ constexpr int row_of(int i) { return i / 2 % 2; }
+/// Its column, without that of the lane.
+__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
+/// The lane's first column.
+__device__ inline int lane_column(int lane) { return lane % 4 * 2; }
+
+/// Rows of accumulators as 16-bit elements in shared memory: slices of 64 columns, `slice_bytes` apart, each of rows of 128 bytes in the
+/// 128-byte swizzle. `rows`: address of the warp's 16 rows in the first slice, a multiple of 1024.
+template <int kColumns>
+__device__ inline void store_swizzled(std::uint32_t rows, int slice_bytes, int lane, const std::uint32_t (&pairs)[kColumns / 4]) {
+  static_assert(kColumns % 16 == 0);
+  const std::uint32_t row_at = rows + lane % 16 * 128;
+#pragma unroll
+  for (int i = 0; i < kColumns / 16; ++i) {  // of 16 columns, two chunks of 16 bytes
+    const int chunk = i % 4 * 2 + lane / 16;
+    const std::uint32_t* x = &pairs[4 * i];
+    store_matrices(row_at + i / 4 * slice_bytes + (chunk ^ (lane % 8)) * 16, x[0], x[1], x[2], x[3]);
+  }
+}
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Warpgroup products d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory: as
+/// kN rows of 16 contiguous elements (Major::k), or as 16 rows of kN (Major::mn). Descriptors, fences and waits: mma.cuh.
+#pragma once
+
+#include "gpu/cuda/sm90/mma.cuh"
+
+namespace fovea::gpu::sm90 {
+
+enum class Major { k, mn };
+
+template <class Element, int kN>
+struct Wgmma;
+
+// The names of accumulators in an instruction, eight at a time.
+#define FOVEA_D0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FOVEA_D1 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FOVEA_D2 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define FOVEA_D3 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FOVEA_D4 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define FOVEA_D5 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define FOVEA_D6 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define FOVEA_D7 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define FOVEA_D8 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define FOVEA_D10 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FOVEA_D12 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define FOVEA_D14 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FOVEA_NAMES_32 FOVEA_D0 FOVEA_D1 FOVEA_D2 FOVEA_D3
+#define FOVEA_NAMES_40 FOVEA_NAMES_32 FOVEA_D4
+#define FOVEA_NAMES_48 FOVEA_NAMES_40 FOVEA_D5
+#define FOVEA_NAMES_56 FOVEA_NAMES_48 FOVEA_D6
+#define FOVEA_NAMES_64 FOVEA_NAMES_56 FOVEA_D7
+#define FOVEA_NAMES_80 FOVEA_NAMES_64 FOVEA_D8
+#define FOVEA_NAMES_96 FOVEA_NAMES_80 FOVEA_D10
+#define FOVEA_NAMES_128 FOVEA_NAMES_96 FOVEA_D12 FOVEA_D14
+
+// The accumulators as its operands.
+#define FOVEA_OPERANDS_8(i) \
+  "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define FOVEA_OPERANDS_32 FOVEA_OPERANDS_8(0), FOVEA_OPERANDS_8(8), FOVEA_OPERANDS_8(16), FOVEA_OPERANDS_8(24)
+#define FOVEA_OPERANDS_40 FOVEA_OPERANDS_32, FOVEA_OPERANDS_8(32)
+#define FOVEA_OPERANDS_48 FOVEA_OPERANDS_40, FOVEA_OPERANDS_8(40)
+#define FOVEA_OPERANDS_56 FOVEA_OPERANDS_48, FOVEA_OPERANDS_8(48)
+#define FOVEA_OPERANDS_64 FOVEA_OPERANDS_56, FOVEA_OPERANDS_8(56)
+#define FOVEA_OPERANDS_80 FOVEA_OPERANDS_64, FOVEA_OPERANDS_8(64), FOVEA_OPERANDS_8(72)
+#define FOVEA_OPERANDS_96 FOVEA_OPERANDS_80, FOVEA_OPERANDS_8(80), FOVEA_OPERANDS_8(88)
+#define FOVEA_OPERANDS_128 FOVEA_OPERANDS_96, FOVEA_OPERANDS_8(96), FOVEA_OPERANDS_8(104), FOVEA_OPERANDS_8(112), FOVEA_OPERANDS_8(120)
+
+// R0 to R6: what the operands after so many accumulators are called.
+#define FOVEA_WGMMA(ELEMENT, TYPE, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                           \
+  template <>                                                                                                                      \
+  struct Wgmma<ELEMENT, N> {                                                                                                       \
+    template <Major kB>                                                                                                            \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {              \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE    \
+                   " {" FOVEA_NAMES_##COUNT "}, " R0 ", " R1 ", p, 1, 1, 0, " R3 ";\n}"                                            \
+                   : FOVEA_OPERANDS_##COUNT                                                                                        \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn));                                     \
+    }                                                                                                                              \
+    template <Major kB>                                                                                                            \
+    static __device__ __forceinline__ void rs(float (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {       \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE    \
+                   " {" FOVEA_NAMES_##COUNT "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p, 1, 1, " R6 ";\n}"                     \
+                   : FOVEA_OPERANDS_##COUNT                                                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn)); \
+    }                                                                                                                              \
+  }
+
+#define FOVEA_WGMMA_BOTH(N, COUNT, ...)                      \
+  FOVEA_WGMMA(__nv_bfloat16, "bf16", N, COUNT, __VA_ARGS__); \
+  FOVEA_WGMMA(__half, "f16", N, COUNT, __VA_ARGS__)
+
+FOVEA_WGMMA_BOTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+FOVEA_WGMMA_BOTH(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46");
+FOVEA_WGMMA_BOTH(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54");
+FOVEA_WGMMA_BOTH(112, 56, "%56", "%57", "%58", "%59", "%60", "%61", "%62");
+FOVEA_WGMMA_BOTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+FOVEA_WGMMA_BOTH(160, 80, "%80", "%81", "%82", "%83", "%84", "%85", "%86");
+FOVEA_WGMMA_BOTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102");
+FOVEA_WGMMA_BOTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134");
+
+#undef FOVEA_WGMMA_BOTH
+#undef FOVEA_WGMMA
+#undef FOVEA_OPERANDS_8
+#undef FOVEA_OPERANDS_32
+#undef FOVEA_OPERANDS_40
+#undef FOVEA_OPERANDS_48
+#undef FOVEA_OPERANDS_56
+#undef FOVEA_OPERANDS_64
+#undef FOVEA_OPERANDS_80
+#undef FOVEA_OPERANDS_96
+#undef FOVEA_OPERANDS_128
+#undef FOVEA_NAMES_32
+#undef FOVEA_NAMES_40
+#undef FOVEA_NAMES_48
+#undef FOVEA_NAMES_56
+#undef FOVEA_NAMES_64
+#undef FOVEA_NAMES_80
+#undef FOVEA_NAMES_96
+#undef FOVEA_NAMES_128
+#undef FOVEA_D0
+#undef FOVEA_D1
+#undef FOVEA_D2
+#undef FOVEA_D3
+#undef FOVEA_D4
+#undef FOVEA_D5
+#undef FOVEA_D6
+#undef FOVEA_D7
+#undef FOVEA_D8
+#undef FOVEA_D10
+#undef FOVEA_D12
+#undef FOVEA_D14
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "op/common/tile_order.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace fovea::detail {
+namespace {
+
+/// The work tiles of a CTA, in order.
+std::vector<TileOrder::Place> tiles_of(const TileOrder& order, int cta) {
+  std::vector<TileOrder::Place> tiles;
+  for (int n = 0;; ++n) {
+    const TileOrder::Place at = order.at(cta, n);
+    if (at.head == TileOrder::kEnd.head) return tiles;
+    if (at.head != TileOrder::kNone.head) tiles.push_back(at);
+  }
+}
+
+TEST(TileOrder, EachTileOnce) {
+  for (int q_tiles = 1; q_tiles <= 20; ++q_tiles)
+    for (const int heads : {1, 2, 3, 5, 16, 64, 97})
+      for (const int ctas : {1, 2, 7, 13, 132}) {
+        const TileOrder order(q_tiles, heads, ctas);
+        std::set<std::pair<int, int>> seen;
+        for (int cta = 0; cta < ctas; ++cta)
+          for (const TileOrder::Place at : tiles_of(order, cta)) {
+            ASSERT_TRUE(at.head < heads && at.q_tile >= 0 && at.q_tile < q_tiles);
+            ASSERT_TRUE(seen.insert({at.head, at.q_tile}).second) << q_tiles << " " << heads << " " << ctas;
+          }
+        ASSERT_EQ(static_cast<int>(seen.size()), order.count());
+      }
+}
+
+TEST(TileOrder, PairsOfOneSequence) {
+  for (int q_tiles = 1; q_tiles <= 9; ++q_tiles) {
+    std::set<std::pair<int, int>> seen;
+    for (int pair = 0; pair < 3 * ((q_tiles + 1) / 2); ++pair)
+      for (const bool second : {false, true}) {
+        const TileOrder::Place at = TileOrder::of_pair(pair, second, q_tiles);
+        if (at.head < 0) continue;
+        ASSERT_TRUE(seen.insert({at.head, at.q_tile}).second);
+      }
+    EXPECT_EQ(static_cast<int>(seen.size()), 3 * q_tiles);
+  }
+}
+
+/// Under a causal mask, CTAs end within 2 % of each other at the sizes that are measured.
+TEST(TileOrder, CausalWorkIsEven) {
+  for (const auto& [q_tiles, heads] : {std::pair{128, 16}, {32, 64}, {8, 256}, {64, 64}}) {
+    constexpr int kCtas = 132;
+    const TileOrder order(q_tiles, heads, kCtas);
+    double most = 0, all = 0;
+    for (int cta = 0; cta < kCtas; ++cta) {
+      double work = 0;
+      for (const TileOrder::Place at : tiles_of(order, cta)) work += at.q_tile + 1.5;
+      most = std::max(most, work);
+      all += work;
+    }
+    EXPECT_GT(all / kCtas / most, 0.98) << q_tiles << " query tiles, " << heads << " heads";
+  }
+}
+
+}  // namespace
+}  // namespace fovea::detail
