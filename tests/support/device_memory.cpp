@@ -6,18 +6,14 @@
 #include <tuple>
 
 #include "device_runtime.hpp"
+#include "op/attention/fields.hpp"
+#include "op/attention_backward/fields.hpp"
+#include "op/paged_attention/fields.hpp"
+#include "op/paged_cache_append/fields.hpp"
 
 namespace fovea::check {
 namespace {
 
-auto pointers(AttentionArgs& a) {
-  return std::tie(a.q, a.k, a.v, a.out, a.lse, a.sink, a.cu_seqlens_q, a.cu_seqlens_k, a.q_scale, a.k_scale, a.v_scale);
-}
-auto pointers(AttentionBackwardArgs& a) { return std::tuple_cat(pointers(a.forward), std::tie(a.dout, a.dq, a.dk, a.dv, a.dsink)); }
-auto pointers(PagedAttentionArgs& a) {
-  return std::tie(a.q, a.k_cache, a.v_cache, a.out, a.lse, a.sink, a.block_table, a.cu_seqlens_q, a.kv_len, a.k_scale, a.v_scale);
-}
-auto pointers(PagedCacheAppendArgs& a) { return std::tie(a.k, a.v, a.k_cache, a.v_cache, a.slot_mapping, a.k_scale, a.v_scale); }
 auto pointers(LatentAttentionArgs& a) {
   return std::tie(a.q, a.cache, a.out, a.lse, a.block_table, a.cu_seqlens_q, a.kv_len, a.cache_scale);
 }
@@ -47,6 +43,22 @@ void move_all(Args& args, std::vector<MergeStatesArgs::Part>&, const DeviceMemor
   const auto all = pointers(args);
   static_assert(std::tuple_size_v<std::remove_const_t<decltype(all)>> * sizeof(void*) == sizeof(Args), "an argument is missing above");
   std::apply([&](auto&... pointer) { (move(pointer, memory), ...); }, all);
+}
+
+template <const auto& table>
+void move_fields(typename detail::TypesOf<table>::Args& args, const DeviceMemory& memory) {
+  detail::for_each_pointer(table, args, [&](auto*& pointer) { move(pointer, memory); });
+}
+
+using Parts = std::vector<MergeStatesArgs::Part>;
+void move_all(AttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kAttentionFields>(args, memory); }
+void move_all(AttentionBackwardArgs& args, Parts& parts, const DeviceMemory& memory) {
+  move_all(args.forward, parts, memory);
+  move_fields<detail::kAttentionBackwardFields>(args, memory);
+}
+void move_all(PagedAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kPagedAttentionFields>(args, memory); }
+void move_all(PagedCacheAppendArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kPagedCacheAppendFields>(args, memory);
 }
 
 void move_all(MergeStatesArgs& args, std::vector<MergeStatesArgs::Part>& parts, const DeviceMemory& memory) {

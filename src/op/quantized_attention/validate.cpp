@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "op/attention/fields.hpp"
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
 
@@ -329,7 +330,7 @@ static AttentionArgs dense_args(const auto& args) {
 Result<void> check_args(const QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args) {
   Pointers pointers;
   const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_sequence = problem.batch > 0;
-  add_pointers(pointers, problem, dense_args(args), Pointers::Access::written);
+  add_pointers(pointers, kAttentionFields, problem, dense_args(args));
   pointers.read("q_scale", args.q_scale, any_q && any_sequence, sizeof(float));
   pointers.read("k_scale", args.k_scale, any_k && any_sequence, sizeof(float));
   pointers.read("v_scale", args.v_scale, problem.has_v_scale && any_k && any_sequence, sizeof(float));
