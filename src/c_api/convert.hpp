@@ -28,4 +28,8 @@ inline std::optional<ScaleDesc> optional_scale(const fovea_scale* from) {
   return from == nullptr ? std::nullopt : std::optional(ScaleDesc{from->batch_stride, from->head_stride});
 }
 
+inline std::optional<RaggedDesc> optional_ragged(const fovea_ragged* from) {
+  return from == nullptr ? std::nullopt : std::optional(RaggedDesc{from->batch, from->max_seq_q, from->max_seq_k});
+}
+
 }  // namespace fovea::c_api

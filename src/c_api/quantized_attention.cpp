@@ -17,10 +17,6 @@ Int8Groups groups(const fovea_int8_groups* from) {
   return {static_cast<Int8Granularity>(from->granularity), from->warp_rows};
 }
 
-std::optional<RaggedDesc> ragged(const fovea_ragged* from) {
-  return from == nullptr ? std::nullopt : std::optional(RaggedDesc{from->batch, from->max_seq_q, from->max_seq_k});
-}
-
 BandMask optional_mask(const fovea_mask* from) { return from == nullptr ? BandMask{} : mask(*from); }
 
 QuantizeQkInt8Desc convert(const fovea_quantize_qk_int8_desc& from) {
@@ -32,7 +28,7 @@ QuantizeQkInt8Desc convert(const fovea_quantize_qk_int8_desc& from) {
           .k_scale = tensor(from.k_scale, "k_scale"),
           .k_mean = optional_tensor(from.k_mean, "k_mean"),
           .lse_shift = optional_tensor(from.lse_shift, "lse_shift"),
-          .ragged = ragged(from.ragged),
+          .ragged = optional_ragged(from.ragged),
           .groups = groups(from.groups)};
 }
 
@@ -54,7 +50,7 @@ QuantizeVDesc convert(const fovea_quantize_v_desc& from) {
           .v_out = tensor(from.v_out, "v_out"),
           .v_scale = optional_tensor(from.v_scale, "v_scale"),
           .v_mean = optional_tensor(from.v_mean, "v_mean"),
-          .ragged = ragged(from.ragged)};
+          .ragged = optional_ragged(from.ragged)};
 }
 
 QuantizeVArgs convert(const fovea_quantize_v_args& from) {
@@ -72,7 +68,7 @@ QuantizedAttentionDesc convert(const fovea_quantized_attention_desc& from) {
           .v_mean = optional_tensor(from.v_mean, "v_mean"),
           .lse = optional_tensor(from.lse, "lse"),
           .lse_shift = optional_tensor(from.lse_shift, "lse_shift"),
-          .ragged = ragged(from.ragged),
+          .ragged = optional_ragged(from.ragged),
           .mask = optional_mask(from.mask),
           .scale = from.scale,
           .groups = groups(from.groups)};
@@ -99,7 +95,7 @@ QuantizeAndAttendDesc convert(const fovea_quantize_and_attend_desc& from) {
           .v = tensor(from.v, "v"),
           .out = tensor(from.out, "out"),
           .lse = optional_tensor(from.lse, "lse"),
-          .ragged = ragged(from.ragged),
+          .ragged = optional_ragged(from.ragged),
           .mask = optional_mask(from.mask),
           .scale = from.scale,
           .groups = groups(from.groups),
@@ -133,7 +129,7 @@ fovea_tensor shape_for(const fovea_tensor* like, const fovea_ragged* bounds, con
       if (extent < 0 || extent > kMost) refuse("tensor.shape: got " + std::to_string(extent) + ", want 0 to 2^48");
     if (bounds != nullptr && (bounds->batch < 0 || bounds->batch > kMost))
       refuse("ragged.batch: got " + std::to_string(bounds->batch) + ", want 0 to 2^31 - 1");
-    const TensorDesc made = std::forward<Shape>(shape)(of, desc, ragged(bounds));
+    const TensorDesc made = std::forward<Shape>(shape)(of, desc, optional_ragged(bounds));
     to = fovea_contiguous(FOVEA_F32, made.rank, made.shape.data());
     return {};
   });
