@@ -11,6 +11,8 @@ const std::int32_t* Sequences::k_lengths() const {
   return cu_seqlens_q ? int32_vector(*cu_seqlens_k, "cu_seqlens_k", cu_seqlens_q->size(0)) : nullptr;
 }
 
+Bounds take_bounds(Arguments& arguments) { return {.q = arguments.optional_integer(), .k = arguments.optional_integer()}; }
+
 Sequences take_sequences(Arguments& arguments) {
   return {.cu_seqlens_q = arguments.optional_tensor(),
           .cu_seqlens_k = arguments.optional_tensor(),
@@ -46,43 +48,6 @@ std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tens
   return RaggedDesc{.batch = batch_of(*cu_seqlens_q, "cu_seqlens_q"),
                     .max_seq_q = max_seqlen_q.value_or(rows_of(q)),
                     .max_seq_k = max_seqlen_k.value_or(rows_of(k))};
-}
-
-DenseCall take_dense(Arguments& arguments) {
-  return {.q = arguments.tensor(),
-          .k = arguments.tensor(),
-          .v = arguments.tensor(),
-          .out = arguments.tensor(),
-          .lse = arguments.optional_tensor(),
-          .sequences = take_sequences(arguments),
-          .mask = take_mask(arguments),
-          .scale = arguments.real(),
-          .softcap = arguments.real(),
-          .sink = arguments.optional_tensor()};
-}
-
-AttentionDesc describe_dense(const DenseCall& call) {
-  return {.q = describe(call.q, "q"),
-          .k = describe(call.k, "k"),
-          .v = describe(call.v, "v"),
-          .out = describe(call.out, "out"),
-          .lse = describe(call.lse, "lse"),
-          .ragged = describe_ragged(call.sequences, call.q, call.k),
-          .mask = call.mask,
-          .scale = normal(call.scale, "scale"),
-          .softcap = normal(call.softcap, "softcap"),
-          .has_sink = call.sink.has_value()};
-}
-
-AttentionArgs dense_args(const DenseCall& call) {
-  return {.q = data(call.q),
-          .k = data(call.k),
-          .v = data(call.v),
-          .out = data(call.out),
-          .lse = data_or_null<float>(call.lse),
-          .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2)),
-          .cu_seqlens_q = call.sequences.q_lengths(),
-          .cu_seqlens_k = call.sequences.k_lengths()};
 }
 
 }  // namespace fovea::binding

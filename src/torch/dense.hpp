@@ -16,6 +16,12 @@ struct Sequences {
   const std::int32_t* k_lengths() const;
 };
 
+/// Of a ragged batch, absent in a fixed one.
+struct Bounds {
+  std::optional<std::int64_t> q, k;
+};
+
+Bounds take_bounds(Arguments& arguments);
 Sequences take_sequences(Arguments& arguments);
 BandMask take_mask(Arguments& arguments);
 
@@ -27,24 +33,5 @@ std::int64_t batch_of(const Tensor& cu_seqlens, const char* name);
 
 /// Rows of a ragged tensor.
 std::int64_t rows_of(const Tensor& tensor);
-
-/// The first arguments of the schemas of dense attention, forward and backward, q to sink. out and lse are outputs forward and inputs
-/// backward.
-struct DenseCall {
-  Tensor q, k, v, out;
-  OptionalTensor lse;
-  Sequences sequences;
-  BandMask mask;
-  double scale, softcap;
-  OptionalTensor sink;
-};
-
-DenseCall take_dense(Arguments& arguments);
-
-/// Everything of the description but the scales.
-AttentionDesc describe_dense(const DenseCall& call);
-
-/// Likewise, of the pointers. Only for a call that has been planned.
-AttentionArgs dense_args(const DenseCall& call);
 
 }  // namespace fovea::binding
