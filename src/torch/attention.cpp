@@ -8,23 +8,9 @@ namespace {
 
 using AttentionCall = Call<detail::kAttentionFields, true>;
 
-AttentionPlan make_plan(const AttentionCall& call, const AttentionDesc& desc) {
-  follow_torch_threads();
-  return value_or_raise(plan_attention(desc, call_device(), call.options()));
-}
-
 }  // namespace
 
-void attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  const AttentionCall call{Arguments(stack)};
-  const AttentionDesc desc = call.describe();
-  const AttentionPlan plan = make_plan(call, desc);
-  raise_if_failed(binding::run(plan, call.pointers(desc)));
-}
-
-void explain_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  const AttentionCall call{Arguments(stack)};
-  stack[0] = text_result(make_plan(call, call.describe()).explain());
-}
+void attention(StableIValue* stack, std::uint64_t, std::uint64_t) { run_call<AttentionCall, plan_attention>(stack); }
+void explain_attention(StableIValue* stack, std::uint64_t, std::uint64_t) { explain_call<AttentionCall, plan_attention>(stack); }
 
 }  // namespace fovea::binding

@@ -2,23 +2,18 @@
 #include "dense.hpp"
 
 namespace fovea::binding {
+namespace {
 
-// Both have as many entries as the first, which said how many sequences there are.
-const std::int32_t* Sequences::q_lengths() const {
-  return cu_seqlens_q ? int32_vector(*cu_seqlens_q, "cu_seqlens_q", cu_seqlens_q->size(0)) : nullptr;
-}
-const std::int32_t* Sequences::k_lengths() const {
-  return cu_seqlens_q ? int32_vector(*cu_seqlens_k, "cu_seqlens_k", cu_seqlens_q->size(0)) : nullptr;
+/// Rows of a ragged tensor.
+std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
+
+/// How many sequences the prefix sums of lengths are of.
+std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
+  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), shape_text(cu_seqlens), "[batch + 1]");
+  return cu_seqlens.size(0) - 1;
 }
 
-Bounds take_bounds(Arguments& arguments) { return {.q = arguments.optional_integer(), .k = arguments.optional_integer()}; }
-
-Sequences take_sequences(Arguments& arguments) {
-  return {.cu_seqlens_q = arguments.optional_tensor(),
-          .cu_seqlens_k = arguments.optional_tensor(),
-          .max_seqlen_q = arguments.optional_integer(),
-          .max_seqlen_k = arguments.optional_integer()};
-}
+}  // namespace
 
 BandMask take_mask(Arguments& arguments) {
   BandMask mask = arguments.band();
@@ -26,18 +21,11 @@ BandMask take_mask(Arguments& arguments) {
   return mask;
 }
 
-std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
-
-std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
-  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), shape_text(cu_seqlens), "[batch + 1]");
-  return cu_seqlens.size(0) - 1;
-}
-
 std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k) {
-  const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = sequences;
+  const auto& [cu_seqlens_q, cu_seqlens_k, bounds] = sequences;
   if (!cu_seqlens_q && !cu_seqlens_k) {
-    expect_none("max_seqlen_q", max_seqlen_q, "cu_seqlens_q");
-    expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+    expect_none("max_seqlen_q", bounds.q, "cu_seqlens_q");
+    expect_none("max_seqlen_k", bounds.k, "cu_seqlens_k");
     return std::nullopt;
   }
   if (!cu_seqlens_q || !cu_seqlens_k) {
@@ -46,8 +34,30 @@ std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tens
                   q_given ? "a tensor, as cu_seqlens_q is given" : "a tensor, as cu_seqlens_k is given");
   }
   return RaggedDesc{.batch = batch_of(*cu_seqlens_q, "cu_seqlens_q"),
-                    .max_seq_q = max_seqlen_q.value_or(rows_of(q)),
-                    .max_seq_k = max_seqlen_k.value_or(rows_of(k))};
+                    .max_seq_q = bounds.q.value_or(rows_of(q)),
+                    .max_seq_k = bounds.k.value_or(rows_of(k))};
+}
+
+std::optional<RaggedDesc> describe_ragged(const OptionalTensor& cu_seqlens_k, std::optional<std::int64_t> max_seqlen_k, const Tensor& v) {
+  if (!cu_seqlens_k) {
+    expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+    return std::nullopt;
+  }
+  return RaggedDesc{.batch = batch_of(*cu_seqlens_k, "cu_seqlens_k"), .max_seq_k = max_seqlen_k.value_or(rows_of(v))};
+}
+
+Int8Groups Groups::of_plan() const {
+  if (warp_rows != 32 && warp_rows != 16) raise_invalid("groups.warp_rows", std::to_string(warp_rows), "32 or 16");
+  for (const auto& [known, value] : kGranularities) {
+    if (granularity == known) return {value, static_cast<int>(warp_rows)};
+  }
+  raise_invalid("groups.granularity", "\"" + granularity + "\"", "block, warp or thread");
+}
+
+DType v_dtype_of(std::int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float16()) return DType::f16;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return DType::e4m3;
+  raise_invalid("v_dtype", dtype_text(dtype), "float16 or float8_e4m3fn");
 }
 
 }  // namespace fovea::binding

@@ -2,36 +2,44 @@
 /// What the operators over dense tensors, fixed or ragged, take alike.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "arguments.hpp"
 
 namespace fovea::binding {
 
-/// The sequences of a ragged batch: all of it absent in a fixed one.
-struct Sequences {
-  OptionalTensor cu_seqlens_q, cu_seqlens_k;
-  std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
-
-  /// The lengths, checked; null in a fixed batch. Only for a call that has been planned.
-  const std::int32_t* q_lengths() const;
-  const std::int32_t* k_lengths() const;
-};
-
-/// Of a ragged batch, absent in a fixed one.
+/// Bounds of the lengths in a ragged batch: absent in a fixed one.
 struct Bounds {
   std::optional<std::int64_t> q, k;
 };
 
-Bounds take_bounds(Arguments& arguments);
-Sequences take_sequences(Arguments& arguments);
 BandMask take_mask(Arguments& arguments);
+
+/// The sequences of a ragged batch: all of it absent in a fixed one.
+struct Sequences {
+  const OptionalTensor &cu_seqlens_q, &cu_seqlens_k;
+  const Bounds& bounds;
+};
 
 /// Without a bound from the caller, the longest sequence is at most all rows together.
 std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k);
 
-/// How many sequences the prefix sums of lengths are of.
-std::int64_t batch_of(const Tensor& cu_seqlens, const char* name);
+/// The same where keys and values are all there is.
+std::optional<RaggedDesc> describe_ragged(const OptionalTensor& cu_seqlens_k, std::optional<std::int64_t> max_seqlen_k, const Tensor& v);
 
-/// Rows of a ragged tensor.
-std::int64_t rows_of(const Tensor& tensor);
+/// Which tokens share a scale, as torch says it.
+struct Groups {
+  std::string granularity;
+  std::int64_t warp_rows;
+
+  Int8Groups of_plan() const;
+};
+
+/// A dtype of v's codes, from torch's number for it.
+DType v_dtype_of(std::int32_t dtype);
+
+inline constexpr std::array kGranularities{std::pair{"block", Int8Granularity::block}, std::pair{"warp", Int8Granularity::warp},
+                                           std::pair{"thread", Int8Granularity::thread}};
 
 }  // namespace fovea::binding

@@ -21,8 +21,8 @@ struct Name {
   constexpr std::string_view view() const { return {text, size - 1}; }
 };
 
-/// How torch takes a field.
-enum class TorchKind { tensor, optional_tensor, mask, bounds, number };
+/// How torch takes a field. Bounds are those of a ragged batch, of its keys alone where there are no queries.
+enum class TorchKind { tensor, optional_tensor, mask, bounds, key_bounds, groups, dtype, number };
 
 template <class Row>
 constexpr TorchKind kind_of(const Row& row) {
@@ -30,7 +30,11 @@ constexpr TorchKind kind_of(const Row& row) {
   if (std::is_same_v<T, TensorDesc> || (Row::kHasPointer && std::is_void_v<T> && !row.may_be_absent)) return TorchKind::tensor;
   if (Row::kHasPointer) return TorchKind::optional_tensor;
   if (std::is_same_v<T, BandMask>) return TorchKind::mask;
-  return std::is_same_v<T, std::optional<RaggedDesc>> ? TorchKind::bounds : TorchKind::number;
+  if (std::is_same_v<T, Int8Groups>) return TorchKind::groups;
+  if (std::is_same_v<T, DType>) return TorchKind::dtype;
+  if (!std::is_same_v<T, std::optional<RaggedDesc>>) return TorchKind::number;
+  return requires { &Row::Types::Desc::q; }
+  ? TorchKind::bounds : TorchKind::key_bounds;
 }
 
 template <TorchKind kind, class Number>
@@ -38,7 +42,10 @@ auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::tensor) return arguments.tensor();
   if constexpr (kind == TorchKind::optional_tensor) return arguments.optional_tensor();
   if constexpr (kind == TorchKind::mask) return has_anchor ? take_mask(arguments) : arguments.band();
-  if constexpr (kind == TorchKind::bounds) return take_bounds(arguments);
+  if constexpr (kind == TorchKind::bounds) return Bounds{.q = arguments.optional_integer(), .k = arguments.optional_integer()};
+  if constexpr (kind == TorchKind::key_bounds) return arguments.optional_integer();
+  if constexpr (kind == TorchKind::groups) return Groups{.granularity = arguments.text(), .warp_rows = arguments.integer()};
+  if constexpr (kind == TorchKind::dtype) return arguments.take<std::int32_t>();
   if constexpr (kind == TorchKind::number) return arguments.take<std::conditional_t<std::is_same_v<Number, float>, double, Number>>();
 }
 
@@ -77,6 +84,12 @@ std::string schema_of(const Table& table) {
         argument("SymInt?", "max_seqlen_q");
         argument("SymInt?", "max_seqlen_k");
         break;
+      case TorchKind::key_bounds: argument("SymInt?", "max_seqlen_k"); break;
+      case TorchKind::groups:
+        argument("str", "granularity");
+        argument("int", "warp_rows");
+        break;
+      case TorchKind::dtype: argument("ScalarType", field.name); break;
       case TorchKind::number:
         using T = typename Row::InDesc;
         argument(std::is_same_v<T, bool> ? "bool" : std::is_floating_point_v<T> ? "float" : "SymInt", field.name);
@@ -147,9 +160,15 @@ class Fields {
       desc.*Row::kDesc = binding::describe(value, name);
     } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
       desc.*Row::kDesc = describe_scale(value, name, row.batch == nullptr ? 0 : row.batch(desc), row.count(desc));
-    } else if constexpr (std::is_same_v<T, std::optional<RaggedDesc>>) {
-      const Sequences sequences{this->value<"cu_seqlens_q">(), this->value<"cu_seqlens_k">(), value.q, value.k};
+    } else if constexpr (std::is_same_v<Value, Bounds>) {
+      const Sequences sequences{this->value<"cu_seqlens_q">(), this->value<"cu_seqlens_k">(), value};
       desc.*Row::kDesc = describe_ragged(sequences, this->value<"q">(), this->value<"k">());
+    } else if constexpr (std::is_same_v<T, std::optional<RaggedDesc>>) {
+      desc.*Row::kDesc = describe_ragged(this->value<"cu_seqlens_k">(), value, this->value<"v">());
+    } else if constexpr (std::is_same_v<T, Int8Groups>) {
+      desc.*Row::kDesc = value.of_plan();
+    } else if constexpr (std::is_same_v<T, DType>) {
+      desc.*Row::kDesc = v_dtype_of(value);
     } else if constexpr (std::is_same_v<T, bool> && Row::kHasPointer) {
       desc.*Row::kDesc = value.has_value();
     } else if constexpr (std::is_floating_point_v<T>) {
@@ -188,5 +207,26 @@ struct Call : Fields<table> {
   std::string implementation;
   bool batch_invariant = false;
 };
+
+template <class Call, auto plan>
+auto planned(const Call& call, const typename Call::Desc& desc) {
+  follow_torch_threads();
+  return value_or_raise(plan(desc, call_device(), call.options()));
+}
+
+/// An operator whose table says all that there is to it; `plan` is the library's function.
+template <class Call, auto plan>
+void run_call(StableIValue* stack) {
+  const Call call{Arguments(stack)};
+  const auto desc = call.describe();
+  const auto ready = planned<Call, plan>(call, desc);
+  raise_if_failed(binding::run(ready, call.pointers(desc)));
+}
+
+template <class Call, auto plan>
+void explain_call(StableIValue* stack) {
+  const Call call{Arguments(stack)};
+  stack[0] = text_result(planned<Call, plan>(call, call.describe()).explain());
+}
 
 }  // namespace fovea::binding

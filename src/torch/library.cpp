@@ -12,6 +12,7 @@
 #include "op/attention_backward/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
+#include "op/quantized_attention/fields.hpp"
 #include "operators.hpp"
 
 namespace {
@@ -68,25 +69,10 @@ const std::vector<Operation>& operations() {
        quantize_latent_cache, explain_quantize_latent_cache},
       {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)",
        dequantize_latent_cache, explain_dequantize_latent_cache},
-      {"quantize_qk_int8(Tensor q, Tensor k, Tensor(a!) q_int8, Tensor(b!) k_int8, Tensor(c!) q_scale, Tensor(d!) k_scale, "
-       "Tensor(e!)? k_mean, Tensor(f!)? lse_shift, "
-       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-       "str granularity, int warp_rows, str implementation)",
-       quantize_qk_int8, explain_quantize_qk_int8},
-      {"quantize_v(Tensor v, Tensor(a!) v_out, Tensor(b!)? v_scale, Tensor(c!)? v_mean, "
-       "Tensor? cu_seqlens_k, SymInt? max_seqlen_k, str implementation)",
-       quantize_v, explain_quantize_v},
-      {"quantized_attention(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor? v_scale, Tensor? v_mean, "
-       "Tensor? lse_shift, Tensor(a!) out, Tensor(b!)? lse, "
-       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-       "SymInt? window_left, SymInt? window_right, bool top_left, float scale, "
-       "str granularity, int warp_rows, str implementation, bool batch_invariant)",
-       quantized_attention, explain_quantized_attention},
-      {"quantize_and_attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
-       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-       "SymInt? window_left, SymInt? window_right, bool top_left, float scale, ScalarType v_dtype, bool smooth_k, bool smooth_v, "
-       "str granularity, int warp_rows, str implementation, bool batch_invariant)",
-       quantize_and_attend, explain_quantize_and_attend},
+      {"quantize_qk_int8(" + schema_of(kQuantizeQkInt8Fields) + kImplementation, quantize_qk_int8, explain_quantize_qk_int8},
+      {"quantize_v(" + schema_of(kQuantizeVFields) + kImplementation, quantize_v, explain_quantize_v},
+      {"quantized_attention(" + schema_of(kQuantizedAttentionFields) + kOptions, quantized_attention, explain_quantized_attention},
+      {"quantize_and_attend(" + schema_of(kQuantizeAndAttendFields) + kOptions, quantize_and_attend, explain_quantize_and_attend},
   };
   return kAll;
 }

@@ -10,6 +10,7 @@
 #include "op/attention_backward/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
+#include "op/quantized_attention/fields.hpp"
 
 namespace fovea::check {
 namespace {
@@ -28,15 +29,6 @@ template <class T>
 void move(T*& pointer, const DeviceMemory& memory) {
   pointer = static_cast<T*>(memory.translate(pointer));
 }
-
-auto pointers(QuantizeQkInt8Args& a) {
-  return std::tie(a.q, a.k, a.q_int8, a.k_int8, a.q_scale, a.k_scale, a.k_mean, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
-}
-auto pointers(QuantizeVArgs& a) { return std::tie(a.v, a.v_out, a.v_scale, a.v_mean, a.cu_seqlens_k); }
-auto pointers(QuantizedAttentionArgs& a) {
-  return std::tie(a.q, a.k, a.v, a.out, a.q_scale, a.k_scale, a.v_scale, a.v_mean, a.lse, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
-}
-auto pointers(QuantizeAndAttendArgs& a) { return std::tie(a.q, a.k, a.v, a.out, a.lse, a.cu_seqlens_q, a.cu_seqlens_k); }
 
 template <class Args>
 void move_all(Args& args, std::vector<MergeStatesArgs::Part>&, const DeviceMemory& memory) {
@@ -59,6 +51,15 @@ void move_all(AttentionBackwardArgs& args, Parts& parts, const DeviceMemory& mem
 void move_all(PagedAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kPagedAttentionFields>(args, memory); }
 void move_all(PagedCacheAppendArgs& args, Parts&, const DeviceMemory& memory) {
   move_fields<detail::kPagedCacheAppendFields>(args, memory);
+}
+
+void move_all(QuantizeQkInt8Args& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeQkInt8Fields>(args, memory); }
+void move_all(QuantizeVArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeVFields>(args, memory); }
+void move_all(QuantizedAttentionArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kQuantizedAttentionFields>(args, memory);
+}
+void move_all(QuantizeAndAttendArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kQuantizeAndAttendFields>(args, memory);
 }
 
 void move_all(MergeStatesArgs& args, std::vector<MergeStatesArgs::Part>& parts, const DeviceMemory& memory) {

@@ -80,7 +80,7 @@ struct Field {
 
   std::string_view name{};                                           ///< a literal, as errors, torch and Python say it
   bool (*needed)(const typename Types::Problem& problem) = nullptr;  ///< whether run() reads or writes there at all; always without
-  std::int32_t (*alignment)(const typename Types::Problem& problem) = nullptr;  ///< of a pointer to void, in bytes
+  std::int32_t (*alignment)(const typename Types::Problem& problem) = nullptr;  ///< in bytes; that of the element without
   std::int64_t (*count)(const typename Types::Desc& desc) = nullptr;            ///< elements of a vector; kv heads of a scale
   std::int64_t (*batch)(const typename Types::Desc& desc) = nullptr;            ///< sequences that may each have a scale; none without
   bool may_be_absent = false;                                                   ///< a vector without a flag, which not every call has
@@ -137,11 +137,8 @@ void add_pointers(Pointers& pointers, const Table& table, const Problem& problem
       bool needed = field.needed == nullptr || field.needed(problem);
       std::int32_t alignment = 0;
       if constexpr (!std::is_void_v<typename Row::InProblem>) needed = needed && in_use(problem.*Row::kProblem);
-      if constexpr (std::is_void_v<typename Row::Pointee>) {
-        alignment = field.alignment(problem);
-      } else {
-        alignment = sizeof(typename Row::Pointee);
-      }
+      if constexpr (!std::is_void_v<typename Row::Pointee>) alignment = sizeof(typename Row::Pointee);
+      if (field.alignment != nullptr) alignment = field.alignment(problem);
       pointers.add(Row::kIsOutput ? outputs : Pointers::Access::read, field.name, args.*Row::kArgs, needed, alignment);
     }
   });
