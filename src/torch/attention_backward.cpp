@@ -9,7 +9,7 @@ namespace {
 
 /// The forward pass, then the gradients.
 struct BackwardCall {
-  explicit BackwardCall(Arguments arguments) : forward(arguments), gradients(arguments) {}
+  explicit BackwardCall(Arguments&& arguments) : forward(arguments), gradients(arguments) {}
 
   Fields<detail::kDenseFields> forward;
   Call<detail::kAttentionBackwardFields, false> gradients;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dense.hpp"
+#include "latent_cache.hpp"
 #include "op/common/fields.hpp"
 
 namespace fovea::binding {
@@ -21,13 +22,20 @@ struct Name {
   constexpr std::string_view view() const { return {text, size - 1}; }
 };
 
+/// A latent cache, as torch has it.
+struct Cache {
+  Tensor tensor;
+  std::string format;
+};
+
 /// How torch takes a field. Bounds are those of a ragged batch, of its keys alone where there are no queries.
-enum class TorchKind { tensor, optional_tensor, mask, bounds, key_bounds, groups, dtype, number };
+enum class TorchKind { tensor, optional_tensor, cache, mask, bounds, key_bounds, groups, dtype, number };
 
 template <class Row>
 constexpr TorchKind kind_of(const Row& row) {
   using T = typename Row::InDesc;
   if (std::is_same_v<T, TensorDesc> || (Row::kHasPointer && std::is_void_v<T> && !row.may_be_absent)) return TorchKind::tensor;
+  if (std::is_same_v<T, LatentCacheDesc>) return TorchKind::cache;
   if (Row::kHasPointer) return TorchKind::optional_tensor;
   if (std::is_same_v<T, BandMask>) return TorchKind::mask;
   if (std::is_same_v<T, Int8Groups>) return TorchKind::groups;
@@ -41,6 +49,7 @@ template <TorchKind kind, class Number>
 auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::tensor) return arguments.tensor();
   if constexpr (kind == TorchKind::optional_tensor) return arguments.optional_tensor();
+  if constexpr (kind == TorchKind::cache) return Cache{.tensor = arguments.tensor(), .format = arguments.text()};
   if constexpr (kind == TorchKind::mask) return has_anchor ? take_mask(arguments) : arguments.band();
   if constexpr (kind == TorchKind::bounds) return Bounds{.q = arguments.optional_integer(), .k = arguments.optional_integer()};
   if constexpr (kind == TorchKind::key_bounds) return arguments.optional_integer();
@@ -49,16 +58,19 @@ auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::number) return arguments.take<std::conditional_t<std::is_same_v<Number, float>, double, Number>>();
 }
 
-/// What the library reads by pointer alone, so that its dtype and size are checked here.
+/// What the library reads by pointer alone, so that its dtype and, where the row has a count, its size are checked here.
 template <class Row>
-constexpr bool kIsVector = Row::kHasPointer && (std::is_void_v<typename Row::InDesc> || std::is_same_v<typename Row::InDesc, bool>);
+constexpr bool kMayBeVector = Row::kHasPointer && (std::is_void_v<typename Row::InDesc> || std::is_same_v<typename Row::InDesc, bool>);
 
 template <class Row>
-constexpr DType kDTypeOf = std::is_floating_point_v<typename Row::Pointee> ? DType::f32
-                           : sizeof(typename Row::Pointee) == 4            ? DType::i32
-                                                                           : DType::i64;
+consteval DType dtype_of_pointer() {
+  using T = std::remove_const_t<typename Row::Pointee>;
+  if (std::is_same_v<T, std::int32_t>) return DType::i32;
+  return std::is_same_v<T, std::int64_t> ? DType::i64 : DType::f32;
+}
 
 inline const Tensor* given(const Tensor& tensor) { return &tensor; }
+inline const Tensor* given(const Cache& cache) { return &cache.tensor; }
 inline const Tensor* given(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
 
 /// "Tensor q, Tensor(a!) out, SymInt? window_left, ..", without parentheses. Outputs are lettered in order.
@@ -75,6 +87,10 @@ std::string schema_of(const Table& table) {
     switch (kind_of(field)) {
       case TorchKind::tensor: argument(tensor, field.name); break;
       case TorchKind::optional_tensor: argument(tensor + "?", field.name); break;
+      case TorchKind::cache:
+        argument(tensor, field.name);
+        argument("str", "format");
+        break;
       case TorchKind::mask:
         argument("SymInt?", "window_left");
         argument("SymInt?", "window_right");
@@ -169,8 +185,10 @@ class Fields {
       desc.*Row::kDesc = value.of_plan();
     } else if constexpr (std::is_same_v<T, DType>) {
       desc.*Row::kDesc = v_dtype_of(value);
+    } else if constexpr (std::is_same_v<T, LatentCacheDesc>) {
+      desc.*Row::kDesc = describe_cache(value.tensor, value.format, name);
     } else if constexpr (std::is_same_v<T, bool> && Row::kHasPointer) {
-      desc.*Row::kDesc = value.has_value();
+      desc.*Row::kDesc = row.count != nullptr ? value.has_value() : describe_scale(value, name, 0, 1).has_value();
     } else if constexpr (std::is_floating_point_v<T>) {
       desc.*Row::kDesc = static_cast<T>(normal(value, name));
     } else if constexpr (!std::is_void_v<T>) {
@@ -183,11 +201,9 @@ class Fields {
     if constexpr (Row::kHasPointer) {
       const Tensor* tensor = given(value);
       if (tensor == nullptr) return;
-      if constexpr (kIsVector<Row>) {
-        args.*Row::kArgs = static_cast<typename Row::Pointer>(vector_data(*tensor, row.name.data(), kDTypeOf<Row>, row.count(desc)));
-      } else {
-        args.*Row::kArgs = static_cast<typename Row::Pointer>(data(*tensor));
-      }
+      const bool is_vector = kMayBeVector<Row> && row.count != nullptr;
+      void* address = is_vector ? vector_data(*tensor, row.name.data(), dtype_of_pointer<Row>(), row.count(desc)) : data(*tensor);
+      args.*Row::kArgs = static_cast<typename Row::Pointer>(address);
     }
   }
 
@@ -198,9 +214,10 @@ class Fields {
 /// A call: its fields, then who computes them and how.
 template <const auto& table, bool may_be_invariant>
 struct Call : Fields<table> {
-  explicit Call(Arguments arguments) : Fields<table>(arguments), implementation(arguments.text()) {
+  explicit Call(Arguments& arguments) : Fields<table>(arguments), implementation(arguments.text()) {
     if (may_be_invariant) batch_invariant = arguments.flag();
   }
+  explicit Call(Arguments&& arguments) : Call(arguments) {}
 
   PlanOptions options() const { return {.implementation = implementation, .batch_invariant = batch_invariant}; }
 

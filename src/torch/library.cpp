@@ -10,6 +10,7 @@
 #include "fields.hpp"
 #include "op/attention/fields.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
 #include "op/quantized_attention/fields.hpp"
@@ -55,10 +56,7 @@ const std::vector<Operation>& operations() {
       {"paged_cache_append(" + schema_of(kPagedCacheAppendFields) + kImplementation, paged_cache_append, explain_paged_cache_append},
       {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states,
        explain_merge_states},
-      {"latent_attention(Tensor q, Tensor cache, str format, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
-       "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
-       "SymInt? window_left, SymInt? window_right, float scale, Tensor? cache_scale, str implementation, bool batch_invariant, "
-       "Tensor(c!)? schedule)",
+      {"latent_attention(" + schema_of(kLatentAttentionFields) + ", str implementation, bool batch_invariant, Tensor(c!)? schedule)",
        latent_attention, explain_latent_attention, prepare_latent_attention, schedule_bytes_latent_attention},
       {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
        "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
@@ -89,7 +87,7 @@ constexpr auto kDifferentiableAttention =
 
 STABLE_TORCH_LIBRARY(fovea, library) {
   for (const Operation& operation : operations()) {
-    library.def((std::string(operation.schema) + " -> ()").c_str());
+    library.def((operation.schema + " -> ()").c_str());
     library.def((operation.reading("explain_") + " -> Tensor").c_str());
     if (operation.prepare == nullptr) continue;
     library.def((operation.reading("prepare_") + " -> Tensor").c_str());

@@ -132,6 +132,7 @@ inline std::optional<ScaleDesc> scale(Bytes& bytes, DType dtype) {
 }
 
 inline void randomise(Bytes& bytes, TensorDesc& desc, DType) { spoil(bytes, desc); }
+inline void randomise(Bytes&, LatentCacheDesc&, DType) {}  // random as it is made
 inline void randomise(Bytes& bytes, std::int64_t& bound, DType) { spoil(bytes, bound); }
 inline void randomise(Bytes& bytes, std::optional<ScaleDesc>& desc, DType scaled) { desc = scale(bytes, scaled); }
 inline void randomise(Bytes& bytes, BandMask& band, DType) { band = mask(bytes); }

@@ -12,6 +12,7 @@
 #include "descriptions.hpp"
 #include "op/attention/fields.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
 
@@ -145,14 +146,10 @@ void fuzz_latent_attention(Bytes& bytes) {
   };
   LatentAttentionDesc desc{.q = shaped(row), .out = shaped(512), .block_table = contiguous(DType::i32, {s.batch, bytes.small(20)})};
   desc.cache = latent_cache(bytes, s, row);
-  desc.mask = bytes.flag() ? mask(bytes) : causal();
-  desc.scale = bytes.rarely() ? bytes.real() : 0;
-  desc.has_scale = bytes.rarely();
-  if (bytes.flag()) desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
-  spoil(bytes, desc.max_seq_q);
-  spoil(bytes, desc.max_kv_len);
-  for (TensorDesc* tensor : {&desc.q, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
-  if (desc.lse) spoil(bytes, *desc.lse);
+  desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  randomise<detail::kLatentAttentionFields>(bytes, desc, s.dtype);
+  if (bytes.flag()) desc.mask = causal();
+  if (!bytes.rarely()) desc.has_scale = false;
   const PlanOptions options{.batch_invariant = bytes.flag()};
   examine_on_all_devices([&](Device device) { return plan_latent_attention(desc, device, options); });
 }

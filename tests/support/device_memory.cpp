@@ -8,6 +8,7 @@
 #include "device_runtime.hpp"
 #include "op/attention/fields.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
 #include "op/quantized_attention/fields.hpp"
@@ -15,9 +16,6 @@
 namespace fovea::check {
 namespace {
 
-auto pointers(LatentAttentionArgs& a) {
-  return std::tie(a.q, a.cache, a.out, a.lse, a.block_table, a.cu_seqlens_q, a.kv_len, a.cache_scale);
-}
 auto pointers(SparseLatentAttentionArgs::Selection& a) { return std::tie(a.cache, a.indices, a.topk_length); }
 auto pointers(SparseLatentAttentionArgs& a) {
   return std::tuple_cat(std::tie(a.q, a.out, a.lse, a.max_logits, a.sink), pointers(a.main), pointers(a.extra));
@@ -49,6 +47,7 @@ void move_all(AttentionBackwardArgs& args, Parts& parts, const DeviceMemory& mem
   move_fields<detail::kAttentionBackwardFields>(args, memory);
 }
 void move_all(PagedAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kPagedAttentionFields>(args, memory); }
+void move_all(LatentAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kLatentAttentionFields>(args, memory); }
 void move_all(PagedCacheAppendArgs& args, Parts&, const DeviceMemory& memory) {
   move_fields<detail::kPagedCacheAppendFields>(args, memory);
 }
