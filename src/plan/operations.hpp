@@ -8,6 +8,7 @@
 #include "op/attention/fields.hpp"
 #include "op/attention/validate.hpp"
 #include "op/attention_backward/validate.hpp"
+#include "op/latent_attention/fields.hpp"
 #include "op/latent_attention/validate.hpp"
 #include "op/latent_cache_conversion/validate.hpp"
 #include "op/merge_states/validate.hpp"

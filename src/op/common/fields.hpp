@@ -169,13 +169,13 @@ constexpr std::size_t options_of_row(const Row& row) {
   return std::is_same_v<typename Row::InProblem, BandMask> ? 2 + (row.has_anchor ? 1 : 0) : 1;
 }
 
-/// What an implementation handles by name, or planning declines for it: those fields, in order, and batch invariance.
-template <const auto& table>
-consteval auto options_of() {
+/// What an implementation handles by name, or planning declines for it: `others`, those fields in order, and batch invariance.
+template <const auto& table, class... Others>
+consteval auto options_of(const Others&... others) {
   using Problem = typename TypesOf<table>::Problem;
   constexpr std::size_t kCount = std::apply([](const auto&... field) { return (options_of_row(field) + ... + 1); }, table);
-  std::array<Option<Problem>, kCount> options{};
-  std::size_t at = 0;
+  std::array<Option<Problem>, sizeof...(others) + kCount> options{others...};
+  std::size_t at = sizeof...(others);
   for_each_field(table, [&](const auto& field) {
     using Row = std::remove_cvref_t<decltype(field)>;
     if constexpr (std::is_same_v<typename Row::InProblem, BandMask>) {
