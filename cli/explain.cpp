@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,61 +35,6 @@ int explain(const Options& options) {
   return kOk;
 }
 
-std::map<std::string, CacheFormat> formats() {
-  std::map<std::string, CacheFormat> all{{"rows", CacheFormat::rows}};
-  for (const PackedFormat& format : kPackedFormats) all.emplace(format.name, format.format);
-  return all;
-}
-
-std::string names_of(const std::map<std::string, CacheFormat>& formats) {
-  std::string text;
-  for (const auto& [name, format] : formats) text += (text.empty() ? "" : "|") + name;
-  return text;
-}
-
-void add_sizes(CLI::App& command, ProblemSize& s) {
-  command.add_option("--batch", s.batch, "Sequences")->check(count(0))->capture_default_str();
-  command.add_option("--seq-q", s.seq_q, "Queries of each sequence; of caches: new rows")->check(count(0))->capture_default_str();
-  command.add_option("--seq-k", s.seq_k, "Keys of each sequence, or tokens that a cache has room for")
-      ->check(count(0))
-      ->capture_default_str();
-  command.add_option("--heads", s.heads, "Query heads")->check(count(0))->capture_default_str();
-  command.add_option("--kv-heads", s.kv_heads, "Key and value heads")->option_text("INT [8; latent 1]")->check(count(0));
-  command.add_option("--head-dim", s.dim_qk, "Head dim of q and k")
-      ->option_text("INT [128; latent 576, or what the format holds]")
-      ->check(count(0));
-  command.add_option("--head-dim-v", s.dim_v, "Head dim of v, when it differs")->check(count(0));
-  command.add_option("--page", s.page, "Tokens of a page")->option_text("INT [16; latent 64]")->check(count(1));
-  command.add_option("--topk", s.topk, "Sparse: tokens that a query lists")->check(count(0))->capture_default_str();
-  command.add_option("--extra-topk", s.extra_topk, "Sparse: tokens of the extra cache")->check(count(0))->capture_default_str();
-  command.add_option("--parts", s.parts, "merge_states: partial results")->capture_default_str()->check(count(0));
-}
-
-void add_types(CLI::App& command, ProblemSize& s) {
-  const auto all = formats();
-  command.add_option("--dtype", s.dtype, "Type of q, and of k, v and out")
-      ->transform(dtype_name())
-      ->option_text("f32|f16|bf16|e4m3|f64 [bf16]");
-  command.add_option("--cache-dtype", s.cache, "Type of the cache, when it differs; 8-bit attention: of V")
-      ->transform(dtype_name())
-      ->option_text("f32|f16|bf16|e4m3");
-  command.add_option("--format", s.format, "Latent caches: plain rows, or packed ones")
-      ->transform(CLI::CheckedTransformer(all))
-      ->option_text(names_of(all) + " [rows; conversions v32_fp8]");
-  command.add_option("--extra-format", s.extra, "Sparse: a second cache of this format")
-      ->transform(CLI::CheckedTransformer(all))
-      ->option_text("as --format");
-}
-
-void add_rules(CLI::App& command, ProblemSize& s) {
-  command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one)");
-  command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
-  command.add_option("--softcap", s.softcap, "Bound of the scores");
-  command.add_flag("--sink", s.sink, "A sink logit for each head");
-  command.add_flag("--lse", s.lse, "Return the log-sum-exp");
-  command.add_flag("--flat", s.flat, "Sparse: rows without a batch dimension (prefill)");
-}
-
 }  // namespace
 
 void add_explain(CLI::App& program, int& status) {
@@ -106,9 +50,7 @@ void add_explain(CLI::App& program, int& status) {
   command->add_option("--operation", o->operation, "What is to be computed")
       ->check(CLI::IsMember(names))
       ->option_text(choices + " [attention]");
-  add_types(*command, o->size);
-  add_sizes(*command, o->size);
-  add_rules(*command, o->size);
+  add_problem_options(*command, o->size);
   command->add_option("--device", o->device, "Where; one that is not here by its compute capability, e.g. sm90")
       ->check(device_name())
       ->option_text("cpu|cuda|cuda:N|smNN [cpu]");

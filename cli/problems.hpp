@@ -2,6 +2,7 @@
 /// Problems of every operation from a few numbers: dense tensors, block tables without gaps.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,6 +25,9 @@ struct ProblemSize {
   std::int64_t window = 0;
   float softcap = 0;
 };
+
+/// The options that describe a problem.
+void add_problem_options(CLI::App& command, ProblemSize& size);
 
 /// What a plan says of itself, with its workspace.
 using Explanation = Result<std::string>;

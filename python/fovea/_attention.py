@@ -12,13 +12,20 @@ from fovea._attention_backward import differentiable_attention
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
+from fovea._options import Call, DenseMask, Lengths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fovea._options import AttentionOptions
-
 _attention = OPERATORS["attention"]
+
+
+class AttentionOptions(Call, DenseMask, Lengths, total=False):
+    softcap: float
+    sink: Tensor | None
+    q_scale: Tensor | float | None
+    k_scale: Tensor | float | None
+    v_scale: Tensor | float | None
 
 
 # fmt: off

@@ -11,15 +11,18 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
+from fovea._options import DenseMask, Implementation, Lengths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fovea._options import BackwardOptions
-
 _attention = OPERATORS["attention"]
 _attention_backward = OPERATORS["attention_backward"]
 differentiable_attention = torch.ops.fovea.differentiable_attention.default
+
+
+class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
+    softcap: float
 
 
 # fmt: off

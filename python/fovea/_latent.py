@@ -10,13 +10,29 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._latent_schedule import LatentSchedule, run
 from fovea._library import band, empty_lse, scale_tensor, score_scale
+from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fovea._options import LatentOptions, SparseOptions
-
 _LATENT_DIM = 512  # values of a row that are V too
+
+
+class LatentOptions(Call, Mask, CacheLengths, total=False):
+    format: str
+    cache_scale: Tensor | float | None
+    schedule: LatentSchedule | None
+
+
+class SparseOptions(Call, total=False):
+    format: str
+    extra_cache: Tensor | None
+    extra_indices: Tensor | None
+    extra_topk_length: Tensor | None
+    extra_format: str
+    scale: float | None
+    sink: Tensor | None
+    schedule: LatentSchedule | None
 
 
 # fmt: off

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
+from fovea._options import Implementation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fovea._options import MergeOptions
-
 _merge_states = OPERATORS["merge_states"]
+
+
+class MergeOptions(Implementation, total=False):
+    out: Tensor | None
 
 
 # fmt: off

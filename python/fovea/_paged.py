@@ -10,14 +10,20 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale
+from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from fovea._options import PagedOptions
-
 _paged_attention = OPERATORS["paged_attention"]
 _paged_cache_append = OPERATORS["paged_cache_append"]
+
+
+class PagedOptions(Call, Mask, CacheLengths, total=False):
+    softcap: float
+    sink: Tensor | None
+    k_scale: Tensor | float | None
+    v_scale: Tensor | float | None
 
 
 # fmt: off

@@ -11,11 +11,10 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, score_scale, top_left
+from fovea._options import Call, DenseMask, Lengths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from fovea._options import QuantizedOptions, QuantizeOptions
 
 _quantize_qk_int8 = OPERATORS["quantize_qk_int8"]
 _quantize_v = OPERATORS["quantize_v"]
@@ -206,6 +205,18 @@ def quantize_v(
         )
     _quantize_v(v, *out, cu_seqlens_k, max_seqlen_k, implementation or "")
     return out
+
+
+class QuantizedOptions(Call, DenseMask, Lengths, total=False):
+    dtype: torch.dtype
+
+
+class QuantizeOptions(Call, DenseMask, Lengths, total=False):
+    granularity: Literal["block", "warp", "thread"]
+    warp_rows: int
+    v_dtype: torch.dtype
+    smooth_k: bool
+    smooth_v: bool
 
 
 # fmt: off

@@ -1,40 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/convert.hpp"
+#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
+#include "op/attention/fields.hpp"
 
 namespace fovea::c_api {
 
-AttentionDesc convert(const fovea_attention_desc& from) {
-  AttentionDesc desc{};
-  desc.q = tensor(from.q, "q");
-  desc.k = tensor(from.k, "k");
-  desc.v = tensor(from.v, "v");
-  desc.out = tensor(from.out, "out");
-  desc.lse = optional_tensor(from.lse, "lse");
-  if (from.ragged != nullptr) desc.ragged = RaggedDesc{from.ragged->batch, from.ragged->max_seq_q, from.ragged->max_seq_k};
-  if (from.mask != nullptr) desc.mask = mask(*from.mask);
-  desc.scale = from.scale;
-  desc.softcap = from.softcap;
-  desc.has_sink = from.has_sink != 0;
-  desc.q_scale = optional_scale(from.q_scale);
-  desc.k_scale = optional_scale(from.k_scale);
-  desc.v_scale = optional_scale(from.v_scale);
-  return desc;
-}
-
-AttentionArgs convert(const fovea_attention_args& from) {
-  return {.q = from.q,
-          .k = from.k,
-          .v = from.v,
-          .out = from.out,
-          .lse = from.lse,
-          .sink = from.sink,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .cu_seqlens_k = from.cu_seqlens_k,
-          .q_scale = from.q_scale,
-          .k_scale = from.k_scale,
-          .v_scale = from.v_scale};
-}
+AttentionDesc convert(const fovea_attention_desc& from) { return convert_desc<detail::kAttentionFields>(from); }
+AttentionArgs convert(const fovea_attention_args& from) { return convert_args<detail::kAttentionFields>(from); }
 
 }  // namespace fovea::c_api
 

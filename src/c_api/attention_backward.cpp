@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/convert.hpp"
+#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
+#include "op/attention_backward/fields.hpp"
 
 namespace fovea::c_api {
 namespace {
 
 AttentionBackwardDesc convert(const fovea_attention_backward_desc& from) {
-  return {.forward = c_api::convert(from.forward),
-          .dout = tensor(from.dout, "dout"),
-          .dq = tensor(from.dq, "dq"),
-          .dk = tensor(from.dk, "dk"),
-          .dv = tensor(from.dv, "dv")};
+  AttentionBackwardDesc desc = convert_desc<detail::kAttentionBackwardFields>(from);
+  desc.forward = c_api::convert(from.forward);
+  return desc;
 }
 
 AttentionBackwardArgs convert(const fovea_attention_backward_args& from) {
-  return {.forward = c_api::convert(from.forward), .dout = from.dout, .dq = from.dq, .dk = from.dk, .dv = from.dv, .dsink = from.dsink};
+  AttentionBackwardArgs args = convert_args<detail::kAttentionBackwardFields>(from);
+  args.forward = c_api::convert(from.forward);
+  return args;
 }
 
 }  // namespace

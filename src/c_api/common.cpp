@@ -20,6 +20,8 @@ To enumerator(std::int32_t value, int count, const std::string& name) {
 static_assert(static_cast<int>(DType::f64) == FOVEA_F64 && static_cast<int>(DType::i8) == FOVEA_I8);
 static_assert(static_cast<int>(Anchor::bottom_right) == FOVEA_BOTTOM_RIGHT && static_cast<int>(Backend::hip) == FOVEA_HIP);
 static_assert(static_cast<int>(CacheFormat::v41_fp4) == FOVEA_V41_FP4 && static_cast<int>(ScaleRule::exact) == FOVEA_EXACT);
+static_assert(static_cast<int>(Int8Granularity::block) == FOVEA_INT8_BLOCK &&
+              static_cast<int>(Int8Granularity::thread) == FOVEA_INT8_THREAD);
 static_assert(static_cast<int>(ErrorCode::device_error) + 1 == FOVEA_DEVICE_ERROR);
 
 }  // namespace
@@ -65,6 +67,11 @@ LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view na
 }
 
 ScaleRule scale_rule(fovea_scale_rule from) { return enumerator<ScaleRule>(from, FOVEA_EXACT + 1, "rule"); }
+
+Int8Groups groups(const fovea_int8_groups* from) {
+  if (from == nullptr) return {};
+  return {enumerator<Int8Granularity>(from->granularity, FOVEA_INT8_THREAD + 1, "groups.granularity"), from->warp_rows};
+}
 
 Device device(const fovea_options* from) {
   if (from == nullptr) return {};

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fovea/c.h"
+#include "fovea/c_quantized_attention.h"
 #include "fovea/fovea.hpp"
 
 namespace fovea::c_api {
@@ -19,6 +20,7 @@ AttentionDesc convert(const fovea_attention_desc& from);
 AttentionArgs convert(const fovea_attention_args& from);
 LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view name);
 ScaleRule scale_rule(fovea_scale_rule from);
+Int8Groups groups(const fovea_int8_groups* from);
 
 inline std::optional<TensorDesc> optional_tensor(const fovea_tensor* from, std::string_view name) {
   return from == nullptr ? std::nullopt : std::optional(tensor(*from, name));
@@ -26,6 +28,10 @@ inline std::optional<TensorDesc> optional_tensor(const fovea_tensor* from, std::
 
 inline std::optional<ScaleDesc> optional_scale(const fovea_scale* from) {
   return from == nullptr ? std::nullopt : std::optional(ScaleDesc{from->batch_stride, from->head_stride});
+}
+
+inline std::optional<RaggedDesc> optional_ragged(const fovea_ragged* from) {
+  return from == nullptr ? std::nullopt : std::optional(RaggedDesc{from->batch, from->max_seq_q, from->max_seq_k});
 }
 
 }  // namespace fovea::c_api

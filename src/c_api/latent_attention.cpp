@@ -1,35 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "c_api/convert.hpp"
+#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
+#include "op/latent_attention/fields.hpp"
 
 namespace fovea::c_api {
 namespace {
 
-LatentAttentionDesc convert(const fovea_latent_attention_desc& from) {
-  LatentAttentionDesc desc{};
-  desc.q = tensor(from.q, "q");
-  desc.out = tensor(from.out, "out");
-  desc.block_table = tensor(from.block_table, "block_table");
-  desc.cache = latent_cache(from.cache, "cache");
-  desc.lse = optional_tensor(from.lse, "lse");
-  desc.max_seq_q = from.max_seq_q;
-  desc.max_kv_len = from.max_kv_len;
-  if (from.mask != nullptr) desc.mask = mask(*from.mask);
-  desc.scale = from.scale;
-  desc.has_scale = from.has_scale != 0;
-  return desc;
-}
-
-LatentAttentionArgs convert(const fovea_latent_attention_args& from) {
-  return {.q = from.q,
-          .cache = from.cache,
-          .out = from.out,
-          .lse = from.lse,
-          .block_table = from.block_table,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .kv_len = from.kv_len,
-          .cache_scale = from.cache_scale};
-}
+LatentAttentionDesc convert(const fovea_latent_attention_desc& from) { return convert_desc<detail::kLatentAttentionFields>(from); }
+LatentAttentionArgs convert(const fovea_latent_attention_args& from) { return convert_args<detail::kLatentAttentionFields>(from); }
 
 SparseLatentAttentionDesc::Selection convert(const fovea_sparse_selection& from, const std::string& name) {
   return {latent_cache(from.cache, name + ".cache"), tensor(from.indices, name + ".indices"), from.has_topk_length != 0};

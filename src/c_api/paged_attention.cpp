@@ -1,63 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/convert.hpp"
+#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
+#include "op/paged_attention/fields.hpp"
+#include "op/paged_cache_append/fields.hpp"
 
 namespace fovea::c_api {
 namespace {
 
-PagedAttentionDesc convert(const fovea_paged_attention_desc& from) {
-  PagedAttentionDesc desc{};
-  desc.q = tensor(from.q, "q");
-  desc.k_cache = tensor(from.k_cache, "k_cache");
-  desc.v_cache = tensor(from.v_cache, "v_cache");
-  desc.block_table = tensor(from.block_table, "block_table");
-  desc.out = tensor(from.out, "out");
-  desc.lse = optional_tensor(from.lse, "lse");
-  desc.max_seq_q = from.max_seq_q;
-  desc.max_kv_len = from.max_kv_len;
-  if (from.mask != nullptr) desc.mask = mask(*from.mask);
-  desc.scale = from.scale;
-  desc.softcap = from.softcap;
-  desc.has_sink = from.has_sink != 0;
-  desc.k_scale = optional_scale(from.k_scale);
-  desc.v_scale = optional_scale(from.v_scale);
-  return desc;
-}
+PagedAttentionDesc convert(const fovea_paged_attention_desc& from) { return convert_desc<detail::kPagedAttentionFields>(from); }
+PagedAttentionArgs convert(const fovea_paged_attention_args& from) { return convert_args<detail::kPagedAttentionFields>(from); }
 
-PagedAttentionArgs convert(const fovea_paged_attention_args& from) {
-  return {.q = from.q,
-          .k_cache = from.k_cache,
-          .v_cache = from.v_cache,
-          .out = from.out,
-          .lse = from.lse,
-          .sink = from.sink,
-          .block_table = from.block_table,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .kv_len = from.kv_len,
-          .k_scale = from.k_scale,
-          .v_scale = from.v_scale};
-}
-
-PagedCacheAppendDesc convert(const fovea_paged_cache_append_desc& from) {
-  PagedCacheAppendDesc desc{};
-  desc.k = tensor(from.k, "k");
-  desc.v = tensor(from.v, "v");
-  desc.k_cache = tensor(from.k_cache, "k_cache");
-  desc.v_cache = tensor(from.v_cache, "v_cache");
-  desc.k_scale = optional_scale(from.k_scale);
-  desc.v_scale = optional_scale(from.v_scale);
-  return desc;
-}
-
-PagedCacheAppendArgs convert(const fovea_paged_cache_append_args& from) {
-  return {.k = from.k,
-          .v = from.v,
-          .k_cache = from.k_cache,
-          .v_cache = from.v_cache,
-          .slot_mapping = from.slot_mapping,
-          .k_scale = from.k_scale,
-          .v_scale = from.v_scale};
-}
+PagedCacheAppendDesc convert(const fovea_paged_cache_append_desc& from) { return convert_desc<detail::kPagedCacheAppendFields>(from); }
+PagedCacheAppendArgs convert(const fovea_paged_cache_append_args& from) { return convert_args<detail::kPagedCacheAppendFields>(from); }
 
 }  // namespace
 }  // namespace fovea::c_api

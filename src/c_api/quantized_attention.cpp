@@ -1,122 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "c_api/convert.hpp"
+#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
-#include "fovea/c_quantized_attention.h"
+#include "op/quantized_attention/fields.hpp"
 
 namespace fovea::c_api {
 namespace {
 
-static_assert(static_cast<int>(Int8Granularity::block) == FOVEA_INT8_BLOCK &&
-              static_cast<int>(Int8Granularity::thread) == FOVEA_INT8_THREAD);
-
-/// Planning refuses granularities that do not exist.
-Int8Groups groups(const fovea_int8_groups* from) {
-  if (from == nullptr) return {};
-  if (from->granularity < FOVEA_INT8_BLOCK || from->granularity > FOVEA_INT8_THREAD)
-    refuse("groups.granularity: got " + std::to_string(from->granularity) + ", want 0 .. 2");
-  return {static_cast<Int8Granularity>(from->granularity), from->warp_rows};
-}
-
-std::optional<RaggedDesc> ragged(const fovea_ragged* from) {
-  return from == nullptr ? std::nullopt : std::optional(RaggedDesc{from->batch, from->max_seq_q, from->max_seq_k});
-}
-
-BandMask optional_mask(const fovea_mask* from) { return from == nullptr ? BandMask{} : mask(*from); }
-
-QuantizeQkInt8Desc convert(const fovea_quantize_qk_int8_desc& from) {
-  return {.q = tensor(from.q, "q"),
-          .k = tensor(from.k, "k"),
-          .q_int8 = tensor(from.q_int8, "q_int8"),
-          .k_int8 = tensor(from.k_int8, "k_int8"),
-          .q_scale = tensor(from.q_scale, "q_scale"),
-          .k_scale = tensor(from.k_scale, "k_scale"),
-          .k_mean = optional_tensor(from.k_mean, "k_mean"),
-          .lse_shift = optional_tensor(from.lse_shift, "lse_shift"),
-          .ragged = ragged(from.ragged),
-          .groups = groups(from.groups)};
-}
-
-QuantizeQkInt8Args convert(const fovea_quantize_qk_int8_args& from) {
-  return {.q = from.q,
-          .k = from.k,
-          .q_int8 = from.q_int8,
-          .k_int8 = from.k_int8,
-          .q_scale = from.q_scale,
-          .k_scale = from.k_scale,
-          .k_mean = from.k_mean,
-          .lse_shift = from.lse_shift,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .cu_seqlens_k = from.cu_seqlens_k};
-}
-
-QuantizeVDesc convert(const fovea_quantize_v_desc& from) {
-  return {.v = tensor(from.v, "v"),
-          .v_out = tensor(from.v_out, "v_out"),
-          .v_scale = optional_tensor(from.v_scale, "v_scale"),
-          .v_mean = optional_tensor(from.v_mean, "v_mean"),
-          .ragged = ragged(from.ragged)};
-}
-
-QuantizeVArgs convert(const fovea_quantize_v_args& from) {
-  return {.v = from.v, .v_out = from.v_out, .v_scale = from.v_scale, .v_mean = from.v_mean, .cu_seqlens_k = from.cu_seqlens_k};
-}
-
-QuantizedAttentionDesc convert(const fovea_quantized_attention_desc& from) {
-  return {.q = tensor(from.q, "q"),
-          .k = tensor(from.k, "k"),
-          .v = tensor(from.v, "v"),
-          .out = tensor(from.out, "out"),
-          .q_scale = tensor(from.q_scale, "q_scale"),
-          .k_scale = tensor(from.k_scale, "k_scale"),
-          .v_scale = optional_tensor(from.v_scale, "v_scale"),
-          .v_mean = optional_tensor(from.v_mean, "v_mean"),
-          .lse = optional_tensor(from.lse, "lse"),
-          .lse_shift = optional_tensor(from.lse_shift, "lse_shift"),
-          .ragged = ragged(from.ragged),
-          .mask = optional_mask(from.mask),
-          .scale = from.scale,
-          .groups = groups(from.groups)};
-}
-
-QuantizedAttentionArgs convert(const fovea_quantized_attention_args& from) {
-  return {.q = from.q,
-          .k = from.k,
-          .v = from.v,
-          .out = from.out,
-          .q_scale = from.q_scale,
-          .k_scale = from.k_scale,
-          .v_scale = from.v_scale,
-          .v_mean = from.v_mean,
-          .lse = from.lse,
-          .lse_shift = from.lse_shift,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .cu_seqlens_k = from.cu_seqlens_k};
-}
-
-QuantizeAndAttendDesc convert(const fovea_quantize_and_attend_desc& from) {
-  return {.q = tensor(from.q, "q"),
-          .k = tensor(from.k, "k"),
-          .v = tensor(from.v, "v"),
-          .out = tensor(from.out, "out"),
-          .lse = optional_tensor(from.lse, "lse"),
-          .ragged = ragged(from.ragged),
-          .mask = optional_mask(from.mask),
-          .scale = from.scale,
-          .groups = groups(from.groups),
-          .v_dtype = dtype(from.v_dtype, "v_dtype"),
-          .smooth_k = from.smooth_k != 0,
-          .smooth_v = from.smooth_v != 0};
-}
-
-QuantizeAndAttendArgs convert(const fovea_quantize_and_attend_args& from) {
-  return {.q = from.q,
-          .k = from.k,
-          .v = from.v,
-          .out = from.out,
-          .lse = from.lse,
-          .cu_seqlens_q = from.cu_seqlens_q,
-          .cu_seqlens_k = from.cu_seqlens_k};
-}
+QuantizeQkInt8Desc convert(const fovea_quantize_qk_int8_desc& from) { return convert_desc<detail::kQuantizeQkInt8Fields>(from); }
+QuantizeQkInt8Args convert(const fovea_quantize_qk_int8_args& from) { return convert_args<detail::kQuantizeQkInt8Fields>(from); }
+QuantizeVDesc convert(const fovea_quantize_v_desc& from) { return convert_desc<detail::kQuantizeVFields>(from); }
+QuantizeVArgs convert(const fovea_quantize_v_args& from) { return convert_args<detail::kQuantizeVFields>(from); }
+QuantizedAttentionDesc convert(const fovea_quantized_attention_desc& from) { return convert_desc<detail::kQuantizedAttentionFields>(from); }
+QuantizedAttentionArgs convert(const fovea_quantized_attention_args& from) { return convert_args<detail::kQuantizedAttentionFields>(from); }
+QuantizeAndAttendDesc convert(const fovea_quantize_and_attend_desc& from) { return convert_desc<detail::kQuantizeAndAttendFields>(from); }
+QuantizeAndAttendArgs convert(const fovea_quantize_and_attend_args& from) { return convert_args<detail::kQuantizeAndAttendFields>(from); }
 
 /// `shape` of tensors whose shapes can be computed with; else an empty tensor.
 template <class Shape>
@@ -133,7 +30,7 @@ fovea_tensor shape_for(const fovea_tensor* like, const fovea_ragged* bounds, con
       if (extent < 0 || extent > kMost) refuse("tensor.shape: got " + std::to_string(extent) + ", want 0 to 2^48");
     if (bounds != nullptr && (bounds->batch < 0 || bounds->batch > kMost))
       refuse("ragged.batch: got " + std::to_string(bounds->batch) + ", want 0 to 2^31 - 1");
-    const TensorDesc made = std::forward<Shape>(shape)(of, desc, ragged(bounds));
+    const TensorDesc made = std::forward<Shape>(shape)(of, desc, optional_ragged(bounds));
     to = fovea_contiguous(FOVEA_F32, made.rank, made.shape.data());
     return {};
   });

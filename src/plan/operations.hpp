@@ -5,11 +5,14 @@
 #include <string_view>
 #include <tuple>
 
+#include "op/attention/fields.hpp"
 #include "op/attention/validate.hpp"
 #include "op/attention_backward/validate.hpp"
+#include "op/latent_attention/fields.hpp"
 #include "op/latent_attention/validate.hpp"
 #include "op/latent_cache_conversion/validate.hpp"
 #include "op/merge_states/validate.hpp"
+#include "op/paged_attention/fields.hpp"
 #include "op/paged_attention/validate.hpp"
 #include "op/paged_cache_append/validate.hpp"
 #include "op/quantized_attention/validate.hpp"

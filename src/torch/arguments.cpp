@@ -65,16 +65,6 @@ void require_dtype(const Tensor& tensor, const char* name, DType want) {
   raise_invalid(field(name, "dtype"), dtype_text(tensor), std::string(name_of(want)));
 }
 
-const void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
-  check_device(tensor, name);
-  require_dtype(tensor, name, dtype);
-  if (tensor.dim() != 1 || tensor.size(0) != count) {
-    raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
-  }
-  if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
-  return data(tensor);
-}
-
 std::atomic<int>& requested_threads() {
   static std::atomic<int> threads = 0;
   return threads;
@@ -187,6 +177,16 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name) {
   if (!tensor) return std::nullopt;
   return describe(*tensor, name);
+}
+
+void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
+  check_device(tensor, name);
+  require_dtype(tensor, name, dtype);
+  if (tensor.dim() != 1 || tensor.size(0) != count) {
+    raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
+  }
+  if (count > 1 && tensor.stride(0) != 1) raise_invalid(field(name, "strides[0]"), std::to_string(tensor.stride(0)), "1 (contiguous)");
+  return data(tensor);
 }
 
 const std::int32_t* int32_vector(const Tensor& tensor, const char* name, std::int64_t count) {

@@ -109,6 +109,7 @@ T* data_or_null(const OptionalTensor& tensor) {
 }
 
 /// A vector that the library reads by pointer alone, checked here: dtype, one dimension of `count` elements, contiguous.
+void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count);
 const std::int32_t* int32_vector(const Tensor& tensor, const char* name, std::int64_t count);
 const std::int64_t* int64_vector(const Tensor& tensor, const char* name, std::int64_t count);
 const float* float_vector(const OptionalTensor& tensor, const char* name, std::int64_t count);

@@ -1,62 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dense.hpp"
+#include "fields.hpp"
+#include "op/attention/fields.hpp"
+#include "op/attention_backward/fields.hpp"
 #include "operators.hpp"
 
 namespace fovea::binding {
 namespace {
 
-struct Call : DenseCall {
-  Tensor dout, dq, dk, dv;
-  OptionalTensor dsink;
-  PlanOptions options;
+/// The forward pass, then the gradients.
+struct BackwardCall {
+  explicit BackwardCall(Arguments&& arguments) : forward(arguments), gradients(arguments) {}
+
+  Fields<detail::kDenseFields> forward;
+  Call<detail::kAttentionBackwardFields, false> gradients;
 };
 
-/// `implementation` keeps the text that the options refer to.
-Call take_call(Arguments arguments, std::string& implementation) {
-  Call call{take_dense(arguments),
-            arguments.tensor(),
-            arguments.tensor(),
-            arguments.tensor(),
-            arguments.tensor(),
-            arguments.optional_tensor(),
-            {}};
-  implementation = arguments.text();
-  call.options = {.implementation = implementation};
-  return call;
+AttentionBackwardDesc describe(const BackwardCall& call) {
+  const bool has_sink = call.forward.value<"sink">().has_value(), has_dsink = call.gradients.value<"dsink">().has_value();
+  if (has_dsink != has_sink) {
+    raise_invalid("dsink", has_dsink ? "a tensor" : "none", has_dsink ? "none, as there is no sink" : "a tensor, as sink is given");
+  }
+  const AttentionDesc forward = call.forward.describe();
+  AttentionBackwardDesc desc = call.gradients.describe();
+  desc.forward = forward;
+  return desc;
 }
 
-AttentionBackwardPlan make_plan(const Call& call) {
-  if (call.dsink.has_value() != call.sink.has_value()) {
-    raise_invalid("dsink", call.dsink ? "a tensor" : "none", call.dsink ? "none, as there is no sink" : "a tensor, as sink is given");
-  }
-  const AttentionBackwardDesc desc{.forward = describe_dense(call),
-                                   .dout = describe(call.dout, "dout"),
-                                   .dq = describe(call.dq, "dq"),
-                                   .dk = describe(call.dk, "dk"),
-                                   .dv = describe(call.dv, "dv")};
+AttentionBackwardPlan make_plan(const BackwardCall& call, const AttentionBackwardDesc& desc) {
   follow_torch_threads();
-  return value_or_raise(plan_attention_backward(desc, call_device(), call.options));
+  return value_or_raise(plan_attention_backward(desc, call_device(), call.gradients.options()));
 }
 
 }  // namespace
 
 void attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  std::string implementation;
-  const Call call = take_call(Arguments(stack), implementation);
-  const AttentionBackwardPlan plan = make_plan(call);
-  float_vector(call.dsink, "dsink", call.q.size(call.q.dim() - 2));
-  const AttentionBackwardArgs args{.forward = dense_args(call),
-                                   .dout = data(call.dout),
-                                   .dq = data(call.dq),
-                                   .dk = data(call.dk),
-                                   .dv = data(call.dv),
-                                   .dsink = data_or_null<float>(call.dsink)};
+  const BackwardCall call{Arguments(stack)};
+  const AttentionBackwardDesc desc = describe(call);
+  const AttentionBackwardPlan plan = make_plan(call, desc);
+  AttentionBackwardArgs args = call.gradients.pointers(desc);
+  args.forward = call.forward.pointers(desc.forward);
   raise_if_failed(binding::run(plan, args));
 }
 
 void explain_attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  std::string implementation;
-  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
+  const BackwardCall call{Arguments(stack)};
+  stack[0] = text_result(make_plan(call, describe(call)).explain());
 }
 
 }  // namespace fovea::binding

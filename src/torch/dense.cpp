@@ -2,21 +2,18 @@
 #include "dense.hpp"
 
 namespace fovea::binding {
+namespace {
 
-// Both have as many entries as the first, which said how many sequences there are.
-const std::int32_t* Sequences::q_lengths() const {
-  return cu_seqlens_q ? int32_vector(*cu_seqlens_q, "cu_seqlens_q", cu_seqlens_q->size(0)) : nullptr;
-}
-const std::int32_t* Sequences::k_lengths() const {
-  return cu_seqlens_q ? int32_vector(*cu_seqlens_k, "cu_seqlens_k", cu_seqlens_q->size(0)) : nullptr;
+/// Rows of a ragged tensor.
+std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
+
+/// How many sequences the prefix sums of lengths are of.
+std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
+  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), shape_text(cu_seqlens), "[batch + 1]");
+  return cu_seqlens.size(0) - 1;
 }
 
-Sequences take_sequences(Arguments& arguments) {
-  return {.cu_seqlens_q = arguments.optional_tensor(),
-          .cu_seqlens_k = arguments.optional_tensor(),
-          .max_seqlen_q = arguments.optional_integer(),
-          .max_seqlen_k = arguments.optional_integer()};
-}
+}  // namespace
 
 BandMask take_mask(Arguments& arguments) {
   BandMask mask = arguments.band();
@@ -24,18 +21,11 @@ BandMask take_mask(Arguments& arguments) {
   return mask;
 }
 
-std::int64_t rows_of(const Tensor& tensor) { return tensor.dim() > 0 ? tensor.size(0) : 0; }
-
-std::int64_t batch_of(const Tensor& cu_seqlens, const char* name) {
-  if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1) raise_invalid(field(name, "shape"), shape_text(cu_seqlens), "[batch + 1]");
-  return cu_seqlens.size(0) - 1;
-}
-
 std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k) {
-  const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = sequences;
+  const auto& [cu_seqlens_q, cu_seqlens_k, bounds] = sequences;
   if (!cu_seqlens_q && !cu_seqlens_k) {
-    expect_none("max_seqlen_q", max_seqlen_q, "cu_seqlens_q");
-    expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+    expect_none("max_seqlen_q", bounds.q, "cu_seqlens_q");
+    expect_none("max_seqlen_k", bounds.k, "cu_seqlens_k");
     return std::nullopt;
   }
   if (!cu_seqlens_q || !cu_seqlens_k) {
@@ -44,45 +34,30 @@ std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tens
                   q_given ? "a tensor, as cu_seqlens_q is given" : "a tensor, as cu_seqlens_k is given");
   }
   return RaggedDesc{.batch = batch_of(*cu_seqlens_q, "cu_seqlens_q"),
-                    .max_seq_q = max_seqlen_q.value_or(rows_of(q)),
-                    .max_seq_k = max_seqlen_k.value_or(rows_of(k))};
+                    .max_seq_q = bounds.q.value_or(rows_of(q)),
+                    .max_seq_k = bounds.k.value_or(rows_of(k))};
 }
 
-DenseCall take_dense(Arguments& arguments) {
-  return {.q = arguments.tensor(),
-          .k = arguments.tensor(),
-          .v = arguments.tensor(),
-          .out = arguments.tensor(),
-          .lse = arguments.optional_tensor(),
-          .sequences = take_sequences(arguments),
-          .mask = take_mask(arguments),
-          .scale = arguments.real(),
-          .softcap = arguments.real(),
-          .sink = arguments.optional_tensor()};
+std::optional<RaggedDesc> describe_ragged(const OptionalTensor& cu_seqlens_k, std::optional<std::int64_t> max_seqlen_k, const Tensor& v) {
+  if (!cu_seqlens_k) {
+    expect_none("max_seqlen_k", max_seqlen_k, "cu_seqlens_k");
+    return std::nullopt;
+  }
+  return RaggedDesc{.batch = batch_of(*cu_seqlens_k, "cu_seqlens_k"), .max_seq_k = max_seqlen_k.value_or(rows_of(v))};
 }
 
-AttentionDesc describe_dense(const DenseCall& call) {
-  return {.q = describe(call.q, "q"),
-          .k = describe(call.k, "k"),
-          .v = describe(call.v, "v"),
-          .out = describe(call.out, "out"),
-          .lse = describe(call.lse, "lse"),
-          .ragged = describe_ragged(call.sequences, call.q, call.k),
-          .mask = call.mask,
-          .scale = normal(call.scale, "scale"),
-          .softcap = normal(call.softcap, "softcap"),
-          .has_sink = call.sink.has_value()};
+Int8Groups Groups::of_plan() const {
+  if (warp_rows != 32 && warp_rows != 16) raise_invalid("groups.warp_rows", std::to_string(warp_rows), "32 or 16");
+  for (const auto& [known, value] : kGranularities) {
+    if (granularity == known) return {value, static_cast<int>(warp_rows)};
+  }
+  raise_invalid("groups.granularity", "\"" + granularity + "\"", "block, warp or thread");
 }
 
-AttentionArgs dense_args(const DenseCall& call) {
-  return {.q = data(call.q),
-          .k = data(call.k),
-          .v = data(call.v),
-          .out = data(call.out),
-          .lse = data_or_null<float>(call.lse),
-          .sink = float_vector(call.sink, "sink", call.q.size(call.q.dim() - 2)),
-          .cu_seqlens_q = call.sequences.q_lengths(),
-          .cu_seqlens_k = call.sequences.k_lengths()};
+DType v_dtype_of(std::int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float16()) return DType::f16;
+  if (dtype == aoti_torch_dtype_float8_e4m3fn()) return DType::e4m3;
+  raise_invalid("v_dtype", dtype_text(dtype), "float16 or float8_e4m3fn");
 }
 
 }  // namespace fovea::binding

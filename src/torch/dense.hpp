@@ -2,49 +2,44 @@
 /// What the operators over dense tensors, fixed or ragged, take alike.
 #pragma once
 
+#include <array>
+#include <utility>
+
 #include "arguments.hpp"
 
 namespace fovea::binding {
 
-/// The sequences of a ragged batch: all of it absent in a fixed one.
-struct Sequences {
-  OptionalTensor cu_seqlens_q, cu_seqlens_k;
-  std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
-
-  /// The lengths, checked; null in a fixed batch. Only for a call that has been planned.
-  const std::int32_t* q_lengths() const;
-  const std::int32_t* k_lengths() const;
+/// Bounds of the lengths in a ragged batch: absent in a fixed one.
+struct Bounds {
+  std::optional<std::int64_t> q, k;
 };
 
-Sequences take_sequences(Arguments& arguments);
 BandMask take_mask(Arguments& arguments);
+
+/// The sequences of a ragged batch: all of it absent in a fixed one.
+struct Sequences {
+  const OptionalTensor &cu_seqlens_q, &cu_seqlens_k;
+  const Bounds& bounds;
+};
 
 /// Without a bound from the caller, the longest sequence is at most all rows together.
 std::optional<RaggedDesc> describe_ragged(const Sequences& sequences, const Tensor& q, const Tensor& k);
 
-/// How many sequences the prefix sums of lengths are of.
-std::int64_t batch_of(const Tensor& cu_seqlens, const char* name);
+/// The same where keys and values are all there is.
+std::optional<RaggedDesc> describe_ragged(const OptionalTensor& cu_seqlens_k, std::optional<std::int64_t> max_seqlen_k, const Tensor& v);
 
-/// Rows of a ragged tensor.
-std::int64_t rows_of(const Tensor& tensor);
+/// Which tokens share a scale, as torch says it.
+struct Groups {
+  std::string granularity;
+  std::int64_t warp_rows;
 
-/// The first arguments of the schemas of dense attention, forward and backward, q to sink. out and lse are outputs forward and inputs
-/// backward.
-struct DenseCall {
-  Tensor q, k, v, out;
-  OptionalTensor lse;
-  Sequences sequences;
-  BandMask mask;
-  double scale, softcap;
-  OptionalTensor sink;
+  Int8Groups of_plan() const;
 };
 
-DenseCall take_dense(Arguments& arguments);
+/// A dtype of v's codes, from torch's number for it.
+DType v_dtype_of(std::int32_t dtype);
 
-/// Everything of the description but the scales.
-AttentionDesc describe_dense(const DenseCall& call);
-
-/// Likewise, of the pointers. Only for a call that has been planned.
-AttentionArgs dense_args(const DenseCall& call);
+inline constexpr std::array kGranularities{std::pair{"block", Int8Granularity::block}, std::pair{"warp", Int8Granularity::warp},
+                                           std::pair{"thread", Int8Granularity::thread}};
 
 }  // namespace fovea::binding

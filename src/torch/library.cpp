@@ -4,88 +4,76 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "arguments.hpp"
+#include "fields.hpp"
+#include "op/attention/fields.hpp"
+#include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
+#include "op/paged_attention/fields.hpp"
+#include "op/paged_cache_append/fields.hpp"
+#include "op/quantized_attention/fields.hpp"
 #include "operators.hpp"
 
 namespace {
 
 using namespace fovea::binding;
 
+/// The arguments of an operator that writes to none of them.
+std::string read_only(std::string arguments) {
+  for (std::size_t mark = 0; (mark = arguments.find("!)")) != std::string::npos;) arguments.erase(mark - 2, 4);
+  return arguments;
+}
+
 /// An operation writes into tensors of the caller and returns nothing. explain_* takes the same arguments, only reads them and returns, as
 /// bytes, which implementation they get and why. prepare_* takes them too and returns what an argument `schedule` wants, the operation's
 /// last: a tensor of schedule_bytes_*, which takes the device first and tensors without memory after it.
 struct Operation {
-  const char* schema;
+  std::string schema;
   Operator* run;
   Operator* explain;
   Operator* prepare = nullptr;
   Operator* schedule_bytes = nullptr;
 
-  std::string name() const { return std::string(schema, std::string_view(schema).find('(')); }
+  std::string name() const { return schema.substr(0, schema.find('(')); }
 
   /// "prepare_name(", of an operator that writes to none of its arguments, and what comes before them.
   std::string reading(const std::string& prefix, const std::string& first = "") const {
-    std::string arguments = std::string(schema).substr(name().size() + 1);
-    for (std::size_t mark = 0; (mark = arguments.find("!)")) != std::string::npos;) arguments.erase(mark - 2, 4);
-    return prefix + name() + "(" + first + arguments;
+    return prefix + name() + "(" + first + read_only(schema.substr(name().size() + 1));
   }
 };
 
-constexpr Operation kOperations[] = {
-    {"attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
-     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, "
-     "Tensor? sink, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)",
-     attention, explain_attention},
-    {"attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor? lse, "
-     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, Tensor? sink, "
-     "Tensor dout, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dsink, str implementation)",
-     attention_backward, explain_attention_backward},
-    {"paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
-     "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
-     "SymInt? window_left, SymInt? window_right, float scale, float softcap, "
-     "Tensor? sink, Tensor? k_scale, Tensor? v_scale, str implementation, bool batch_invariant)",
-     paged_attention, explain_paged_attention},
-    {"paged_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
-     "Tensor? k_scale, Tensor? v_scale, str implementation)",
-     paged_cache_append, explain_paged_cache_append},
-    {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states, explain_merge_states},
-    {"latent_attention(Tensor q, Tensor cache, str format, Tensor block_table, Tensor? cu_seqlens_q, Tensor kv_len, "
-     "Tensor(a!) out, Tensor(b!)? lse, SymInt max_seqlen_q, SymInt max_kv_len, "
-     "SymInt? window_left, SymInt? window_right, float scale, Tensor? cache_scale, str implementation, bool batch_invariant, "
-     "Tensor(c!)? schedule)",
-     latent_attention, explain_latent_attention, prepare_latent_attention, schedule_bytes_latent_attention},
-    {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
-     "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
-     "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant, "
-     "Tensor(d!)? schedule)",
-     sparse_latent_attention, explain_sparse_latent_attention, prepare_sparse_latent_attention, schedule_bytes_sparse_latent_attention},
-    {"quantize_latent_cache(Tensor rows, Tensor(a!) cache, Tensor slot_mapping, str format, bool exact_scale, str implementation)",
-     quantize_latent_cache, explain_quantize_latent_cache},
-    {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)", dequantize_latent_cache,
-     explain_dequantize_latent_cache},
-    {"quantize_qk_int8(Tensor q, Tensor k, Tensor(a!) q_int8, Tensor(b!) k_int8, Tensor(c!) q_scale, Tensor(d!) k_scale, "
-     "Tensor(e!)? k_mean, Tensor(f!)? lse_shift, "
-     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-     "str granularity, int warp_rows, str implementation)",
-     quantize_qk_int8, explain_quantize_qk_int8},
-    {"quantize_v(Tensor v, Tensor(a!) v_out, Tensor(b!)? v_scale, Tensor(c!)? v_mean, "
-     "Tensor? cu_seqlens_k, SymInt? max_seqlen_k, str implementation)",
-     quantize_v, explain_quantize_v},
-    {"quantized_attention(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor? v_scale, Tensor? v_mean, "
-     "Tensor? lse_shift, Tensor(a!) out, Tensor(b!)? lse, "
-     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, "
-     "str granularity, int warp_rows, str implementation, bool batch_invariant)",
-     quantized_attention, explain_quantized_attention},
-    {"quantize_and_attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
-     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, ScalarType v_dtype, bool smooth_k, bool smooth_v, "
-     "str granularity, int warp_rows, str implementation, bool batch_invariant)",
-     quantize_and_attend, explain_quantize_and_attend},
-};
+constexpr auto kImplementation = ", str implementation)", kOptions = ", str implementation, bool batch_invariant)";
+
+const std::vector<Operation>& operations() {
+  using namespace fovea::detail;
+  static const std::vector<Operation> kAll{
+      {"attention(" + schema_of(kAttentionFields) + kOptions, attention, explain_attention},
+      {"attention_backward(" + read_only(schema_of(kDenseFields)) + ", " + schema_of(kAttentionBackwardFields) + kImplementation,
+       attention_backward, explain_attention_backward},
+      {"paged_attention(" + schema_of(kPagedAttentionFields) + kOptions, paged_attention, explain_paged_attention},
+      {"paged_cache_append(" + schema_of(kPagedCacheAppendFields) + kImplementation, paged_cache_append, explain_paged_cache_append},
+      {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states,
+       explain_merge_states},
+      {"latent_attention(" + schema_of(kLatentAttentionFields) + ", str implementation, bool batch_invariant, Tensor(c!)? schedule)",
+       latent_attention, explain_latent_attention, prepare_latent_attention, schedule_bytes_latent_attention},
+      {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
+       "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
+       "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant, "
+       "Tensor(d!)? schedule)",
+       sparse_latent_attention, explain_sparse_latent_attention, prepare_sparse_latent_attention, schedule_bytes_sparse_latent_attention},
+      {"quantize_latent_cache(Tensor rows, Tensor(a!) cache, Tensor slot_mapping, str format, bool exact_scale, str implementation)",
+       quantize_latent_cache, explain_quantize_latent_cache},
+      {"dequantize_latent_cache(Tensor(a!) rows, Tensor cache, Tensor slot_mapping, str format, str implementation)",
+       dequantize_latent_cache, explain_dequantize_latent_cache},
+      {"quantize_qk_int8(" + schema_of(kQuantizeQkInt8Fields) + kImplementation, quantize_qk_int8, explain_quantize_qk_int8},
+      {"quantize_v(" + schema_of(kQuantizeVFields) + kImplementation, quantize_v, explain_quantize_v},
+      {"quantized_attention(" + schema_of(kQuantizedAttentionFields) + kOptions, quantized_attention, explain_quantized_attention},
+      {"quantize_and_attend(" + schema_of(kQuantizeAndAttendFields) + kOptions, quantize_and_attend, explain_quantize_and_attend},
+  };
+  return kAll;
+}
 
 /// Dense attention as autograd wants it: new tensors, out and lse. The Python package gives it its kernel, which allocates and calls
 /// attention, and its formula, which calls attention_backward.
@@ -98,8 +86,8 @@ constexpr auto kDifferentiableAttention =
 }  // namespace
 
 STABLE_TORCH_LIBRARY(fovea, library) {
-  for (const Operation& operation : kOperations) {
-    library.def((std::string(operation.schema) + " -> ()").c_str());
+  for (const Operation& operation : operations()) {
+    library.def((operation.schema + " -> ()").c_str());
     library.def((operation.reading("explain_") + " -> Tensor").c_str());
     if (operation.prepare == nullptr) continue;
     library.def((operation.reading("prepare_") + " -> Tensor").c_str());
@@ -119,7 +107,7 @@ STABLE_TORCH_LIBRARY(fovea, library) {
 // One kernel for every device: it looks at the tensors itself, and answers for a device it does not know in the
 // library's own words.
 STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, library) {
-  for (const Operation& operation : kOperations) {
+  for (const Operation& operation : operations()) {
     library.impl(operation.name().c_str(), operation.run);
     library.impl(("explain_" + operation.name()).c_str(), operation.explain);
     if (operation.prepare == nullptr) continue;

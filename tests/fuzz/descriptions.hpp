@@ -2,12 +2,14 @@
 /// Random descriptions from bytes: mostly sensible, each field now and then spoilt.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <iterator>
 #include <limits>
 #include <optional>
 
 #include "fovea/fovea.hpp"
+#include "op/common/fields.hpp"
 
 namespace fovea::fuzz {
 
@@ -127,6 +129,36 @@ inline std::optional<ScaleDesc> scale(Bytes& bytes, DType dtype) {
   spoil(bytes, desc.batch_stride);
   spoil(bytes, desc.head_stride);
   return desc;
+}
+
+inline void randomise(Bytes& bytes, TensorDesc& desc, DType) { spoil(bytes, desc); }
+inline void randomise(Bytes&, LatentCacheDesc&, DType) {}  // random as it is made
+inline void randomise(Bytes& bytes, std::int64_t& bound, DType) { spoil(bytes, bound); }
+inline void randomise(Bytes& bytes, std::optional<ScaleDesc>& desc, DType scaled) { desc = scale(bytes, scaled); }
+inline void randomise(Bytes& bytes, BandMask& band, DType) { band = mask(bytes); }
+inline void randomise(Bytes& bytes, bool& flag, DType) { flag = bytes.flag(); }
+template <std::floating_point Number>
+void randomise(Bytes& bytes, Number& number, DType) {
+  number = bytes.rarely() ? bytes.real() : 0;
+}
+inline void randomise(Bytes& bytes, std::optional<TensorDesc>& desc, DType) {
+  if (!desc) return;
+  if (bytes.flag()) return desc.reset();
+  spoil(bytes, *desc);
+}
+inline void randomise(Bytes& bytes, std::optional<RaggedDesc>& desc, DType) {
+  if (!desc) return;
+  for (std::int64_t* bound : {&desc->batch, &desc->max_seq_q, &desc->max_seq_k}) spoil(bytes, *bound);
+}
+
+/// Options at random, and tensors now and then spoilt: those that are there, some of those that may be absent taken away. `scaled` is the
+/// dtype of what scales multiply.
+template <const auto& table>
+void randomise(Bytes& bytes, typename detail::TypesOf<table>::Desc& desc, DType scaled) {
+  detail::for_each_field(table, [&](const auto& field) {
+    using Row = std::remove_cvref_t<decltype(field)>;
+    if constexpr (!std::is_void_v<typename Row::InDesc>) randomise(bytes, desc.*Row::kDesc, scaled);
+  });
 }
 
 }  // namespace fovea::fuzz

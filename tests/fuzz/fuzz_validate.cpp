@@ -10,6 +10,11 @@
 #include <vector>
 
 #include "descriptions.hpp"
+#include "op/attention/fields.hpp"
+#include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
+#include "op/paged_attention/fields.hpp"
+#include "op/paged_cache_append/fields.hpp"
 
 namespace {
 
@@ -50,24 +55,15 @@ void examine_on_all_devices(MakePlan&& plan) {
 
 void fuzz_attention(Bytes& bytes) {
   const Sizes s(bytes);
-  AttentionDesc desc{.mask = mask(bytes),
-                     .scale = bytes.rarely() ? bytes.real() : 0,
-                     .softcap = bytes.rarely() ? bytes.real() : 0,
-                     .has_sink = bytes.flag()};
-  if (bytes.flag()) {
-    desc.ragged = RaggedDesc{s.batch, s.q, s.k};
-    desc.q = contiguous(s.dtype, {s.q, s.head, s.dqk}), desc.out = contiguous(s.out_dtype, {s.q, s.head, s.dv});
-    desc.k = contiguous(s.kv_dtype, {s.k, s.kv_head, s.dqk}), desc.v = contiguous(s.kv_dtype, {s.k, s.kv_head, s.dv});
-    if (bytes.flag()) desc.lse = contiguous(DType::f32, {s.q, s.head});
-    for (std::int64_t* bound : {&desc.ragged->batch, &desc.ragged->max_seq_q, &desc.ragged->max_seq_k}) spoil(bytes, *bound);
-  } else {
-    desc.q = contiguous(s.dtype, {s.batch, s.q, s.head, s.dqk}), desc.out = contiguous(s.out_dtype, {s.batch, s.q, s.head, s.dv});
-    desc.k = contiguous(s.kv_dtype, {s.batch, s.k, s.kv_head, s.dqk}), desc.v = contiguous(s.kv_dtype, {s.batch, s.k, s.kv_head, s.dv});
-    if (bytes.flag()) desc.lse = contiguous(DType::f32, {s.batch, s.head, s.q});
-  }
-  desc.q_scale = scale(bytes, s.dtype), desc.k_scale = scale(bytes, s.dtype), desc.v_scale = scale(bytes, s.dtype);
-  for (TensorDesc* tensor : {&desc.q, &desc.k, &desc.v, &desc.out}) spoil(bytes, *tensor);
-  if (desc.lse) spoil(bytes, *desc.lse);
+  const bool ragged = bytes.flag();
+  const auto shaped = [&](DType dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return ragged ? contiguous(dtype, {rows, heads, dim}) : contiguous(dtype, {s.batch, rows, heads, dim});
+  };
+  AttentionDesc desc{.q = shaped(s.dtype, s.q, s.head, s.dqk), .k = shaped(s.kv_dtype, s.k, s.kv_head, s.dqk)};
+  desc.v = shaped(s.kv_dtype, s.k, s.kv_head, s.dv), desc.out = shaped(s.out_dtype, s.q, s.head, s.dv);
+  desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  if (ragged) desc.ragged = RaggedDesc{s.batch, s.q, s.k};
+  randomise<detail::kAttentionFields>(bytes, desc, s.dtype);
   const PlanOptions options{.batch_invariant = bytes.flag()};
   examine_on_all_devices([&](Device device) { return plan_attention(desc, device, options); });
 }
@@ -76,20 +72,13 @@ void fuzz_paged_attention(Bytes& bytes) {
   Sizes s(bytes);
   if (s.dtype == DType::e4m3) s.dtype = s.out_dtype;
   const std::int64_t blocks = bytes.small(50), width = bytes.small(20);
-  PagedAttentionDesc desc{.mask = mask(bytes),
-                          .scale = bytes.rarely() ? bytes.real() : 0,
-                          .softcap = bytes.rarely() ? bytes.real() : 0,
-                          .has_sink = bytes.flag()};
+  PagedAttentionDesc desc{};
   desc.q = contiguous(s.dtype, {s.q, s.head, s.dqk}), desc.out = contiguous(s.out_dtype, {s.q, s.head, s.dv});
   desc.k_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dqk}),
   desc.v_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dv});
   desc.block_table = contiguous(DType::i32, {s.batch, width});
-  if (bytes.flag()) desc.lse = contiguous(DType::f32, {s.q, s.head});
-  spoil(bytes, desc.max_seq_q);
-  spoil(bytes, desc.max_kv_len);
-  desc.k_scale = scale(bytes, s.kv_dtype), desc.v_scale = scale(bytes, s.kv_dtype);
-  for (TensorDesc* tensor : {&desc.q, &desc.k_cache, &desc.v_cache, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
-  if (desc.lse) spoil(bytes, *desc.lse);
+  desc.lse = contiguous(DType::f32, {s.q, s.head});
+  randomise<detail::kPagedAttentionFields>(bytes, desc, s.kv_dtype);
   const PlanOptions options{.batch_invariant = bytes.flag()};
   examine_on_all_devices([&](Device device) { return plan_paged_attention(desc, device, options); });
 }
@@ -102,8 +91,7 @@ void fuzz_paged_cache_append(Bytes& bytes) {
   desc.k = contiguous(s.dtype, {s.q, s.kv_head, s.dqk}), desc.v = contiguous(s.dtype, {s.q, s.kv_head, s.dv});
   desc.k_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dqk}),
   desc.v_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dv});
-  desc.k_scale = scale(bytes, s.kv_dtype), desc.v_scale = scale(bytes, s.kv_dtype);
-  for (TensorDesc* tensor : {&desc.k, &desc.v, &desc.k_cache, &desc.v_cache}) spoil(bytes, *tensor);
+  randomise<detail::kPagedCacheAppendFields>(bytes, desc, s.kv_dtype);
   examine_on_all_devices([&](Device device) { return plan_paged_cache_append(desc, device); });
 }
 
@@ -123,8 +111,6 @@ void fuzz_attention_backward(Bytes& bytes) {
   Sizes s(bytes);
   if (s.dtype == DType::e4m3 && !bytes.rarely()) s.dtype = DType::bf16;
   AttentionBackwardDesc desc{};
-  desc.forward.mask = mask(bytes);
-  desc.forward.has_sink = bytes.flag();
   const bool ragged = bytes.flag();
   const auto shaped = [&](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
     return ragged ? contiguous(s.dtype, {rows, heads, dim}) : contiguous(s.dtype, {s.batch, rows, heads, dim});
@@ -132,9 +118,10 @@ void fuzz_attention_backward(Bytes& bytes) {
   if (ragged) desc.forward.ragged = RaggedDesc{s.batch, s.q, s.k};
   desc.forward.q = desc.dq = shaped(s.q, s.head, s.dqk), desc.forward.out = desc.dout = shaped(s.q, s.head, s.dv);
   desc.forward.k = desc.dk = shaped(s.k, s.kv_head, s.dqk), desc.forward.v = desc.dv = shaped(s.k, s.kv_head, s.dv);
-  if (!bytes.rarely()) desc.forward.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
-  for (TensorDesc* tensor : {&desc.forward.q, &desc.forward.k, &desc.forward.v, &desc.dout, &desc.dq, &desc.dk, &desc.dv})
-    spoil(bytes, *tensor);
+  const TensorDesc lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  randomise<detail::kDenseFields>(bytes, desc.forward, s.dtype);
+  randomise<detail::kAttentionBackwardFields>(bytes, desc, s.dtype);
+  if (!bytes.rarely()) desc.forward.lse = lse;
   examine_on_all_devices([&](Device device) { return plan_attention_backward(desc, device); });
 }
 
@@ -159,14 +146,10 @@ void fuzz_latent_attention(Bytes& bytes) {
   };
   LatentAttentionDesc desc{.q = shaped(row), .out = shaped(512), .block_table = contiguous(DType::i32, {s.batch, bytes.small(20)})};
   desc.cache = latent_cache(bytes, s, row);
-  desc.mask = bytes.flag() ? mask(bytes) : causal();
-  desc.scale = bytes.rarely() ? bytes.real() : 0;
-  desc.has_scale = bytes.rarely();
-  if (bytes.flag()) desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
-  spoil(bytes, desc.max_seq_q);
-  spoil(bytes, desc.max_kv_len);
-  for (TensorDesc* tensor : {&desc.q, &desc.out, &desc.block_table}) spoil(bytes, *tensor);
-  if (desc.lse) spoil(bytes, *desc.lse);
+  desc.lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
+  randomise<detail::kLatentAttentionFields>(bytes, desc, s.dtype);
+  if (bytes.flag()) desc.mask = causal();
+  if (!bytes.rarely()) desc.has_scale = false;
   const PlanOptions options{.batch_invariant = bytes.flag()};
   examine_on_all_devices([&](Device device) { return plan_latent_attention(desc, device, options); });
 }

@@ -11,64 +11,53 @@ import torch
 import fovea
 
 NO_MASK = (None, None)
+UNASKED = {"str": "", "float": 0.0, "bool": False, "int": 0}
+
+
+def arguments(name, **given):
+    """All that an operator takes, in order: what is not given is absent, or as functions pass what nobody asks for."""
+    taken = getattr(torch.ops.fovea, name).default._schema.arguments
+    assert given.keys() <= {argument.name for argument in taken}
+    return tuple(given.get(argument.name, UNASKED.get(str(argument.type))) for argument in taken)
 
 
 def attention_arguments():
     q, k, v = torch.randn(2, 5, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
-    out, lse = torch.empty_like(q), torch.empty(2, 4, 5)
-    return (q, k, v, out, lse, None, None, None, None, *NO_MASK, False, 0.0, 0.0, torch.randn(4), None, None, None, "", False)
+    return arguments("attention", q=q, k=k, v=v, out=torch.empty_like(q), lse=torch.empty(2, 4, 5), sink=torch.randn(4))
 
 
 def paged_arguments():
     q, cache = torch.randn(3, 4, 64), torch.randn(2, 6, 8, 2, 64)
     table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([12, 9], dtype=torch.int32)
+    call = {"q": q, "k_cache": cache[0], "v_cache": cache[1], "block_table": table, "kv_len": kv_len, "window_right": 0}
     cu = torch.tensor([0, 2, 3], dtype=torch.int32)
-    return (
-        q,
-        cache[0],
-        cache[1],
-        table,
-        cu,
-        kv_len,
-        torch.empty_like(q),
-        None,
-        0,
-        0,
-        None,
-        0,
-        0.0,
-        0.0,
-        None,
-        None,
-        None,
-        "",
-        False,
-    )
+    return arguments("paged_attention", **call, cu_seqlens_q=cu, out=torch.empty_like(q))
 
 
 def append_arguments():
     k, cache = torch.randn(2, 3, 2, 64), torch.zeros(2, 2, 8, 2, 64)
-    return (k[0], k[1], cache[0].clone(), cache[1].clone(), torch.tensor([5, -1, 9]), None, None, "")
+    caches = {"k_cache": cache[0].clone(), "v_cache": cache[1].clone()}
+    return arguments("paged_cache_append", k=k[0], v=k[1], **caches, slot_mapping=torch.tensor([5, -1, 9]))
 
 
 def merge_arguments():
     outs, lses = list(torch.randn(2, 3, 2, 64)), list(torch.randn(2, 3, 2))
-    return (outs, lses, torch.empty(3, 2, 64), torch.empty(3, 2), "")
+    return arguments("merge_states", outs=outs, lses=lses, out=torch.empty(3, 2, 64), lse=torch.empty(3, 2))
 
 
 def backward_arguments():
     q, k, v = torch.randn(2, 5, 4, 64), torch.randn(2, 9, 2, 64), torch.randn(2, 9, 2, 64)
     out, lse = fovea.attention(q, k, v, return_lse=True)
-    options = (None, None, None, None, *NO_MASK, False, 0.0, 0.0, torch.randn(4))
-    new = [torch.empty_like(tensor) for tensor in (q, k, v, options[-1])]
-    return (q, k, v, out, lse, *options, torch.randn_like(out), *new, "")
+    call = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "sink": torch.randn(4), "dout": torch.randn_like(out)}
+    new = {"d" + name: torch.empty_like(call[name]) for name in ("q", "k", "v", "sink")}
+    return arguments("attention_backward", **call, **new)
 
 
 def latent_arguments():
     q, cache = torch.randn(2, 3, 4, 576), torch.randn(6, 8, 1, 576)
     table, kv_len = torch.arange(4, dtype=torch.int32).view(2, 2), torch.tensor([12, 9], dtype=torch.int32)
-    out, lse = torch.empty(2, 3, 4, 512), torch.empty(2, 4, 3)
-    return (q, cache, "rows", table, None, kv_len, out, lse, 0, 0, None, 0, 0.0, None, "", False, None)
+    call = {"q": q, "cache": cache, "format": "rows", "block_table": table, "kv_len": kv_len, "window_right": 0}
+    return arguments("latent_attention", **call, out=torch.empty(2, 3, 4, 512), lse=torch.empty(2, 4, 3))
 
 
 def packed_rows(tokens):

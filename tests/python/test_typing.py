@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fovea
-import fovea._options
 
 ROOT = Path(__file__).parents[2]
 OVERLOADED = (
@@ -42,7 +41,9 @@ def test_overloads_take_what_the_function_takes(function):
     hints = typing.get_type_hints(function)
     for overload in typing.get_overloads(inspect.unwrap(function)):
         parameters = dict(inspect.signature(overload).parameters)
-        options = getattr(fovea._options, re.fullmatch(r"Unpack\[(\w+)\]", parameters.pop("options").annotation)[1])
+        options = getattr(
+            sys.modules[function.__module__], re.fullmatch(r"Unpack\[(\w+)\]", parameters.pop("options").annotation)[1]
+        )
         assert {*parameters, *options.__annotations__} == {*taken} and not {*parameters} & {*options.__annotations__}
         for name, hint in typing.get_type_hints(options).items():
             assert hint == hints[name], name

@@ -6,6 +6,7 @@ import torch
 
 import fovea
 from small_calls import backward, codes, dense, latent, paged
+from test_operators import arguments
 
 CALLS = {
     fovea.attention: dense,
@@ -40,8 +41,7 @@ def test_the_operator_takes_negative_bounds():
     """The library's own band, as docs/numerics.md has it: without the diagonal."""
     q, k = torch.randn(1, 6, 2, 64), torch.randn(1, 6, 2, 64)
     out = torch.empty_like(q)
-    options = (None, None, None, None, 3, -1, False, 0.0, 0.0, None, None, None, None, "", False)
-    torch.ops.fovea.attention(q, k, k, out, None, *options)
+    torch.ops.fovea.attention(*arguments("attention", q=q, k=k, v=k, out=out, window_left=3, window_right=-1))
     expected = torch.zeros_like(q)
     for row in range(1, 6):  # sees the three keys before its own
         keys = k[:, max(0, row - 3) : row]

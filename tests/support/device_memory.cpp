@@ -6,21 +6,16 @@
 #include <tuple>
 
 #include "device_runtime.hpp"
+#include "op/attention/fields.hpp"
+#include "op/attention_backward/fields.hpp"
+#include "op/latent_attention/fields.hpp"
+#include "op/paged_attention/fields.hpp"
+#include "op/paged_cache_append/fields.hpp"
+#include "op/quantized_attention/fields.hpp"
 
 namespace fovea::check {
 namespace {
 
-auto pointers(AttentionArgs& a) {
-  return std::tie(a.q, a.k, a.v, a.out, a.lse, a.sink, a.cu_seqlens_q, a.cu_seqlens_k, a.q_scale, a.k_scale, a.v_scale);
-}
-auto pointers(AttentionBackwardArgs& a) { return std::tuple_cat(pointers(a.forward), std::tie(a.dout, a.dq, a.dk, a.dv, a.dsink)); }
-auto pointers(PagedAttentionArgs& a) {
-  return std::tie(a.q, a.k_cache, a.v_cache, a.out, a.lse, a.sink, a.block_table, a.cu_seqlens_q, a.kv_len, a.k_scale, a.v_scale);
-}
-auto pointers(PagedCacheAppendArgs& a) { return std::tie(a.k, a.v, a.k_cache, a.v_cache, a.slot_mapping, a.k_scale, a.v_scale); }
-auto pointers(LatentAttentionArgs& a) {
-  return std::tie(a.q, a.cache, a.out, a.lse, a.block_table, a.cu_seqlens_q, a.kv_len, a.cache_scale);
-}
 auto pointers(SparseLatentAttentionArgs::Selection& a) { return std::tie(a.cache, a.indices, a.topk_length); }
 auto pointers(SparseLatentAttentionArgs& a) {
   return std::tuple_cat(std::tie(a.q, a.out, a.lse, a.max_logits, a.sink), pointers(a.main), pointers(a.extra));
@@ -33,20 +28,37 @@ void move(T*& pointer, const DeviceMemory& memory) {
   pointer = static_cast<T*>(memory.translate(pointer));
 }
 
-auto pointers(QuantizeQkInt8Args& a) {
-  return std::tie(a.q, a.k, a.q_int8, a.k_int8, a.q_scale, a.k_scale, a.k_mean, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
-}
-auto pointers(QuantizeVArgs& a) { return std::tie(a.v, a.v_out, a.v_scale, a.v_mean, a.cu_seqlens_k); }
-auto pointers(QuantizedAttentionArgs& a) {
-  return std::tie(a.q, a.k, a.v, a.out, a.q_scale, a.k_scale, a.v_scale, a.v_mean, a.lse, a.lse_shift, a.cu_seqlens_q, a.cu_seqlens_k);
-}
-auto pointers(QuantizeAndAttendArgs& a) { return std::tie(a.q, a.k, a.v, a.out, a.lse, a.cu_seqlens_q, a.cu_seqlens_k); }
-
 template <class Args>
 void move_all(Args& args, std::vector<MergeStatesArgs::Part>&, const DeviceMemory& memory) {
   const auto all = pointers(args);
   static_assert(std::tuple_size_v<std::remove_const_t<decltype(all)>> * sizeof(void*) == sizeof(Args), "an argument is missing above");
   std::apply([&](auto&... pointer) { (move(pointer, memory), ...); }, all);
+}
+
+template <const auto& table>
+void move_fields(typename detail::TypesOf<table>::Args& args, const DeviceMemory& memory) {
+  detail::for_each_pointer(table, args, [&](auto*& pointer) { move(pointer, memory); });
+}
+
+using Parts = std::vector<MergeStatesArgs::Part>;
+void move_all(AttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kAttentionFields>(args, memory); }
+void move_all(AttentionBackwardArgs& args, Parts& parts, const DeviceMemory& memory) {
+  move_all(args.forward, parts, memory);
+  move_fields<detail::kAttentionBackwardFields>(args, memory);
+}
+void move_all(PagedAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kPagedAttentionFields>(args, memory); }
+void move_all(LatentAttentionArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kLatentAttentionFields>(args, memory); }
+void move_all(PagedCacheAppendArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kPagedCacheAppendFields>(args, memory);
+}
+
+void move_all(QuantizeQkInt8Args& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeQkInt8Fields>(args, memory); }
+void move_all(QuantizeVArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeVFields>(args, memory); }
+void move_all(QuantizedAttentionArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kQuantizedAttentionFields>(args, memory);
+}
+void move_all(QuantizeAndAttendArgs& args, Parts&, const DeviceMemory& memory) {
+  move_fields<detail::kQuantizeAndAttendFields>(args, memory);
 }
 
 void move_all(MergeStatesArgs& args, std::vector<MergeStatesArgs::Part>& parts, const DeviceMemory& memory) {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-
 #include "op/common/attention_core.hpp"
-#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -15,12 +12,5 @@ struct AttentionProblem : AttentionCore {
   RowStrides k{}, v{};
   std::optional<ScaleDesc> q_scale{};
 };
-
-/// An implementation handles each of these by name, or planning declines for it the calls that use one.
-inline constexpr std::array kAttentionOptions{
-    option::kRagged<AttentionProblem>,      option::kMaskLeft<AttentionProblem>,      option::kMaskRight<AttentionProblem>,
-    option::kMaskTopLeft<AttentionProblem>, option::kSoftcap<AttentionProblem>,       option::kSink<AttentionProblem>,
-    option::kLse<AttentionProblem>,         option::kQScale<AttentionProblem>,        option::kKScale<AttentionProblem>,
-    option::kVScale<AttentionProblem>,      option::kBatchInvariant<AttentionProblem>};
 
 }  // namespace fovea::detail

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "op/attention/fields.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/common/checks.hpp"
 
@@ -113,12 +114,8 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   problem.k = k.strides();
   problem.v = v.strides();
   problem.out = out.strides();
-  problem.mask = desc.mask;
-  problem.has_sink = desc.has_sink;
   problem.batch_invariant = options.batch_invariant;
-  problem.q_scale = desc.q_scale;
-  problem.k_scale = desc.k_scale;
-  problem.v_scale = desc.v_scale;
+  copy_options(kAttentionFields, desc, problem);
   set_alignments(problem, desc.q, desc.k, desc.v, desc.out);
 
   check_scalars(check, desc.scale, desc.softcap, problem);
@@ -130,26 +127,8 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   return problem;
 }
 
-void add_pointers(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args, Pointers::Access out_and_lse) {
-  const bool any_q = problem.total_q > 0;
-  const bool any_k = problem.total_k > 0;
-  pointers.read("q", args.q, any_q, problem.q_base_alignment);
-  pointers.read("k", args.k, any_k, problem.k_base_alignment);
-  pointers.read("v", args.v, any_k, problem.v_base_alignment);
-  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
-  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  pointers.read("q_scale", args.q_scale, problem.q_scale.has_value(), sizeof(float));
-  pointers.read("k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
-  pointers.read("v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
-  pointers.add(out_and_lse, "out", args.out, any_q, problem.out_base_alignment);
-  pointers.add(out_and_lse, "lse", args.lse, any_q && problem.has_lse, sizeof(float));
-}
-
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args) {
-  Pointers pointers;
-  add_pointers(pointers, problem, args, Pointers::Access::written);
-  return pointers.result();
+  return check_pointers(kAttentionFields, problem, args);
 }
 
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args) {

@@ -23,8 +23,6 @@ void check_ragged(Checker& check, const RaggedDesc& ragged);
 
 /// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args);
-/// Those pointers, for operations that have more: the gradient reads out and lse.
-void add_pointers(Pointers& pointers, const AttentionProblem& problem, const AttentionArgs& args, Pointers::Access out_and_lse);
 
 /// What can only be checked where the host can read the lengths: cu_seqlens within the bounds of the plan.
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args);

@@ -3,7 +3,9 @@
 
 #include <array>
 
+#include "op/attention/fields.hpp"
 #include "op/attention/validate.hpp"
+#include "op/attention_backward/fields.hpp"
 #include "op/common/attention_checks.hpp"
 
 namespace fovea::detail {
@@ -48,12 +50,8 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
 
 Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
   Pointers pointers;
-  add_pointers(pointers, problem, args.forward, Pointers::Access::read);
-  pointers.read("dout", args.dout, problem.total_q > 0, problem.dout_base_alignment);
-  pointers.written("dq", args.dq, problem.total_q > 0, problem.dq_base_alignment);
-  pointers.written("dk", args.dk, problem.total_k > 0, problem.dk_base_alignment);
-  pointers.written("dv", args.dv, problem.total_k > 0, problem.dv_base_alignment);
-  pointers.written("dsink", args.dsink, problem.has_sink, sizeof(float));
+  add_pointers(pointers, kAttentionFields, problem, args.forward, Pointers::Access::read);
+  add_pointers(pointers, kAttentionBackwardFields, problem, args);
   return pointers.result();
 }
 

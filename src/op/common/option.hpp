@@ -33,12 +33,6 @@ inline constexpr Option<Problem> kSink{"sink", [](const Problem& p) { return p.h
 template <class Problem>
 inline constexpr Option<Problem> kLse{"lse", [](const Problem& p) { return p.has_lse; }};
 template <class Problem>
-inline constexpr Option<Problem> kQScale{"q_scale", [](const Problem& p) { return p.q_scale.has_value(); }};
-template <class Problem>
-inline constexpr Option<Problem> kKScale{"k_scale", [](const Problem& p) { return p.k_scale.has_value(); }};
-template <class Problem>
-inline constexpr Option<Problem> kVScale{"v_scale", [](const Problem& p) { return p.v_scale.has_value(); }};
-template <class Problem>
 inline constexpr Option<Problem> kBatchInvariant{"options.batch_invariant", [](const Problem& p) { return p.batch_invariant; }};
 
 }  // namespace option

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-
 #include "op/common/attention_core.hpp"
 #include "op/common/latent_cache.hpp"
-#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -17,13 +14,5 @@ struct LatentAttentionProblem : AttentionCore {
   std::int64_t max_blocks = 0;    ///< entries in a row of the block table
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
 };
-
-inline constexpr std::array kLatentAttentionOptions{
-    option::kRagged<LatentAttentionProblem>,
-    option::kMaskLeft<LatentAttentionProblem>,
-    option::kMaskRight<LatentAttentionProblem>,
-    option::kLse<LatentAttentionProblem>,
-    Option<LatentAttentionProblem>{"cache_scale", [](const LatentAttentionProblem& p) { return p.has_scale; }},
-    option::kBatchInvariant<LatentAttentionProblem>};
 
 }  // namespace fovea::detail

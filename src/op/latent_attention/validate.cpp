@@ -6,6 +6,7 @@
 
 #include "op/common/attention_checks.hpp"
 #include "op/common/block_table.hpp"
+#include "op/latent_attention/fields.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -71,8 +72,7 @@ LatentAttentionProblem normalise(const LatentAttentionDesc& desc, const LatentCa
   const auto strides = [&](const TensorDesc& t) { return RowStrides{ragged ? 0 : t.strides[0], t.strides[first], t.strides[first + 1]}; };
   problem.q = strides(desc.q);
   problem.out = strides(desc.out);
-  problem.mask = desc.mask;
-  problem.has_scale = desc.has_scale;
+  copy_options(kLatentAttentionFields, desc, problem);
   problem.cache = cache;
   problem.max_blocks = desc.block_table.shape[1];
   problem.table_stride = desc.block_table.strides[0];
@@ -110,17 +110,7 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
 }
 
 Result<void> check_args(const LatentAttentionProblem& problem, const LatentAttentionArgs& args) {
-  Pointers pointers;
-  const bool any_q = problem.total_q > 0;
-  pointers.read("q", args.q, any_q, problem.q_base_alignment);
-  pointers.read("cache", args.cache, problem.cache.blocks > 0 && problem.max_blocks > 0, problem.cache.alignment);
-  pointers.written("out", args.out, any_q, problem.out_base_alignment);
-  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  pointers.read("block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
-  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  pointers.read("kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
-  pointers.read("cache_scale", args.cache_scale, problem.has_scale, sizeof(float));
-  return pointers.result();
+  return check_pointers(kLatentAttentionFields, problem, args);
 }
 
 Result<void> check_lengths(const LatentAttentionProblem& problem, const LatentAttentionArgs& args) {

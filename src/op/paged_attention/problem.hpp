@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
-#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -16,10 +13,5 @@ struct PagedAttentionProblem : AttentionCore {
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
   CacheStrides k{}, v{};
 };
-
-inline constexpr std::array kPagedAttentionOptions{
-    option::kMaskLeft<PagedAttentionProblem>, option::kMaskRight<PagedAttentionProblem>,     option::kSoftcap<PagedAttentionProblem>,
-    option::kSink<PagedAttentionProblem>,     option::kLse<PagedAttentionProblem>,           option::kKScale<PagedAttentionProblem>,
-    option::kVScale<PagedAttentionProblem>,   option::kBatchInvariant<PagedAttentionProblem>};
 
 }  // namespace fovea::detail

@@ -6,6 +6,7 @@
 
 #include "op/common/attention_checks.hpp"
 #include "op/common/block_table.hpp"
+#include "op/paged_attention/fields.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -70,11 +71,8 @@ PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOption
   problem.head_dim_v = desc.v_cache.shape[3];
   problem.q = {0, desc.q.strides[0], desc.q.strides[1]};
   problem.out = {0, desc.out.strides[0], desc.out.strides[1]};
-  problem.mask = desc.mask;
-  problem.has_sink = desc.has_sink;
   problem.batch_invariant = options.batch_invariant;
-  problem.k_scale = desc.k_scale;
-  problem.v_scale = desc.v_scale;
+  copy_options(kPagedAttentionFields, desc, problem);
   problem.blocks = desc.k_cache.shape[0];
   problem.page = desc.k_cache.shape[1];
   problem.max_blocks = desc.block_table.shape[1];
@@ -115,21 +113,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
 }
 
 Result<void> check_args(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
-  Pointers pointers;
-  const bool any_q = problem.total_q > 0;
-  const bool any_k = problem.blocks > 0 && problem.max_blocks > 0;
-  pointers.read("q", args.q, any_q, problem.q_base_alignment);
-  pointers.read("k_cache", args.k_cache, any_k, problem.k_base_alignment);
-  pointers.read("v_cache", args.v_cache, any_k, problem.v_base_alignment);
-  pointers.written("out", args.out, any_q, problem.out_base_alignment);
-  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
-  pointers.read("block_table", args.block_table, problem.batch > 0 && problem.max_blocks > 0, sizeof(std::int32_t));
-  pointers.read("cu_seqlens_q", args.cu_seqlens_q, true, sizeof(std::int32_t));
-  pointers.read("kv_len", args.kv_len, problem.batch > 0, sizeof(std::int32_t));
-  pointers.read("k_scale", args.k_scale, problem.k_scale.has_value(), sizeof(float));
-  pointers.read("v_scale", args.v_scale, problem.v_scale.has_value(), sizeof(float));
-  return pointers.result();
+  return check_pointers(kPagedAttentionFields, problem, args);
 }
 
 Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAttentionArgs& args) {

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "op/common/checks.hpp"
+#include "op/paged_cache_append/fields.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -62,18 +63,7 @@ Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const
 }
 
 Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {
-  Pointers pointers;
-  const bool any = problem.tokens > 0;
-  const bool any_k = any && problem.kv_heads * problem.k.head_dim > 0;  // K alone may be appended
-  const bool any_v = any && problem.kv_heads * problem.v.head_dim > 0;
-  pointers.read("k", args.k, any_k, problem.k.rows_alignment);
-  pointers.read("v", args.v, any_v, problem.v.rows_alignment);
-  pointers.written("k_cache", args.k_cache, any_k && problem.blocks > 0, problem.k.cache_alignment);
-  pointers.written("v_cache", args.v_cache, any_v && problem.blocks > 0, problem.v.cache_alignment);
-  pointers.read("slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
-  pointers.read("k_scale", args.k_scale, problem.k.scale.has_value(), sizeof(float));
-  pointers.read("v_scale", args.v_scale, problem.v.scale.has_value(), sizeof(float));
-  return pointers.result();
+  return check_pointers(kPagedCacheAppendFields, problem, args);
 }
 
 Result<void> check_slots(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {

@@ -6,6 +6,7 @@
 
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
+#include "op/quantized_attention/fields.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -289,57 +290,19 @@ Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, con
 }
 
 Result<void> check_args(const QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
-  Pointers pointers;
-  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_sequence = problem.batch > 0;
-  pointers.read("q", args.q, any_q, problem.q.from_alignment);
-  pointers.read("k", args.k, any_k, problem.k.from_alignment);
-  pointers.written("q_int8", args.q_int8, any_q, problem.q.to_alignment);
-  pointers.written("k_int8", args.k_int8, any_k, problem.k.to_alignment);
-  pointers.written("q_scale", args.q_scale, any_q && any_sequence, sizeof(float));
-  pointers.written("k_scale", args.k_scale, any_k && any_sequence, sizeof(float));
-  pointers.written("k_mean", args.k_mean, problem.k.has_mean && any_sequence, sizeof(float));
-  pointers.written("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
-  pointers.read("cu_seqlens_q", args.cu_seqlens_q, problem.ragged, sizeof(std::int32_t));
-  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  return pointers.result();
+  return check_pointers(kQuantizeQkInt8Fields, problem, args);
 }
 
 Result<void> check_args(const QuantizeVProblem& problem, const QuantizeVArgs& args) {
-  Pointers pointers;
-  const bool any = problem.total_k > 0;
-  pointers.read("v", args.v, any, problem.v.from_alignment);
-  pointers.written("v_out", args.v_out, any, problem.v.to_alignment);
-  pointers.written("v_scale", args.v_scale, problem.v.has_scale && problem.batch > 0, sizeof(float));
-  pointers.written("v_mean", args.v_mean, problem.v.has_mean && problem.batch > 0, sizeof(float));
-  pointers.read("cu_seqlens_k", args.cu_seqlens_k, problem.ragged, sizeof(std::int32_t));
-  return pointers.result();
-}
-
-/// As dense attention's arguments; scales are looked at apart.
-static AttentionArgs dense_args(const auto& args) {
-  return {.q = args.q,
-          .k = args.k,
-          .v = args.v,
-          .out = args.out,
-          .lse = args.lse,
-          .cu_seqlens_q = args.cu_seqlens_q,
-          .cu_seqlens_k = args.cu_seqlens_k};
+  return check_pointers(kQuantizeVFields, problem, args);
 }
 
 Result<void> check_args(const QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args) {
-  Pointers pointers;
-  const bool any_q = problem.total_q > 0, any_k = problem.total_k > 0, any_sequence = problem.batch > 0;
-  add_pointers(pointers, problem, dense_args(args), Pointers::Access::written);
-  pointers.read("q_scale", args.q_scale, any_q && any_sequence, sizeof(float));
-  pointers.read("k_scale", args.k_scale, any_k && any_sequence, sizeof(float));
-  pointers.read("v_scale", args.v_scale, problem.has_v_scale && any_k && any_sequence, sizeof(float));
-  pointers.read("v_mean", args.v_mean, problem.has_v_mean && any_k && any_sequence, sizeof(float));
-  pointers.read("lse_shift", args.lse_shift, problem.has_lse_shift && any_q, sizeof(float));
-  return pointers.result();
+  return check_pointers(kQuantizedAttentionFields, problem, args);
 }
 
 Result<void> check_args(const QuantizeAndAttendProblem& problem, const QuantizeAndAttendArgs& args) {
-  return check_args(problem.whole, dense_args(args));
+  return check_pointers(kQuantizeAndAttendFields, problem, args);
 }
 
 Result<void> check_lengths(const QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
@@ -361,12 +324,15 @@ Result<void> check_lengths(const QuantizeVProblem& problem, const QuantizeVArgs&
   return {};
 }
 
+/// As dense attention has them.
+static AttentionArgs lengths_of(const auto& args) { return {.cu_seqlens_q = args.cu_seqlens_q, .cu_seqlens_k = args.cu_seqlens_k}; }
+
 Result<void> check_lengths(const QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args) {
-  return check_lengths(static_cast<const AttentionProblem&>(problem), dense_args(args));
+  return check_lengths(static_cast<const AttentionProblem&>(problem), lengths_of(args));
 }
 
 Result<void> check_lengths(const QuantizeAndAttendProblem& problem, const QuantizeAndAttendArgs& args) {
-  return check_lengths(problem.whole, dense_args(args));
+  return check_lengths(problem.whole, lengths_of(args));
 }
 
 std::optional<Error> decline_int8_head_dims(const QuantizeQkInt8Problem& problem) {

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What dense attention takes, in the order of torch's schema.
+#pragma once
+
+#include "fovea/attention.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/fields.hpp"
+
+namespace fovea::detail {
+
+/// Those that its gradient takes too.
+inline constexpr auto kDenseFields = [] {
+  using P = AttentionProblem;
+  using D = AttentionDesc;
+  using A = AttentionArgs;
+  using C = fovea_attention_desc;
+  using B = fovea_attention_args;
+  using T = FieldTypes<P, D, A, C, B>;
+  constexpr auto any_q = [](const P& p) { return p.total_q > 0; };
+  constexpr auto any_k = [](const P& p) { return p.total_k > 0; };
+  constexpr auto ragged = [](const P& p) { return p.ragged; };
+  constexpr auto heads = [](const D& d) { return extent_from_last(d.q, 2); };
+  constexpr auto batch_and_one = [](const D& d) { return d.ragged ? d.ragged->batch + 1 : 0; };
+  return std::tuple{
+      Field<T, &D::q, &C::q, &A::q, &B::q>{.name = "q", .needed = any_q, .alignment = kIts<&P::q_base_alignment>},
+      Field<T, &D::k, &C::k, &A::k, &B::k>{"k", any_k, kIts<&P::k_base_alignment>},
+      Field<T, &D::v, &C::v, &A::v, &B::v>{"v", any_k, kIts<&P::v_base_alignment>},
+      Field<T, &D::out, &C::out, &A::out, &B::out>{"out", any_q, kIts<&P::out_base_alignment>},
+      Field<T, &D::lse, &C::lse, &A::lse, &B::lse, &P::has_lse>{"lse", any_q},
+      Field<T, &A::cu_seqlens_q, &B::cu_seqlens_q>{.name = "cu_seqlens_q", .needed = ragged, .count = batch_and_one, .may_be_absent = true},
+      Field<T, &A::cu_seqlens_k, &B::cu_seqlens_k>{.name = "cu_seqlens_k", .needed = ragged, .count = batch_and_one, .may_be_absent = true},
+      Field<T, &D::ragged, &C::ragged, &P::ragged>{"ragged"},
+      Field<T, &D::mask, &C::mask, &P::mask>{.name = "mask", .has_anchor = true},
+      Field<T, &D::scale, &C::scale>{"scale"},
+      Field<T, &D::softcap, &C::softcap, &P::softcap>{"softcap"},
+      Field<T, &D::has_sink, &C::has_sink, &A::sink, &B::sink, &P::has_sink>{.name = "sink", .needed = any_q, .count = heads},
+  };
+}();
+
+inline constexpr auto kAttentionFields = [] {
+  using P = AttentionProblem;
+  using D = AttentionDesc;
+  using A = AttentionArgs;
+  using C = fovea_attention_desc;
+  using B = fovea_attention_args;
+  using T = FieldTypes<P, D, A, C, B>;
+  constexpr auto kv_heads = [](const D& d) { return extent_from_last(d.k, 2); };
+  constexpr auto batch = [](const D& d) { return d.ragged ? d.ragged->batch : d.q.shape[0]; };
+  return std::tuple_cat(
+      kDenseFields,
+      std::tuple{
+          Field<T, &D::q_scale, &C::q_scale, &A::q_scale, &B::q_scale, &P::q_scale>{.name = "q_scale", .count = kv_heads, .batch = batch},
+          Field<T, &D::k_scale, &C::k_scale, &A::k_scale, &B::k_scale, &P::k_scale>{.name = "k_scale", .count = kv_heads, .batch = batch},
+          Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::v_scale>{.name = "v_scale", .count = kv_heads, .batch = batch},
+      });
+}();
+static_assert(names_every_pointer<AttentionArgs>(kAttentionFields));
+
+inline constexpr auto kAttentionOptions = options_of<kAttentionFields>();
+
+}  // namespace fovea::detail
