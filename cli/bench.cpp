@@ -107,7 +107,7 @@ double host_seconds(const check::AnyPlan& plan, Workspace workspace, Device devi
   return timing.median;
 }
 
-/// The first implementation whose name holds the one asked for; empty when there is none.
+/// The first implementation whose name contains the requested one; empty when there is none.
 std::string named_implementation(const AnyCase& entry, const Options& options) {
   for (const ImplementationInfo& row : implementations()) {
     if (row.available && row.operation == entry.operation && row.name.find(options.implementation) != std::string::npos)

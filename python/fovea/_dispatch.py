@@ -71,8 +71,8 @@ class _Operator:
         self.overload(*map(_resolved, args))
 
     def fake(self, *args: Any, **kwargs: Any) -> None:
-        """An operator returns nothing and its outputs are the caller's, so tracing has nothing to work out. One meta tensor among
-        others brings a call here, too, which then would leave its outputs as they were."""
+        """An operator returns nothing and its outputs are the caller's, so tracing has nothing to work out. A call with one meta
+        tensor among others also ends here. It would leave its outputs as they were."""
         given = _tensors([*self.names[: len(args)], *kwargs], [*args, *kwargs.values()])
         devices = [(name, tensor.device) for name, tensor in given]
         for name, device in devices:

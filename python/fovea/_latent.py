@@ -224,7 +224,7 @@ def sparse_latent_attention(
         schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
-        out, or a tuple of out and what else was asked for, lse before max_logits. A row that sees no key gives 0, -inf and -inf.
+        out, or a tuple of out and the other requested outputs, lse before max_logits. A row without keys gives 0, -inf and -inf.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.

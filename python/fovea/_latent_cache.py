@@ -128,7 +128,7 @@ def dequantize_latent_cache(
     Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
     """
     if rows is None:
-        width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses what is not there
+        width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses an unknown format
         rows = cache.new_zeros((slot_mapping.numel(), width), dtype=dtype)
     _dequantize_latent_cache(rows, cache, slot_mapping, format, implementation or "")
     return rows

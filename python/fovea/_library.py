@@ -20,7 +20,7 @@ WINDOW = "(left, right), 0 or more keys before and after a query's own position,
 
 
 def typed(error: RuntimeError) -> Exception:
-    """The exception that tells what happened."""
+    """The exception that says what happened."""
     text = str(error)
     return next((kind(text.removeprefix(prefix)) for prefix, kind in _KINDS.items() if text.startswith(prefix)), error)
 

@@ -53,7 +53,7 @@ inline int attribute(cudaDeviceAttr which, int ordinal) {
   return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
 }
 
-/// The devices of this process, asked for once.
+/// The devices of this process, looked up once.
 inline const DeviceTable& device_table() {
   static const DeviceTable kTable = [] {
     DeviceTable table;
@@ -174,7 +174,7 @@ struct LaunchShape {
   bool programmatic = false;
 };
 
-/// Lets a kernel have more than 48 KiB of dynamic shared memory; the runtime is told once for each device. `bytes` is the kernel's own
+/// Lets a kernel have more than 48 KiB of dynamic shared memory. The attribute is set once for each device. `bytes` is the kernel's own
 /// constant, the same in every call.
 template <auto kKernel>
 Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {

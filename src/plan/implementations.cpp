@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the backends of the build bring: their rows, fastest first and the reference last, and their devices. A new backend is a line here.
+/// The rows that each backend of the build adds, fastest first and the reference last, and its devices. A new backend is a line here.
 #include <vector>
 
 #ifdef FOVEA_HAS_CPU

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Devices that are not there: the few functions of the CUDA runtime by which the library looks at devices and launches on them, in the
-/// place of the real ones. A launch is held against a device's limits and noted; nothing runs. So what the host does of a call is tested
-/// on machines without a GPU.
+/// Simulated devices: the few functions of the CUDA runtime by which the library looks at devices and launches on them, in place of the
+/// real ones. A launch is checked against the device's limits and noted; nothing runs. So the host's side of a call is tested on machines
+/// without a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the host does of calls on GPUs, over devices that are not there: which calls are taken, what they say when they are not, and that
-/// a device would take what they launch.
+/// The host's side of calls on GPUs, over simulated devices: which calls are taken, what the others are declined with, and that a device
+/// would take the launches.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -24,7 +24,7 @@ SCRIPTS = {
 
 def dry_run(script: str, out: Path, *arguments: str) -> tuple[int, dict]:
     command = [sys.executable, "-B", BENCH / f"{script}.py", "--dry-run", "--commit", "abc", "--out", out, *arguments]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more cost more than they bring
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads cost more than they save
     done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(out.read_text())

@@ -91,7 +91,7 @@ std::int64_t total_q(const Case& spec);
 std::int64_t max_q(const Case& spec);
 std::int64_t max_kv(const Case& spec);
 
-/// The keys [begin, end) that row `row` of a sequence sees: the mask once more, told as plainly as possible.
+/// The keys [begin, end) that row `row` of a sequence sees: the mask once more, stated as plainly as possible.
 struct Keys {
   std::int64_t begin = 0, end = 0;
 };

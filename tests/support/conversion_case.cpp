@@ -144,7 +144,7 @@ class ConversionTrial final : public Trial {
     return want;
   }
 
-  /// A NaN in the plain bf16 part of a packed row keeps no particular payload: brings all of them to one.
+  /// A NaN in the plain bf16 part of a packed row keeps no particular payload: replaces each with the same one.
   void settle_rope(Bytes& bytes) const {
     for (std::int64_t slot = 0; spec_.quantize && slot < slots(); ++slot) {
       std::byte* rope = bytes.data() + slot / spec_.page * desc_.cache.block_stride + format_.rope_at(slot % spec_.page);

@@ -28,7 +28,7 @@ class Storage {
 
   /// All of it, red zones included: to be looked at between guard(false) and guard(true).
   std::span<std::byte> allocation() const { return {base_, total_}; }
-  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
+  void guard(bool on) const;  ///< Marks the red zones for AddressSanitizer, or clears the marks.
 
   /// Notes the present contents, red zones included, as those that must stay. `keep_copy` makes restore() possible.
   void seal(bool keep_copy);

@@ -10,7 +10,7 @@
 
 namespace fovea::check {
 
-/// Scratch memory of exactly the size a plan asked for: poisoned, between red zones.
+/// Scratch memory of exactly the size that a plan requests: poisoned, between red zones.
 class HostileWorkspace {
  public:
   explicit HostileWorkspace(std::size_t bytes, Device device = {});

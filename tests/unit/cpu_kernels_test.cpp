@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Packing, both products and the streamed forms of every instruction set, against plain loops. Inputs are small integers, so that every
-/// sum is exact in any order and equality can be asked for.
+/// Packing, both products and the streamed forms of every instruction set, against plain loops. Inputs are small integers, so every sum is
+/// exact in any order and results must be equal.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -82,7 +82,7 @@ static void micro_kernel(const MicroTile<Math>& tile) {
   }
 }
 
-/// Row counts below kBlockRows are instances of their own: padding them would multiply rows that are not there.
+/// Row counts below kBlockRows are instances of their own: padding them would multiply absent rows.
 template <class Math, int kRows = kBlockRows>
 static void multiply(int rows, const MicroTile<Math>& tile) {
   if constexpr (kRows > 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan fixes and what a call brings: dense, ragged and paged attention are one problem from here on.
+/// What a plan fixes, and the arguments of a call. Dense, ragged and paged attention are one problem from here on.
 #pragma once
 
 #include <algorithm>

@@ -223,7 +223,7 @@ FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
 /// kRows queries of a head and the block of keys from `block` on.
 template <class S, int kRows>
 __attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int block, int head, int row) {
-  constexpr int kRoom = kStreamSums / 2 / kRows, kPieces = kRoom > 2 ? 2 : kRoom;  // four: a row's lines are asked for in bursts
+  constexpr int kRoom = kStreamSums / 2 / kRows, kPieces = kRoom > 2 ? 2 : kRoom;  // with 4, prefetches of a row come in bursts
   const std::int64_t first = static_cast<std::int64_t>(head) * tile.head_rows + row;
   const int left = tile.values.count - block;
   const ValuePiece piece{.p = tile.p + first * tile.p_stride + block,

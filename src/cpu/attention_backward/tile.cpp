@@ -108,7 +108,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
   const detail::AttentionCore& core = head.core();
   const BackwardScratch& s = head.scratch;
   const bool capped = core.softcap > 0;
-  const int keys = static_cast<int>(round_up(chunk.keys, 8));  // those that are not there are seen by none
+  const int keys = static_cast<int>(round_up(chunk.keys, 8));  // no query sees the absent keys
   head.kernels().gradient({.scores = s.scores,
                            .gradients = s.gradients,
                            .p = s.p,

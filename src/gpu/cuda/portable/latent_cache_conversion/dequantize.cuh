@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Slots of a packed cache to rows: code * scale in f32, rounded once. All of a token is asked for before any of it is used.
+/// Slots of a packed cache to rows: code * scale in f32, rounded once. All loads of a token are issued before any of it is used.
 #pragma once
 
 #include "gpu/common/codes.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the launch tells the kernels.
+/// The parameters of the kernels.
 #pragma once
 
 #include <cstddef>

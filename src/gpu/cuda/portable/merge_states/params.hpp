@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the launch tells the kernel.
+/// The parameters of the kernel.
 #pragma once
 
 #include <cstdint>
