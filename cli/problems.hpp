@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Problems of every operation from a few numbers: dense tensors, block tables without gaps.
+/// Problems of every operation from a few numbers: dense tensors, and block tables without gaps.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace fovea::cli {
 
-/// 0, or nothing, asks for what is usual with the operation.
+/// 0 or an empty value stands for the usual value of the operation.
 struct ProblemSize {
   DType dtype = DType::bf16;
   std::optional<DType> cache{};
@@ -25,7 +25,7 @@ struct ProblemSize {
   float softcap = 0;
 };
 
-/// What a plan says of itself, with its workspace.
+/// The explanation of a plan, with its workspace.
 using Explanation = Result<std::string>;
 
 struct ExplainedOperation {
@@ -33,7 +33,7 @@ struct ExplainedOperation {
   Explanation (*explain)(ProblemSize size, Device device, const PlanOptions& options);
 };
 
-/// In the order in which operations are listed to people. A new operation is a row here.
+/// Ordered as operations are listed to people. A new operation is a line here.
 const std::vector<ExplainedOperation>& explained_operations();
 
 }  // namespace fovea::cli

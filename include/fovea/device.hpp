@@ -21,7 +21,8 @@ constexpr std::string_view name_of(Backend backend) {
 struct Device {
   Backend backend = Backend::cpu;
   int ordinal = 0;
-  /// GPUs: not 0 describes one that need not be here, by its compute capability (90 is 9.0); a plan for it explains and does not run.
+  /// GPUs: a value other than 0 describes a device by its compute capability (90 is 9.0). It need not exist: a plan for it explains and
+  /// does not run.
   int capability = 0;
 };
 
