@@ -28,10 +28,10 @@ struct Launch {
   dim3 grid, block;
 };
 
-/// Since they were last cleared.
+/// All launches since the last clear.
 std::vector<Launch>& launches();
 
-/// What every launch says from now on; cudaSuccess: those within the limits are good.
+/// The result of every launch from now on. With cudaSuccess, launches within the limits succeed.
 void set_launch_status(cudaError_t status);
 
 }  // namespace fovea::check
