@@ -50,7 +50,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def in_turn(args: argparse.Namespace, cases: dict, other: str) -> list[dict]:
-    """Both sides in turn, so that they meet the same state of the machine; the ratio is that of the medians. `other` names the
+    """Runs both sides in turn, so that they meet the same state of the machine. The ratio is that of the medians. `other` names the
     other side in the results."""
     rows = []
     for name, make in cases.items():

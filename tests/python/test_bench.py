@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cases ./dev bench measures; and the benchmarks that a GPU is needed for, dry: every row is computed and checked on the
+"""Which cases ./dev bench measures, and a dry run of the benchmarks that need a GPU: every case is computed and checked on the
 CPU, at tiny sizes."""
 
 import json

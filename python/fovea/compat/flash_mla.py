@@ -54,7 +54,7 @@ class _Schedule(LatentSchedule):
         return call == self._call
 
     def bind(self, *lengths: Tensor | None) -> None:
-        """Before each call, with its lengths. The tensors are kept, so that no other can have their place."""
+        """Notes the lengths of a call before it runs. Keeps the tensors, so that no other can take their memory."""
         versions = [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in lengths]
         if versions != self._versions or any(now is not known for now, known in zip(lengths, self._lengths, strict=True)):
             self.reset()
