@@ -28,7 +28,7 @@ typedef int32_t fovea_status;
 enum {
   FOVEA_OK = 0,
   FOVEA_INVALID_ARGUMENT = 1, /* the call contradicts itself */
-  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says who declined and why */
+  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says which ones declined and why */
   FOVEA_OUT_OF_WORKSPACE = 3, /* the workspace is smaller than fovea_plan_workspace_bytes() */
   FOVEA_DEVICE_ERROR = 4      /* the device's runtime or the operating system reported a failure */
 };

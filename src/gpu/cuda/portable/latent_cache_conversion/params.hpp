@@ -24,9 +24,9 @@ struct Layout {
 
 template <class Rows, class Cache>
 struct Params {
-  Rows rows;
-  Cache cache;
-  const std::int64_t* slot_mapping;
+  Rows rows;                               // (tokens, codes + rope)
+  Cache cache;                             // (blocks, page, bytes of a token); planar formats: (blocks, bytes of a block)
+  const std::int64_t* slot_mapping;        // (tokens)
   std::int64_t tokens, row_stride;         // bytes
   std::int64_t slots, page, block_stride;  // bytes
   Layout layout;

@@ -162,7 +162,7 @@ __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t
     if (S::has_codes(pass, lane)) put_codes<S>(image, pass, lane, encoded);
   }
   put_rope<S, T>(image, lane, rope);
-  __syncwarp();
+  __syncwarp();  // all lanes wait until every lane has written its part of the image
   if (has_slot(params, slot)) store_image<S, kAligned>(token_at<S>(params, slot, 0), image, lane);
   __syncwarp();  // all lanes wait until every lane has read the image; the next token overwrites it
 }
@@ -170,7 +170,7 @@ __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t
 template <CacheFormat kFormat, class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads) quantize(const __grid_constant__ QuantizeParams params) {
   using S = Shape<kFormat, T>;
-  __shared__ Image<S> images[kThreads / S::kLanes];
+  __shared__ Image<S> images[kThreads / S::kLanes];  // (token of the block)
   Image<S>& image = images[threadIdx.x / S::kLanes];
   for_each_token<S>(
       params, [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane, image); });

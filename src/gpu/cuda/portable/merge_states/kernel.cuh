@@ -79,7 +79,7 @@ template <class T, int kPack>
 __global__ void __launch_bounds__(kThreads) merge_states(const __grid_constant__ Params params) {
   __shared__ float all_weights[kWarps][kPartsOfPass];  // (warp, part)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  float* weights = all_weights[warp];
+  float* weights = all_weights[warp];  // (part)
   for (std::int64_t cell = std::int64_t{blockIdx.x} * kWarps + warp; cell < params.cells; cell += std::int64_t{gridDim.x} * kWarps) {
     const std::int64_t row = cell / params.heads, head = cell % params.heads;
     const State state = weigh(params, cell, weights, lane);
