@@ -20,7 +20,7 @@ inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::i
   return sequences;
 }
 
-/// Many query tiles leave few CTAs for each, so sequences begin and end inside the share of a CTA.
+/// Many query tiles leave few CTAs for each, so sequences begin and end inside a CTA's work.
 inline void few_parts_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::full) {
     spec.name = fmt::format("latent_attention/few_parts/{}", name);
@@ -94,8 +94,7 @@ inline void vast_cases(std::vector<LatentCase>& table) {
   add("v32_fp8-1e36-mixed", {.format = v32, .head = 20, .sequences = of_lengths(2, {130, 40})}, {5.3e35f, Keys::mixed});
 }
 
-/// Keys that are not finite, and that only some rows of a tile see. Infinities have a NaN beside them, because alone they may weigh
-/// nothing.
+/// Keys that are not finite, and that only some rows of a tile see. Infinities have a NaN beside them: alone they may weigh nothing.
 inline void partly_seen_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
     spec.name = fmt::format("latent_attention/partly_seen/{}", name);
