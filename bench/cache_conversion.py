@@ -33,7 +33,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Read and written by one call."""
+        """Bytes that one call reads and writes."""
         form = fovea.cache_formats()[self.cache_format]
         return self.tokens * (2 * form.row + form.bytes + 8)
 
@@ -69,7 +69,7 @@ class Conversion:
             self.quantize()
 
     def on_cpu(self, kept: Tensor, rows: Tensor) -> Tensor:
-        """Rows of the tokens `kept`, by the CPU: through a cache of its own, or from the device's."""
+        """Rows of the tokens `kept`, computed by the CPU through a cache of its own, or from the device's cache."""
         form, name = fovea.cache_formats()[self.case.cache_format], self.case.cache_format
         if self.case.does == "dequantize":
             return fovea.dequantize_latent_cache(self.cache.cpu(), self.slots[kept].cpu(), format=name)
@@ -78,7 +78,7 @@ class Conversion:
         return fovea.dequantize_latent_cache(cache, slots, format=name)
 
     def check(self) -> None:
-        """The device's cache is read by the CPU, so that neither direction can hide an error of the other."""
+        """The CPU reads the device's cache, so that neither direction can hide an error of the other."""
         kept = torch.randperm(self.case.tokens, device=DEVICE)[:CHECKED]
         if self.case.does == "dequantize":
             self.rows.fill_(torch.nan)

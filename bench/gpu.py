@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of a GPU share: arguments, ceilings of the moment, timing, and a result file that grows row by row.
+"""What the benchmarks of a GPU share: arguments, current ceilings, timing, and a result file that grows case by case.
 
-A row that fails is noted with its error and the others go on. A dry run takes tiny shapes, on the CPU where there is no GPU: it
-tries every line of a benchmark and its checks, and its times mean nothing."""
+A case that fails is noted with its error, and the others continue. A dry run takes tiny shapes, on the CPU if there is no GPU. It
+runs every line of a benchmark and its checks, and its times mean nothing."""
 
 import argparse
 import importlib.util
@@ -34,7 +34,7 @@ CALLS = 50  # in a row, whose host time is measured: too few to fill the device'
 
 
 class Case(Protocol):
-    """A dataclass too: its fields are a part of the row."""
+    """A dataclass too: its fields go into the result."""
 
     @property
     def name(self) -> str: ...
@@ -59,9 +59,9 @@ class Subject(Protocol):
 
 
 def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int = 200) -> float:
-    """With L2 flushed before each call, after `settle` seconds of calls one after another: the clock of a GPU at its power limit
-    follows the power of the last tenths of a second, so what comes after lighter work begins too fast, and then is too slow.
-    Without a GPU: of one call."""
+    """L2 is flushed before each call, and `settle` seconds of the same calls come first. The clock of a GPU at its power limit
+    follows the power of the last tenths of a second, so calls after lighter work begin too fast, and then are too slow.
+    Without a GPU: one call."""
     if DEVICE == "cpu":
         start = time.perf_counter()
         call()
@@ -242,7 +242,7 @@ class Bench:
         print(f"{name}: NOT MEASURED: {why}", flush=True)
 
     def attempt(self, name: str, measure: Callable[[], dict]) -> dict | None:
-        """What was measured; None where it was not wanted, or why not is in `missing`."""
+        """The measurement. None if it was not wanted, or if `missing` says why it failed."""
         if self.args.only not in name:
             return None
         if time.monotonic() - self.started > self.args.seconds:
@@ -297,7 +297,7 @@ class Bench:
         return {"milliseconds": milliseconds, "error": error} | watch.row()
 
     def by_turns(self, subject: Subject, own: Callable[[], object], peers: dict, shared: bool) -> tuple[dict, dict]:
-        """Milliseconds of each peer, and the time of each over that of this library: medians over turns, whose order alternates."""
+        """Milliseconds of each peer, and its time relative to this library's: medians over turns, whose order alternates."""
         times, ratios = {}, {}
         calls = {name: recorded(call, shared=shared) if subject.graph else call for name, call in {"": own, **peers}.items()}
         for peer in peers:
@@ -346,7 +346,7 @@ class Bench:
         self.rows(cases, measure, self.results.setdefault("latency", []), "graph: ")
 
     def host(self, case: Case, make: Callable[[Any], Subject], native_case: str) -> None:
-        """What a call takes the host, from Python and from C++: of the same sizes, without waiting for the device."""
+        """Host time of a call of the same sizes, from Python and from C++, without waiting for the device."""
 
         def python() -> dict:
             subject = make(case.tiny() if self.args.dry_run else case)

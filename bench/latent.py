@@ -122,11 +122,11 @@ class LatentSubject:
         self.bytes = cache_bytes + 2 * (self.q.numel() + self.out.numel())
 
     def run(self, schedule: fovea.LatentSchedule | None = None, out: Tensor | None = None) -> Tensor:
-        """With all outputs that FlashMLA's call has, and their allocation."""
+        """The call with all outputs that FlashMLA's call has, and their allocation."""
         raise NotImplementedError
 
     def flash_mla_call(self, shared: bool) -> Callable[[], Tensor] | None:
-        """FlashMLA's of the same work, with the schedule of a call before where it is shared; None where it has none."""
+        """FlashMLA's call of the same work, with a shared schedule if there is one; None where FlashMLA has no such call."""
         return None
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:

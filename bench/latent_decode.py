@@ -64,7 +64,7 @@ SWEEPS = {
 }
 PLAIN = ["rows", "rows_f16", "rows512", "rows512_f16"]
 CODES = ["e4m3", "e4m3_f16", "e4m3_512", "e4m3_512_f16", "v32_fp8", "v4_fp8", "v41_fp8"]
-# Every way to load keys: whole tiles for one or two tiles of query rows, single rows, and codes.
+# Every way to load keys: whole tiles for one or two query tiles, gathered rows, and quantised values.
 FORMATS = [equal(128, 4096, heads, cache) for heads in (128, 64) for cache in PLAIN]
 FORMATS += [equal(128, 4096, 128, cache, 1) for cache in PLAIN] + [equal(128, 4096, 128, cache) for cache in CODES]
 LATENCY = [equal(1, 4096, 128), equal(8, 4096, 128)]
@@ -108,7 +108,7 @@ class Decode(LatentSubject):
         return flash_mla.get_mla_metadata(self.kv_len, self.case.seq_q * self.case.heads, 1)
 
     def flash_mla(self, metadata: tuple | None = None) -> Tensor:
-        """Scheduling included, as in Fovea's call, unless a call before had the metadata."""
+        """Scheduling included, as in Fovea's call, unless an earlier call made the metadata."""
         import flash_mla
 
         arguments = (self.q, self.cache.data, self.table, self.kv_len, LATENT, *(metadata or self.flash_mla_metadata()))

@@ -32,8 +32,8 @@ def tokens(count: float) -> str:
 
 
 def crossover(dense: Series, sparse: Series) -> tuple[float, float] | None:
-    """Tokens from which the sparse one stays the faster one, and the time there, both on straight lines of the logarithms between
-    lengths that were measured. None: it begins or ends the other way round, so there is no such place."""
+    """Tokens from which the sparse one stays faster, and the time there. Both are interpolated on logarithms between measured
+    lengths. None if sparse begins faster or ends slower: then there is no such place."""
     lengths = sorted(dense.keys() & sparse.keys())
     lead = {at: math.log(dense[at] / sparse[at]) for at in lengths}  # of the sparse one
     for low, high in reversed(list(pairwise(lengths))):

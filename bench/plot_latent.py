@@ -21,7 +21,7 @@ def bound(row: dict) -> str:
 
 
 def peers(rows: list[dict]) -> list[str]:
-    """Whoever was measured beside some row."""
+    """The peers that were measured beside some case."""
     return list(dict.fromkeys(name for row in rows for name in row.get("peers", {})))
 
 

@@ -30,13 +30,13 @@ def arguments() -> argparse.Namespace:
 
 
 def native_names(args: argparse.Namespace) -> list[str]:
-    """The cases of `fovea bench` that are asked for."""
+    """The requested cases of `fovea bench`."""
     command = [args.program, "bench", "--list", "--case", args.case]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def native_rows(args: argparse.Namespace, names: list[str]) -> dict:
-    """`fovea bench`; only the ceilings where the case asked for is none of its own but a comparison."""
+    """Runs `fovea bench`. Measures the ceilings alone if the requested case is a comparison."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [args.program, "bench", "--threads", str(args.threads), "--seconds", str(args.seconds), "--json", file.name]
         subprocess.run(command + (["--case", args.case] if names else ["--ceilings"]), check=True)
@@ -50,7 +50,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def in_turn(args: argparse.Namespace, cases: dict, other: str) -> list[dict]:
-    """Both sides in turn, so that they meet the same state of the machine; the ratio is that of the medians. `other` names the
+    """Runs both sides in turn, so that they meet the same state of the machine. The ratio is that of the medians. `other` names the
     other side in the results."""
     rows = []
     for name, make in cases.items():

@@ -25,7 +25,7 @@ class Duel:
     relative_l1: float | None = None  # what an 8-bit operation promises, instead of a bound for each number
 
     def check(self) -> None:
-        """Nothing is timed that is not right: the two must agree (`fovea bench` judges Fovea more strictly)."""
+        """The two must agree before they are timed (`fovea bench` judges Fovea more strictly)."""
         for ours, theirs in zip(several(self.fovea()), several(self.other()), strict=True):
             error = (ours.flatten().double() - theirs.flatten().double()).abs()
             if self.relative_l1 is None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `fovea bench`: checked, then timed, against what the machine can do.
+/// `fovea bench`: cases are checked, then timed, and compared with what the machine can do.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,13 +38,13 @@ struct Timing {
 struct Row {
   const AnyCase* entry = nullptr;
   std::string implementation{};
-  std::string note{};  ///< what else the check measured
+  std::string note{};  ///< other measurements of the check
   Timing timing{};
   check::Work work{};
-  double host = 0;                 ///< on a GPU: seconds that the host takes to send a call on its way
-  double peak = 0, bandwidth = 0;  ///< the ceilings: on the CPU the better of what was measured before and after the case
+  double host = 0;                 ///< on a GPU: seconds that the host takes to issue a call
+  double peak = 0, bandwidth = 0;  ///< the ceilings; on the CPU the better of those measured before and after the case
 
-  /// Seconds that the arithmetic and the bytes take at the ceilings: the two roofs.
+  /// Seconds that the arithmetic and the bytes take at the ceilings: the two roofs of the roofline.
   double compute() const { return work.flops / peak; }
   double traffic() const { return work.bytes / bandwidth; }
   double floor() const { return std::max(compute(), traffic()); }
@@ -78,8 +78,8 @@ Timing time(Run run, double seconds) {
       seconds);
 }
 
-/// On a GPU: one call recorded as a graph and launched again and again, by the device's clock. A sample is as many launches as take
-/// a few milliseconds, so that the clock's steps do not show.
+/// On a GPU: one call is recorded as a graph and launched repeatedly, timed by the device's clock. A sample is as many launches as take a
+/// few milliseconds, which hides the clock's resolution.
 Timing time_on_device(const check::AnyPlan& plan, Workspace workspace, const check::Place& place, double seconds) {
   const check::Graph graph(place.device, place.stream, [&] { return plan.run(workspace); });
   constexpr double kSample = 5e-3;
@@ -90,8 +90,8 @@ Timing time_on_device(const check::AnyPlan& plan, Workspace workspace, const che
   return timing;
 }
 
-/// What a call costs the host on a GPU: several in a row, with nobody waiting for the device between them. They are too few to fill its
-/// queue, which would make the host wait.
+/// Host time of a call on a GPU: several calls in a row, and nothing waits for the device between them. They are too few to fill the
+/// device's queue, which would make the host wait.
 double host_seconds(const check::AnyPlan& plan, Workspace workspace, Device device) {
   constexpr int kCalls = 20;
   constexpr double kSeconds = 0.05;
@@ -107,7 +107,7 @@ double host_seconds(const check::AnyPlan& plan, Workspace workspace, Device devi
   return timing.median;
 }
 
-/// The first implementation whose name holds the one asked for; empty when there is none.
+/// The first implementation whose name contains the requested one; empty when there is none.
 std::string named_implementation(const AnyCase& entry, const Options& options) {
   for (const ImplementationInfo& row : implementations()) {
     if (row.available && row.operation == entry.operation && row.name.find(options.implementation) != std::string::npos)

@@ -23,7 +23,7 @@ namespace {
 
 double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// The shortest of several rounds in which every thread runs `body(thread)` once.
+/// The shortest of several rounds. In a round every thread runs `body(thread)` once.
 template <class Body>
 double best_round(int threads, int rounds, Body body) {
   double best = 1e30;
@@ -52,7 +52,7 @@ double peak(const Kernel& kernel, int threads) {
   return kernel.flops * static_cast<double>(kLoops) * threads / best_round(threads, 5, [&](int) { kernel.run(kLoops); });
 }
 
-/// Where no wide instruction is known, the compiler's own loops stand in.
+/// Without a known wide instruction, the compiler's own loops are used.
 void plain_products(std::int64_t loops) {
   float sums[64];
   for (float& sum : sums) sum = 1.0f;
@@ -75,8 +75,8 @@ void plain_read(const std::byte* begin, std::size_t bytes) {
 }
 
 #ifdef FOVEA_X86_CEILINGS
-// Registers are named in the text, so that no compiler can fold, reorder or spill what is being measured. Twelve sums cover the latency;
-// they start at zero and grow by ones, far from denormal numbers.
+// The assembly names its registers, so that no compiler can fold, reorder or spill what is measured. Twelve sums cover the latency. They
+// start at zero and grow by ones, far from denormal numbers.
 #define FOVEA_EACH(text, reg)                                                                                                            \
   text(reg, "0") text(reg, "1") text(reg, "2") text(reg, "3") text(reg, "4") text(reg, "5") text(reg, "6") text(reg, "7") text(reg, "8") \
       text(reg, "9") text(reg, "10") text(reg, "11")
@@ -126,7 +126,7 @@ void tile_products(std::int64_t loops) {
       : "cc");
 }
 
-/// Linux grants the tile registers on request.
+/// Linux grants the tile registers on demand.
 bool tiles_granted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -175,7 +175,7 @@ CeilingMeter::CeilingMeter(int threads) : threads_(threads) {
   }
 }
 
-/// Each thread reads its own part once.
+/// Each thread reads its own range once.
 double CeilingMeter::read_bandwidth(const std::vector<DeviceInfo>& all) const {
   constexpr int kRounds = 5;
   const Read read = read_kernel(all);

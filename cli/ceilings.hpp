@@ -11,7 +11,7 @@
 
 namespace fovea::cli {
 
-/// What this machine can do at best with some threads, measured here and now: every rate is printed as a fraction of these.
+/// What this machine can do at best with some threads, measured now. Every rate is printed as a fraction of these.
 struct Ceilings {
   int threads = 0;
   double read_bandwidth = 0;  ///< bytes/s out of memory
@@ -20,10 +20,10 @@ struct Ceilings {
   std::string_view f32_instruction{}, bf16_instruction{};
 };
 
-/// The higher of each.
+/// The higher of each of the two.
 Ceilings better(const Ceilings& a, const Ceilings& b);
 
-/// Measures the ceilings of this machine, as often as asked: on a machine that others use too, they change from minute to minute.
+/// Measures the ceilings of this machine, at every call: on a machine that others use too, they change from minute to minute.
 class CeilingMeter {
  public:
   explicit CeilingMeter(int threads);
@@ -33,10 +33,10 @@ class CeilingMeter {
   double read_bandwidth(const std::vector<DeviceInfo>& all) const;
 
   int threads_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_{};  // a thread's part, far larger than the caches
+  std::vector<std::unique_ptr<std::byte[]>> memory_{};  // bytes of one thread's range, far larger than the caches
 };
 
-/// Of a GPU: copies inside its memory, reads and writes counted; the matrix product comes from a library that the caller has asked.
+/// Ceilings of a GPU. Copies run inside its memory, and reads and writes count. The caller measures the matrix product with a library.
 Ceilings device_ceilings(Device device, double matrix_peak);
 
 }  // namespace fovea::cli

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The subcommands: each adds itself to the program and stores the exit status of its run.
+/// The subcommands. Each adds itself to the program and stores the exit status of its run.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 namespace fovea::cli {
 
-/// What the program returns, as --help says.
+/// The exit statuses of the program, as --help lists them.
 enum Status : int { kOk = 0, kFailed = 1, kUsage = 2 };
 
 void add_info(CLI::App& program, int& status);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `fovea explain`: which implementation a problem gets, and why the others do not.
+/// `fovea explain`: which implementation a problem gets, and why the others declined.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -17,7 +17,7 @@ struct Options {
   bool json = false, markdown = false;
 };
 
-/// Which rows exist, whatever the machine: this is what the README shows.
+/// All implementations of the build, whatever the machine. The README shows this table.
 Table support_table() {
   Table table({{"operation"}, {"implementation"}, {"accepts"}});
   for (const ImplementationInfo& row : implementations())

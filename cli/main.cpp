@@ -9,7 +9,7 @@
 
 namespace {
 
-/// What is wrong with the first argument where a command should stand, or nothing.
+/// The error of the first argument, where a command must stand, or nothing.
 std::string unknown_command(const CLI::App& program, int argc, char** argv) {
   if (argc < 2 || *argv[1] == '-') return {};
   std::string names;

@@ -9,7 +9,7 @@
 namespace fovea::cli {
 namespace {
 
-/// Bytes to which allocators align, of torch and of CUDA too: fast GPU kernels want such a promise.
+/// Alignment that allocators of torch and CUDA guarantee. Fast GPU kernels need such a promise.
 constexpr std::int32_t kAlignment = 64;
 
 TensorDesc allocated(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -196,7 +196,7 @@ QuantizedAttentionDesc quantized(const ProblemSize& s) {
           .mask = d.mask};
 }
 
-/// From a describing and a planning function to text.
+/// Builds the text from a describing and a planning function.
 template <auto describe, auto plan>
 Explanation explain(ProblemSize size, Device device, const PlanOptions& options) {
   const auto planned = plan(describe(size), device, options);

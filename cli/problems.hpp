@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Problems of every operation from a few numbers: dense tensors, block tables without gaps.
+/// Problems of every operation from a few numbers: dense tensors, and block tables without gaps.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@
 
 namespace fovea::cli {
 
-/// 0, or nothing, asks for what is usual with the operation.
+/// 0 or an empty value stands for the usual value of the operation.
 struct ProblemSize {
   DType dtype = DType::bf16;
   std::optional<DType> cache{};
@@ -29,7 +29,7 @@ struct ProblemSize {
 /// The options that describe a problem.
 void add_problem_options(CLI::App& command, ProblemSize& size);
 
-/// What a plan says of itself, with its workspace.
+/// The explanation of a plan, with its workspace.
 using Explanation = Result<std::string>;
 
 struct ExplainedOperation {
@@ -37,7 +37,7 @@ struct ExplainedOperation {
   Explanation (*explain)(ProblemSize size, Device device, const PlanOptions& options);
 };
 
-/// In the order in which operations are listed to people. A new operation is a row here.
+/// Ordered as operations are listed to people. A new operation is a line here.
 const std::vector<ExplainedOperation>& explained_operations();
 
 }  // namespace fovea::cli

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kGap = 2, kNarrowest = 12;
 
-/// The first line of `rest`, which it takes away: up to `width` characters, broken at a space where there is one.
+/// Removes and returns the first line of `rest`: up to `width` characters, broken at a space if there is one.
 std::string take_line(std::string& rest, std::size_t width) {
   if (rest.size() <= width) return std::exchange(rest, {});
   const std::size_t space = rest.rfind(' ', width);
@@ -28,7 +28,7 @@ std::string take_line(std::string& rest, std::size_t width) {
 
 }  // namespace
 
-/// Those of the contents; too wide together, the widest ones of text give way.
+/// Widths from the contents. If they are too wide together, the widest text columns shrink.
 std::vector<std::size_t> Table::widths(std::size_t width) const {
   std::vector<std::size_t> all;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -88,7 +88,7 @@ std::string Table::markdown() const {
 
 std::size_t terminal_width() {
   if (isatty(STDOUT_FILENO) == 0) return 0;
-  const char* columns = std::getenv("COLUMNS");  // set by hand, it counts more than what the terminal says
+  const char* columns = std::getenv("COLUMNS");  // a value set by hand overrides the terminal's
   const int set = columns == nullptr ? 0 : std::atoi(columns);
   if (set > 0) return static_cast<std::size_t>(set);
   winsize size{};

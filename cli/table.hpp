@@ -18,7 +18,7 @@ class Table {
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  /// In lines of up to `width` characters where it is not 0: cells wrap, numbers never.
+  /// With a width other than 0, lines have at most `width` characters: text cells wrap, numbers never.
   std::string text(std::size_t width = 0) const;
   std::string markdown() const;
 
@@ -29,10 +29,10 @@ class Table {
   std::vector<std::vector<std::string>> rows_{};
 };
 
-/// Characters of a line on standard output: 0, without end, where that is no terminal.
+/// Characters of a line on standard output. 0 means unlimited: standard output is no terminal.
 std::size_t terminal_width();
 
-/// On standard error, so that output stays clean; silent where that is no terminal.
+/// Writes to standard error, so that output stays clean. Silent if that is no terminal.
 class Progress {
  public:
   Progress();

@@ -31,7 +31,7 @@ bool read(std::string_view text, Number& number) {
 
 std::string refusal(std::string_view got, std::string_view want) { return fmt::format("got {}, want {}", got, want); }
 
-/// Turns the name into the device that it means, or says false.
+/// Turns the name into its device. Returns false for an unknown name.
 bool read_device(std::string_view name, Device& device) {
   constexpr std::string_view kOrdinal = "cuda:", kCapability = "sm";
   device = {.backend = name == "cpu" ? Backend::cpu : Backend::cuda};

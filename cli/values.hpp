@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Values that options take: each says what it got and what it wants.
+/// Values that options take. Each error says what it got and what it wants.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,12 +13,12 @@ namespace fovea::cli {
 CLI::Validator count(std::int64_t least);
 /// More than 0.
 CLI::Validator positive();
-/// A type by our name or one that others have for it ("f16", "fp16", "float16", "half"), turned into its number.
+/// A type by our name or a common other one ("f16", "fp16", "float16", "half"), turned into its number.
 CLI::Validator dtype_name();
-/// "cpu", "cuda", "cuda:1" or, without having one, "sm90".
+/// "cpu", "cuda", "cuda:1" or, without such a device, "sm90".
 CLI::Validator device_name();
 
-/// What a value that passed device_name() means: "cuda" is the first GPU here, or where there is none, one as described by "sm90".
+/// The device of a value that passed device_name(). "cuda" is the first GPU here; without a GPU it is one that "sm90" describes.
 Device device_of(const std::string& name);
 
 }  // namespace fovea::cli

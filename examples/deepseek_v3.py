@@ -2,13 +2,13 @@
 """Decodes with a DeepSeek-V3-shaped model from a paged latent cache, and checks it against the model's own eager attention.
 
 The model is transformers' DeepseekV3 with few and small layers and weights from a fixed seed; its latent rows are DeepSeek's own,
-512 values and 64 rotary ones. Attention is absorbed: the up-projection of the keys goes into the query and that of the values comes
-after attention, so that all heads read one row of 576 numbers a token and no key or value is ever formed.
+512 values and 64 rotary ones. Attention is absorbed: the up-projection of the keys goes into the query, and that of the values
+comes after attention. All heads then read one row of 576 numbers a token, and no key or value is ever formed.
 
 First the exact cache decides what is generated, and must give the logits of eager attention. Then the same tokens go through the
 packed FP8 cache, and through token-sparse attention, in which a query reads only the tokens that an indexer chose for it. Both cost
-accuracy, which is printed. Random weights show the worst of it: their attention is spread widely, so that leaving tokens out hurts,
-and small errors send tokens to other experts, which makes the largest error several times the median.
+accuracy, which is printed. Random weights show the worst case. Their attention is spread widely, so leaving tokens out hurts. Small
+errors send tokens to other experts, which makes the largest error several times the median.
 
 Needs: torch and transformers.
 """

@@ -151,7 +151,7 @@ def show(sequence: Sequence, tokenizer, finished: bool) -> None:
 
 
 def generate(model, tokenizer, sequences: list[Sequence], options) -> None:
-    """Decodes greedily until every sequence has ended, and tells how fast."""
+    """Decodes greedily until every sequence has ended, and prints how fast."""
     cache = BlockCache(model.config, options.blocks, options.page, model.dtype)
     stop = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])}
     running, prefill_seconds, decode_seconds, decoded = list(sequences), 0.0, 0.0, 0

@@ -14,7 +14,7 @@ constexpr std::int64_t kBatch = 2;
 
 fovea::TensorDesc f32(std::initializer_list<std::int64_t> shape) { return fovea::contiguous(fovea::DType::f32, shape); }
 
-/// The cache and who owns which of its blocks.
+/// The cache, and the owner of each of its blocks.
 struct Cache {
   std::vector<float> k = unwritten(kBlocks * kPage * kKvHeads * kHeadDim);  // unused slots may hold anything, NaN included
   std::vector<float> v = k;

@@ -26,7 +26,7 @@ void attend(std::array<std::int64_t, 3> shape, const fovea::AttentionArgs& args)
   plan.run(args, workspace).value();
 }
 
-/// Each answer's prefix and own tokens in one row of keys: what a library without merge_states would have to store.
+/// Each answer's prefix and own tokens in one row of keys. A library without merge_states would have to store this.
 std::vector<float> side_by_side(const std::vector<float>& prefix, const std::vector<float>& own) {
   std::vector<float> all;
   for (std::int64_t answer = 0; answer < kAnswers; ++answer) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the examples need besides Fovea: some numbers to compute with, and aligned scratch memory.
+/// What the examples need besides Fovea: numbers to compute with, and aligned scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ inline std::vector<float> random_values(std::int64_t count, unsigned seed) {
   return values;
 }
 
-/// Filled with NaN, so that an element that nobody wrote cannot pass for a result.
+/// Filled with NaN, so that an unwritten element cannot pass for a result.
 inline std::vector<float> unwritten(std::int64_t count) {
   return std::vector<float>(static_cast<std::size_t>(count), std::numeric_limits<float>::quiet_NaN());
 }

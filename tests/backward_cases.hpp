@@ -10,7 +10,7 @@
 
 namespace fovea::check {
 
-/// A NaN or an infinity in one input, where some see it.
+/// A NaN or an infinity in one input, visible to some rows.
 inline std::vector<std::pair<std::string, BackwardCase>> not_finite_cases() {
   using Values = BackwardCase::Values;
   std::vector<std::pair<std::string, BackwardCase>> cases;
@@ -25,7 +25,7 @@ inline std::vector<std::pair<std::string, BackwardCase>> not_finite_cases() {
   return cases;
 }
 
-/// Scores far beyond what exp can hold. lse is f32, so P is known where one key has all of the weight: rows see eight that differ.
+/// Scores far beyond what exp can hold. lse is f32, so P is known where one key has all of the weight. Rows see eight keys that differ.
 inline std::vector<std::pair<std::string, BackwardCase>> vast_cases(DType dtype) {
   using Keys = Vast::Keys;
   const BackwardCase base{.dtype = dtype, .sequences = {{90, 90}}, .mask = sliding_window(8)};

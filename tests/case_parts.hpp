@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the cases of tests/cases.hpp are made of: builders, and the dimensions, masks, values and layouts that families run through.
+/// The parts of the cases in tests/cases.hpp: builders, and the dimensions, masks, values and layouts that families run through.
 #pragma once
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ inline Case ragged(DType dtype, std::vector<Sequence> sequences, BandMask mask =
   return spec;
 }
 
-/// Paged attention; an e4m3 cache goes under the given queries.
+/// Paged attention. An e4m3 cache is read by the given queries.
 inline Case paged(DType dtype, DType cache, std::vector<Sequence> sequences) {
   Case spec = sized({.operation = Operation::paged_attention, .sequences = std::move(sequences), .mask = causal()}, dtype);
   spec.kv_dtype = cache;
@@ -106,7 +106,7 @@ struct NamedValues {
   Values values;
   float softcap;
 };
-/// Each with and without the soft cap where tanh saturates: |s / cap| passes 88 with huge scores under a cap of 1.
+/// Each with and without the softcap, and where tanh saturates: |s / cap| exceeds 88 with huge scores under a cap of 1.
 inline constexpr NamedValues kValues[] = {
     {"sharp", Values::sharp, 0},
     {"huge-scores", Values::huge_scores, 0},

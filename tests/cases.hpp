@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The case table of attention, paged attention, appending and merging; latent_cases.hpp and backward_cases.hpp have the others.
-/// Conformance tests, `fovea check` and `fovea bench` all read them. Families of cases are made by small functions; names are
-/// "operation/family/variant" and stay what they are, because results are filed under them.
+/// Conformance tests, `fovea check` and `fovea bench` all read them. Small functions make families of cases. Names are
+/// "operation/family/variant" and must not change, because results are filed under them.
 #pragma once
 
 #include "case_parts.hpp"
@@ -114,7 +114,7 @@ inline void attention_scales(Table& table) {
       spec.scales = scales;
       spec.out_dtype = out;
       add(table, fmt::format("scales/{}-out-{}", name, name_of(out)), spec, Tier::quick);
-      // One weight of one: whatever rounds P must not show in f32.
+      // One weight of one: rounding of P must not show in f32.
       spec.sequences = {{40, 1}, {40, 1}};
       add(table, fmt::format("scales/{}-out-{}-one-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
       spec.sequences = {{40, 200}, {40, 200}};
@@ -194,7 +194,7 @@ inline void paged_layouts(Table& table) {
   add(table, "layout/bf16-shared-prefix", shared, Tier::quick);
 }
 
-/// Rows that see nothing give 0 and -inf whatever their sink is: all of them, and some.
+/// Rows without keys give 0 and -inf whatever their sink is: all rows, and some rows.
 inline void unseen_sinks(Table& table) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const auto name = name_of(dtype);
@@ -212,7 +212,7 @@ inline void unseen_sinks(Table& table) {
   }
 }
 
-/// One key, whose weight is exactly one; and keys enough to be split.
+/// One key, whose weight is exactly one, and enough keys to be split.
 inline void vast_lengths(Table& table) {
   for (const DType dtype : kInputs)
     for (const NamedVast& vast : kVast) {

@@ -20,7 +20,7 @@ inline std::vector<Sequence> of_lengths(std::int64_t q, const std::vector<std::i
   return sequences;
 }
 
-/// Many row tiles leave few parts, so that requests end and begin inside of them.
+/// Many query tiles leave few CTAs for each, so sequences begin and end inside a CTA's work.
 inline void few_parts_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::full) {
     spec.name = fmt::format("latent_attention/few_parts/{}", name);
@@ -29,7 +29,7 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
   };
   const std::vector<std::int64_t> uneven{700, 300, 1500, 90, 640};
   const CacheFormat v32 = CacheFormat::v32_fp8;
-  // Row tiles for 64 queries, of which most sequences have one: little work.
+  // Query tiles for 64 queries. Most sequences have one query, which is little work.
   const std::vector<Sequence> ragged{{64, 64}, {1, 700}, {2, 1500}, {1, 640}, {1, 300}};
   add("bf16-h16-ragged", {.head = 16, .sequences = ragged, .ragged = true}, Tier::quick);
   add("bf16-h16-page1-ragged", {.head = 16, .page = 1, .sequences = ragged, .ragged = true}, Tier::quick);
@@ -44,12 +44,12 @@ inline void few_parts_cases(std::vector<LatentCase>& table) {
   add("bf16-h64-ragged", {.head = 64, .sequences = {{8, 700}, {1, 300}, {3, 1500}, {8, 90}}, .ragged = true});
   add("v32_fp8-h64-q8", {.format = v32, .head = 64, .sequences = of_lengths(8, uneven)});
   add("v32_fp8-h9-q30", {.format = v32, .head = 9, .sequences = of_lengths(30, uneven)});
-  // Requests of one size.
+  // Sequences of equal length.
   add("bf16-h16-even-odd", {.head = 16, .sequences = of_lengths(1, std::vector<std::int64_t>(50, 600))});
   add("bf16-h128-even", {.head = 128, .sequences = of_lengths(1, std::vector<std::int64_t>(5, 3200))});
 }
 
-/// Requests that several parts have a share of.
+/// Sequences that are split.
 inline void split_cases(std::vector<LatentCase>& table) {
   const auto add = [&](const char* name, LatentCase spec, Tier tier = Tier::quick) {
     spec.name = fmt::format("latent_attention/split/{}", name);
@@ -66,7 +66,7 @@ inline void split_cases(std::vector<LatentCase>& table) {
   add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
 }
 
-/// Scores of either sign far beyond what exp can hold, in one tile, in several and in parts that are merged.
+/// Scores of either sign far beyond what exp can hold: in one tile, in several, and in splits that are reduced.
 inline void vast_cases(std::vector<LatentCase>& table) {
   using Keys = Vast::Keys;
   const auto add = [&](const char* name, LatentCase spec, Vast vast) {
@@ -219,14 +219,14 @@ inline SparseCase with_extra(SparseCase spec, SparseCase::List extra) {
   return spec;
 }
 
-/// Whatever holds of a request that several parts have a share of: the largest score is not among it.
+/// Sequences that are split, evenly and unevenly.
 inline void split_cases(std::vector<SparseCase>& table) {
   const auto add = [&](const char* name, SparseCase spec) {
     spec.name = fmt::format("sparse_latent_attention/{}", name);
     spec.tier = Tier::full;
     table.push_back(std::move(spec));
   };
-  // Of one size, requests would be whole, or cut evenly.
+  // Equal sequences would not be split, or would be split evenly.
   const auto uneven = [](SparseCase spec) {
     spec.main.lengths.assign(static_cast<std::size_t>(spec.batch), static_cast<std::int32_t>(spec.main.topk));
     spec.main.lengths.back() = 1;
@@ -244,7 +244,7 @@ inline void split_cases(std::vector<SparseCase>& table) {
   add("long/v32_fp8-h128", {.head = 128, .batch = 5, .seq_q = 2, .main = most});
   add("long/v32_fp8-h65-extra-sink",
       {.head = 65, .batch = 5, .main = most, .extra = SparseCase::List{.format = v32, .topk = 70, .page = 3}, .sink = true});
-  // Requests of an odd number of tiles, about as many as an H200 has SMs: parts that collect end a request before, and start another.
+  // Sequences of an odd number of tiles, about as many as an H200 has SMs. A CTA that reduces ends one sequence before, and starts another.
   add("few_parts/v32_fp8-h33-odd-tiles", uneven({.head = 33, .batch = 50, .seq_q = 2, .main = {.format = v32, .topk = 570}}));
   add("few_parts/v41_fp8-h33-odd-tiles", uneven({.row = 512, .head = 33, .batch = 50, .seq_q = 2, .main = {.format = v41, .topk = 570}}));
   add("few_parts/v41_fp8_planar-h128-many",
@@ -266,7 +266,7 @@ inline void split_cases(std::vector<SparseCase>& table) {
       uneven({.row = 512, .head = 17, .batch = 75, .seq_q = 2, .main = {.format = v4, .topk = 200}, .sink = true}));
 }
 
-/// Scores of either sign far beyond what exp can hold, with the largest and without, in one tile and in parts that are merged.
+/// Scores of either sign far beyond what exp can hold, with max_logits and without: in one tile, and in splits that are reduced.
 inline void vast_cases(std::vector<SparseCase>& table) {
   using Keys = Vast::Keys;
   const auto add = [&](const char* name, SparseCase spec, Vast vast) {
@@ -349,7 +349,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("scale/bf16-negative", {.scale = -0.05f});
   add("sink/bf16", {.sink = true});
   add("values/bf16-nan-token", {.batch = 3, .main = {.topk = 40}, .lists = Lists::full, .nan_token = true});
-  // In a partial result, which is merged after all parts or collected by the first.
+  // In a partial result, which the attention kernel reduces or a second kernel combines.
   add("values/bf16-nan-token-merged", {.batch = 3, .main = {.topk = 900}, .max_logits = false, .lists = Lists::full, .nan_token = true});
   add("values/bf16-nan-token-collected", {.batch = 3, .main = {.topk = 300}, .max_logits = false, .lists = Lists::full, .nan_token = true});
   split_cases(table);

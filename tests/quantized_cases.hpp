@@ -10,7 +10,7 @@
 
 namespace fovea::check {
 
-/// One description serves each step that it fits: a name without the operation, and the rest.
+/// One description serves each step that it fits. It has a name without the operation, and the remaining fields.
 using QuantizedShapes = std::vector<std::pair<std::string, QuantizedCase>>;
 
 inline constexpr std::pair<const char*, Int8Groups> kInt8Groups[] = {{"block", {Int8Granularity::block}},
@@ -57,7 +57,7 @@ inline QuantizedShapes quantized_shapes() {
   return all;
 }
 
-/// Scores far beyond what exp can hold. One group of keys, so that equal ones tie whatever its scale is.
+/// Scores far beyond what exp can hold. There is one group of keys, so equal keys tie whatever its scale is.
 inline QuantizedShapes vast_shapes() {
   using Keys = Vast::Keys;
   QuantizedShapes all;
@@ -74,7 +74,7 @@ inline QuantizedShapes vast_shapes() {
   return all;
 }
 
-/// What only codes can stand: a NaN marks its whole group, so the whole is not near unquantised attention.
+/// Cases for quantised tensors only. A NaN marks its whole group, so the whole is not near unquantised attention.
 inline QuantizedShapes not_finite_shapes() {
   using Values = QuantizedCase::Values;
   QuantizedShapes all;
@@ -145,7 +145,7 @@ inline std::vector<QuantizedCase> quantized_cases() {
       if (masked) prefill.mask = causal();
       const std::string name = fmt::format("bench/bf16-d128-h32x8-s4096-{}", masked ? "causal" : "full");
       if (v_dtype == DType::f16) add(Step::attend, name, prefill);
-      prefill.gate = !masked;  // of the sampled rows of a causal case some see a key or two
+      prefill.gate = !masked;  // of the sampled rows of a causal case, some see only a key or two
       add(Step::whole, name, prefill);
     }
   }

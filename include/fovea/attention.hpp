@@ -10,8 +10,8 @@
 
 namespace fovea {
 
-/// Bounds of a ragged batch, whose true lengths are read from cu_seqlens when the plan runs. A bound above the rows of the tensor means
-/// all of them.
+/// Bounds of a ragged batch. The true lengths are read from cu_seqlens when the plan runs. A bound above the rows of the tensor means all
+/// of them.
 struct RaggedDesc {
   std::int64_t batch = 0;
   std::int64_t max_seq_q = 0;
@@ -25,7 +25,7 @@ struct RaggedDesc {
 /// Ragged (`ragged` set): q [total_q, head, dqk], k and v [total_k, kv_head, d], out [total_q, head, dv], lse [total_q, head].
 ///
 /// dtypes: q, k, v of one dtype, f32 (CPU), f16, bf16, e4m3 or f64; out has the dtype of q, bf16 or f32 for e4m3. lse is f32.
-/// f64 is for checking: the reference alone computes it, in double precision throughout.
+/// f64 is for checking: only the reference computes it, in double precision throughout.
 /// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
 ///
 /// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.
@@ -43,7 +43,7 @@ struct AttentionDesc {
   std::optional<ScaleDesc> q_scale{}, k_scale{}, v_scale{};  ///< e4m3 inputs only; absent means 1
 };
 
-/// Pointers of one call; those that the description does not ask for stay null.
+/// Pointers of one call. Those that the description does not need stay null.
 struct AttentionArgs {
   const void* q = nullptr;
   const void* k = nullptr;

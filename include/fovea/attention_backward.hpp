@@ -8,9 +8,9 @@ namespace fovea {
 /// Gradients of attention: from q, k, v, out, dout and lse to dq, dk, dv and, where there was a sink, dsink.
 ///
 /// The fields of `forward` describe the forward pass (its lse is required; fixed or ragged; f32 (CPU), f16, bf16 or f64; no e4m3). dq has
-/// the shape of q, dk of k, dv of v, dout of out; each has strides of its own and the dtype of its counterpart. dk and dv are summed over
+/// the shape of q, dk of k, dv of v, dout of out. Each has strides of its own and the dtype of its counterpart. dk and dv are summed over
 /// the query heads of a group. Head dims as forward, 192/128 without padding V. Rows of no sequence are not written.
-/// The same bits from run to run, and no workspace that grows with the square of a length.
+/// Results are the same bits from run to run. No workspace grows with the square of a length.
 /// Source: FlashAttention-2 (Dao 2023), algorithm 2; with a softcap c, ds gains the factor 1 - (s / c)^2.
 struct AttentionBackwardDesc {
   AttentionDesc forward{};
@@ -23,7 +23,7 @@ struct AttentionBackwardArgs {
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
-  float* dsink = nullptr;  ///< [head], when there was a sink
+  float* dsink = nullptr;  ///< [head], if there was a sink
 };
 
 using AttentionBackwardPlan = Plan<AttentionBackwardArgs>;

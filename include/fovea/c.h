@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. What a tensor, an option or an
- * argument means is said there (attention.hpp, attention_backward.hpp, paged_attention.hpp, merge.hpp, latent_attention.hpp); the names of
+ * Fovea from C99, and from every language that can call C: the calls of fovea.hpp, one to one. The C++ headers say what a tensor, an
+ * option or an argument means (attention.hpp, attention_backward.hpp, paged_attention.hpp, merge.hpp, latent_attention.hpp). The names of
  * the fields are the same. 8-bit attention has a header of its own, c_quantized_attention.h.
  *
  *     fovea_plan* plan = NULL;
@@ -9,7 +9,7 @@
  *     if (fovea_attention_run(plan, &args, workspace, fovea_plan_workspace_bytes(plan), NULL) != FOVEA_OK) puts(fovea_last_error());
  *     fovea_plan_destroy(plan);
  *
- * Set every description to zero first (`= {0}`): a field that stays zero, and a pointer that stays NULL, ask for nothing.
+ * Set every description to zero first (`= {0}`): a field that stays zero, and a pointer that stays NULL, request nothing.
  * Plans are immutable: threads may share one, each with a workspace of its own. No call throws, prints or aborts.
  */
 #ifndef FOVEA_C_H
@@ -28,12 +28,12 @@ typedef int32_t fovea_status;
 enum {
   FOVEA_OK = 0,
   FOVEA_INVALID_ARGUMENT = 1, /* the call contradicts itself */
-  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says who declined and why */
+  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says which ones declined and why */
   FOVEA_OUT_OF_WORKSPACE = 3, /* the workspace is smaller than fovea_plan_workspace_bytes() */
   FOVEA_DEVICE_ERROR = 4      /* the device's runtime or the operating system reported a failure */
 };
 
-/* What the last call in this thread that failed said, "" before any did. Valid until the next failure in this thread. */
+/* The message of the last call in this thread that failed, "" before any did. Valid until the next failure in this thread. */
 const char* fovea_last_error(void);
 
 /* "0.1.0" */
@@ -99,7 +99,7 @@ size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
 /* "cpu.avx2.attention"; lives as long as the plan. */
 const char* fovea_plan_implementation(const fovea_plan* plan);
 
-/* What was chosen and who declined, for people. Valid until the thread's next call of this function. */
+/* What was chosen, and which implementations declined, for people. Valid until the thread's next call of this function. */
 const char* fovea_plan_explain(const fovea_plan* plan);
 
 /* ---- attention --------------------------------------------------------------------------------------------------------- */

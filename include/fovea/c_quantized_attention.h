@@ -21,8 +21,8 @@ typedef struct fovea_int8_groups {
   int32_t warp_rows; /* 32 or 16; block granularity ignores it */
 } fovea_int8_groups;
 
-/* The dense f32 tensors that go with q, k and v: scales by group, and numbers for each channel (k_mean, v_mean, v_scale). Of a tensor
- * that planning would refuse they are empty ones, which planning refuses, too. */
+/* The dense f32 tensors that go with q, k and v: scales by group, and numbers for each channel (k_mean, v_mean, v_scale). For a tensor
+ * that planning would refuse, the result is an empty tensor, which planning refuses too. */
 fovea_tensor fovea_int8_q_scale(const fovea_tensor* q, const fovea_ragged* ragged, const fovea_int8_groups* groups);
 fovea_tensor fovea_int8_k_scale(const fovea_tensor* k, const fovea_ragged* ragged, const fovea_int8_groups* groups);
 fovea_tensor fovea_int8_channels(const fovea_tensor* kv, const fovea_ragged* ragged);

@@ -21,11 +21,11 @@ enum class CacheFormat : std::uint8_t {
 enum class CodeType : std::uint8_t { e4m3, e2m1 };
 enum class ScaleType : std::uint8_t { f32, ue8m0, e4m3 };
 
-/// The bytes of one token of a packed format: `codes` quantised values, one scale for each `group` of them, then `rope` plain bf16
-/// values. A value is `code * scale` in f32, exactly, rounded once to bf16 for a matrix unit.
+/// The bytes of one token of a packed format: `codes` quantised values, one scale for each `group` of them, then `rope` plain bf16 values.
+/// A value is `code * scale` in f32, exactly, rounded once to bf16 for a matrix unit.
 ///
-/// e2m1 codes have the even value of two in the low four bits. ue8m0 is a biased exponent: 2 ^ (byte - 127), 255 is NaN. Scales come in the
-/// order of their groups, padding bytes (v4_fp8's eighth) behind them.
+/// Of two e2m1 values in a byte, the even one is in the low four bits. ue8m0 is a biased exponent: 2 ^ (byte - 127), 255 is NaN. Scales are
+/// in the order of their groups; padding bytes (v4_fp8's eighth) follow them.
 ///
 /// Token-major: codes, scales and rope lie side by side in this order. Planar: first `page` records of codes and rope, then `page`
 /// records of scales (padded to `scale_bytes`), so a block holds `page * bytes` in either case.
@@ -34,9 +34,9 @@ struct PackedFormat {
   std::string_view name{};
   CodeType code_type{};
   ScaleType scale_type{};
-  int codes = 0;        ///< quantised values of a row, its first ones
+  int codes = 0;        ///< quantised values, the first ones of a row
   int group = 0;        ///< values that share a scale
-  int rope = 0;         ///< bf16 values behind them
+  int rope = 0;         ///< bf16 values behind the quantised ones
   int scale_bytes = 0;  ///< of all scales of a token, padding included
   bool planar = false;
 

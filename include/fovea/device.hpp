@@ -21,7 +21,8 @@ constexpr std::string_view name_of(Backend backend) {
 struct Device {
   Backend backend = Backend::cpu;
   int ordinal = 0;
-  /// GPUs: not 0 describes one that need not be here, by its compute capability (90 is 9.0); a plan for it explains and does not run.
+  /// GPUs: a value other than 0 describes a device by its compute capability (90 is 9.0). It need not exist: a plan for it explains and
+  /// does not run.
   int capability = 0;
 };
 
@@ -46,9 +47,9 @@ using ParallelFor = void (*)(int threads, void (*body)(void* context, int thread
 /// the next run(); not to be called while one is under way.
 void set_parallel_for(ParallelFor parallel_for);
 
-/// Threads that plans made from now on use on the CPU, at most; 0 (the default) means what OpenMP would use. A call takes as many as
-/// its work is worth, and a plan has memory for those. A build without OpenMP goes on with the threads that can be started; OpenMP's
-/// own runtime ends the process where one cannot (GCC's says "libgomp: Thread creation failed"): set fewer, or replace the pool.
+/// Threads that plans made from now on use on the CPU, at most; 0 (the default) means what OpenMP would use. A call takes as many as its
+/// work is worth, and a plan has memory for those. A build without OpenMP continues with the threads that it can start. OpenMP's own
+/// runtime ends the process where it cannot start one (GCC's says "libgomp: Thread creation failed"): set fewer, or replace the pool.
 void set_num_threads(int threads);
 int num_threads();
 

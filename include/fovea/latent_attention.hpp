@@ -29,10 +29,10 @@ struct LatentCacheDesc {
 /// Any head count that kv_head divides, any page size, any query length; kv_len 0 gives out = 0 and lse = -inf. Queries are the last rows
 /// of their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
 ///
-/// Hopper's kernel takes f16 and bf16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at multiples of 16
-/// bytes (and promised so by the alignments). Packed caches, listed tokens and pages that are not multiples of 8 have another limit: from
-/// its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the greatest common divisor of the strides of
-/// blocks and tokens: of one token's size where blocks follow each other at multiples of it, and never less than 16 bytes (64 GiB).
+/// Hopper's kernel takes f16 and bf16 and a positive scale. Rows of q, out and cache, or blocks of a packed cache, must lie at multiples of
+/// 16 bytes, and the alignments must promise so. Packed caches, listed tokens and pages that are not multiples of 8 have another limit:
+/// from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the greatest common divisor of the strides
+/// of blocks and tokens, and at least 16 bytes (64 GiB). It is one token's size if blocks follow each other at multiples of that.
 /// Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
 struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};
@@ -68,9 +68,9 @@ Result<LatentAttentionPlan> plan_latent_attention(const LatentAttentionDesc& des
 /// Paged (decode): q [batch, seq_q, head, d], out likewise, lse and max_logits [batch, head, seq_q], indices i32 [batch, seq_q, topk],
 /// topk_length i32 [batch].
 ///
-/// index = physical_block * page + slot. Indices outside the cache are ignored, whatever they are; so are those past topk_length. An
-/// index that occurs twice counts twice. A second cache (`extra`), with a page size, indices and lengths of its own, joins the same
-/// softmax. max_logits is the row maximum of s in natural units, -inf when nothing is visible; a NaN does not count. lse excludes the sink.
+/// index = physical_block * page + slot. Indices outside the cache are ignored, and so are those past topk_length. An index that occurs
+/// twice counts twice. A second cache (`extra`), with a page size, indices and lengths of its own, joins the same softmax. max_logits is
+/// the row maximum of s in natural units, -inf when nothing is visible; a NaN does not count. lse excludes the sink.
 /// V is the first 512 values of the decoded row. Source: DeepSeek Sparse Attention (DeepSeek-V3.2, 2025).
 struct SparseLatentAttentionDesc {
   struct Selection {
@@ -105,8 +105,8 @@ using SparseLatentAttentionPlan = Plan<SparseLatentAttentionArgs>;
 Result<SparseLatentAttentionPlan> plan_sparse_latent_attention(const SparseLatentAttentionDesc& desc, Device device = {},
                                                                const PlanOptions& options = {});
 
-/// How a quantiser picks the scale of a group from its largest magnitude. Formats whose scales are ue8m0 round it up to a power of two
-/// in either mode. fp4 takes amax / 6 in either mode, rounded to the nearest e4m3: groups below about 0.006 become zeros, values saturate
+/// How a quantiser chooses the scale of a group from its largest magnitude. Formats with ue8m0 scales round it up to a power of two in
+/// either mode. fp4 takes amax / 6 in either mode, rounded to the nearest e4m3: groups below about 0.006 become zeros, and values saturate
 /// at 2688.
 enum class ScaleRule : std::uint8_t {
   power_of_two,  ///< 2 ^ ceil(log2(max(amax / 448, 1e-4)))

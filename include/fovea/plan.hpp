@@ -50,7 +50,7 @@ class Plan {
   /// "cpu.avx512.attention"
   std::string_view implementation() const noexcept { return state_->implementation; }
 
-  /// What was chosen, with which tuning, and who declined and why; several lines, for people.
+  /// What was chosen, with which tuning, and which implementations declined and why; several lines, for people.
   std::string explain() const {
     std::string text(state_->implementation);
     text += ": " + state_->tuning() + "\n";
@@ -64,9 +64,9 @@ class Plan {
     return state_->prepare(args, workspace, stream);
   }
 
-  /// Schedules and computes. Allocates nothing and does not synchronise; outputs are untouched when it returns an error. No output may
-  /// share memory with anything else of the call, unless the operation says so: one that begins where another tensor does is refused
-  /// (by prepare() too), other overlaps are not looked for.
+  /// Schedules and computes. Allocates nothing and does not synchronise. Outputs are untouched when it returns an error. No output may
+  /// share memory with any other tensor of the call, unless the operation says so. run() and prepare() refuse an output that begins where
+  /// another tensor does; they do not look for other overlaps.
   Result<void> run(const Args& args, Workspace workspace = {}, Stream stream = {}) const {
     return state_->run(args, workspace, stream, false);
   }

@@ -36,7 +36,7 @@ struct Int8Groups {
     return granularity == Int8Granularity::thread ? key / kKBlock * 4 + key % 8 / 2 : key / kKBlock;
   }
 
-  /// Blocks of a fixed batch's sequence.
+  /// Number of blocks of a fixed batch's sequence.
   static constexpr std::int64_t blocks(std::int64_t seq, std::int64_t block) { return (seq + block - 1) / block; }
   /// A ragged sequence starts a block of its own, found without a sum over the sequences before it; all fit in ragged_blocks().
   static constexpr std::int64_t first_block(std::int64_t cu_seqlen, std::int64_t sequence, std::int64_t block) {
@@ -70,13 +70,13 @@ struct Int8Groups {
 ///
 /// For each group, with x the elements of q, or of k less `k_mean` (in f32): amax = max(max|x|, 1e-7); scale = amax / 127;
 /// code = x * (127 / amax), every operation in f32, rounded half to even. A group with a NaN or an infinity gets the scale NaN and codes
-/// of 0, so that what it enters becomes NaN. Groups of a sequence's last block that have no token get the scale of zeros.
+/// of 0, so every row that reads it becomes NaN. Groups of a sequence's last block without a token get the scale of zeros.
 ///
 /// Fixed batch: q, q_int8 [batch, seq_q, head, d]; k, k_int8 [batch, seq_k, kv_head, d]. Ragged: [total_q, head, d], [total_k, kv_head, d].
 /// dtypes: q and k of one dtype, f32 (CPU), f16 or bf16; q_int8, k_int8 i8; the rest f32. Head dims: 64, 96, 128, 256.
 ///
 /// K smoothing happens when k_mean is described: [batch, kv_head, d], written with the mean over the tokens of the sequence. The softmax
-/// does not notice; lse does, and is put right by lse_shift = q . k_mean in f32, laid out as lse: [batch, head, seq_q] or [total_q, head].
+/// does not change. lse does, and lse_shift = q . k_mean (in f32, laid out as lse: [batch, head, seq_q] or [total_q, head]) corrects it.
 /// Method: SageAttention (Zhang et al. 2024, arXiv:2410.02367) and SageAttention2 (arXiv:2411.10958).
 struct QuantizeQkInt8Desc {
   TensorDesc q{}, k{}, q_int8{}, k_int8{};
@@ -115,7 +115,7 @@ struct QuantizeVDesc {
   TensorDesc v{}, v_out{};
   std::optional<TensorDesc> v_scale{};  ///< exactly when v_out is e4m3
   std::optional<TensorDesc> v_mean{};
-  std::optional<RaggedDesc> ragged{};  ///< max_seq_q is not looked at
+  std::optional<RaggedDesc> ragged{};  ///< max_seq_q is ignored
 };
 
 struct QuantizeVArgs {
@@ -139,7 +139,7 @@ struct QuantizedAttentionDesc {
   std::optional<TensorDesc> v_scale{};  ///< exactly when v is e4m3
   std::optional<TensorDesc> v_mean{};
   std::optional<TensorDesc> lse{};
-  std::optional<TensorDesc> lse_shift{};  ///< what quantize_qk_int8 wrote, only with lse
+  std::optional<TensorDesc> lse_shift{};  ///< written by quantize_qk_int8; only with lse
   std::optional<RaggedDesc> ragged{};
   BandMask mask{};
   float scale = 0.0f;  ///< 0 means head_dim ** -0.5

@@ -30,7 +30,7 @@ struct Error {
   std::vector<Decline> declines{};  ///< Filled when code == unsupported.
 };
 
-/// What `Result::value()` throws. `what()` is the error's message, with the declines on lines of their own.
+/// The exception that `Result::value()` throws. `what()` is the error's message, with the declines on lines of their own.
 class Exception : public std::runtime_error {
  public:
   explicit Exception(Error error);

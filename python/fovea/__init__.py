@@ -7,8 +7,8 @@
 The operators behind these functions are ``torch.ops.fovea.*``: they write into tensors that the caller gives, and
 ``torch.compile(fullgraph=True)`` traces through them.
 
-An argument of another type than its annotation raises ``TypeError``. A call that contradicts itself raises ``ValueError``; one that
-no kernel accepts raises ``NotImplementedError``, which says who declined it and why. Outputs are untouched then.
+An argument of another type than its annotation raises ``TypeError``. A call that contradicts itself raises ``ValueError``. A call
+that no kernel accepts raises ``NotImplementedError``, which says which ones declined and why. Outputs are untouched then.
 
 :func:`attention` has a gradient, of first order and in reverse mode. Where autograd wants any other derivative, also of an output
 or a cache, ``NotImplementedError`` says so. What an operator writes counts as changed in place.

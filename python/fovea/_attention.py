@@ -87,7 +87,7 @@ def attention(
         cu_seqlens_k: int32 ``[batch + 1]``, likewise for k and v.
         max_seqlen_q: A bound of the query lengths of a ragged batch; None is ``total_q``.
         max_seqlen_k: A bound of the key lengths of a ragged batch; None is ``total_k``.
-        q_scale: For float8_e4m3fn: what multiplies the codes of q. float32, one element, ``[kv_head]`` or ``[batch, kv_head]``.
+        q_scale: For float8_e4m3fn: the factor of the values of q. float32, one element, ``[kv_head]`` or ``[batch, kv_head]``.
         k_scale: As ``q_scale``, for k.
         v_scale: As ``q_scale``, for v.
         out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every public function does around its body: checks the types of its arguments, and says errors in their names."""
+"""What every public function does around its body: it checks the types of its arguments, and puts errors in their names."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 def checked(function: _Function) -> _Function:
-    """Of a public function: refuses arguments of other types than annotated, and names arguments in errors as they are here."""
+    """Wraps a public function: refuses arguments of other types than annotated, and puts errors in the names of its arguments."""
     signature = inspect.signature(function)
     kinds = _kinds(function)
     in_order = tuple(kind.classes for kind in kinds.values())

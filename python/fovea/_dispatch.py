@@ -33,7 +33,7 @@ class _Operator:
         torch.library.register_fake(f"fovea::{name}", self.fake)
 
     def __call__(self, *args: Any) -> None:
-        """For the functions of this package: the same without the way from torch to Python and back, which costs some 5 us."""
+        """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
         try:
             if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 self.overload(*args)
@@ -58,7 +58,7 @@ class _Operator:
         torch._C._increment_version([args[at] for at in self.written if args[at] is not None])
 
     def refuse_gradients(self, args: tuple[Any, ...]) -> None:
-        """Says so where autograd would cut the graph silently. Under no_grad an output may require a gradient, as in torch."""
+        """Raises where autograd would cut the graph silently. Under no_grad an output may require a gradient, as in torch."""
         name = next(name for name, tensor in _tensors(self.names, args) if tensor.requires_grad)
         raise NotImplementedError(f"{name}.requires_grad: got True, want False (no backward pass; use torch.no_grad() or detach())")
 
@@ -71,8 +71,8 @@ class _Operator:
         self.overload(*map(_resolved, args))
 
     def fake(self, *args: Any, **kwargs: Any) -> None:
-        """An operator returns nothing and its outputs are the caller's, so tracing has nothing to work out. One meta tensor among
-        others brings a call here, too, which then would leave its outputs as they were."""
+        """An operator returns nothing and its outputs are the caller's, so tracing has nothing to work out. A call with one meta
+        tensor among others also ends here. It would leave its outputs as they were."""
         given = _tensors([*self.names[: len(args)], *kwargs], [*args, *kwargs.values()])
         devices = [(name, tensor.device) for name, tensor in given]
         for name, device in devices:
@@ -81,7 +81,7 @@ class _Operator:
 
 
 def refuse_tangents(names: Sequence[str], args: Sequence[Any]) -> None:
-    """Says so where a result would count as a constant in forward-mode differentiation."""
+    """Raises where a result would count as a constant in forward-mode differentiation."""
     if forward_ad._current_level < 0:
         return
     for name, tensor in _tensors(names, args):

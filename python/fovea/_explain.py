@@ -32,7 +32,7 @@ class _Explain(TorchDispatchMode):
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Which implementation ``function(*args, **kwargs)`` would get, with which tuning, and who declined it and why.
+    """Which implementation ``function(*args, **kwargs)`` would get, with which tuning, and which ones declined and why.
 
     >>> print(fovea.explain(fovea.attention, q, k, v, causal=True))
 

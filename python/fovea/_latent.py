@@ -78,11 +78,11 @@ def latent_attention(
     values. Token t of sequence b lies in block ``block_table[b, t // page]``, slot ``t % page``; the query rows of a sequence are
     its last tokens. Entries of the block table that no visible key needs, and unused slots, may hold anything.
 
-    Hopper's kernel takes float16 and bfloat16, a positive scale, and rows of q, out and cache, or blocks of a packed cache, at
-    multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). Packed caches, listed tokens and pages that are no multiples
-    of 8 have another limit: from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the
-    greatest common divisor of the strides of blocks and tokens: one token's size where blocks follow each other at multiples of
-    it, as in a pool that layers share, and never less than 16 bytes (64 GiB).
+    Hopper's kernel takes float16 and bfloat16 and a positive scale. Rows of q, out and cache, or blocks of a packed cache, must lie
+    at multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). Packed caches, listed tokens and pages that are no
+    multiples of 8 have another limit: from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is
+    the greatest common divisor of the strides of blocks and tokens, and at least 16 bytes (64 GiB). It is one token's size if
+    blocks follow each other at multiples of that, as in a pool that layers share.
 
     Args:
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]``, the rows of all sequences one after another. float32, float16 or
@@ -100,7 +100,7 @@ def latent_attention(
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
             What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
         scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.
-        cache_scale: For a float8_e4m3fn cache: what multiplies its codes. float32, one element.
+        cache_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element.
         out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q.
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]`` or ``[total_q, head]``.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm).
@@ -220,8 +220,8 @@ def sparse_latent_attention(
     Args:
         q: float32, float16 or bfloat16; bfloat16 over a packed cache. d is 576 or 512, as the rows of the cache.
         cache: dtype of q; or, packed, uint8 ``[blocks, page, bytes]`` with a free block stride. V is the first 512 values of a row.
-        indices: int32: ``block * page + slot`` of each token. What lies outside of the cache, negative or too large, is ignored;
-            what occurs twice counts twice.
+        indices: int32: ``block * page + slot`` of each token. An index outside of the cache, negative or too large, is ignored. An
+            index that occurs twice counts twice.
         topk_length: int32: entries of a list from here on are ignored, whatever they hold.
         format: "rows", or the packed format of the cache, one of :func:`fovea.cache_formats` but v41_fp4.
         extra_cache: A second cache, with a page size of its own, that joins the same softmax.
@@ -240,7 +240,7 @@ def sparse_latent_attention(
         schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
-        out, or a tuple of out and what else was asked for, lse before max_logits. A row that sees no key gives 0, -inf and -inf.
+        out, or a tuple of out and the other requested outputs, lse before max_logits. A row without keys gives 0, -inf and -inf.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.

@@ -15,7 +15,7 @@ _dequantize_latent_cache = OPERATORS["dequantize_latent_cache"]
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How a packed latent cache stores a token: codes, one scale for each group of them, and plain bfloat16 values behind.
+    """How a packed latent cache stores a token: quantised values, one scale for each group of them, and plain bfloat16 values.
 
     A value is ``code * scale`` in float32, rounded once to bfloat16 for a matrix unit.
     """
@@ -34,14 +34,14 @@ class CacheFormat:
     scale_type: str
     """f32, ue8m0 (a power of two) or e4m3."""
     rope: int
-    """bfloat16 values behind the codes."""
+    """bfloat16 values behind the quantised ones."""
     planar: bool
-    """Whether a block holds the codes and rope of all its tokens first and their scales last; otherwise a token is in one piece.
+    """Whether a block holds the quantised values and rope of all its tokens first and their scales last, or token by token.
     In a planar cache ``cache[block, slot]`` is no token: copy whole blocks, or read and write tokens through slots."""
 
     def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
-        """A new cache, uint8 ``[blocks, page, bytes]``, with whatever was in that memory. Blocks begin at multiples of 16 bytes, as
-        GPU kernels want them: where ``page * bytes`` is none, they lie apart."""
+        """A new cache, uint8 ``[blocks, page, bytes]``, not initialised. Blocks begin at multiples of 16 bytes, as GPU kernels need
+        them. If ``page * bytes`` is no such multiple, there are gaps between blocks."""
         stride = -(-page * self.bytes // 16) * 16
         memory = torch.empty(blocks, stride, dtype=torch.uint8, device=device)
         return memory[:, : page * self.bytes].unflatten(1, (page, self.bytes))
@@ -128,7 +128,7 @@ def dequantize_latent_cache(
     Source: the cache formats of DeepSeek-V3.2 (2025) and its successors.
     """
     if rows is None:
-        width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses what is not there
+        width = _FORMATS[format].row if format in _FORMATS else 0  # the operator refuses an unknown format
         rows = cache.new_zeros((slot_mapping.numel(), width), dtype=dtype)
     _dequantize_latent_cache(rows, cache, slot_mapping, format, implementation or "")
     return rows

@@ -12,24 +12,25 @@ from fovea._library import typed
 
 
 class LatentSchedule:
-    """How the work of a call is dealt out over a GPU: the same in every layer of a decode step, so computed once.
+    """How the work of a call is distributed over a GPU. It is the same in every layer of a decode step, so it is computed once.
 
     >>> schedule = fovea.LatentSchedule()
     >>> for layer in layers:
     ...     out = fovea.latent_attention(q, layer.cache, block_table, kv_len, schedule=schedule)
 
-    Empty at first. The first call that gets it, to :func:`fovea.latent_attention` or :func:`fovea.sparse_latent_attention`,
-    computes the schedule; later ones run with it, one after another on the same stream. They must have
+    The object is empty at first. The first call that gets it, to :func:`fovea.latent_attention` or
+    :func:`fovea.sparse_latent_attention`, computes the schedule. Later calls run with it, one after another on the same stream.
+    They must have
 
-    * the operation, shapes, strides, dtypes and options of the first: what differs is refused (ValueError);
-    * **the numbers of the first in kv_len, cu_seqlens_q, topk_length and extra_topk_length**, in whatever tensors. These lie on the
-      device, so nobody checks that, and results over other lengths are wrong. All other numbers may change.
+    * the operation, shapes, strides, dtypes and options of the first call: a difference is refused (ValueError);
+    * **the numbers of the first call in kv_len, cu_seqlens_q, topk_length and extra_topk_length**, in any tensors. These lie on the
+      device, so this is not checked, and results over other lengths are wrong. All other numbers may change.
 
     So make a new one, or ``reset()``, for each step; neither costs anything.
 
-    CUDA graphs: a first call that is captured computes the schedule in every replay, from the lengths of that time. A schedule from
+    CUDA graphs: a first call that is captured computes the schedule in every replay, from the lengths at that time. A schedule from
     outside of a capture is not used within one, nor the other way round: the call computes a new one. Graphs captured one after
-    another may share one, if the first is replayed before the others; ``reset()`` keeps them apart. Compiled functions do not look
+    another may share one, if the first is replayed before the others. ``reset()`` keeps them apart. Compiled functions do not look
     whether they are captured: make the object inside of them.
 
     The CPU has no schedule to share: lengths may change there, and only the checks are the same.
@@ -45,7 +46,7 @@ class LatentSchedule:
         self._memory: Tensor | None = None
 
     def _fits(self, call: tuple[Any, ...]) -> bool:
-        """Whether the schedule serves a call of this description; raises where the caller says that it does, and is wrong."""
+        """Whether the schedule serves a call of this description. Raises if the caller wrongly says that it does."""
         if call == self._call:
             return True
         raise ValueError(_difference(call, self._call))
@@ -92,7 +93,7 @@ def _is_captured(tensor: Tensor) -> bool:
 
 
 def _difference(call: tuple[Any, ...], first: tuple[Any, ...]) -> str:
-    """What is not as in the first call, in words."""
+    """The differences from the first call, in words."""
     if call[0] != first[0]:
         name, got, want = "schedule.operation", call[0], first[0]
     else:

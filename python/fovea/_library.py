@@ -12,7 +12,7 @@ if not _EXTENSION.is_file():
     raise ImportError(f"fovea is not built: {_EXTENSION} is missing (pip install ., or a build folder's python/ in PYTHONPATH)")
 torch.ops.load_library(str(_EXTENSION))
 
-# How the text of an operator's error begins, and what it is then: of exceptions, torch's stable ABI passes on the text alone.
+# How the message of an operator's error begins, and its type. torch's stable ABI passes on only the message of an exception.
 _KINDS = {"invalid: ": ValueError, "unsupported: ": NotImplementedError}
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 INTEGERS = (int, torch.SymInt, Integral)
@@ -20,7 +20,7 @@ WINDOW = "(left, right), 0 or more keys before and after a query's own position,
 
 
 def typed(error: RuntimeError) -> Exception:
-    """The exception that tells what happened."""
+    """The exception that says what happened."""
     text = str(error)
     return next((kind(text.removeprefix(prefix)) for prefix, kind in _KINDS.items() if text.startswith(prefix)), error)
 

@@ -54,7 +54,7 @@ def merge_states(
     Args:
         outs: One or more of ``[total_q, head, dv]``, all float32, float16 or bfloat16.
         lses: For each of them its log-sum-exp, float32 ``[total_q, head]``; a ``[head, total_q]`` tensor is passed as
-            ``lse.transpose(0, 1)``. +inf, -inf and NaN mark an empty part, whose out is never read into the result.
+            ``lse.transpose(0, 1)``. +inf, -inf and NaN mark an empty part, whose out never reaches the result.
         out: Written and returned instead of a new tensor; it may be one of outs.
         lse: Written and returned instead of a new tensor; it may be one of lses.
         return_lse: Whether to return the merged log-sum-exp too.

@@ -90,7 +90,7 @@ def paged_attention(
         scale: Multiplies the scores; None is ``dqk ** -0.5``.
         softcap: c > 0 bounds the scores, ``c * tanh(s / c)``, before the mask; 0 is none.
         sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
-        k_scale: For a float8_e4m3fn cache: what multiplies its codes. float32, one element or ``[kv_head]``.
+        k_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element or ``[kv_head]``.
         v_scale: As ``k_scale``, for v.
         out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q.
         lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``.

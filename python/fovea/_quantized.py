@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit attention: the quantisers, attention on what they make, and both in one call."""
+"""8-bit attention: the quantisers, attention on quantised tensors, and both in one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QuantizedQk(NamedTuple):
     """
 
     q: Tensor
-    """int8, shape of q; codes from -127 to 127."""
+    """int8, shape of q; values from -127 to 127."""
     k: Tensor
     """int8, shape of k."""
     q_scale: Tensor
@@ -74,7 +74,7 @@ _GROUPS = _read_groups()  # queries of a block, groups in it, keys of a block, g
 
 
 def _has_rows(tensor: Tensor, cu_seqlens: Tensor | None) -> bool:
-    """Whether there is a shape to allocate by. Where not, an empty tensor does, and the operator refuses the call."""
+    """Whether there is a shape to allocate by. If not, an empty tensor is allocated, and the operator refuses the call."""
     return tensor.dim() == 4 if cu_seqlens is None else tensor.dim() == 3 and cu_seqlens.numel() > 0
 
 
@@ -139,7 +139,7 @@ def quantize_qk_int8(
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Returns:
-        Codes, scales, and with ``smooth_k`` the means and ``lse_shift``.
+        Quantised values, scales, and with ``smooth_k`` the means and ``lse_shift``.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
@@ -255,7 +255,7 @@ def quantized_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention on quantised q, k and v, ``softmax(mask(scale * q @ k^T)) @ v`` for each head.
 
-    Products of int8 codes are summed in integers, which is exact; scores, softmax and the sums over v are float32.
+    Products of int8 values are summed in integers, which is exact. Scores, softmax and the sums over v are float32.
 
     Args:
         qk: What :func:`fovea.quantize_qk_int8` gave, or the same from elsewhere.

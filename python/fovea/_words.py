@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's texts in the words of Python: the names of arguments, torch's dtypes, and the order of dimensions."""
+"""The library's messages in the words of Python: the names of arguments, torch's dtypes, and the order of dimensions."""
 
 import re
 from typing import Any

@@ -30,7 +30,7 @@ fovea_status fail(const Error& error) noexcept {
   try {
     last_error() = to_string(error);
   } catch (const std::exception&) {
-    last_error().clear();  // no memory for the message; the status still tells
+    last_error().clear();  // no memory for the message; the status still says it
   }
   return static_cast<fovea_status>(error.code) + 1;
 }

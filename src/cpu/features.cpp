@@ -41,7 +41,7 @@ std::uint64_t saved_registers() {
   return (static_cast<std::uint64_t>(high) << 32) | low;
 }
 
-/// Linux hands out the tile registers on request only; a thread inherits the permission.
+/// Linux grants the tile registers on demand only. A thread inherits the permission.
 bool amx_permitted() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -87,14 +87,14 @@ struct InstructionSet {
   std::string_view name, feature;
   bool Features::*has;
 };
-/// Each has those before it, but for VNNI and BF16, which come together.
+/// Each instruction set includes those before it, except VNNI and BF16, which come together.
 constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", "avx2", &Features::avx2},
                                                   {"avx512", "avx512", &Features::avx512},
                                                   {"avx512vnni", "avx512vnni", &Features::avx512vnni},
                                                   {"avx512bf16", "avx512bf16", &Features::avx512bf16},
                                                   {"amx", "amx_bf16", &Features::amx_bf16}}};
 
-/// What the environment allows, once.
+/// The limit that the environment sets, read once.
 struct Limit {
   Limit() {
     const char* set = std::getenv("FOVEA_MAX_CPU_ISA");
@@ -114,15 +114,15 @@ struct Limit {
   }
 
   std::optional<Error> error;
-  std::size_t allowed = kInOrder.size();  // of kInOrder, the first ones
-  std::string reason;                     // why the others are not
+  std::size_t allowed = kInOrder.size();  // number of allowed entries of kInOrder
+  std::string reason;                     // why the others are not allowed
 };
 const Limit& limit() {
   static const Limit kLimit;
   return kLimit;
 }
 
-/// What this machine has, whatever the environment allows.
+/// The features of this machine, without the limit of the environment.
 const Features& machine() {
   static const Features kMachine = detect();
   return kMachine;
@@ -133,7 +133,7 @@ Features limited(Features found) {
   return found;
 }
 
-/// What keeps this machine from an instruction set: the environment, the machine, or nothing.
+/// The reason that an instruction set cannot be used: the environment, the machine, or none.
 std::string_view unavailable(bool Features::*has, std::string_view needs) {
   if (features().*has) return {};
   return machine().*has ? std::string_view(limit().reason) : needs;
@@ -157,7 +157,8 @@ std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512
 std::string_view avx512bf16_unavailable() { return unavailable(&Features::avx512bf16, "needs avx512_bf16"); }
 std::string_view amx_unavailable() { return unavailable(&Features::amx_bf16, "needs amx_bf16, and the operating system's permission"); }
 
-/// Emerald Rapids: half as many a clock as multiply-adds of f32, so no more products, and operands that take longer to pack.
+/// Measured on Emerald Rapids: half as many dot products a clock as f32 multiply-adds, so no more multiplications, and operands that take
+/// longer to pack.
 std::string_view avx512bf16_outdone() {
   return features().avx512bf16 && features().intel ? "on Intel's processors vdpbf16ps multiplies no faster than f32 instructions do" : "";
 }

@@ -11,8 +11,8 @@
 
 namespace fovea::cpu {
 
-/// Instruction sets that the processor has, the operating system saves the registers of, and the environment allows: where
-/// FOVEA_MAX_CPU_ISA is set to scalar, avx2, avx512, avx512vnni, avx512bf16 or amx, none beyond that.
+/// The instruction sets that the processor has, whose registers the operating system saves, and that the environment allows.
+/// FOVEA_MAX_CPU_ISA set to scalar, avx2, avx512, avx512vnni, avx512bf16 or amx allows none beyond that one.
 struct Features {
   bool avx2 = false;        ///< AVX2, FMA, F16C
   bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
@@ -24,7 +24,7 @@ struct Features {
 
 const Features& features();
 
-/// FOVEA_MAX_CPU_ISA set to what is no instruction set.
+/// The error if FOVEA_MAX_CPU_ISA is set to no instruction set.
 std::optional<Error> environment_error();
 
 /// This machine's processor.
@@ -33,15 +33,15 @@ void append_devices(std::vector<DeviceInfo>& all);
 /// "Intel(R) Xeon(R) ..."
 std::string processor_name();
 
-/// What keeps this machine from running an instruction set's kernels, or nothing.
-std::string_view scalar_unavailable();  // nothing does
+/// Why this machine cannot run the kernels of an instruction set; empty if it can.
+std::string_view scalar_unavailable();  // always empty
 std::string_view avx2_unavailable();
 std::string_view avx512_unavailable();
 std::string_view avx512vnni_unavailable();
 std::string_view avx512bf16_unavailable();
 std::string_view amx_unavailable();
 
-/// Why AVX-512 alone is faster here than with its bf16 products, or nothing.
+/// Why AVX-512 alone is faster here than with its bf16 dot products; empty if it is not.
 std::string_view avx512bf16_outdone();
 
 }  // namespace fovea::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The CPU's rows of the ordered lists, fastest instruction set first.
+/// The CPU's entries of the ordered lists, fastest instruction set first.
 #pragma once
 
 #include <string_view>

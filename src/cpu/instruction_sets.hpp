@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The instruction sets of this build, as type parameters of the rows in the implementation lists.
+/// The instruction sets of this build, as type parameters of the entries of the ordered lists.
 #pragma once
 
 #include <array>
@@ -11,7 +11,8 @@
 
 namespace fovea::cpu {
 
-/// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null where they are widened to f32; `int8()` that of int8 scores.
+/// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null if these are widened to f32. `int8()` is the arithmetic of
+/// int8 scores.
 struct Scalar {
   static constexpr std::string_view kName = "scalar";
   static constexpr auto kUnavailable = scalar_unavailable;
@@ -61,7 +62,7 @@ struct Amx {
 };
 #endif
 
-/// For the `outdone` of a row.
+/// For the `outdone` of an entry.
 template <class Isa>
 constexpr std::string_view (*outdone())() {
   if constexpr (requires { Isa::kOutdone; }) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What an instruction set exports: tables of functions. All that is wide lies behind them; plans, schedules and the attention engine are
+/// The tables of functions that each instruction set exports. All wide code lies behind them. Plans, schedules and the attention engine are
 /// ordinary code that is compiled once.
 #pragma once
 
@@ -13,28 +13,28 @@ inline constexpr int kPackedFormatCount = 5;
 /// Rows that pack_keys and pack_values take at a time.
 inline constexpr int kPackedRows = 8;
 
-/// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the kv tile that some of
+/// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the key tile that some of
 /// them see. The bounds are multiples of PackedKernels::depth.
 struct RowBlock {
   int row = 0, rows = 0;
   int key_begin = 0, key_end = 0;
 };
 
-/// Half-open range of keys within a kv tile.
+/// Half-open range of keys within a key tile.
 struct KeySpan {
   int begin = 0, end = 0;
 };
 
-/// Bytes that memory gives at once.
+/// Bytes of a cache line.
 inline constexpr int kLine = 64;
 
 /// A row of a tensor, or its elements of one kv head.
 using Row = const void*;
 
-/// scores[row][key] = q[row] . key, for the keys of each block (rounded out to whole panels).
+/// scores[row][key] = q[row] . key, for the keys of each block, rounded out to whole panels.
 struct ScoreTile {
   const void* q = nullptr;     // [rows][q_stride] operands
-  const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] where a tile is shared
+  const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] if K and V share the tile
   float* scores = nullptr;     // [rows][score_stride]
   std::int64_t q_stride = 0, score_stride = 0, row_stride = 0;
   int head_dim = 0;                                      // as packed: a multiple of depth
@@ -48,7 +48,7 @@ struct ScoreTile {
 /// acc[row] = acc[row] * rescale[row] + p[row] * values, over the keys of each block.
 struct ValueTile {
   const void* p = nullptr;       // [rows][p_stride] operands
-  const void* values = nullptr;  // [panel][kv_tile][kPanel], or [key][row_stride] where a tile is shared
+  const void* values = nullptr;  // [panel][kv_tile][kPanel], or [key][row_stride] if K and V share the tile
   float* acc = nullptr;          // [rows][acc_stride], acc_stride a multiple of the panel
   const float* rescale = nullptr;
   std::int64_t p_stride = 0, acc_stride = 0, row_stride = 0;
@@ -74,26 +74,26 @@ struct SoftmaxTile {
   float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
 };
 
-/// Rows of K or V that are read where they lie: those of `count` tokens, and of as many neighbouring kv heads as the call has.
+/// Rows of K or V that are read where they lie: those of `count` tokens, and of all neighbouring kv heads of the call.
 struct StreamRows {
   const Row* rows = nullptr;     // [count], of the first head
   std::int64_t head_stride = 0;  // bytes
   int count = 0;
 };
 
-/// Decode: scores of a few queries straight from the rows of the cache.
+/// Decode: scores of a few queries, read straight from the rows of the cache.
 struct StreamScores {
   const void* q = nullptr;    // [heads][rows][q_stride] operands in the order of arrange_q, zero behind head_dim
-  StreamRows keys{}, next{};  // next: wanted after the keys
+  StreamRows keys{}, next{};  // next: rows to prefetch, used after the keys
   float* scores = nullptr;    // [heads][rows][score_stride]
   std::int64_t q_stride = 0, score_stride = 0;
   int heads = 1, rows = 0, head_dim = 0;
 };
 
-/// Decode: acc[row] = acc[row] * rescale[row] + p[row] * values, straight from the rows of the cache.
+/// Decode: acc[row] = acc[row] * rescale[row] + p[row] * values, read straight from the rows of the cache.
 struct StreamValues {
   const float* p = nullptr;        // [heads][head_rows][p_stride], of which `rows` count
-  StreamRows values{}, next{};     // next: wanted after the values
+  StreamRows values{}, next{};     // next: rows to prefetch, used after the values
   float* acc = nullptr;            // [heads][head_rows][acc_stride]
   const float* rescale = nullptr;  // [heads][head_rows], or null for 1
   std::int64_t p_stride = 0, acc_stride = 0;
@@ -129,7 +129,7 @@ struct AttentionKernels {
   int panel = 0;                     ///< keys or value columns of one packed panel
   int depth = 1;                     ///< contracted dimensions (head dim, keys) are padded to a multiple of this
   int operand_bytes = 0;             ///< of a packed element
-  int qk_operand_bytes = 0;          ///< of those of q and K where they are others than those of P and V
+  int qk_operand_bytes = 0;          ///< of an element of q and K, if different from P and V
   bool shared_tile = false;          ///< V is the beginning of K: pack_values makes [key][row_stride] of both, and pack_keys is not called
   int row_bytes = 0;                 ///< of q and accumulator rows that share a packing
   int tile_bytes = 0;                ///< of packed K and V that the second-level cache should hold
@@ -145,7 +145,7 @@ struct AttentionKernels {
   void (*scores)(const ScoreTile&) = nullptr;
   void (*softmax)(const SoftmaxTile&) = nullptr;
   void (*values)(const ValueTile&) = nullptr;
-  /// A row of q in the order in which stream_scores unpacks the rows of a storage type; null where that is their own.
+  /// Arranges a row of q in the order in which stream_scores unpacks the rows of a storage type. Null if that is their own order.
   void (*arrange_q[kStorages])(void* operands, int padded) = {};
   void (*stream_scores[kStorages])(const StreamScores&) = {};
   void (*gradient)(const GradientTile&) = nullptr;
@@ -154,7 +154,7 @@ struct AttentionKernels {
   constexpr int qk_bytes() const { return qk_operand_bytes != 0 ? qk_operand_bytes : operand_bytes; }
 };
 
-/// Rows of f32 and whatever they are stored as; any length.
+/// Rows of f32 and of every storage type, of any length.
 struct RowKernels {
   /// acc[i] = acc[i] + factor * source[i]
   void (*add_scaled[kStorages])(float* acc, Row source, float factor, std::int64_t count) = {};
@@ -163,11 +163,11 @@ struct RowKernels {
   /// An e4m3 row, source[i] / scale.
   void (*quantize[kStorages])(void* target, Row source, float scale, std::int64_t count) = {};
   void (*stream_values[kStorages])(const StreamValues&) = {};
-  /// The softmax step with f32 weights: for streamed tiles.
+  /// The softmax step with f32 weights, for streamed tiles.
   void (*softmax)(const SoftmaxTile&) = nullptr;
 };
 
-/// Where the parts of one packed token lie; nothing is aligned.
+/// Addresses of the parts of one packed token. Nothing is aligned.
 struct PackedBytes {
   const void *codes = nullptr, *scales = nullptr, *rope = nullptr;
 };
@@ -176,20 +176,20 @@ struct PackedBytes {
 struct LatentKernels {
   /// A row of code * scale, rounded once.
   void (*decode[kPackedFormatCount][kStorages])(const PackedBytes&, void* row) = {};
-  /// The largest magnitude of `count` elements, a multiple of 16; the first NaN if there is one.
+  /// The largest magnitude of `count` elements, a multiple of 16. The first NaN if there is one.
   float (*largest[kStorages])(Row source, int count) = {};
   /// e2m1 codes of source[i] / scale, two to a byte.
   void (*encode_e2m1[kStorages])(void* codes, Row source, float scale, int count) = {};
   void (*to_bf16[kStorages])(void* target, Row source, int count) = {};
 };
 
-/// The int8 quantisers' rows; `mean` is taken away first. Counts are multiples of 32.
+/// Row functions of the int8 quantisers. `mean` is subtracted first. Counts are multiples of 32.
 struct QuantizeKernels {
-  /// max |source[i] - mean[i]|, or NaN where some element is not finite.
+  /// max |source[i] - mean[i]|, or NaN if some element is not finite.
   float (*largest[kStorages])(Row source, const float* mean, int count) = {};
   /// codes[i] = (source[i] - mean[i]) * factor
   void (*encode_int8[kStorages])(void* codes, Row source, const float* mean, float factor, int count) = {};
-  /// amax[i] = max(amax[i], |source[i] - mean[i]|); probe[i] becomes NaN where an element is not finite.
+  /// amax[i] = max(amax[i], |source[i] - mean[i]|). probe[i] becomes NaN if an element is not finite.
   void (*channels[kStorages])(float* amax, float* probe, Row source, const float* mean, int count) = {};
   /// codes[i] = (source[i] - mean[i]) * factor[i]
   void (*encode_e4m3[kStorages])(void* codes, Row source, const float* mean, const float* factor, int count) = {};

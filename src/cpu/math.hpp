@@ -6,8 +6,8 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// 2^x for x <= 126, within 1.5 ulp down to 2^-126. Below that it falls off to exactly 0 at -inf and before it; NaN stays NaN.
-/// With kForBf16 within 3e-6, a thousandth of what rounding to bf16 adds.
+/// 2^x for x <= 126, within 1.5 ulp down to 2^-126. Below that it falls to exactly 0 before -inf. NaN stays NaN. With kForBf16 the error is
+/// within 3e-6, a thousandth of what rounding to bf16 adds.
 template <bool kForBf16 = false>
 FOVEA_INLINE Vec exp2(Vec x) {
   const Split split = split_exponent(x);
@@ -28,10 +28,10 @@ FOVEA_INLINE Vec exp2(Vec x) {
   return scale_by_power(p, split.whole);
 }
 
-/// Within 3 ulp; saturates, so that no |x| overflows; NaN stays NaN.
+/// Within 3 ulp. Saturates, so no |x| overflows. NaN stays NaN.
 FOVEA_INLINE Vec tanh(Vec x) {
   const Vec size = abs(x), square = mul(x, x);
-  // Below 0.625 an odd polynomial (Cephes tanhf), as 1 - 2 / (e^2x + 1) would cancel.
+  // Below 0.625: an odd polynomial (Cephes tanhf), since 1 - 2 / (e^2x + 1) would cancel.
   Vec p = splat(-5.70498872745e-3f);
   p = fma(p, square, splat(2.06390887954e-2f));
   p = fma(p, square, splat(-5.37397155531e-2f));

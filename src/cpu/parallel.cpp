@@ -26,7 +26,7 @@ std::atomic<std::int64_t> nanoseconds_of_thread{cpu::kNanosecondsOfThread};
 int default_threads() { return omp_get_max_threads(); }
 
 void default_pool(int threads, void (*body)(void* context, int thread), void* context) {
-  // The runtime may give fewer threads than asked for; the loop still visits every index.
+  // The runtime may give fewer threads than requested; the loop still visits every index.
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) body(context, thread);
 }

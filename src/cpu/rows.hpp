@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of any length between f32 and their storage.
+/// Converts rows of any length between f32 and their storage.
 #pragma once
 
 #include "cpu/attention/softmax.hpp"
@@ -32,7 +32,7 @@ static void add_scaled(float* acc, Row source, float factor, std::int64_t count)
   }
 }
 
-/// f32 takes a division, not a product with the inverse: where a row sees one key, the sum then cancels exactly.
+/// f32 divides instead of multiplying by the inverse. If a row sees one key, the sum then cancels exactly.
 template <class S>
 static void store_divided(void* target, const float* source, float divisor, float factor, std::int64_t count) {
   auto* to = static_cast<typename S::Code*>(target);

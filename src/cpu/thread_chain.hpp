@@ -7,8 +7,8 @@
 
 namespace fovea::cpu {
 
-/// body(context, t) for t in [first, threads). Each thread starts the next one before its own work: no list of threads to allocate. One
-/// that cannot be started leaves its work to the thread that wanted it. `Thread` is std::thread, or what a test puts in its place.
+/// Calls body(context, t) for t in [first, threads). Each thread starts the next one before its own work, so there is no list of threads to
+/// allocate. If a thread cannot be started, the thread that wanted it does its work. `Thread` is std::thread, or a test's replacement.
 template <class Thread>
 void run_chain(int first, int threads, void (*body)(void* context, int thread), void* context) {
   for (int thread = first; thread < threads; ++thread) {

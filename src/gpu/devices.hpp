@@ -7,7 +7,7 @@
 
 namespace fovea::gpu {
 
-/// The CUDA devices of this machine; none where there is no driver.
+/// The CUDA devices of this machine. None without a driver.
 void append_devices(std::vector<DeviceInfo>& all);
 
 }  // namespace fovea::gpu

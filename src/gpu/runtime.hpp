@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What kernels need of the CUDA runtime: failures as errors, devices, launches. Nothing here waits for a device, and a machine without
-/// one, or without a driver, gets answers and no failure.
+/// The parts of the CUDA runtime that kernels need: failures as errors, devices, launches. Nothing here waits for a device. A machine
+/// without a device or driver gets answers, not failures.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ inline Error device_error(std::string_view action, cudaError_t status) {
           std::string(action).append(": ").append(cudaGetErrorName(status)).append(", ") + cudaGetErrorString(status)};
 }
 
-/// The failure is also taken out of the runtime, where somebody else's next check would find it.
+/// Also removes the failure from the runtime. Otherwise the next check of other code would find it.
 inline Result<void> check(std::string_view action, cudaError_t status) {
   if (status == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
@@ -38,7 +38,7 @@ inline Result<void> check(std::string_view action, cudaError_t status) {
 struct DeviceProperties {
   int capability = 0;  ///< 90 is compute capability 9.0
   int multiprocessors = 0;
-  int shared_bytes_per_block = 0;  ///< the most that a kernel may ask for
+  int shared_bytes_per_block = 0;  ///< most shared memory that a kernel may use
   int shared_bytes_per_multiprocessor = 0;
   int l2_bytes = 0;
 };
@@ -53,7 +53,7 @@ inline int attribute(cudaDeviceAttr which, int ordinal) {
   return cudaDeviceGetAttribute(&value, which, ordinal) == cudaSuccess ? value : 0;
 }
 
-/// The devices of this process, asked for once.
+/// The devices of this process, looked up once.
 inline const DeviceTable& device_table() {
   static const DeviceTable kTable = [] {
     DeviceTable table;
@@ -77,13 +77,13 @@ inline const DeviceTable& device_table() {
   return kTable;
 }
 
-/// Null when there is no such device.
+/// Null if there is no such device.
 inline const DeviceProperties* properties(int ordinal) {
   const auto& devices = device_table().devices;
   return ordinal >= 0 && static_cast<std::size_t>(ordinal) < devices.size() ? &devices[static_cast<std::size_t>(ordinal)] : nullptr;
 }
 
-/// Devices that may be described: of each compute capability a usual one (T4, A100, A40, L40S, H200, B200, RTX PRO 6000).
+/// Devices that may be described, a usual one of each compute capability (T4, A100, A40, L40S, H200, B200, RTX PRO 6000).
 inline constexpr std::array kDescribedDevices{
     DeviceProperties{75, 40, 64 << 10, 64 << 10, 4 << 20},      DeviceProperties{80, 108, 163 << 10, 164 << 10, 40 << 20},
     DeviceProperties{86, 84, 99 << 10, 100 << 10, 6 << 20},     DeviceProperties{89, 142, 99 << 10, 100 << 10, 96 << 20},
@@ -91,7 +91,7 @@ inline constexpr std::array kDescribedDevices{
     DeviceProperties{120, 188, 99 << 10, 100 << 10, 128 << 20},
 };
 
-/// Of a device of this machine, or of one that is described; null when there is no such device.
+/// A device of this machine, or one that is described. Null if there is no such device.
 inline const DeviceProperties* properties(Device device) {
   if (device.capability == 0) return properties(device.ordinal);
   const auto is_it = [&](const DeviceProperties& candidate) { return candidate.capability == device.capability; };
@@ -110,7 +110,7 @@ inline std::string capability_range(int lowest, int highest) {
   return capability_text(lowest) + (highest == kAnyLater ? " or later" : " to " + capability_text(highest));
 }
 
-/// For the `unavailable` of a row: empty when a device of this machine has a compute capability from kLowest to kHighest.
+/// For the `unavailable` of an entry. Empty if a device of this machine has a compute capability from kLowest to kHighest.
 template <int kLowest, int kHighest>
 std::string_view unavailable() {
   static const std::string kReason = [] {
@@ -123,7 +123,7 @@ std::string_view unavailable() {
   return kReason;
 }
 
-/// The reason of a row of compute capability `lowest` to `highest` to decline `device`, or nothing.
+/// Why an entry for compute capabilities `lowest` to `highest` declines `device`, or nothing.
 inline std::optional<Error> decline_device(Device device, int lowest, int highest) {
   const DeviceProperties* found = properties(device);
   if (found == nullptr && device.capability != 0) {
@@ -136,7 +136,7 @@ inline std::optional<Error> decline_device(Device device, int lowest, int highes
   return detail::declined("device (compute capability)", capability_text(found->capability), capability_range(lowest, highest));
 }
 
-/// Makes a device the current one of the calling thread, and puts back the one before.
+/// Makes a device the current one of the calling thread, and restores the previous one.
 class ScopedDevice {
  public:
   explicit ScopedDevice(int ordinal) : status_(make_current(ordinal)) {}
@@ -170,11 +170,12 @@ struct LaunchShape {
   dim3 grid{}, block{};
   std::size_t shared_bytes = 0;
   dim3 cluster{1, 1, 1};  ///< blocks
-  /// The kernel may start while the one before it in the stream still runs, and waits for its results itself.
+  /// Programmatic dependent launch: the kernel may start while the one before it in the stream still runs. The kernel itself waits for its
+  /// results.
   bool programmatic = false;
 };
 
-/// Lets a kernel have more than 48 KiB of dynamic shared memory; the runtime is told once for each device. `bytes` is the kernel's own
+/// Lets a kernel have more than 48 KiB of dynamic shared memory. The attribute is set once for each device. `bytes` is the kernel's own
 /// constant, the same in every call.
 template <auto kKernel>
 Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {
@@ -190,7 +191,7 @@ Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {
   return set;
 }
 
-/// Launches on the current device; the only place that does.
+/// Launches on the current device. No other function launches.
 template <class... Params>
 Result<void> launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream, const std::type_identity_t<Params>&... params) {
   std::array<cudaLaunchAttribute, 2> attributes{};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Descriptors for the tensor copies of Hopper and later. The driver's encoder is found through the runtime, so nothing links libcuda.
+/// Descriptors for the tensor copies (TMA) of Hopper and later. The encoder of the driver is found through the runtime, so nothing links
+/// libcuda.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +13,7 @@
 
 namespace fovea::gpu {
 
-/// A tensor of 1 to 5 dimensions, innermost first, and the box of it that one copy moves. Elements outside the tensor arrive as zeros.
+/// A tensor of 1 to 5 dimensions, innermost first, and its TMA box. Elements outside the tensor arrive as zeros.
 struct TensorMapDesc {
   struct Dimension {
     std::int64_t extent = 1;
@@ -53,8 +54,8 @@ inline Result<decltype(&cuTensorMapEncodeTiled)> tensor_map_encoder() {
   return kFound;
 }
 
-/// Host work of a fraction of a microsecond, in any thread. The driver wants `base` and every stride to be multiples of 16 bytes, a box
-/// of at most 256 elements a dimension, and an innermost box no wider than the swizzle (128 bytes).
+/// Host work of a fraction of a microsecond, in any thread. `base` and every stride must be multiples of 16 bytes. A box has at most 256
+/// elements a dimension, and an innermost extent no wider than the swizzle (128 bytes).
 inline Result<CUtensorMap> encode_tensor_map(const void* base, const TensorMapDesc& desc) {
   const auto encoder = tensor_map_encoder();
   if (!encoder) return encoder.error();

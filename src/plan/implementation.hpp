@@ -32,7 +32,7 @@ class Handled {
     }
   }
 
-  /// What `problem` uses and is not among them, or null.
+  /// The option that `problem` uses and the implementation does not handle, or null.
   const Option<Problem>* missing(const Problem& problem) const {
     const bool* handled = is_handled_.data();
     for (const Option<Problem>& option : kOptions) {
@@ -46,13 +46,13 @@ class Handled {
   std::array<bool, kOptions.size()> is_handled_{};
 };
 
-/// By name, one by one: an option that comes later is not among them, and what uses it is declined until somebody adds it here.
+/// Names the handled options one by one. An option that is added later is not among them, so planning declines problems that use it.
 template <class Operation, class... Names>
 consteval Handled<Operation> handles(const Names&... names) {
   return Handled<Operation>(std::array<std::string_view, sizeof...(Names)>{names...});
 }
 
-/// One row of an ordered list. It supports a problem exactly when `plan` succeeds; Error{unsupported, reason} declines.
+/// One entry of an ordered list. It supports a problem exactly when `plan` succeeds; Error{unsupported, reason} declines.
 template <class Operation_>
 struct Implementation {
   using Operation = Operation_;
@@ -61,11 +61,11 @@ struct Implementation {
 
   std::string_view name{};     ///< "cpu.avx2.attention"
   std::string_view accepts{};  ///< a line for people: dtypes, head dims, what it declines
-  Handled<Operation> handled;  ///< has no default: a row without it does not compile
+  Handled<Operation> handled;  ///< has no default: an entry without it does not compile
   Backend backend{};
-  std::string_view (*unavailable)() = nullptr;  ///< "needs avx512f" when this machine cannot run it, else empty
+  std::string_view (*unavailable)() = nullptr;  ///< "needs avx512f" if this machine cannot run it, else empty
   PlanResult<Args> (*plan)(const Problem&, Device) = nullptr;
-  std::string_view (*outdone)() = nullptr;  ///< why a later row is faster on this machine, else empty: then only who asks by name gets it
+  std::string_view (*outdone)() = nullptr;  ///< why a later entry is faster here, else empty; an outdone entry is chosen by name only
 };
 
 template <class Operation>
@@ -75,7 +75,7 @@ using Implementations = std::span<const Implementation<Operation>>;
 template <class Operation>
 Implementations<Operation> implementations_of();
 
-/// What a backend of the build cannot make sense of in the environment of the process, or nothing: no call is planned then.
+/// The error of a backend that cannot understand the process's environment, or nothing. With an error no call is planned.
 std::optional<Error> environment_error();
 
 }  // namespace fovea::detail

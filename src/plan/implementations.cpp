@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the backends of the build bring: their rows, fastest first and the reference last, and their devices. A new backend is a line here.
+/// The entries that each backend of the build adds, fastest first and the reference last, and its devices. A new backend is a line here.
 #include <vector>
 
 #ifdef FOVEA_HAS_CPU
@@ -21,7 +21,7 @@
 namespace fovea::detail {
 namespace {
 
-/// The rows of every backend of the build that has this operation.
+/// The entries of every backend of the build that has this operation.
 template <class Operation>
 std::vector<Implementation<Operation>> collect() {
   std::vector<Implementation<Operation>> all;

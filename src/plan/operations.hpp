@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The operations of the library, each with its types, name and options. Everything generic (planning, lists, info) goes over this table.
+/// The operations of the library, each with its types, name and options. All generic code (planning, lists, info) runs over this table.
 #pragma once
 
 #include <string_view>
@@ -80,7 +80,7 @@ struct QuantizeAndAttend : OperationTypes<QuantizeAndAttendProblem, QuantizeAndA
   static constexpr const auto& kOptions = kQuantizeAndAttendOptions;
 };
 
-/// In the order in which they are listed to people.
+/// The order in which operations are listed to people.
 using Operations =
     std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention, SparseLatentAttention,
                QuantizeLatentCache, DequantizeLatentCache, QuantizeQkInt8, QuantizeV, QuantizedAttention, QuantizeAndAttend>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The public planning functions: validate once, then ask the ordered list.
+/// The public planning functions: they validate once, then ask the ordered list.
 #include "plan/select.hpp"
 
 namespace fovea {

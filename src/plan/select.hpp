@@ -13,7 +13,7 @@
 
 namespace fovea::detail {
 
-/// A plan for a device that is only described: it explains, and refuses to run.
+/// A plan for a device that is only described. It explains, and refuses to run.
 template <class Args>
 class DescribedState final : public PlanState<Args> {
  public:
@@ -34,11 +34,11 @@ class DescribedState final : public PlanState<Args> {
   Device device_;
 };
 
-/// Plans with `candidate`, or says why not. Any error but `unsupported` means that the search must stop.
+/// Plans with `candidate`, or returns its reason to decline. Any error but `unsupported` stops the search.
 template <class Operation>
 PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& candidate, const typename Operation::Problem& problem,
                                                Device device, bool asked_for) {
-  const bool described = device.capability != 0;  // then `plan` itself knows whether it is for such a device
+  const bool described = device.capability != 0;  // a described device: `plan` itself decides whether it fits
   if (candidate.backend != device.backend) return declined("device.backend", name_of(device.backend), name_of(candidate.backend));
   if (const std::string_view reason = described ? "" : candidate.unavailable(); !reason.empty()) {
     return Error{ErrorCode::unsupported, "not available on this machine: " + std::string(reason)};
@@ -62,7 +62,7 @@ Error unknown_implementation(std::string_view name) {
   return invalid("options.implementation", name, "one of: " + want);
 }
 
-/// The first implementation in list order that does not decline; or the one that `options` forces.
+/// The first implementation in list order that does not decline, or the one that `options` forces.
 template <class Operation>
 Result<Plan<typename Operation::Args>> select(const typename Operation::Problem& problem, Device device, const PlanOptions& options) {
   if (std::optional<Error> wrong = environment_error()) return *std::move(wrong);

@@ -35,7 +35,7 @@ RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<co
                  double* out) {
   std::vector<double> scores;
   scores.reserve(visible.size());
-  double largest = -kInfinity;  // NaN scores do not count here, they reach the sum
+  double largest = -kInfinity;  // a NaN score does not count for the maximum; it reaches the sum
   for (const std::int64_t key : visible) {
     scores.push_back(score(q, k.row(key), k.columns, options));
     largest = std::max(largest, scores.back());
@@ -50,7 +50,7 @@ RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<co
     const double* values = v.row(visible[i]);
     for (std::int64_t c = 0; c < v.columns; ++c) out[c] += p * values[c];
   }
-  if (sum == 0) return {-kInfinity, largest};  // sees nothing: out stays 0
+  if (sum == 0) return {-kInfinity, largest};  // the row sees no key: out stays 0
 
   const double total = options.sink ? sum + std::exp(*options.sink - shift) : sum;
   for (std::int64_t c = 0; c < v.columns; ++c) out[c] = std::isinf(total) ? 0 : out[c] / total * options.v_scale;

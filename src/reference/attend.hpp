@@ -22,7 +22,7 @@ struct Matrix {
   const double* row(std::int64_t index) const { return &values[static_cast<std::size_t>(index * columns)]; }
 };
 
-/// Row-major copy of rows that start at the element offsets `at` (negative: nobody looks; the row stays zero).
+/// Row-major copy of the rows that start at the element offsets `at`. A row with a negative offset is not needed and stays zero.
 Matrix gather(DType dtype, const void* data, std::span<const std::int64_t> at, std::int64_t columns);
 
 double dot(const double* a, const double* b, std::int64_t size);
@@ -36,7 +36,7 @@ struct RowOptions {
 double score(const double* q, const double* k, std::int64_t size, const RowOptions& options);
 
 struct RowResult {
-  double lse, largest;  ///< -inf both when no key is visible
+  double lse, largest;  ///< both -inf when no key is visible
 };
 
 /// out[0 .. v.columns) = softmax over the `visible` keys, which may occur more than once.

@@ -13,7 +13,7 @@ struct Sequence {
   std::int64_t first_row = 0;  ///< in the flat [total_q, ...] output
   std::int64_t seq_q = 0, seq_k = 0;
   std::int64_t q_at = 0;
-  std::vector<std::int64_t> k_at{}, v_at{};  ///< [seq_k]; -1 where no row looks
+  std::vector<std::int64_t> k_at{}, v_at{};  ///< [seq_k]; -1 for keys that no row sees
 };
 
 /// What differs between dense and paged attention.
@@ -23,7 +23,7 @@ struct Inputs {
   const float* sink;
 };
 
-/// Scales of one (sequence, kv head), 1 where there are none.
+/// Scales of one (sequence, kv head), 1 without a scale tensor.
 struct Scales {
   double q = 1, k = 1, v = 1;
 };

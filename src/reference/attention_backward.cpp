@@ -29,7 +29,7 @@ Span span_of(const detail::AttentionBackwardProblem& problem, const AttentionArg
 /// The tensors of one (sequence, head) in double precision.
 struct Head {
   Matrix q, k, v, dout;
-  std::vector<std::int64_t> visible;  ///< of the row at hand
+  std::vector<std::int64_t> visible;  ///< of the current row
   std::int64_t index = 0;             ///< of the query head
 };
 
@@ -44,7 +44,7 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
   std::vector<double> out(static_cast<std::size_t>(problem.head_dim_v));
   const RowResult forward = attend(head.q.row(row), head.k, head.v, head.visible, options, out.data());
   if (std::isinf(forward.lse) && forward.lse < 0) return;
-  if (options.sink && std::isinf(*options.sink) && *options.sink > 0) return;  // out is 0 whatever the inputs are
+  if (options.sink && std::isinf(*options.sink) && *options.sink > 0) return;  // such a row has out = 0 whatever the inputs are
   const double total =
       problem.has_sink ? forward.lse + std::log1p(std::exp(*options.sink - forward.lse)) : forward.lse;  // log of the denominator
   const double delta = dot(head.dout.row(row), out.data(), problem.head_dim_v);

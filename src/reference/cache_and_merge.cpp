@@ -16,7 +16,7 @@ struct Side {
   const float* scales;
 };
 
-/// Copies one row, or quantises it. The quotient is rounded to f32 first: that is part of the format's definition.
+/// Copies one row, or quantises it. The quotient is rounded to f32 first, as the format's definition requires.
 void append_row(const detail::PagedCacheAppendProblem& problem, const Side& side, std::int64_t slot, std::int64_t token,
                 std::int64_t head) {
   const detail::AppendSide& layout = side.layout;

@@ -7,7 +7,7 @@
 namespace fovea::reference {
 namespace {
 
-/// What distinguishes the small floating-point formats; everything else follows from the definition of a float.
+/// What distinguishes the small floating-point formats. Everything else follows from the definition of a float.
 struct Format {
   int exponent_bits, mantissa_bits;
   bool has_infinity;
@@ -48,7 +48,7 @@ std::uint32_t encode(const Format& format, double value) {
   if (std::ldexp(steps, exponent - format.mantissa_bits) > decode(format, largest))
     return sign | (format.has_infinity ? infinity : largest);
   const auto base = static_cast<std::uint32_t>(exponent - smallest) << format.mantissa_bits;
-  return sign | (base + static_cast<std::uint32_t>(steps));  // a carry out of the mantissa lands in the exponent, as it should
+  return sign | (base + static_cast<std::uint32_t>(steps));  // a carry out of the mantissa rightly increments the exponent
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The reference as the last row of every list: slow, but it accepts whatever the contract allows. It alone allocates in run().
+/// The reference is the last entry of every list. It is slow, but accepts whatever the contract allows. It alone allocates in run().
 #include "reference/implementations.hpp"
 
 #include "op/common/attention_checks.hpp"
@@ -99,13 +99,13 @@ Result<void> run_dequantize(const detail::DequantizeLatentCacheProblem& problem,
   return convert(problem, args, dequantize_latent_cache);
 }
 
-/// Plans whatever is valid.
+/// Plans every valid problem.
 template <class Operation, typename State<Operation>::Run kRun>
 detail::PlanResult<typename Operation::Args> plan_any(const typename Operation::Problem& problem, Device) {
   return make_state<Operation>(problem, kRun);
 }
 
-/// Plans whatever is valid and has head dims of the contract.
+/// Plans every valid problem whose head dims the contract allows.
 template <class Operation, typename State<Operation>::Run kRun>
 detail::PlanResult<typename Operation::Args> plan_head_dims(const typename Operation::Problem& problem, Device) {
   if (auto reason = detail::decline_head_dims(problem)) return *reason;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// MLA, dense and token-sparse: every token is decoded on its own, then the one formula of attend.hpp.
+/// MLA, dense and token-sparse. Every token is decoded on its own; then the one formula of attend.hpp applies.
 #include <algorithm>
 #include <numeric>
 
@@ -11,7 +11,7 @@
 namespace fovea::reference {
 namespace {
 
-/// The K row of one slot. Packed values are rounded once to bf16: the format says so, for the matrix units' sake.
+/// The K row of one slot. The format requires that packed values are rounded once to bf16, for the matrix units.
 void load_row(const detail::LatentCacheView& cache, const void* data, std::int64_t slot, std::int64_t kv_head, double* row) {
   const std::int64_t block = slot / cache.page, offset = slot % cache.page;
   const PackedFormat* packed = packed_format(cache.format);
@@ -40,7 +40,7 @@ Matrix query(const detail::AttentionCore& core, const void* q, std::int64_t at) 
   return gather(core.q_dtype, q, offsets, core.head_dim_qk);
 }
 
-/// The slots of the tokens that one row lists, good indices only.
+/// The slots of the tokens that one row lists. Indices that name no token are left out.
 void append_rows(const SparseLatentAttentionArgs::Selection& args, const detail::SparseSelection& selection, std::int64_t index_at,
                  std::int64_t length, std::vector<std::vector<double>>& rows) {
   for (std::int64_t i = 0; i < std::min(length, selection.topk); ++i) {
@@ -51,7 +51,7 @@ void append_rows(const SparseLatentAttentionArgs::Selection& args, const detail:
   }
 }
 
-/// K of one query row: its tokens from both caches.
+/// K of one query row: the rows of its tokens from both caches.
 Matrix selected_rows(const detail::SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args, std::int64_t b,
                      std::int64_t row) {
   std::vector<std::vector<double>> rows;

@@ -30,7 +30,7 @@ double decode_code(CodeType type, const std::uint8_t* codes, std::int64_t index)
   return (nibble & 8) != 0 ? -kE2m1[nibble & 7] : kE2m1[nibble & 7];
 }
 
-/// The nearest e2m1 code, ties to the even mantissa, saturating at 6. There is no NaN: a NaN is carried by the scale.
+/// The nearest e2m1 value, ties to the even mantissa, saturating at 6. e2m1 has no NaN: the scale of a group carries it.
 int encode_e2m1(double value) {
   const double magnitude = std::min(std::fabs(value), 6.0);
   int best = 0;
@@ -47,7 +47,7 @@ int ceil_log2(float x) {
   return std::frexp(x, &exponent) == 0.5f ? exponent - 1 : exponent;
 }
 
-/// The largest magnitude of a group; NaN if it holds one, and at most the largest finite float.
+/// The largest magnitude of a group, at most the largest finite float. NaN if the group holds one.
 float largest_magnitude(std::span<const float> values) {
   float largest = 0;
   for (const float value : values) {
@@ -57,7 +57,7 @@ float largest_magnitude(std::span<const float> values) {
   return std::min(largest, std::numeric_limits<float>::max());
 }
 
-/// Chooses the scale of a group, stores it, and returns the value that a reader will see.
+/// Chooses the scale of a group, stores it, and returns the value that a reader sees.
 float encode_scale(const PackedFormat& format, ScaleRule rule, float amax, std::uint8_t* scales, std::int64_t group) {
   if (format.scale_type == ScaleType::e4m3) {
     store(DType::e4m3, scales, group, static_cast<double>(amax / 6.0f));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The packed latent formats, stated plainly: what the vector code is compared with, bit for bit.
+/// The packed latent formats, stated plainly. The vector code is compared with this, bit for bit.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// 8-bit attention: the quantisers element by element as the public header states them, and attention on what they give in double
+/// 8-bit attention. The quantisers run element by element as the public header states them. Attention on quantised tensors is in double
 /// precision.
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 constexpr float kSmallest = 1e-7f;
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// Tokens of one sequence in one tensor; `seen` of those that count.
+/// Tokens of one sequence in one tensor; those in `seen` count.
 struct Tokens {
   std::int64_t batch = 0, first = 0, count = 0, first_block = 0;
   std::vector<char> seen{};
@@ -71,7 +71,7 @@ void store_code(const Side& side, const Tokens& tokens, std::int64_t token, std:
   }
 }
 
-/// The scales and codes of one group of one block. `mean` is that of the sequence.
+/// The scales and quantised values of one group of one block. `mean` is the mean of the sequence.
 void quantize_group(const Side& side, const Tokens& tokens, const Int8Groups& groups, std::int64_t head, std::int64_t block,
                     std::int64_t group) {
   const std::int64_t size = side.is_query ? 128 : 64;
@@ -160,7 +160,7 @@ double v_value(const detail::QuantizedAttentionProblem& problem, const Quantized
   return code;
 }
 
-/// q or k as codes and scales.
+/// q or k as quantised values and scales.
 struct Codes {
   const std::int8_t* codes;
   const float* scales;
@@ -216,7 +216,7 @@ detail::TokenBatch token_batch(const detail::QuantizedAttentionProblem& problem)
   return {problem.ragged, problem.batch, problem.total_q, problem.total_k, problem.max_seq_q, problem.max_seq_k, problem.mask};
 }
 
-/// What the steps of the whole hand to each other.
+/// The buffers between the steps of quantize_and_attend.
 struct Between {
   explicit Between(const detail::QuantizeAndAttendProblem& p)
       : q(size(p.q_int8)),

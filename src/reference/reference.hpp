@@ -22,15 +22,15 @@
 
 namespace fovea::reference {
 
-/// Unrounded results, row-major: out [total_q, head, head_dim_v], lse [total_q, head]; a fixed batch counts as total_q = batch * seq_q.
-/// Rows of no sequence are not `written`, and their values mean nothing.
+/// Unrounded results, row-major: out [total_q, head, head_dim_v], lse [total_q, head]. A fixed batch counts as total_q = batch * seq_q.
+/// Rows of no sequence are not `written`; their values are meaningless.
 struct AttentionOutput {
   std::vector<double> out, lse;
   std::vector<char> written;         ///< [total_q]
   std::vector<double> max_logits{};  ///< [total_q, head], sparse latent attention only
 };
 
-/// Nothing written, out 0 and lse -inf.
+/// Nothing is written: out 0 and lse -inf.
 AttentionOutput empty_output(std::int64_t total_q, std::int64_t heads, std::int64_t head_dim_v);
 
 AttentionOutput attention(const detail::AttentionProblem& problem, const AttentionArgs& args);
@@ -46,15 +46,15 @@ struct BackwardOutput {
   std::vector<char> q_written, k_written;
 };
 
-/// From q, k, v and dout alone: out and lse are computed again, so that no error of the forward pass reaches the gradients.
+/// From q, k, v and dout alone. out and lse are recomputed, so no error of the forward pass reaches the gradients.
 BackwardOutput attention_backward(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args);
 
-/// Exact: these write the bytes themselves.
+/// These are exact: they write the bytes themselves.
 void paged_cache_append(const detail::PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
 void quantize_latent_cache(const detail::QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args);
 void dequantize_latent_cache(const detail::DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args);
 
-/// Exact as well. `cu_seqlens_q` is looked at only where the problem has a mask.
+/// These are exact as well. They read `cu_seqlens_q` only if the problem has a mask.
 void quantize_qk_int8(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args);
 void quantize_v(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args, const std::int32_t* cu_seqlens_q);
 AttentionOutput quantized_attention(const detail::QuantizedAttentionProblem& problem, const QuantizedAttentionArgs& args);

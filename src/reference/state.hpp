@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What every row of the reference shares: a plan without workspace or schedule, and rounding into the caller's tensors.
+/// What every entry of the reference shares: a plan without workspace or schedule, and rounding into the caller's tensors.
 #pragma once
 
 #include <memory>
@@ -45,10 +45,10 @@ detail::Implementation<Operation> row(std::string_view accepts, const detail::Ha
   return {State<Operation>::kName, accepts, handled, Backend::cpu, always_available, plan};
 }
 
-/// Numbers to be rounded into one of the caller's tensors, seen as [flat row, head, width].
+/// Values to be rounded into one of the caller's tensors, seen as [flat row, head, width].
 struct Rounding {
   const std::vector<double>& values;
-  const std::vector<char>& written;  ///< by flat row
+  const std::vector<char>& written;  ///< [flat rows]
   std::int64_t rows_per_batch = 1;   ///< flat row = batch item * rows_per_batch + row; a ragged batch counts as one item
   std::int64_t heads = 1, width = 1;
 };

@@ -186,7 +186,7 @@ static void test_merge(void) {
   CHECK(out_is_right(&b, 0, SEQ_K));
   args.part_count = 1;
   CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT, "got 1, want 2, as planned");
-  /* Counts are compared before anything of the array is read, of which there are but two. */
+  /* Counts are compared before anything of the array is read. The array has two entries. */
   args.part_count = 1000000;
   CHECK_ERROR(fovea_merge_states_run(plan, &args, workspace(bytes), bytes, NULL), FOVEA_INVALID_ARGUMENT,
               "got 1000000, want 2, as planned");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C functions of 8-bit attention: the quantisers against their rule written out here, and both ways to attend against the codes.
+ * The C functions of 8-bit attention: the quantisers against their rule written out here, both ways to attend against quantised values.
  */
 #include "checks.h"
 #include "fovea/c_quantized_attention.h"
@@ -108,7 +108,7 @@ static void check_codes(const tensors* t) {
     }
 }
 
-/* out and lse of the codes, causal. */
+/* out and lse of the quantised tensors, causal. */
 static void check_attention(const tensors* t) {
   int row, head, key, d;
   for (row = 0; row < SEQ; ++row)

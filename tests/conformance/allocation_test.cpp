@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// run() allocates nothing: every operation, every implementation but the reference.
+/// run() allocates nothing, for every operation and every implementation but the reference.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -11,7 +11,8 @@
 namespace fovea::check {
 namespace {
 
-/// Streamed, packed and split work, ragged batches, scales, sinks and what is not finite; between them they reach every implementation.
+/// Streamed, packed and split work, ragged batches, scales, sinks, and values that are not finite. Together they reach every
+/// implementation.
 constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "attention/scales/per-head-out-bf16",
                                   "attention/gqa/f16-9on3",
@@ -36,7 +37,7 @@ constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "quantized_attention/ragged/warp16-e4m3",
                                   "quantize_and_attend/head_dim/96-f16"};
 
-/// A caller's pool of one thread: starting standard threads, which a build without OpenMP does, allocates.
+/// A caller's pool of one thread. A build without OpenMP starts standard threads, which allocates.
 void run_in_turn(int threads, void (*body)(void* context, int thread), void* context) {
   for (int thread = 0; thread < threads; ++thread) body(context, thread);
 }
@@ -54,7 +55,7 @@ TEST(Allocations, NoneWhileAPlanRuns) {
       if (info.operation != entry->operation) continue;
       SCOPED_TRACE(std::string(name) + " " + std::string(info.name));
       const auto planned = trial->plan({.implementation = info.name});
-      if (!planned) continue;  // the table test watches over declines
+      if (!planned) continue;  // the table test checks declines
       const HostileWorkspace workspace(planned->workspace_bytes);
       const Workspace memory = workspace.view();
       ASSERT_TRUE(planned->run(memory));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Wrong pointers, lengths, block numbers and workspaces given to run(): every implementation says what is wrong and touches nothing.
+/// Wrong pointers, lengths, block numbers and workspaces in run(): every implementation says what is wrong and touches nothing.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -49,7 +49,7 @@ void expect_refusals(const char* name, const std::vector<Spoilt<Args>>& table) {
   const Args good = request.args;
   for_each_implementation(bound->spec.operation, [&](std::string_view implementation) {
     const auto planned = plan(bound->request, {.implementation = implementation});
-    if (!planned) return;  // the table test watches over declines
+    if (!planned) return;  // the table test checks declines
     const HostileWorkspace workspace(planned->workspace_bytes);
     for (const Spoilt<Args>& row : table) {
       SCOPED_TRACE(row.name);
@@ -108,7 +108,7 @@ TEST(BadArguments, PagedAttention) {
   for (auto& table : tables) std::copy_n(good.args.block_table, 7 * stride, table);
   tables[0][stride + 2] = -7;                                                     // sequence 1, block 2
   tables[1][stride + 2] = static_cast<std::int32_t>(good.desc.k_cache.shape[0]);  // one past the last
-  tables[2][stride + 9] = 2147480000;                                             // past its 134 tokens: never looked at
+  tables[2][stride + 9] = 2147480000;                                             // past its 134 tokens: never read
   static const auto with_length = [](int sequence, std::int32_t length) {
     static std::int32_t spoilt[7];
     std::copy_n(lengths, 7, spoilt);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Descriptions that contradict themselves: one error that names tensor, field, value and expectation.
+/// Descriptions that contradict themselves. One error names tensor, field, value and expectation.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -10,12 +10,12 @@
 namespace fovea::check {
 namespace {
 
-/// One way to spoil a good description, and the words that must follow.
+/// One way to spoil a good description, and the message that must follow.
 template <class Desc>
 struct Spoilt {
   const char* name;
   std::function<void(Desc&)> spoil;
-  const char* message;  ///< the whole text, or its beginning when it ends in "..."
+  const char* message;  ///< the whole message, or its beginning if this ends in "..."
   ErrorCode code = ErrorCode::invalid_argument;
 };
 

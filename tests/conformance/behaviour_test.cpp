@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Promises that hold beyond a single right result: same bits again, under any thread pool, prepared or not, whatever else is in the batch.
+/// Promises beyond a single right result: the same bits again, under any thread pool, prepared or not, whatever else is in the batch.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -76,7 +76,7 @@ void for_each_plan(F&& f) {
   }
 }
 
-/// Shares work however little it is, and restores the library's own threads at the end of a test.
+/// Makes threads share work however little it is, and restores the library's own threads at the end of a test.
 struct DefaultThreads {
   DefaultThreads() { share_small_work(true); }
   ~DefaultThreads() {
@@ -200,7 +200,7 @@ TEST(Behaviour, OnePlanInManyThreadsAtOnce) {
   }
 }
 
-/// Sequence `b` of a paged case as a call of its own that writes where the whole call would.
+/// Sequence `b` of a paged case, as a call of its own that writes where the whole call would write it.
 Request<PagedAttentionDesc, PagedAttentionArgs> alone(const BoundCase& bound, std::int64_t b, const std::int32_t* cu_seqlens_q) {
   auto request = std::get<Request<PagedAttentionDesc, PagedAttentionArgs>>(bound.request);
   const Sequence sequence = bound.spec.sequences[static_cast<std::size_t>(b)];
@@ -246,7 +246,7 @@ TEST(Behaviour, BatchInvariantRowsDoNotDependOnTheBatch) {
   }
 }
 
-/// The last row of a long sequence in a call of its own is split over keys; among forty rows it is not.
+/// The last row of a long sequence is split over keys in a call of its own. Among forty rows it is not.
 TEST(Behaviour, SplitResultsEqualUnsplitOnes) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::int64_t last = 39;
@@ -285,7 +285,7 @@ TEST(Behaviour, SplitResultsEqualUnsplitOnes) {
   }
 }
 
-/// Workspace of a case after one change to it; 0 when it is declined.
+/// Workspace of a case after one change to it, or 0 if it is declined.
 std::size_t workspace_of(Case spec, std::string_view implementation) {
   const AnyRequest request = describe(spec);
   const auto planned = plan(request, {.implementation = implementation});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The judge is judged: each mistake that it exists to catch is made on purpose.
+/// Tests of the comparer: each mistake that it must catch is made on purpose.
 #include "compare.hpp"
 
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ TEST_F(Judge, RejectsAWriteToAPaddingRow) {
 
 TEST_F(Judge, RejectsAWriteToTheRedZone) {
   const auto past_the_end = span_of(bound_->out.desc()) + 5;
-#if !defined(__SANITIZE_ADDRESS__)  // which would stop here by itself
+#if !defined(__SANITIZE_ADDRESS__)  // otherwise the sanitizer would stop here
   bound_->out.set(past_the_end, 0.0f);
   EXPECT_TRUE(rejected());
 #else
@@ -136,7 +136,7 @@ TEST_F(Judge, RejectsAChangedInput) {
   EXPECT_TRUE(rejected());
 }
 
-/// A case of each operation, run by the reference and spoilt in every way that does not depend on what it computes.
+/// A case of each operation, run by the reference, and spoilt in every way that does not depend on its computation.
 TEST(JudgeOfEveryOperation, RejectsMissingWrongAndStrayWrites) {
   for (const char* name :
        {"attention/gqa/bf16-9on3", "attention_backward/sink/bf16-all-kinds", "paged_attention/mixed/bf16-page16",

@@ -12,7 +12,7 @@
 namespace fovea::check {
 namespace {
 
-/// The first row of out, as the implementation gives it with so many threads.
+/// The first row of out from the implementation, with this number of threads.
 std::vector<float> first_row(const std::vector<std::int64_t>& lengths, std::string_view implementation, int threads) {
   LatentCase spec{.head = 24};
   for (const std::int64_t kv : lengths) spec.sequences.push_back({1, kv});

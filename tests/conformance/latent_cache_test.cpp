@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kTokens = 210, kPage = 7, kBlocks = 40;
 
-/// Those that see slots before they run, and memory of the host.
+/// Implementations that see slots before they run, in memory of the host.
 std::vector<std::string_view> quantisers() {
   std::vector<std::string_view> names;
   for (const ImplementationInfo& info : implementations())
@@ -43,7 +43,7 @@ std::vector<std::byte> bytes_of(const HostileTensor& tensor) {
   return {tensor.storage().data(), tensor.storage().data() + tensor.storage().bytes()};
 }
 
-/// Values that the format holds exactly survive being packed, unpacked and packed again; others move by a code at most.
+/// Values that the format holds exactly survive being packed, unpacked and packed again. Others move by one quantised value at most.
 void round_trip(const PackedFormat& format, DType dtype, std::string_view name) {
   const Packing packing(format, dtype);
   const std::string inverse = std::string(name).replace(name.find("quantize"), 8, "dequantize");

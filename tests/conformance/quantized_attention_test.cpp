@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// 8-bit attention beyond the case table: rounding at every boundary, the whole against its steps, what smoothing and a NaN do, errors.
+/// 8-bit attention beyond the case table: rounding at every boundary, the whole against its steps, smoothing, NaN, and errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-/// "cpu.avx2", "reference", ...: whatever runs here.
+/// "cpu.avx2", "reference", ...: all that run here.
 std::vector<std::string> backends() {
   std::vector<std::string> names;
   for (const ImplementationInfo& info : implementations())
@@ -25,7 +25,7 @@ std::vector<std::string> backends() {
   return names;
 }
 
-/// avx512vnni has products of its own, and codes from avx512's quantisers.
+/// avx512vnni has products of its own, and avx512's quantisers.
 std::string quantiser_of(const std::string& backend) { return backend == "cpu.avx512vnni" ? "cpu.avx512" : backend; }
 
 template <class Plan, class Args>
@@ -36,7 +36,7 @@ void run(const Plan& plan, const Args& args) {
   ASSERT_TRUE(done) << done.error().message;
 }
 
-/// A number, and the code that it rounds to.
+/// A number, and the quantised value that it rounds to.
 struct Rounding {
   float value, code;
 };
@@ -57,7 +57,7 @@ void expect_codes(const HostileTensor& codes, const std::vector<Rounding>& round
   }
 }
 
-/// Both sides of every boundary between two codes, and the boundary itself, with a scale of 1.
+/// Both sides of every boundary between two quantised values, and the boundary itself, with a scale of 1.
 TEST(QuantizedRounding, Int8IsHalfToEvenAtEveryBoundary) {
   std::vector<Rounding> roundings{{0.0f, 0}, {-0.0f, 0}, {1e-30f, 0}};
   for (int code = 0; code < 127; ++code)
@@ -95,7 +95,7 @@ TEST(QuantizedRounding, Int8IsHalfToEvenAtEveryBoundary) {
   }
 }
 
-/// Every code of the small type, with the middle to the next.
+/// Every value of the small type, and the midpoint to the next one.
 std::vector<Rounding> boundaries(DType dtype, std::uint32_t largest) {
   std::vector<Rounding> roundings;
   for (std::uint32_t code = 0; code < largest; ++code) {
@@ -112,7 +112,7 @@ std::vector<Rounding> boundaries(DType dtype, std::uint32_t largest) {
 }
 
 void expect_v_rounding(DType dtype, const std::vector<Rounding>& roundings, float largest) {
-  // a channel has one scale: a token each, and the largest number in a token of its own
+  // a channel has one scale: each number is a token, and the largest number is a token of its own
   const auto tokens = static_cast<std::int64_t>(roundings.size() + 1);
   HostileTensor from(contiguous(DType::f32, {1, tokens, 1, 64}));
   for (std::int64_t i = 0; i < tokens * 64; ++i)
@@ -149,7 +149,7 @@ TEST(QuantizedRounding, F16IsHalfToEvenAndOverflowsToInfinity) {
   expect_v_rounding(DType::f16, some, 0.0f);
 }
 
-/// The floor under amax keeps zeros zeros, and gives what is smaller a code of its own.
+/// The floor under amax keeps zeros zeros, and gives smaller numbers a quantised value of their own.
 TEST(QuantizedRounding, GroupsOfNearlyNothing) {
   const std::vector<Rounding> roundings{{0.0f, 0}, {1e-7f, 127}, {-1e-7f, -127}, {1e-9f, 1}, {-4e-10f, -1}, {3e-10f, 0}};
   const HostileTensor from = tokens_of(roundings, 0.0f);
@@ -188,7 +188,7 @@ std::vector<std::byte> bytes_of(const HostileTensor& tensor) {
   return {tensor.storage().data(), tensor.storage().data() + tensor.storage().bytes()};
 }
 
-/// Where every key is seen, the one call gives the bits of its steps.
+/// If every key is visible, the one call gives the bits of its steps.
 TEST(QuantizedAttention, TheWholeIsItsSteps) {
   int cases = 0;
   for (const QuantizedCase& spec : quantized_cases()) {
@@ -209,7 +209,7 @@ TEST(QuantizedAttention, TheWholeIsItsSteps) {
   EXPECT_GT(cases, 20);
 }
 
-/// Smoothing is what holds the promised accuracy: without it the same data break it.
+/// Smoothing keeps the promised accuracy: without it the same data miss it.
 TEST(QuantizedAttention, BiasedKeysNeedSmoothing) {
   QuantizedCase spec{.name = "biased", .dim = 128, .sequences = {{256, 256}}, .values = QuantizedCase::Values::biased_k, .gate = true};
   for (const std::string& backend : backends()) {
@@ -221,7 +221,7 @@ TEST(QuantizedAttention, BiasedKeysNeedSmoothing) {
   }
 }
 
-/// A NaN that is seen makes its group NaN and nothing else: rows before the group's first key stay what they were.
+/// A visible NaN makes its group NaN and nothing else. Rows before the group's first key stay as they were.
 TEST(QuantizedAttention, ANanStaysInItsGroup) {
   const QuantizedCase spec{.sequences = {{256, 256}}, .smooth_k = false, .mask = causal()};
   for (const std::string& backend : backends()) {
@@ -230,7 +230,7 @@ TEST(QuantizedAttention, ANanStaysInItsGroup) {
     run(plan_quantize_and_attend(t.whole_desc(), {}, {.implementation = backend + ".quantize_and_attend"}), t.whole_args());
     for (std::int64_t row = 0; row < 256; ++row) {
       EXPECT_FALSE(std::isnan(t.out.at(t.query_at(t.out, 0, row, 0)))) << backend << " row " << row;
-      // keys 130 and 131 share a group with 138, 139, ...: the first of it that a row sees is 130
+      // keys 130 and 131 share a group with 138, 139, ...: key 130 is the first of it that a row sees
       EXPECT_EQ(std::isnan(t.out.at(t.query_at(t.out, 0, row, 1))), row >= 130) << backend << " row " << row;
     }
   }

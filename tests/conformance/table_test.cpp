@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The case table against the implementations that this machine can run, each forced by name.
-/// fovea_conformance [--tier full|quick] [--rows all|kernels|fastest]; docs/architecture.md says who runs which part.
+/// fovea_conformance [--tier full|quick] [--rows all|kernels|fastest]; docs/architecture.md says which implementations run which part.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@
 namespace fovea::check {
 namespace {
 
-/// The last case bound, with its expectation: tests are registered case by case, so each is made once.
+/// The last case bound, with its expectation. Tests are registered case by case, so each is made once.
 Trial& trial_of(const AnyCase& entry) {
   static const AnyCase* bound = nullptr;
   static std::unique_ptr<Trial> latest;
@@ -51,7 +51,7 @@ class TableTest : public ::testing::Test {
   std::string_view implementation_;
 };
 
-/// Who meets a case: everyone, everyone but the reference (which makes the expectations, whoever is tested), or the first that takes it.
+/// The implementations that run a case: all, all but the reference (which always makes the expectations), or the first that takes it.
 enum class Rows : std::uint8_t { all, kernels, fastest };
 
 std::vector<std::string_view> rows_of(const AnyCase& entry, Rows rows) {
@@ -78,7 +78,7 @@ void register_table(Tier largest, Rows rows) {
   }
 }
 
-/// Registers what the arguments ask for; false when they are not understood.
+/// Registers the tests that the arguments select. Returns false if the arguments are not understood.
 bool register_arguments(std::span<const char* const> arguments) {
   std::map<std::string_view, std::string_view> given{{"--tier", "full"}, {"--rows", "all"}};
   for (std::size_t at = 0; at < arguments.size(); at += 2) {

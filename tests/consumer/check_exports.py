@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds what a shared library exports against what the public headers leave to it: functions without a body, and classes that are
-thrown, whose type another library may catch."""
+"""Compares the exports of a shared library with what the public headers leave to it: functions without a body, and classes that
+are thrown, whose type another library may catch."""
 
 import argparse
 import re

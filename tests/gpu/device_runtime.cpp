@@ -38,7 +38,7 @@ void device_free(Device device, void* memory) {
 void copy_to_device(Device device, void* to, std::span<const std::byte> from) {
   use(device);
   require(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // pageable memory may still be on its way, and side streams do not wait
+  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // pageable copies may be in flight; side streams do not wait
 }
 
 void copy_from_device(Device device, std::span<std::byte> to, const void* from) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What holds on a GPU beyond a right result: a call can be recorded into a graph and replayed over other lengths, runs on the caller's
-/// stream, gives the same bits again, and refuses what belongs to another device.
+/// Promises on a GPU beyond a right result. A call can be recorded into a graph and replayed over other lengths. It runs on the caller's
+/// stream, gives the same bits again, and refuses plans and memory of another device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ TEST_F(Cuda, GraphsReplayOnASideStream) {
   EXPECT_GT(plans, 0);
 }
 
-/// The same sequences one place further: other lengths and other blocks in tensors of the same shapes.
+/// The same sequences rotated by one: other lengths and other blocks in tensors of the same shapes.
 LatentCase rotated(LatentCase spec) {
   std::rotate(spec.sequences.begin(), spec.sequences.begin() + 1, spec.sequences.end());
   return spec;
@@ -113,7 +113,7 @@ TEST_F(Cuda, GraphsReplayOverOtherLengths) {
   }
 }
 
-/// The host has not seen them: what lies outside the cache is skipped, not written and not read.
+/// The host has not seen these slots. Those outside the cache are skipped: neither written nor read.
 TEST_F(Cuda, WildSlotsAreSkipped) {
   for (const PackedFormat& format : kPackedFormats)
     for (const bool quantize : {true, false})
@@ -164,7 +164,7 @@ TEST_F(Cuda, RefusesASmallWorkspace) {
   });
 }
 
-/// Planning needs no device of its own kind to say no.
+/// Planning needs no device of its own kind to decline.
 TEST(OtherDevices, AreDeclinedWithTheReason) {
   const TensorDesc out = contiguous(DType::f32, {2, 1, 8}), lse = contiguous(DType::f32, {2, 1});
   const MergeStatesDesc desc{.parts = {{out, lse}}, .out = out, .lse = lse};

@@ -23,7 +23,7 @@ bool within(dim3 shape, unsigned x, unsigned y, unsigned z) {
   return shape.x >= 1 && shape.y >= 1 && shape.z >= 1 && shape.x <= x && shape.y <= y && shape.z <= z;
 }
 
-/// The limits that all compute capabilities share, and that clusters fill the grid.
+/// Checks the limits that all compute capabilities share, and that clusters fill the grid.
 cudaError_t judge(const cudaLaunchConfig_t& config, const void* kernel) {
   const dim3 grid = config.gridDim, block = config.blockDim;
   if (!within(grid, 0x7fffffff, 65535, 65535)) return cudaErrorInvalidConfiguration;
@@ -38,7 +38,7 @@ cudaError_t judge(const cudaLaunchConfig_t& config, const void* kernel) {
   return config.dynamicSmemBytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-/// The rules of tiled copies, as the driver's documentation has them.
+/// The rules of tiled copies, as the driver's documentation states them.
 CUresult CUDAAPI encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* extents,
                         const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                         CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {

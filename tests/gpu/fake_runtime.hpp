@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Devices that are not there: the few functions of the CUDA runtime by which the library looks at devices and launches on them, in the
-/// place of the real ones. A launch is held against a device's limits and noted; nothing runs. So what the host does of a call is tested
-/// on machines without a GPU.
+/// Simulated devices: the few functions of the CUDA runtime by which the library looks at devices and launches on them, in place of the
+/// real ones. A launch is checked against the device's limits and noted; nothing runs. So the host's side of a call is tested on machines
+/// without a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,10 +28,10 @@ struct Launch {
   dim3 grid, block;
 };
 
-/// Since they were last cleared.
+/// All launches since the last clear.
 std::vector<Launch>& launches();
 
-/// What every launch says from now on; cudaSuccess: those within the limits are good.
+/// The result of every launch from now on. With cudaSuccess, launches within the limits succeed.
 void set_launch_status(cudaError_t status);
 
 }  // namespace fovea::check

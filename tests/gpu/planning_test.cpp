@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the host does of calls on GPUs, over devices that are not there: which calls are taken, what they say when they are not, and that
-/// a device would take what they launch.
+/// The host's side of calls on GPUs, over simulated devices: which calls are taken, what the others are declined with, and that a device
+/// would take the launches.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
 
-/// Why a row declines whatever is on this device, or nothing: rows of a folder are for its devices.
+/// Why an entry declines every call on this device, or nothing: the entries of a folder are for its devices.
 std::string_view device_decline(std::string_view implementation, const FakeDevice& device) {
   return implementation.starts_with("cuda.sm90.") && device.capability != 90 ? "device (compute capability): got " : "";
 }
@@ -109,13 +109,13 @@ TensorDesc latent_rows(DType dtype, std::int64_t blocks, std::int64_t kv_heads =
   return rows;
 }
 
-/// "planned", or why Hopper's kernel is not.
+/// "planned", or the reason of Hopper's kernel to decline.
 std::string outcome(const LatentAttentionDesc& desc) {
   const auto planned = plan_latent_attention(desc, fake(0), {.implementation = "cuda.sm90.latent_attention"});
   return planned ? "planned" : why_not(planned.error());
 }
 
-/// Places of tokens are kept in 32 bits, in units that divide the strides, whichever of block and token has the longer one.
+/// Token addresses are kept in 32 bits, in units that divide the strides, whichever of block and token stride is longer.
 TEST(PlanningLatent, DeclinesACacheBeyondItsPlaces) {
   const auto with_blocks = [](std::int64_t blocks, std::int64_t gap) {
     TensorDesc rows = latent_rows(DType::e4m3, blocks);
@@ -141,7 +141,7 @@ TEST(PlanningLatent, TakesPoolsOfManyLayers) {
   EXPECT_NE(outcome(desc), "planned");
 }
 
-/// What the copy engine does not reach is read row by row.
+/// Keys that TMA cannot reach are loaded row by row.
 TEST(PlanningLatent, TakesStridesBeyondTheCopyEngine) {
   TensorDesc rows = latent_rows(DType::bf16, 4);
   rows.strides[0] = std::int64_t{576} << 30;
@@ -156,7 +156,7 @@ TEST(PlanningLatent, DeclinesMoreKvHeadsThanAGridHas) {
   EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4, 65535), 1, 1, 4, 65535)), "planned");
 }
 
-/// Keys of a request are counted in 32 bits, whatever a block table has room for.
+/// Keys of a sequence are counted in 32 bits, whatever a block table has room for.
 TEST(PlanningLatent, DeclinesMoreKeysThanItCounts) {
   LatentAttentionDesc desc = latent(latent_rows(DType::bf16, 4), 1, 1, 1 << 24);
   EXPECT_EQ(outcome(desc), "keys of a request: got 1073741824, want less than 2^30");
@@ -164,7 +164,7 @@ TEST(PlanningLatent, DeclinesMoreKeysThanItCounts) {
   EXPECT_EQ(outcome(desc), "planned");
 }
 
-/// From none to more than an int counts.
+/// From 0 to more than an int can count.
 TEST(PlanningLatent, CountsRowTiles) {
   EXPECT_EQ(outcome(latent(latent_rows(DType::bf16, 4), 2, 0, 4)), "planned");
   LatentAttentionDesc ragged = latent(latent_rows(DType::bf16, 4), 2, 0, 4);

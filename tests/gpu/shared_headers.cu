@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Compiled, not run: the public headers and the arithmetic that kernels of every device share must suit nvcc.
+/// Compiled, not run: nvcc must accept the public headers and the arithmetic that kernels of every device share.
 #include "fovea/fovea.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/common/band.hpp"

@@ -34,7 +34,7 @@ def key_groups(seq: int, granularity: str, _warp_rows: int) -> list[list[int]]:
 
 
 def quantise(values: Tensor, groups: list[list[int]], largest_code: int) -> tuple[Tensor, Tensor]:
-    """Numbers before they are rounded to codes, and scales [head, group], of float32 values [token, head, d]."""
+    """Numbers before they are rounded to int8, and scales [head, group], of float32 values [token, head, d]."""
     unrounded, scales = torch.zeros_like(values), []
     largest = torch.full(
         values.shape[1:2], float(largest_code)
@@ -54,14 +54,14 @@ def to_int8(values: Tensor, groups: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def to_e4m3(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, and one scale a channel [head, d]: each channel is one group."""
+    """Quantised values, and one scale a channel [head, d]: each channel is one group."""
     channels = values.flatten(1)[:, :, None]
     unrounded, scales = quantise(channels, [list(range(len(values)))], 448)
     return unrounded.view(values.shape).to(torch.float8_e4m3fn), scales.view(values.shape[1:])
 
 
 def restore(codes: Tensor, scales: Tensor, groups: list[list[int]]) -> Tensor:
-    """float64 values of codes [token, head, d] and scales [head, group]."""
+    """float64 products of quantised values [token, head, d] and scales [head, group]."""
     values = codes.double()
     for index, group in enumerate(groups):
         values[group] *= scales[:, index].double()[:, None]

@@ -9,7 +9,7 @@ import plain
 
 
 class Pages:
-    """Sequences in blocks in random order behind a block table of garbage. `rows` is what the cache says, exactly."""
+    """Sequences in blocks in random order, with garbage in the rest of the block table. `rows` is what the cache holds, exactly."""
 
     def __init__(self, lengths, *, page=8, d=576, kv_head=1, dtype=torch.float32, format="rows"):
         per_sequence = [-(-length // page) for length in lengths]

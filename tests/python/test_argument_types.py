@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is no tensor, or no number, where one belongs: one sentence that names the argument and says what was wanted."""
+"""Arguments that are no tensor, or no number: one sentence names the argument and says what was wanted."""
 
 import inspect
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cases ./dev bench measures; and the benchmarks that a GPU is needed for, dry: every row is computed and checked on the
+"""Which cases ./dev bench measures, and a dry run of the benchmarks that need a GPU: every case is computed and checked on the
 CPU, at tiny sizes."""
 
 import json
@@ -24,7 +24,7 @@ SCRIPTS = {
 
 def dry_run(script: str, out: Path, *arguments: str) -> tuple[int, dict]:
     command = [sys.executable, "-B", BENCH / f"{script}.py", "--dry-run", "--commit", "abc", "--out", out, *arguments]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more cost more than they bring
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads cost more than they save
     done = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(out.read_text())

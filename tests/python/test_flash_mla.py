@@ -186,7 +186,7 @@ def test_sparse_decode(format, d, extra):
     want, _ = define(q.flatten(0, 1), rows_of, scale=0.05, sink=sink)
     assert want.lse[0].isposinf().all() and want.lse[1].isfinite().all()
     plain.check(out.flatten(0, 1), flat_lse(lse), want)
-    assert bool((out[:, :, 0] == 0).all())  # an infinite sink takes everything, and lse does not tell
+    assert bool((out[:, :, 0] == 0).all())  # an infinite sink takes everything, and lse does not show it
 
 
 # ---- sparse prefill --------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_metadata_shares_a_schedule_as_long_as_the_lengths_are_the_same_tensors(
     assert prepared(dense, {"softmax_scale": 0.5}, {}) == 2
     with torch.inference_mode():
         lengths = pages.kv_len.clone()
-        assert prepared(dense | {"cache_seqlens": lengths}, write(lengths)) == 1  # FlashMLA's rule is broken, and nobody can tell
+        assert prepared(dense | {"cache_seqlens": lengths}, write(lengths)) == 1  # FlashMLA's rule is broken, and nobody can notice
 
 
 def test_metadata_shares_a_schedule_of_sparse_calls():

@@ -84,7 +84,7 @@ def test_dequantised_values(format, dtype, dequantize_latent_cache_implementatio
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_round_trip_is_stable(format):
-    """What was quantised once is found again exactly, as far as the format can say it."""
+    """Values that were quantised once are reproduced exactly, as far as the format can hold them."""
     cache = filled(format, torch.randn(5, packed.LAYOUTS[format].codes + packed.LAYOUTS[format].rope).bfloat16())
     rows = fovea.dequantize_latent_cache(cache, SLOTS, format=format, dtype=torch.float32)
     again = filled(format, rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit attention: the quantisers bit for bit against int8.py, attention on codes against float64, and the promised accuracy."""
+"""8-bit attention: the quantisers bit for bit against int8.py, quantised attention against float64, and the promised accuracy."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def check_numbers(got, want, roundoff=2**-21):
 
 
 def check_sequence(qk, q, k, kind):
-    """One sequence's codes, scales, means and shift, without axes for the batch."""
+    """One sequence's quantised values, scales, means and shift, without axes for the batch."""
     groups_q, groups_k = int8.query_groups(len(q), *kind), int8.key_groups(len(k), *kind)
     k = k.float() if qk.k_mean is None else k.float() - qk.k_mean
     for codes, scales, values, groups in ((qk.q, qk.q_scale, q.float(), groups_q), (qk.k, qk.k_scale, k, groups_k)):
@@ -170,7 +170,7 @@ def in_steps(q, k, v, cu, v_dtype=torch.float16, smooth_v=False, **qk_options):
 @pytest.mark.parametrize("options", STEPS, ids=str)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_one_call_gives_the_bits_of_its_steps(ragged, options):
-    """Of keys that nobody sees the steps know nothing; a causal mask, counted from the last key, leaves none."""
+    """The steps do not know which keys are invisible. A causal mask, anchored at the last key, leaves none."""
     q, k, v, cu = ragged_tensors() if ragged else (*tensors(), {})
     out, lse = fovea.quantize_and_attend(q, k, v, causal=True, return_lse=True, **cu, **options)
     steps_out, steps_lse = in_steps(q, k, v, cu, **options)

@@ -120,7 +120,7 @@ def test_padding(name, side):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_padding_does_not_matter(name):
-    """What a sequence gives must not depend on the padding beside it: alone, left- and right-padded."""
+    """The result of a sequence must not depend on the padding beside it: alone, left- and right-padded."""
     model, _ = build(name)
     ids, mask = padded([9], "left")
     alone = model(ids[:, LENGTH - 9 :]).logits

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every operation's table, as one. A new operation is a line here.
+/// The tables of all operations as one. A new operation is a line here.
 #include <algorithm>
 
 #include "../backward_cases.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators stand in a file of their own: inlined beside their callers, GCC takes new and free for a mismatched pair.
+// The operators stand in a file of their own. Inlined beside their callers, GCC takes new and free for a mismatched pair.
 #include "allocations.hpp"
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What one output must hold, in double precision, and how far from it a result may lie.
+/// The expected contents of one output in double precision, and the tolerance of a result.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Accuracy {
 /// Of lse and of the largest score, beside 2 E.
 inline constexpr double kLseRelative = 0x1p-19;
 
-/// Rows are added one by one; elements that belong to none of them must keep their poison.
+/// Rows are added one by one. Elements that belong to no row must keep their poison.
 class Answer {
  public:
   /// `row` is the shape of a row, for messages.
@@ -49,16 +49,16 @@ class Answer {
     return *this;
   }
 
-  /// Elements at `offset` that must be `exact`; `plain` is what a plain same-precision implementation makes of them.
+  /// Elements at `offset` that must be `exact`. `plain` is the result of a plain same-precision implementation.
   void expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain = {});
-  /// Elements that are written with something finite, and no more is known.
+  /// Elements that must be finite. Nothing else is known of them.
   void expect_finite(std::int64_t offset, std::int64_t count);
 
   /// 2 E + half an output ulp at the largest magnitude, where E is the largest error of the plain implementation.
   Tolerance tolerance() const;
   /// Of the elements with known results.
   Accuracy accuracy() const;
-  /// Judges, and puts back what the tensor held when it was sealed.
+  /// Judges the tensor, then restores its contents at the time it was sealed.
   void judge(Judgement& verdict) const;
 
  private:

@@ -27,7 +27,7 @@ float noise(std::uint64_t tag, std::int64_t flat, std::int64_t head, std::int64_
   return near_normal(fold(fold(fold(mix(tag), flat), head), channel));
 }
 
-/// One of dq, dk, dv and dsink: what is known of it, rows counted through.
+/// One of dq, dk, dv and dsink, and its known elements. Rows are numbered through.
 struct Gradient {
   std::vector<double> exact{};
   std::vector<float> plain{};
@@ -37,7 +37,7 @@ struct Gradient {
   Gradient(std::int64_t rows, std::int64_t heads_, std::int64_t dim_)
       : exact(index(rows * heads_ * dim_)), plain(exact.size()), known(index(rows * heads_)), heads(heads_), dim(dim_) {}
 
-  /// Takes the rows of `part`, [rows, count, dim], as those of heads `head` and so on.
+  /// Takes the rows of `part`, [rows, count, dim], as those of heads `head`, `head` + 1 and so on.
   void take(std::int64_t first_row, std::int64_t head, std::int64_t count, const std::vector<double>& part,
             const std::vector<float>& plain_part) {
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(part.size()) / dim; ++i) {
@@ -246,7 +246,7 @@ void BackwardTrial::fill_vast() {
   });
 }
 
-/// What no query sees, and queries that see nothing.
+/// Keys that no query sees, and queries that see no key.
 void BackwardTrial::spoil_unseen() {
   for (std::size_t b = 0; b < spec_.sequences.size(); ++b) {
     const Sequence& s = spec_.sequences[b];
@@ -277,7 +277,7 @@ void BackwardTrial::point() {
   args_.dsink = dsink_.as<float>();
 }
 
-/// The reference gives out and lse; large cases take the fastest (the exact gradients are made from q, k, v and dout alone).
+/// The reference gives out and lse. Large cases take the fastest implementation; the exact gradients come from q, k, v and dout alone.
 void BackwardTrial::run_forward() {
   const auto plan = plan_attention(desc_.forward, {}, {.implementation = spec_.tier == Tier::bench ? "" : "reference.attention"});
   if (!plan) throw std::runtime_error(plan.error().message);
@@ -342,7 +342,7 @@ std::vector<Answer> BackwardTrial::expect() const {
       dsink(1, spec_.head, 1);
   for (std::size_t b = 0; b < spec_.sequences.size(); ++b)
     for (std::int64_t kv_head = 0; kv_head < spec_.kv_head; ++kv_head) {
-      if (spec_.tier == Tier::bench && (b > 0 || kv_head != spec_.kv_head / 2)) continue;  // one head is known of a large case
+      if (spec_.tier == Tier::bench && (b > 0 || kv_head != spec_.kv_head / 2)) continue;  // a large case has known results for one head
       const reference::BackwardOutput exact = this->exact(b, kv_head);
       const PlainGradients plain = this->plain(b, kv_head);
       dq.take(q_begin_[b], kv_head * group(), group(), exact.dq, plain.dq);

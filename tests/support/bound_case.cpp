@@ -9,7 +9,7 @@
 namespace fovea::check {
 namespace {
 
-/// A number that looks like none: read as a block number, it leaves any cache.
+/// An impossible block number: read as one, it leaves any cache.
 constexpr std::int32_t kGarbageBlock = 2147480000;
 
 std::size_t misalignment(const Case& spec, DType dtype) { return spec.layout == Layout::unaligned ? size_of(dtype) : 0; }
@@ -72,7 +72,7 @@ void bind_sink(BoundCase& bound, const Generator& values) {
   for (std::int64_t head = 0; head < bound.spec.head; ++head) bound.sink.set(head, values.sink(head));
 }
 
-/// K and V in one allocation when they alternate, else one each.
+/// K and V in one allocation if they alternate, else one each.
 void allocate_caches(BoundCase& bound, const TensorDesc& k, const TensorDesc& v) {
   if (bound.spec.layout != Layout::interleaved) {
     bound.k = allocate(bound.spec, k);
@@ -137,7 +137,7 @@ void bind_attention(BoundCase& bound, const Generator& values, Request<Attention
                   .v_scale = bound.v_scale.as<float>()};
 }
 
-/// Blocks in random order; entries that no token needs hold garbage, gaps between rows too.
+/// Blocks in random order. Entries that no token needs hold garbage, and so do gaps between rows.
 HostileTensor make_block_table(const Case& spec, const Generator& values, const TensorDesc& desc, std::int64_t blocks) {
   HostileTensor table(desc);
   std::fill_n(table.as<std::int32_t>(), span_of(desc), kGarbageBlock);

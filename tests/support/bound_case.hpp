@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A case made real: the description that planning sees, hostile tensors, and the arguments of the call.
+/// A case with memory: the description that planning sees, hostile tensors, and the arguments of the call.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,7 @@ struct BoundCase final : Trial {
   std::vector<MergeStatesArgs::Part> part_args{};
   AnyRequest request{};
 
-  /// Rows of q and out counted through: a fixed batch has batch * seq_q of them, none of them padding.
+  /// Rows of q and out, numbered through. A fixed batch has batch * seq_q rows, none of them padding.
   std::int64_t flat_rows() const;
   std::int64_t flat_row(std::int64_t sequence, std::int64_t row) const;
   /// Offsets of a head's row in q or out, of one lse value, of a token's row in K or V (or their caches).

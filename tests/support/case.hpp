@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One case of the table in tests/cases.hpp: plain data, from which tensors, expectations and names follow.
+/// One case of the table in tests/cases.hpp: plain data. Tensors, expectations and names follow from it.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ struct Sequence {
   std::int64_t kv = 0;
 };
 
-/// Inputs that make a mistake visible; uniform noise hides them.
+/// Inputs that make a mistake visible. Uniform noise would hide it.
 enum class Values : std::uint8_t {
   normal,         ///< near-normal, variance 1
   sharp,          ///< queries x 20: a nearly one-hot softmax
   huge_scores,    ///< |s| up to several hundreds, both signs: exp overflows without a running maximum, a naive tanh gives NaN
   descending,     ///< the first keys' scores lie hundreds above the last ones'
-  ascending,      ///< the other way round: every tile rescales
+  ascending,      ///< reversed: every tile rescales
   very_negative,  ///< all scores near -10000, far below any finite stand-in for -inf that is too small
   large_offset,   ///< all scores near +5000, differing by units
   ties,           ///< all keys equal
@@ -52,7 +52,7 @@ enum class Layout : std::uint8_t {
 /// Scale tensors of e4m3 values.
 enum class Scales : std::uint8_t { none, one_value, per_head };
 
-/// merge_states: which (part, row, head) triples carry the mark of an empty part, with NaN in out.
+/// merge_states: the (part, row, head) triples that carry the mark of an empty part, with NaN in out.
 enum class Empties : std::uint8_t { none, some, all };
 
 struct Case {
@@ -91,16 +91,16 @@ std::int64_t total_q(const Case& spec);
 std::int64_t max_q(const Case& spec);
 std::int64_t max_kv(const Case& spec);
 
-/// The keys [begin, end) that row `row` of a sequence sees: the mask once more, told as plainly as possible.
+/// The keys [begin, end) that row `row` of a sequence sees: the mask once more, stated as plainly as possible.
 struct Keys {
   std::int64_t begin = 0, end = 0;
 };
 Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row);
 
-/// How many (query, key) pairs there are to compute, for each head.
+/// Number of (query, key) pairs to compute, for each head.
 double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences);
 
-/// The band of a lone query row: its own position becomes the last one (bottom-right with one query).
+/// The band of a lone query row. Its own position becomes the last one (bottom-right with one query).
 BandMask mask_of_row(const BandMask& mask, Sequence sequence, std::int64_t row);
 
 Work work_of(const Case& spec);

@@ -11,7 +11,7 @@
 namespace fovea::check {
 namespace {
 
-/// 0 for a perfect element, infinite for a misplaced NaN or Inf; written so that no comparison with NaN can say "fine".
+/// 0 for a perfect element, infinite for a misplaced NaN or Inf. No comparison with NaN can pass.
 double error_of(float got, double want) {
   constexpr double kMisplaced = std::numeric_limits<double>::infinity();
   if (std::isnan(want)) return std::isnan(got) ? 0.0 : kMisplaced;

@@ -8,8 +8,8 @@
 
 namespace fovea::check {
 
-/// |got - want| <= absolute + relative * max(1, |want|): relative alone, what crosses 0 would have to be exact there. NaN exactly where
-/// `want` has NaN, infinities likewise and of the same sign.
+/// |got - want| <= absolute + relative * max(1, |want|). With a relative bound alone, elements that cross 0 would have to be exact there.
+/// NaN exactly where `want` has NaN, infinities likewise and of the same sign.
 struct Tolerance {
   double absolute = 0;
   double relative = 0;
@@ -27,7 +27,7 @@ struct Comparison {
   bool ok() const { return wrong == 0; }
 };
 
-/// Sizes must agree; a shorter `got` counts each missing element as wrong.
+/// Sizes must agree. Each element that `got` lacks counts as wrong.
 Comparison compare(const std::vector<float>& got, const std::vector<double>& want, Tolerance tolerance);
 
 /// The largest error of `plain` against `exact` over elements that are finite in both: E of the tolerance 2 E + atol.

@@ -49,7 +49,7 @@ std::int64_t first_difference(const Bytes& got, const Bytes& want, DType dtype) 
   return -1;
 }
 
-/// Both ways at once: rows, a packed cache, and the slots between them.
+/// Both directions: rows, a packed cache, and the slots between them.
 class ConversionTrial final : public Trial {
  public:
   ConversionTrial(const ConversionCase& spec, Random random) : spec_(spec), format_(*packed_format(spec.format)) {
@@ -103,7 +103,7 @@ class ConversionTrial final : public Trial {
     const auto ordinary = [&](HostileTensor& rows) {
       for_each_element(rows.desc(), [&](auto, auto, auto, auto, std::int64_t at) { rows.set(at, random.normal()); });
     };
-    const bool bench = spec_.tier == Tier::bench;  // timed on what a model would store
+    const bool bench = spec_.tier == Tier::bench;  // the timed case has what a model would store
     if (spec_.quantize && bench) {
       ordinary(rows_);
     } else if (spec_.quantize) {
@@ -112,7 +112,7 @@ class ConversionTrial final : public Trial {
       HostileTensor rows(rows_.desc());
       ordinary(rows);
       reference::quantize_latent_cache(detail::validate_quantize(desc_).value(), {rows.data(), cache_.data(), slots_.as<std::int64_t>()});
-    } else {  // bytes of every value, so all codes under all scales that a byte can hold
+    } else {  // the bytes take every value: all codes under all scales that a byte can hold
       for (std::int64_t at = 0; at < cache_.desc().shape[0]; ++at)
         cache_.as<std::uint8_t>()[at] = static_cast<std::uint8_t>(random.below(256));
     }
@@ -144,7 +144,7 @@ class ConversionTrial final : public Trial {
     return want;
   }
 
-  /// A NaN in the plain bf16 part of a packed row keeps no particular payload: brings all of them to one.
+  /// A NaN in the plain bf16 part of a packed row keeps no particular payload: replaces each with the same one.
   void settle_rope(Bytes& bytes) const {
     for (std::int64_t slot = 0; spec_.quantize && slot < slots(); ++slot) {
       std::byte* rope = bytes.data() + slot / spec_.page * desc_.cache.block_stride + format_.rope_at(slot % spec_.page);

@@ -10,7 +10,7 @@ constexpr std::int64_t kTwoGiga = std::int64_t{1} << 31;
 
 std::size_t at(int axis) { return static_cast<std::size_t>(axis); }
 
-/// Strides of an array that lies in memory as `order` says, outermost first, with gaps of `gap[axis]` elements after each extent.
+/// Strides of an array whose axes lie in memory as `order` says, outermost first, with gaps of `gap[axis]` elements after each extent.
 void lay_out(TensorDesc& desc, std::initializer_list<int> order, std::int64_t row_gap, bool outer_gaps) {
   std::int64_t stride = 1, row = 0;
   for (auto axis = std::rbegin(order); axis != std::rend(order); ++axis) {
@@ -23,7 +23,7 @@ void lay_out(TensorDesc& desc, std::initializer_list<int> order, std::int64_t ro
   }
 }
 
-/// q, k, v, out and caches: the last dimension contiguous, the others as the layout wants.
+/// q, k, v, out and caches: the last dimension is contiguous, the others are as the layout says.
 TensorDesc strided(TensorDesc desc, Layout layout) {
   const auto per_16_bytes = static_cast<std::int64_t>(16 / size_of(desc.dtype));
   const std::int64_t row = desc.shape[at(desc.rank - 1)];
@@ -49,7 +49,7 @@ TensorDesc strided(TensorDesc desc, Layout layout) {
   return desc;
 }
 
-/// As strided(), and what only inputs K and V may be.
+/// As strided(), plus the layouts that only the inputs K and V may have.
 TensorDesc strided_kv(TensorDesc desc, Layout layout) {
   if (layout == Layout::broadcast) {
     desc.strides[at(desc.rank - 2)] = 0;

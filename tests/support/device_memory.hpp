@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Hostile memory on a GPU: each storage of a case has a copy there, red zones included, which goes over before a run and comes back
-/// after it. So the host judges a device's results, and the memory around them, just as it judges the CPU's.
+/// Hostile memory on a GPU. Each storage of a case has a copy there, red zones included. It is copied to the device before a run and back
+/// after it. The host thus judges a device's results, and the memory around them, as it judges the CPU's.
 #pragma once
 
 #include <memory>
@@ -24,11 +24,11 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// Both wait for the device. The tensors are those given first, or others whose storages are as large, one by one.
+  /// Both wait for the device. The tensors are those of the constructor, or others with storages of the same sizes, in the same order.
   void upload(const std::vector<Named>& from) const;
   void download(const std::vector<Named>& to) const;
 
-  /// What the device knows a host address as; null stays null. Throws for an address in none of the tensors.
+  /// The device address of a host address. Null stays null. Throws for an address in none of the tensors.
   void* translate(const void* host) const;
 
  private:
@@ -40,7 +40,7 @@ class DeviceMemory {
   std::vector<Copy> copies_{};
 };
 
-/// Arguments whose pointers are the device's. Pointers into itself are why it cannot be copied.
+/// Arguments with device pointers. They point into the object itself, so it cannot be copied.
 template <class Args>
 struct DeviceArgs {
   DeviceArgs(const Args& host, const DeviceMemory& memory);

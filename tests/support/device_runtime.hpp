@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The little that tests and benchmarks ask of a GPU's runtime themselves. Failures throw, but for those of kernels. A build without a
-/// GPU backend has no device to ask.
+/// The calls of a GPU's runtime that tests and benchmarks need. Failures throw, except those of kernels. A build without a GPU backend has
+/// no device.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ void copy_from_device(Device device, std::span<std::byte> to, const void* from);
 /// Seconds that a copy inside the device's memory takes: the median of twenty.
 double device_copy_seconds(Device device, std::size_t bytes);
 
-/// Waits for all work on the device; the failure of a kernel comes out here.
+/// Waits for all work on the device, and reports the failure of a kernel.
 Result<void> synchronize(Device device);
 
 /// A stream that does not wait for the default one, nor the default one for it.
@@ -41,7 +41,7 @@ class SideStream {
   Stream stream_{};
 };
 
-/// What a call launches on a stream, recorded without running it, to be run any number of times.
+/// The launches of a call on a stream, recorded without running them, to be run any number of times.
 class Graph {
  public:
   Graph(Device device, Stream stream, const std::function<Result<void>()>& call);

@@ -15,11 +15,11 @@ namespace {
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// What the reference says, row by row.
+/// The results of the reference, row by row.
 struct Expected {
   std::vector<double> out{}, lse{};  ///< [rows, head, dv], [rows, head]
-  std::vector<char> written{};       ///< [rows] those of a sequence; the others must keep their poison
-  std::vector<char> judged{};        ///< [rows] those with a known result; large cases know only a sample
+  std::vector<char> written{};       ///< [rows] whether the row belongs to a sequence; the others must keep their poison
+  std::vector<char> judged{};        ///< [rows] whether the result is known; large cases know only a sample
 };
 
 struct RowOfSequence {

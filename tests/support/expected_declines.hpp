@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which implementation declines which case, and with what words. Anything else that declines is a failure, and so is anything
-/// listed here that does not.
+/// Which implementation declines which case, and with what words. Any other decline is a failure, and so is a case listed here that is not
+/// declined.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace fovea::check {
 
-/// The case's name has the part, which may also be its end ("-page1$"); the last that fits counts.
+/// The case's name contains this, or ends with it ("-page1$"). The last match counts.
 struct ExpectedDecline {
   std::string_view implementation, part, reason;
 };
@@ -32,7 +32,7 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Sparse, "-odd-rows", "want a multiple of 16"},
 };
 
-/// A part of the reason; empty when `implementation` must take the case.
+/// A part of the reason. Empty if `implementation` must take the case.
 inline std::string_view expected_decline(const AnyCase& entry, std::string_view implementation) {
   std::string_view reason;
   for (const ExpectedDecline& expected : kExpectedDeclines) {

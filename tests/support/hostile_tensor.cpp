@@ -15,9 +15,9 @@ namespace fovea::check {
 namespace {
 
 constexpr std::size_t kRedZone = 512;
-constexpr std::size_t kFar = std::size_t{1} << 30;  ///< From here on memory is reserved, not touched.
+constexpr std::size_t kFar = std::size_t{1} << 30;  ///< Above this size memory is reserved, not touched.
 
-/// Order-dependent and fast; not for adversaries.
+/// Order-dependent and fast. Not for adversaries.
 std::uint64_t hash_of(const std::byte* data, std::size_t bytes) {
   std::uint64_t hash = 0x9e3779b97f4a7c15u;
   std::size_t at = 0;

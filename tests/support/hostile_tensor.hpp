@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tensors in memory that punishes mistakes: whatever is not an element holds NaN (0xff bytes are NaN in every format), red zones
-/// lie on both sides, and any byte that changes without leave is noticed.
+/// Tensors in memory that punishes mistakes. Whatever is not an element holds NaN (0xff bytes are NaN in every format), red zones lie on
+/// both sides, and every unexpected change of a byte is noticed.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ class Storage {
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 
-  /// All of it, red zones included: to be looked at between guard(false) and guard(true).
+  /// All of it, red zones included. Read it only between guard(false) and guard(true).
   std::span<std::byte> allocation() const { return {base_, total_}; }
-  void guard(bool on) const;  ///< Tells AddressSanitizer where the red zones are.
+  void guard(bool on) const;  ///< Marks the red zones for AddressSanitizer, or clears the marks.
 
   /// Notes the present contents, red zones included, as those that must stay. `keep_copy` makes restore() possible.
   void seal(bool keep_copy);
@@ -42,7 +42,7 @@ class Storage {
   std::byte* base_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0, total_ = 0;
-  bool far_ = false;  ///< Mostly untouched address space: looked at in no way but through elements.
+  bool far_ = false;  ///< Mostly untouched address space, accessed through elements only.
   std::uint64_t seal_ = 0;
   std::vector<std::byte> copy_{};
 };
@@ -59,7 +59,7 @@ class HostileTensor {
   Storage& storage() const { return *storage_; }
   const std::shared_ptr<Storage>& shared_storage() const { return storage_; }
 
-  /// Null when there is no tensor.
+  /// Null if there is no tensor.
   void* data() const { return storage_ ? storage_->data() + first_ * size() : nullptr; }
   template <class T>
   T* as() const {
@@ -72,7 +72,7 @@ class HostileTensor {
   }
   float at(std::int64_t offset) const { return load(desc_.dtype, data(), offset); }
   void set(std::int64_t offset, float value) { store(desc_.dtype, data(), offset, value); }
-  /// Puts elements back to what they were when the storage was sealed.
+  /// Restores elements to their contents when the storage was sealed.
   void restore(std::int64_t offset, std::int64_t count) const {
     storage_->restore(static_cast<std::size_t>((first_ + offset) * size()), static_cast<std::size_t>(count * size()));
   }
@@ -88,7 +88,7 @@ class HostileTensor {
 /// The tensor with `gap` unused elements after each row, and as many after each plane of rows.
 TensorDesc with_gaps(TensorDesc desc, std::int64_t gap);
 
-/// What a description may promise of rows with such gaps: kernels that want 16 bytes then take the call.
+/// The alignment that a description may promise of rows with such gaps. Kernels that need 16 bytes then take the call.
 constexpr std::int32_t promised_alignment(std::int64_t gap) { return gap % 8 == 0 ? 16 : 0; }
 
 /// Elements from the first to the last, gaps included; 0 for an empty tensor.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A latent cache in hostile memory: tokens become readable one by one; all other bytes are NaN in every format.
+/// A latent cache in hostile memory. Tokens become readable one by one; all other bytes are NaN in every format.
 #pragma once
 
 #include <vector>
@@ -31,10 +31,10 @@ class LatentCache {
   void fill(std::int64_t slot, Random& random);
   void set(std::int64_t slot, std::int64_t channel, float value);  ///< plain rows, head 0
 
-  /// K of a token in f32, as a matrix unit would take it (scale of e4m3 rows left out): `row` values.
+  /// K of a token in f32, as a matrix unit would take it: `row` values, without the scale of e4m3 rows.
   void read(std::int64_t slot, std::int64_t head, float* values) const;
 
-  /// Bytes of all tokens that have values: what an operation that reads each of them must move.
+  /// Bytes of all tokens that have values: an operation that reads each of them must move as many.
   double bytes() const;
 
  private:

@@ -36,7 +36,7 @@ struct LatentCase {
   std::vector<NotFinite> not_finite{};
 };
 
-/// What the lists of a sparse case hold besides tokens. Entries past the length name tokens that hold NaN.
+/// Contents of the lists of a sparse case besides tokens. Entries past the length name tokens that hold NaN.
 enum class Lists : std::uint8_t {
   mixed,        ///< every third index names no token
   all_invalid,  ///< none does
@@ -63,7 +63,7 @@ struct SparseCase {
   Vast vast{};  ///< q and the first channel of K
 };
 
-/// Packing rows into a cache, or unpacking a cache of random bytes; every third token has no slot.
+/// Packs rows into a cache, or unpacks a cache of random bytes. Every third token has no slot.
 struct ConversionCase {
   std::string name{};
   Tier tier = Tier::quick;
@@ -72,8 +72,8 @@ struct ConversionCase {
   DType dtype{};
   ScaleRule rule = ScaleRule::power_of_two;
   std::int64_t tokens = 210, page = 7, blocks = 40;
-  std::int64_t gap = 11;    ///< after each row and block; where it is odd hardly anything is aligned, else everything
-  bool wild_slots = false;  ///< slots to skip are any number outside the cache, which a host that sees them would refuse
+  std::int64_t gap = 11;    ///< after each row and block; with an odd gap hardly anything is aligned, else everything
+  bool wild_slots = false;  ///< slots to skip are any number outside the cache; a host that sees them would refuse them
 };
 
 std::unique_ptr<Trial> bind(const LatentCase& spec);

@@ -21,7 +21,7 @@ struct LatentShape {
   Vast vast{};  ///< instead of ordinary queries
 };
 
-/// A query row and those of its heads whose results are known.
+/// A query row, and those of its heads whose results are known.
 struct LatentRow {
   std::int64_t flat = 0, sequence = 0, row = 0;
   std::int64_t head = 0, heads = 0;
@@ -34,13 +34,13 @@ class LatentTrial : public Trial {
  protected:
   LatentTrial(const LatentShape& shape, bool max_logits, Random& random);
 
-  /// Every row of every sequence, with the heads to be judged: all of them, or in a benchmark two heads of a dozen rows.
+  /// Every row of every sequence, with the heads to be judged. A benchmark judges two heads of a dozen rows, other cases all heads.
   std::vector<LatentRow> judged_rows(Tier tier, const std::vector<std::int64_t>& lengths) const;
   std::vector<Answer> answer(const std::vector<LatentRow>& rows) const;
 
   /// out [1, heads, 512], lse and max_logits [1, heads] of these heads, from the reference.
   virtual reference::AttentionOutput exact(const LatentRow& at) const = 0;
-  /// K rows that a row sees, one after the other.
+  /// K rows that a row sees, one after another.
   virtual std::vector<float> keys(const LatentRow& at, std::int64_t kv_head) const = 0;
   struct Scales {
     float score, value, sink;
@@ -48,7 +48,7 @@ class LatentTrial : public Trial {
   virtual Scales scales(std::int64_t head) const = 0;
 
   const void* q_at(const LatentRow& at) const;
-  /// q of these heads, and an out to go with it.
+  /// q of these heads, and an out to match.
   TensorDesc q_row(const LatentRow& at) const;
   TensorDesc out_row(const LatentRow& at) const;
   double io_bytes() const;  ///< of q and out

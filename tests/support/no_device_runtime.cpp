@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A build without a GPU backend: no implementation asks for a device's memory.
+/// A build without a GPU backend: no implementation needs a device's memory.
 #include <stdexcept>
 
 #include "device_runtime.hpp"

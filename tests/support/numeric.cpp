@@ -27,7 +27,8 @@ constexpr Format format_of(DType dtype) {
   }
 }
 
-/// The code of a non-negative finite value; RNE. Codes count the format's numbers upwards from 0, so rounding up carries by itself.
+/// The code of a non-negative finite value, rounded to nearest even. Codes number the format's values upwards from 0, so rounding up
+/// carries by itself.
 std::uint32_t encode_magnitude(Format format, float magnitude) {
   const auto quanta_per_unit = std::bit_cast<float>(static_cast<std::uint32_t>(127 + format.mantissa - format.min_exponent) << 23);
   if (magnitude * quanta_per_unit < static_cast<float>(1u << format.mantissa))  // subnormal

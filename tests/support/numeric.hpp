@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversions of the storage formats, written apart from the library so that a mistake there cannot hide itself.
+/// Conversions of the storage formats, written independently of the library so that a mistake there cannot hide itself.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ float load(DType dtype, const void* data, std::int64_t index);
 /// Rounds to nearest even; e4m3 saturates at +-448, the wider formats overflow to infinity.
 void store(DType dtype, void* data, std::int64_t index, float value);
 
-/// `value` as the format would hold it.
+/// `value` rounded to the format.
 float rounded(DType dtype, float value);
 
 /// Distance between neighbours of the format at this magnitude.

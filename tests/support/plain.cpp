@@ -19,10 +19,10 @@ float dot(const float* a, const float* b, std::size_t size) {
   return sum;
 }
 
-/// The usual f32 form that survives large arguments; libm's is closer to exact than any kernel needs to be.
+/// The usual f32 form that survives large arguments. libm's is closer to exact than any kernel needs to be.
 float saturating_tanh(float x) { return 1.0f - 2.0f / (std::exp(2.0f * x) + 1.0f); }
 
-/// What a matrix unit would take as the operand P.
+/// The operand P as a matrix unit would take it.
 DType weight_dtype(DType input) { return input == DType::e4m3 ? DType::bf16 : input; }
 
 /// K or V of one sequence and kv head, dense, as stored (scales come later).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The plain same-precision implementations whose error sets the tolerance: f32 arithmetic, operands and results rounded where
-/// 16-bit hardware rounds them, no tiles, no tricks.
+/// The plain same-precision implementations whose error sets the tolerance. Arithmetic is f32, operands and results are rounded where
+/// 16-bit hardware rounds them, and there are no tiles or tricks.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@
 
 namespace fovea::check {
 
-/// Dense rows of one head; latent ones have V at the beginning of K.
+/// Dense rows of one head. Latent rows have V at the beginning of K.
 struct PlainKeys {
   const float *k, *v;
   std::int64_t k_stride, v_stride, count;
@@ -18,7 +18,7 @@ struct PlainKeys {
 
 /// Attention of one query row over at least one key, all of them seen.
 struct PlainRow {
-  DType operands{}, out{};  ///< what a matrix unit would take, and give
+  DType operands{}, out{};  ///< types of a matrix unit's operands and results
   std::int64_t dqk = 0, dv = 0;
   float score_scale = 1, value_scale = 1, softcap = 0, sink = -std::numeric_limits<float>::infinity();
   std::vector<float> scores{}, sums{};  ///< scratch
@@ -27,7 +27,7 @@ struct PlainRow {
   void attend(const float* q, const PlainKeys& keys, float* result);
 };
 
-/// out [rows, head, dv], rounded to the output's dtype; lse and the largest scores [rows, head], -inf where nothing is seen.
+/// out [rows, head, dv], rounded to the output's dtype; lse and the largest scores [rows, head], -inf for rows without keys.
 struct PlainOutput {
   PlainOutput(std::int64_t rows, std::int64_t dv);
   std::vector<float> out, lse, max_logits;

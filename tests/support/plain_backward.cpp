@@ -20,7 +20,7 @@ float dot(const float* a, const float* b, std::int64_t size) {
   return sum;
 }
 
-/// Delta is a product of its own in any implementation: summed the same way as dP, it would cancel exactly where it must not be relied on.
+/// Delta is summed on its own in every implementation. Summed in the order of dP, it would cancel exactly, and no test may rely on that.
 float backwards_dot(const float* a, const float* b, std::int64_t size) {
   float sum = 0;
   for (std::int64_t i = size; i-- > 0;) sum += a[i] * b[i];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The quantisers once more, token by token, as include/fovea/quantized_attention.hpp states them: what they must give bit for bit,
-/// and, as the 8-bit implementation without tricks, what sets the tolerance of the attention on their codes.
+/// The quantisers once more, token by token, as include/fovea/quantized_attention.hpp states them. The library must match them bit for bit.
+/// As the 8-bit implementation without tricks they also set the tolerance of attention on quantised tensors.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct PlainTokens {
   PlainTokens less(const std::vector<float>& mean) const;
 };
 
-/// Codes are numbers of the small type; of tokens that do not count they mean nothing.
+/// Quantised values as numbers of the small type. Those of tokens that do not count are meaningless.
 struct PlainCodes {
   std::int64_t dim = 0;
   std::vector<float> codes{};         ///< [tokens, dim]

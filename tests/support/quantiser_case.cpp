@@ -68,7 +68,7 @@ class QuantizeQkTrial final : public QuantizedTrial {
   }
 
  protected:
-  /// Codes follow from the mean that was written.
+  /// Quantised values follow from the mean that was written.
   void judge_outputs(Judgement& verdict) override {
     ExactJudge q("q_int8", t_.q_int8), k("k_int8", t_.k_int8), q_scale("q_scale", t_.q_scale), k_scale("k_scale", t_.k_scale);
     for_each_kv_head([&](KvHead at) {
@@ -111,7 +111,7 @@ class QuantizeQkTrial final : public QuantizedTrial {
     return keys.less(mean);
   }
 
-  /// q . mean, the plain one with the mean of plain f32 sums.
+  /// q . mean; the plain version uses the mean of plain f32 sums.
   void expect_shift(Answer& answer, std::int64_t b, std::int64_t head, const PlainTokens& keys) const {
     const PlainTokens rows = t_.queries(b, head);
     const std::vector<double> mean = exact_mean(keys);

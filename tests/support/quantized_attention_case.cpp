@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Attention on codes is judged against double precision on the same codes; the whole against unquantised attention, within twice the
-/// error of a plain 8-bit implementation and, where a case is made for it, within the accuracy that the operation promises.
+/// Attention on quantised tensors is judged against double precision on the same tensors. The whole is judged against unquantised
+/// attention, within twice the error of a plain 8-bit implementation. Some cases also check the accuracy that the operation promises.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -75,7 +75,7 @@ class QuantizedAttentionTrial final : public QuantizedTrial {
   ExactRows dequantised(const QuantizedHead& from) const;
   reference::AttentionOutput exact(const ExactRows& rows, KvHead at, RowRange range) const;
   PlainOutput plain(const QuantizedHead& from, KvHead at, RowRange range) const;
-  /// lse of the codes, with what the mean of K adds.
+  /// lse of the quantised tensors, plus the contribution of the mean of K.
   double shifted(double lse, const QuantizedHead& from, std::int64_t i, std::int64_t row) const {
     return spec().smooth_k && std::isfinite(lse) ? lse + static_cast<double>(scale() * from.lse_shift[index(i)][index(row)]) : lse;
   }
@@ -87,7 +87,7 @@ class QuantizedAttentionTrial final : public QuantizedTrial {
   QuantizeAndAttendArgs whole_args_{};
 };
 
-/// Of a large case a dozen rows of one kv head are known.
+/// A large case has known results for a dozen rows of one kv head.
 std::vector<RowRange> QuantizedAttentionTrial::known_rows(KvHead at) const {
   constexpr std::int64_t kSamples = 12;
   const std::int64_t rows = t_.sequence(at.sequence).q;
@@ -136,7 +136,7 @@ reference::AttentionOutput QuantizedAttentionTrial::exact(const ExactRows& rows,
                               {.q = rows.q.data() + range.begin * dim, .k = rows.k.data(), .v = rows.v.data()});
 }
 
-/// Attention on dequantised rows in f32, weights rounded as an operand beside V would be.
+/// Attention on dequantised rows in f32. Weights are rounded as an operand beside V would be.
 PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at, RowRange range) const {
   const ExactRows rows = dequantised(from);
   const std::vector<float> q(rows.q.begin(), rows.q.end()), k(rows.k.begin(), rows.k.end()), v(rows.v.begin(), rows.v.end());

@@ -15,7 +15,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numer
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-/// From the position alone.
+/// A value that follows from the position alone.
 float noise(std::uint64_t tag, std::int64_t token, std::int64_t head, std::int64_t channel) {
   const auto fold = [](std::uint64_t bits, std::int64_t x) { return mix(bits + static_cast<std::uint64_t>(x) + 1); };
   return near_normal(fold(fold(fold(mix(tag), token), head), channel));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The tensors of a case of 8-bit attention: sources, what the quantisers make of them, and outputs, with the calls of every step.
+/// The tensors of a case of 8-bit attention: sources, quantised tensors and outputs, with the calls of every step.
 #pragma once
 
 #include <optional>
@@ -26,7 +26,7 @@ struct QuantizedHead {
 
 class QuantizedTensors {
  public:
-  /// Sources are filled. Everything else is poison, and so is every row of no sequence.
+  /// Sources are filled. Everything else is poisoned, and so is every row of no sequence.
   explicit QuantizedTensors(const QuantizedCase& spec);
 
   QuantizeQkInt8Desc qk_desc() const;
@@ -52,9 +52,9 @@ class QuantizedTensors {
   PlainTokens queries(std::int64_t b, std::int64_t head) const;
   /// The rows of k or v.
   PlainTokens keys(const HostileTensor& t, std::int64_t b, std::int64_t head) const;
-  /// As the public header says, by plain code.
+  /// Quantised as the public header says, by plain code.
   QuantizedHead quantized(KvHead at) const;
-  /// Puts the codes and scales that somebody may read into the tensors between the steps.
+  /// Writes the quantised values and scales that may be read into the tensors between the steps.
   void store_quantized();
 
   QuantizedCase spec;

@@ -10,7 +10,7 @@
 
 namespace fovea::check {
 
-/// Scratch memory of exactly the size a plan asked for: poisoned, between red zones.
+/// Scratch memory of exactly the size that a plan requests: poisoned, between red zones.
 class HostileWorkspace {
  public:
   explicit HostileWorkspace(std::size_t bytes, Device device = {});
@@ -22,13 +22,13 @@ class HostileWorkspace {
   std::unique_ptr<DeviceMemory> memory_{};
 };
 
-/// A case in the memory of the device on which an implementation runs: for the CPU, where it is.
+/// A case in the memory of the device on which an implementation runs. For the CPU the memory stays where it is.
 class PlacedTrial {
  public:
   PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream = {});
   const Place& place() const { return place_; }
-  /// What the host's tensors hold goes over; what the device has made of them comes back, once it is done. Another trial of the
-  /// same shapes may take the place of the first.
+  /// Copies the host's tensors to the device, and the device's results back, once it is done. Another trial of the same shapes may take the
+  /// place of the first.
   void upload(const Trial& from) const;
   Result<void> download(const Trial& to) const;
 
@@ -41,7 +41,7 @@ enum class Status : std::uint8_t { passed, failed, declined };
 
 struct Report {
   Status status = Status::passed;
-  std::string message{};  ///< what is wrong, or why it was declined
+  std::string message{};  ///< what is wrong, or the reason of the decline
   double worst = 0;       ///< largest error / tolerance
   std::string note{};     ///< what else was measured
 };
@@ -49,7 +49,7 @@ struct Report {
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.
 Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant = false);
 
-/// Whether CPU threads share work however little it is: cases are small, and sharing is to be tested.
+/// Whether CPU threads share work however little it is. Cases are small, and sharing is tested.
 void share_small_work(bool share);
 
 /// "fovea check --case attention/gqa/bf16-9on3 --implementation cpu.avx2.attention"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What every case is, whatever its operation: a name, and tensors in memory that can be planned, run and judged. Tests, `fovea check` and
-/// `fovea bench` know no more than this. An operation brings plain data for its cases and a Trial; all_cases.cpp lists them.
+/// `fovea bench` know no more than this. An operation has plain data for its cases and a Trial; all_cases.cpp lists them.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ namespace fovea::check {
 /// quick: also under sanitizers. full: the whole table. bench: checked on sampled rows, then timed.
 enum class Tier : std::uint8_t { quick, full, bench };
 
-/// What the operation must compute and move at least: for rates against the ceilings.
+/// The least work and traffic of the operation, for rates against the ceilings.
 struct Work {
   double flops = 0;
   double bytes = 0;
   DType operands = DType::f32;  ///< of the products
 };
 
-/// Where a call runs: on the CPU over the tensors themselves, or on a device over their copies.
+/// The memory of a call: the tensors themselves on the CPU, or their copies on a device.
 struct Place {
   Device device{};
   const DeviceMemory* memory = nullptr;
   Stream stream{};
 };
 
-/// A plan whose operation is forgotten.
+/// A plan without the type of its operation.
 struct AnyPlan {
   std::string implementation{};
   std::size_t workspace_bytes = 0;
@@ -41,7 +41,7 @@ struct AnyPlan {
   std::function<Result<void>(Workspace)> prepare{}, run{}, run_prepared{};
 };
 
-/// The arguments are read at each run; they and the place's memory must outlive the plan.
+/// Each run reads the arguments. They and the memory of the place must outlive the plan.
 template <class Args>
 Result<AnyPlan> forget_operation(const Result<Plan<Args>>& planned, const Args& args, const Place& place) {
   if (!planned) return planned.error();
@@ -57,7 +57,7 @@ Result<AnyPlan> forget_operation(const Result<Plan<Args>>& planned, const Args& 
                  .run_prepared = call(&Plan<Args>::run_prepared)};
 }
 
-/// A case bound to memory: hostile tensors, filled and sealed, the arguments of the call, and what it must give.
+/// A case bound to memory: hostile tensors, filled and sealed, the arguments of the call, and the expected results.
 class Trial {
  public:
   Trial() = default;
@@ -66,25 +66,25 @@ class Trial {
   virtual ~Trial() = default;
 
   virtual Result<AnyPlan> plan(const PlanOptions& options, const Place& place = {}) const = 0;
-  /// What the call must not change, and what it writes. All pointers of the call lie in these.
+  /// The tensors that the call must not change, and those that it writes. All pointers of the call lie in these.
   virtual std::vector<Named> inputs() const = 0;
   virtual std::vector<Named> outputs() const = 0;
   virtual Work work() const = 0;
   std::vector<Named> tensors() const;  ///< inputs, then outputs
 
-  /// What the outputs must hold: computed once, when first asked for, which must be before a run that works in place.
+  /// What the outputs must hold. Computed at the first call, which must come before a run that works in place.
   const std::vector<Answer>& answers();
-  /// Judges the outputs and everything around them, and puts the poison back.
+  /// Judges the outputs and everything around them, and restores the poison.
   Judgement judge();
-  /// Whether outputs, inputs and red zones are all as they were sealed; else says what is not.
+  /// Whether outputs, inputs and red zones are all as they were sealed. Otherwise names what is not.
   std::string what_changed() const;
   void reset_outputs() const;
 
  protected:
-  /// Notes the contents of inputs and outputs as those that must stay. For the end of construction.
+  /// Notes the contents of inputs and outputs as those that must stay. Called at the end of construction.
   void seal() const;
   virtual std::vector<Answer> expect() const { return {}; }
-  /// Judges what a run must have written, and restores it: whatever else has changed is wrong.
+  /// Judges what a run must have written, and restores it. Any other change is wrong.
   virtual void judge_outputs(Judgement& verdict);
 
  private:
@@ -101,7 +101,7 @@ struct AnyCase {
 
 /// The whole table, once per process: every operation.
 const std::vector<AnyCase>& all_cases();
-/// Null when there is none.
+/// Null if there is none.
 const AnyCase* find_any_case(std::string_view name);
 
 }  // namespace fovea::check

@@ -15,7 +15,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 }  // namespace
 
 Generator::Generator(const Case& spec) : spec_(spec), seed_(0x2545f4914f6cdd1du) {
-  // FNV-1a by hand: std::hash may differ from one standard library to the next, and inputs must not.
+  // FNV-1a by hand: std::hash may differ between standard libraries, and inputs must not.
   for (const char letter : spec.name) seed_ = (seed_ ^ static_cast<unsigned char>(letter)) * 0x100000001b3u;
   const float scale = spec.scale != 0 ? spec.scale : 1.0f / std::sqrt(static_cast<float>(spec.dqk));
   key_per_score_ = 1.0f / (scale * static_cast<float>(spec.dqk));
@@ -77,7 +77,7 @@ float Generator::v(Index at, std::int64_t kv_len) const {
 }
 
 float Generator::sink(std::int64_t head) const {
-  const float strong = 4.0f + 0.5f * static_cast<float>(head % 5);  // about the lse of some hundred keys: leaving it out shows
+  const float strong = 4.0f + 0.5f * static_cast<float>(head % 5);  // about the lse of some hundred keys, so that leaving it out shows
   switch (spec_.sink) {
     case Sink::minus_inf: return -kInf;
     case Sink::plus_inf: return kInf;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Inputs of a case: each element follows from the case's seed and its own indices, so that order of generation does not matter.
+/// Inputs of a case. Each element follows from the case's seed and its own indices, so the order of generation does not matter.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Generator {
   float sink(std::int64_t head) const;
   /// Some of them no powers of two.
   float scale(char tensor, std::int64_t kv_head) const;
-  /// merge_states: out and lse of a part; lse of an empty part is -inf, +inf or NaN.
+  /// merge_states: out and lse of a part. The lse of an empty part is -inf, +inf or NaN.
   float part_out(int part, std::int64_t row, std::int64_t head, std::int64_t channel) const;
   float part_lse(int part, std::int64_t row, std::int64_t head) const;
 

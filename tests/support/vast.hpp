@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finite scores far beyond what exp can hold, alone or among ordinary ones. Q is zero but for its first channel: a product has one term,
-/// so that every order of summing gives the same score.
+/// Finite scores far beyond what exp can hold, alone or among ordinary ones. Q is zero except in its first channel. A score then has one
+/// term, and every order of summing gives the same result.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct Vast {
   Keys keys{};
 
   explicit operator bool() const { return size != 0; }
-  /// The scale of the scores: 1, but where q cannot hold what is left.
+  /// The scale of the scores: 1, unless q cannot hold the remaining factor.
   float scale(DType q) const { return q == DType::f16 || q == DType::e4m3 ? size / 256 : 1.0f; }
   float q(std::int64_t channel, float scale) const { return channel == 0 ? size / scale : 0.0f; }
-  /// The first channel of a key, exact in every dtype. Equal keys tie; the others lie too far apart for their weights to matter.
+  /// The first channel of a key, exact in every dtype. Equal keys tie. The others lie too far apart for their weights to matter.
   float k(std::int64_t token) const {
     const float step = 1.0f + 0.125f * static_cast<float>(token * 5 % 8);
     switch (keys) {

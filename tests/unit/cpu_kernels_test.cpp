@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Packing, both products and the streamed forms of every instruction set, against plain loops. Inputs are small integers, so that every
-/// sum is exact in any order and equality can be asked for.
+/// Packing, both products and the streamed forms of every instruction set, against plain loops. Inputs are small integers, so every sum is
+/// exact in any order and results must be equal.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ struct Matrix {
   }
   std::size_t at(int r, int c) const { return static_cast<std::size_t>(r * stride + c); }
   float number(int r, int c) const { return detail::f32_from_bf16(codes[at(r, c)]); }
-  /// Rows, then rows of zeros up to a multiple.
+  /// Rows, padded with rows of zeros to a multiple.
   std::vector<Row> padded(int multiple) const {
     std::vector<Row> all = pointers;
     while (static_cast<int>(all.size()) % multiple != 0) all.push_back(zeros.data());
@@ -141,7 +141,7 @@ TEST_P(CpuKernels, PackingValuesReportsWhatIsNotFinite) {
   }
 }
 
-/// Tokens of several heads, side by side or head after head.
+/// Tokens of several heads, side by side or one head after another.
 struct Streamed {
   Streamed(int tokens, int all_heads, int columns, bool head_major, int seed)
       : heads(all_heads), count(tokens), by_head(head_major), matrix(tokens * all_heads, columns, seed) {

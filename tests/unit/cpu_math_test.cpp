@@ -28,7 +28,7 @@ double ulp_of(double value) {
   return static_cast<double>(std::nextafter(near, kInfinity)) - static_cast<double>(near);
 }
 
-/// Weights of scores that are at most 0, with the running maximum at 0: plain powers of two. `scores` ends as the capped scores.
+/// Weights of scores that are at most 0, with a row maximum of 0: plain powers of two. `scores` ends as the capped scores.
 void weights_of(const NamedAttention& table, float* scores, float into_cap, float* weights) {
   float maximum = 0, sum = 0, rescale = 0;
   std::uint16_t narrow[kColumns];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The list of work: every visible pair exactly once, inside the bounds that the plan reserved, and independent of threads where sums are.
+/// The list of work: every visible pair occurs exactly once, within the reserved bounds. Where sums depend on it, it is independent of
+/// threads.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -157,7 +158,7 @@ TEST(CpuParallel, VisitsEachThreadOnceInAnyPool) {
   }
 }
 
-/// What follows the rule: one thread for each 200 us of an estimated 32 products or 4 elements a nanosecond.
+/// Expected numbers: one thread for each 200 us of an estimated 32 products or 4 elements a nanosecond.
 TEST(CpuParallel, ThreadsThatWorkIsWorth) {
   EXPECT_EQ(worthwhile_threads({}, 100, 64), 1);
   EXPECT_EQ(worthwhile_threads({.products = 12.7e6}, 100, 64), 1);
@@ -168,7 +169,7 @@ TEST(CpuParallel, ThreadsThatWorkIsWorth) {
   EXPECT_EQ(worthwhile_threads({.products = 1e30}, INT64_MAX, 1), 1);
 }
 
-/// head x 64 over so many tokens, as planned with so many threads.
+/// head x 64 over this many tokens, as planned with this many threads.
 Setup planned(std::int64_t tokens, std::int64_t heads, int threads) {
   detail::AttentionCore core{};
   core.batch = 1;
@@ -196,7 +197,7 @@ TEST(CpuSchedule, LargeCallsTakeAllThreads) {
   EXPECT_LT(map_workspace(planned(512, 8, 64), nullptr).bytes, map_workspace(planned(512, 8, 1), nullptr).bytes * (some + 1));
 }
 
-/// A thread that is one, until the first `left` have been started.
+/// A real thread, until the first `left` have been started.
 struct ScarceThread : std::thread {
   static inline std::atomic<int> left{0};
   ScarceThread() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Planning for a device that is only described: rows are asked although this machine has none, and what they plan does not run.
+/// Planning for a device that is only described. Entries are asked although this machine has no such device, and their plans do not run.
 #include <gtest/gtest.h>
 
 #include "plan/select.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Division by a known number against the processor's own: where quotients change, at the ends, and in between.
+/// Division by a known number against the processor's own, where quotients change, at the ends, and in between.
 #include "op/common/divider.hpp"
 
 #include <gtest/gtest.h>

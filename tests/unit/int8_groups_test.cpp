@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Groups and scale shapes of the int8 quantisers, against the sets of tokens that the accumulator fragments hold.
+/// Groups and scale shapes of the int8 quantisers, against the sets of tokens in the accumulator fragments.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options of every operation: a problem uses exactly those that its description asks for, and a row that handles none declines each by
+/// Options of every operation. A problem uses exactly those that its description requests. An entry that handles none declines each by
 /// name.
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ struct Call {
   PlanOptions options{};
 };
 
-/// How to ask for an option, and for what it cannot do without, which comes before it.
+/// How to request an option and, before it, what the option needs.
 template <class Desc>
 struct Request {
   Names names;
@@ -43,7 +43,7 @@ PlanResult<typename Operation::Args> plan_nothing(const typename Operation::Prob
   return Error{ErrorCode::unsupported, "was asked"};
 }
 
-/// A kernel from before there were options.
+/// A kernel that is older than all options.
 template <class Operation>
 const Implementation<Operation> kOldRow{
     "old", "", handles<Operation>(), Backend::cpu, [] { return std::string_view(); }, plan_nothing<Operation>};
@@ -294,7 +294,7 @@ TEST(Options, OfQuantizedAttention) {
                                            kValidate);
 }
 
-/// Whoever makes a row says what it handles.
+/// Every entry of a list says what it handles.
 static_assert(!std::is_default_constructible_v<Handled<Attention>>);
 static_assert(!std::is_default_constructible_v<Implementation<Attention>>);
 

@@ -114,7 +114,7 @@ TEST(PackedRow, EveryCodeUnderEveryScale) {
   }
 }
 
-/// The nearest of the eight magnitudes, the even code of two that are as near.
+/// The nearest of the eight magnitudes, and the even code of two that are equally near.
 unsigned nearest_e2m1(double value) {
   const double size = std::min(std::fabs(value), 6.0);
   unsigned best = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Normalisation: what validate() makes of good descriptions. What it says to bad ones is checked in tests/conformance.
+/// Normalisation: the problems that validate() makes of good descriptions. tests/conformance checks its errors for bad ones.
 #include "op/attention/validate.hpp"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ TEST(Validate, PagedDefaultsComeFromTheTable) {
   EXPECT_EQ(problem.table_stride, 5);
 }
 
-/// As the bounds of a ragged batch are: what a table has room for is the most, and lengths are i32.
+/// As the bounds of a ragged batch: the most is what a table has room for, and lengths are i32.
 TEST(Validate, BoundsOfKeysAreClampedToTheTable) {
   PagedAttentionDesc paged;
   paged.q = paged.out = contiguous(DType::f16, {9, 6, 128});
@@ -107,7 +107,7 @@ TEST(Validate, OutputsMustNotOverlap) {
   EXPECT_FALSE(accepts([](TensorDesc& out) { out.strides[2] = 31; }));
 }
 
-/// What is written begins where nothing else does, of what the call needs; what is read may be read twice.
+/// A written tensor begins where no other tensor of the call does. Tensors that are only read may share memory.
 TEST(Validate, OutputsHaveMemoryOfTheirOwn) {
   alignas(8) const float memory[4]{};
   const float *first = memory, *second = memory + 2;

@@ -7,7 +7,7 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
   read densely, as far as the device's kernels go.
 * The metadata object keeps its schedule out of sight: ``tile_scheduler_metadata`` and ``num_splits`` stay None. Calls share it if
   they get the same tensors of lengths, as the layers of a step do; FlashMLA's rule, one object for calls with equal lengths, is all
-  that code has to keep. Where FlashMLA would go on with a schedule that may be out of date, a new one is computed: when the lengths
+  that code has to keep. Where FlashMLA would keep a schedule that may be out of date, a new one is computed: when the lengths
   come in other tensors, or torch has written to them since; when strides, dtypes or optional arguments differ; and when the capture
   of a graph has begun or ended since, so that an object from outside of a capture does no harm within. What cannot be noticed
   without a wait for the device falls under FlashMLA's rule: lengths in inference tensors, lengths written by a graph's replay or by
@@ -38,12 +38,12 @@ __all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache"
 
 _LATENT_DIM = 512
 _BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
-# FlashMLA tells formats apart by the bytes of a token. Those it added later share their size with a second layout: not here.
+# FlashMLA distinguishes formats by the bytes of a token. Those it added later share their size with a second layout: not here.
 _PACKED = {cache_formats()[name].bytes: name for name in ("v32_fp8", "v4_fp8")}
 
 
 class _Schedule(LatentSchedule):
-    """Computed anew where the other one refuses, and where lengths may have changed."""
+    """A new one is computed where the old one refuses, and where lengths may have changed."""
 
     def reset(self) -> None:
         super().reset()
@@ -54,7 +54,7 @@ class _Schedule(LatentSchedule):
         return call == self._call
 
     def bind(self, *lengths: Tensor | None) -> None:
-        """Before each call, with its lengths. The tensors are kept, so that no other can have their place."""
+        """Notes the lengths of a call before it runs. Keeps the tensors, so that no other can take their memory."""
         versions = [0 if tensor is None or tensor.is_inference() else tensor._version for tensor in lengths]
         if versions != self._versions or any(now is not known for now, known in zip(lengths, self._lengths, strict=True)):
             self.reset()

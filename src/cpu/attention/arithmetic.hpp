@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The arithmetic of the two products as a policy. F32Math is that of every instruction set; bf16 dot products have one of their own
-/// (arithmetic_bf16.hpp).
+/// The arithmetic of the two matrix products as a policy. F32Math works on every instruction set; bf16 dot products have a policy of their
+/// own (arithmetic_bf16.hpp).
 #pragma once
 
 #include "cpu/isa/storage.hpp"
@@ -8,7 +8,7 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// `bytes` of the row from `offset` on; where those are less than a line, only the call at its begin has something to do.
+/// Prefetches `bytes` of the row from `offset` on. If `bytes` is less than a cache line, only the call at the begin of a line prefetches.
 FOVEA_INLINE void fetch(const char* row, std::int64_t offset, int bytes) {
   if (bytes < kLine && offset % kLine != 0) return;
   for (int i = 0; i < bytes; i += kLine) prefetch(row + offset + i);
@@ -35,7 +35,7 @@ struct F32Math {
   using Reg = Vec;
   static constexpr int kPair = 1;           // elements of the contracted dimension that lie side by side
   static constexpr int kRegWidth = kLanes;  // operands in a register
-  using StreamReg = Two;                    // a piece of a row of the cache, in whatever order its storage unpacks best
+  using StreamReg = Two;                    // a piece of a cache row, in the order in which its storage unpacks best
   static constexpr int kStreamWidth = 2 * kLanes;
 
   FOVEA_INLINE Reg none() { return zero(); }
@@ -66,7 +66,7 @@ struct F32Math {
     bool all() const { return reduce_add(probe) == 0.0f; }
   };
 
-  /// kLanes columns of one row (of kPair rows, side by side, in other arithmetics).
+  /// kLanes columns of one row. Other arithmetics take kPair rows and place them side by side.
   template <class S>
   FOVEA_INLINE void interleave(const void* const* rows, int column, Operand* to, Finite& finite) {
     const Reg a = load(S{}, static_cast<const typename S::Code*>(rows[0]) + column);

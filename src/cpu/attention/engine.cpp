@@ -47,7 +47,7 @@ void load_queries(const Item& item, bool streamed) {
     const std::int64_t at = batch + query * core.q.row + (item.kv_head * core.group() + flat % core.group()) * core.q.head;
     return static_cast<const std::byte*>(item.call.q) + at * element;
   };
-  constexpr int kAhead = 8;  // rows may lie pages apart, where no processor sees the next one coming
+  constexpr int kAhead = 8;  // rows may lie pages apart, where no hardware prefetcher follows
   for (int row = 0; row < item.rows; ++row) {
     if (row + kAhead < item.rows) prefetch_row(source(row + kAhead), core.head_dim_qk * element);
     kernels.load_q[dtype](source(row), static_cast<int>(core.head_dim_qk), static_cast<int>(item.extents.q_stride), item.factors->negate_q,
@@ -62,13 +62,13 @@ void load_queries(const Item& item, bool streamed) {
   std::fill_n(item.scratch.sum, item.rows, 0.0f);
 }
 
-/// One row's result so far: sum of weights and of weighted values, relative to that of the largest score.
+/// The result of one row so far: the sums of weights and of weighted values, relative to the row maximum.
 struct RowState {
   const float* acc = nullptr;
   float maximum = 0, sum = 0;
 };
 
-/// Writes a finished row. A row that saw nothing has a sum of exactly zero; any other has at least one weight of one, or a NaN.
+/// Writes a finished row. A row that saw no key has a sum of exactly zero. Any other row has a weight of one, or a NaN.
 void finish_row(const Item& item, int row, const RowState& state) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
@@ -104,7 +104,7 @@ void finish_row(const Item& item, int row, const RowState& state) {
   }
 }
 
-/// Partial results of one part: [row][head_dim_v + 2] floats.
+/// The partial results of one split, [row][head_dim_v + 2] floats.
 float* partial_of(const Item& item, const WorkspaceMap& map, std::int64_t part) {
   const std::int64_t slot = item.entry.partial + (item.kv_head * item.entry.parts + part) * item.rows;
   return map.partials + slot * item.extents.partial_floats;
@@ -120,7 +120,7 @@ void store_partials(const Item& item, const WorkspaceMap& map) {
   }
 }
 
-/// Adds the parts up in their order, whoever finishes last. Parts in which the row saw nothing are left out.
+/// Combines the splits in their order, whichever finishes last. Leaves out splits in which the row saw no key.
 void combine_partials(const Item& item, const WorkspaceMap& map) {
   const std::int64_t dv = item.setup.core.head_dim_v, stride = item.extents.partial_floats;
   for (int row = 0; row < item.rows; ++row) {
@@ -212,7 +212,8 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
 
 namespace {
 
-/// Heads of a token lie side by side in most caches: together they are one run of memory, one after the other rows with holes between them.
+/// Number of kv heads that one streamed item takes. In most caches the heads of a token lie side by side, so together they are one run of
+/// memory. Taken one after the other, their rows have holes between them.
 std::int64_t heads_together(const Item& item, const Schedule& schedule) {
   const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.stream_heads, kStreamItemRows / item.rows);
   return tiles_of(heads, tiles_of(heads, most));
@@ -240,7 +241,7 @@ void attend(const Setup& setup, const Call& call, std::byte* workspace) {
       const bool streamed = item.sequence.seq_q * setup.core.group() <= setup.tuning.stream_rows;
       if (streamed) {
         const std::int64_t heads = heads_together(item, schedule);
-        if (item.kv_head % heads != 0) continue;  // the item of the first of them takes it
+        if (item.kv_head % heads != 0) continue;  // the item of the first of these heads computes them all
         item.heads = static_cast<int>(std::min(heads, setup.core.kv_heads - item.kv_head));
       }
       std::array<HeadFactors, kStreamItemRows> factors;

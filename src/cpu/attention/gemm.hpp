@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Both matrix products of attention on packed panels: C[rows x panel] = A[rows x k] * B[k x panel]. A is row-major and broadcast; B
+/// Both matrix products of attention on packed panels: C[rows x panel] = A[rows x k] * B[k x panel]. A is row-major and broadcast. B
 /// streams.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kPanel = kPanelVectors * kLanes;
 
-/// Rows that are read side by side. Every fourth has a pointer of its own, and those behind it two registers for all of them: left alone,
-/// compilers hold one pointer and a multiple of the stride for each row, and keep those that are too many in vector registers.
+/// Rows that are read side by side. Every fourth row has a pointer. Two registers, shared by all pointers, reach the rows behind them.
+/// Without this, compilers keep one pointer and one multiple of the stride for each row, and spill some of them to vector registers.
 template <class T, int kRows>
 class SideBySide {
  public:
@@ -19,7 +19,7 @@ class SideBySide {
 #pragma GCC unroll 4
     for (int i = 0; i < kRuns; ++i) {
       run_[i] = first + i * kRun * stride;
-      asm("" : "+r"(run_[i]));  // what it has to do with the others is forgotten
+      asm("" : "+r"(run_[i]));  // hides from the compiler how the pointers relate
     }
   }
   const T* row(int r) const { return run_[r / kRun] + r % kRun * stride_; }
@@ -69,7 +69,7 @@ static void micro_kernel(const MicroTile<Math>& tile) {
     a.advance(Math::kPair);
     b += tile.b_stride;
   }
-  float* c = tile.c;  // copies: what is stored might be the tile itself, for all that the compiler knows
+  float* c = tile.c;  // copies: for all that the compiler knows, the stores may alias `tile`
   const float* rescale = tile.rescale;
   const std::int64_t c_stride = tile.c_stride;
 #pragma GCC unroll 16
@@ -82,7 +82,7 @@ static void micro_kernel(const MicroTile<Math>& tile) {
   }
 }
 
-/// Row counts below kBlockRows are instances of their own: padding them would multiply rows that are not there.
+/// Row counts below kBlockRows are instances of their own: padding them would multiply absent rows.
 template <class Math, int kRows = kBlockRows>
 static void multiply(int rows, const MicroTile<Math>& tile) {
   if constexpr (kRows > 0) {
@@ -91,7 +91,8 @@ static void multiply(int rows, const MicroTile<Math>& tile) {
   }
 }
 
-/// Calls compute(block, key) for each panel that a block needs: the panel stays in the first-level cache while the blocks of rows pass by.
+/// Calls compute(block, key) for each panel that a block needs. The panel stays in the first-level cache while the loop runs over the
+/// blocks.
 template <class Compute>
 FOVEA_INLINE void each_panel(const ScoreTile& tile, const Compute& compute) {
   int first = tile.blocks[0].key_begin, last = tile.blocks[0].key_end;

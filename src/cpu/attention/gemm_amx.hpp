@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The products of gemm.hpp on AMX tiles: 32 rows by 32 columns in four tiles of sums, two tiles of rows and two of columns. A bf16 panel
-/// of 32 columns is already what a tile wants: 16 pairs of the contracted dimension by 16 columns, twice.
+/// The matrix products of gemm.hpp on AMX tiles: 32 rows by 32 columns. Four tiles hold the accumulator, two hold rows and two hold
+/// columns. A bf16 panel of 32 columns already has the layout of two tiles, each 16 pairs of the contracted dimension by 16 columns.
 #pragma once
 
 #include "cpu/attention/gemm.hpp"
@@ -17,14 +17,14 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-/// Around each item: whoever else uses tiles in this thread has a configuration of their own.
+/// Called around each item, because other code in this thread may use tiles with another configuration.
 static void enter_tiles() {
   static constexpr TileConfig kConfig{};
   _tile_loadconfig(&kConfig);
 }
 static void leave_tiles() { _tile_release(); }
 
-/// Sums 0 and 1 (and with kBoth 2 and 3, of rows 16 to 31) += a * b.
+/// Accumulators 0 and 1 (and with kBoth 2 and 3, of rows 16 to 31) += a * b.
 template <bool kBoth>
 FOVEA_INLINE void multiply_tiles(const std::uint16_t* a, std::int64_t a_stride, const std::uint16_t* b, std::int64_t k) {
   constexpr int kPairRow = 2 * kPanel;  // operands
@@ -65,7 +65,7 @@ FOVEA_INLINE void score_tiles(const ScoreTile& tile, const RowBlock& block, int 
   store_tiles<kBoth>(tile.scores + block.row * tile.score_stride + key, tile.score_stride);
 }
 
-/// Rows are computed by sixteen; the scratch has room for those past the last, and nobody reads them.
+/// Computes rows in groups of sixteen. The scratch has room for the rows past the last one; nothing reads them.
 static void tile_scores(const ScoreTile& tile) {
   for (int i = 0; i < tile.block_count; ++i) {
     const RowBlock& block = tile.blocks[i];
@@ -95,7 +95,7 @@ static void tile_values(const ValueTile& tile) {
   for (int i = 0; i < tile.block_count; ++i) {
     const RowBlock& block = tile.blocks[i];
     for (int row = block.row; row < block.row + block.rows; ++row) {
-      if (tile.rescale[row] == 1.0f) continue;  // the usual case once a row has met its largest scores
+      if (tile.rescale[row] == 1.0f) continue;  // the usual case once the row maximum no longer grows
       const Vec rescale = splat(tile.rescale[row]);
       float* acc = tile.acc + row * tile.acc_stride;
       for (int d = 0; d < tile.head_dim; d += kLanes) store(F32{}, acc + d, mul(load(F32{}, acc + d), rescale));

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One work entry for one kv head, or for some of them: a q tile against a range of keys.
+/// One work entry for one kv head, or for several: a query tile and a range of keys.
 #pragma once
 
 #include "cpu/attention/schedule.hpp"
 
 namespace fovea::cpu {
 
-/// What turns the products of a head into exponents of two.
+/// Factors that turn the scores of a head into exponents of two.
 struct HeadFactors {
   float factor = 0, into_cap = 0;  // of SoftmaxTile
-  double unit = 1;                 // of its maximum, in natural units
-  bool negate_q = false;           // where the scale is negative, so that the largest score has the largest weight
+  double unit = 1;                 // of its row maximum, in natural units
+  bool negate_q = false;           // set where the scale is negative: the largest score then has the largest weight
 };
 
-/// State of the item that a thread works on; the steps are in packed.cpp and streamed.cpp.
+/// State of the item that a thread works on. The steps are in packed.cpp and streamed.cpp.
 struct Item {
   const Setup& setup;
   const Call& call;
@@ -21,46 +21,46 @@ struct Item {
   Scratch scratch;
   const WorkEntry& entry;
   Sequence sequence{};
-  std::int64_t kv_head = 0;  // the first of
+  std::int64_t kv_head = 0;  // first one
   int heads = 1;
-  int rows = 0;                          // of a head
-  const HeadFactors* factors = nullptr;  // of each head: their scales may differ
+  int rows = 0;                          // of one head
+  const HeadFactors* factors = nullptr;  // [heads]: their scales may differ
 
   std::int64_t query_of(std::int64_t row) const { return (entry.row_begin + row) / setup.core.group(); }
 };
 
-/// The item of one of its heads alone.
+/// The part of an item that belongs to one of its heads.
 Item item_of_head(const Item& item, int head);
 
 /// Addresses of the rows of keys [begin, end) of the item's sequence and head.
 void gather_rows(const Item& item, const KvStrides& strides, const void* base, detail::KeyRange keys, Row* rows);
 
-/// Rows of K and V of keys [begin, end), at most one tile; `buffer` is that of the tile. Returns how many there are: a list may hold
-/// indices that name nothing.
+/// Finds the rows of K and V of keys [begin, end), at most one tile. `buffer` is the tile's buffer. Returns their number: a list may hold
+/// indices that name no token.
 int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
 
-/// The same for a latent cache (latent_attention/gather.cpp).
+/// The same as gather_keys() for a latent cache (latent_attention/gather.cpp).
 int gather_latent(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
 
-/// Where the bytes of those rows begin, for prefetching.
+/// Finds the first byte of each of those rows, for prefetching.
 int locate_latent(const Item& item, detail::KeyRange keys, Row* rows);
 
-/// 8-bit attention (quantized_attention/scales.cpp): the scales of the item's rows and of the keys [begin, end), the latter into
-/// k_scales[0 ..]; values from weighted codes and the sum of weights; what the smoothing of K took from a row's lse.
+/// 8-bit attention (quantized_attention/scales.cpp). Loads the scales of the item's rows, and those of keys [begin, end) into k_scales[0
+/// ..]. Restores values from weighted quantised values and the sum of weights. Returns what smoothing of K subtracted from a row's lse.
 void load_q_scales(const Item& item);
 void load_k_scales(const Item& item, detail::KeyRange keys, float* k_scales);
 void restore_values(const Item& item, const float* acc, float total, float* values);
 double lse_shift(const Item& item, int row);
 
-/// Asks for so many bytes from `row` on.
+/// Prefetches `bytes` bytes from `row` on.
 inline void prefetch_row(Row row, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(static_cast<const std::byte*>(row) + at);
 }
 
-/// A row of zeros: stands in for keys that pad a panel.
+/// A row of zeros, which stands in for the keys that pad a panel.
 Row zero_row();
 
-/// Keys within the tile at `tile_begin` that each row sees, clamped to [keys.begin, keys.end), both counted from the tile.
+/// Finds the keys within the tile at `tile_begin` that each row sees, clamped to [keys.begin, keys.end). Both count from the tile.
 void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys);
 
 void attend_packed(const Item& item);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of K and V, widened and laid out as the panels that the micro-kernel streams. Done once for a kv tile and head; every query row of
-/// the group then uses the panels.
+/// Widens rows of K and V and lays them out as the panels that the micro-kernel streams. Runs once for a key tile and kv head; every query
+/// row of the group then uses the panels.
 #pragma once
 
 #include "cpu/attention/gemm.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// `count` elements of a row as operands, zero up to a full register.
+/// Loads `count` elements of a row as operands, padded with zeros to a full register.
 template <class Math, class S>
 FOVEA_INLINE auto load_row_some(S storage, const void* p, int count) {
   typename S::Code codes[Math::kRegWidth] = {};
@@ -28,7 +28,7 @@ static void load_q(Row source, int count, int padded, bool negate, void* operand
   }
 }
 
-/// The eight rows that come next: they may lie pages apart, where no processor sees them coming.
+/// Prefetches the next eight rows. They may lie pages apart, where no hardware prefetcher follows.
 FOVEA_INLINE void fetch_rows(const Row* rows, int bytes) {
   for (int row = 0; row < 8; ++row) fetch(static_cast<const char*>(rows[row]), 0, bytes);
 }
@@ -61,13 +61,13 @@ static void pack_keys(const Row* rows, int count, int head_dim, int padded, void
   }
 }
 
-/// Infinities and NaNs are looked for here, where every element passes once: they decide whether a zero weight may be multiplied.
+/// Checks for infinities and NaNs as every element passes. They decide whether a zero weight may multiply.
 template <class Math, class S>
 static bool pack_values(const Row* rows, int count, int head_dim, int kv_tile, void* panels) {
   using Operand = typename Math::Operand;
   const int padded = (head_dim + kPanel - 1) / kPanel * kPanel;
   typename Math::Finite finite{};
-  for (int first = 0; first < count; first += kPackedRows) {  // so that neither rows nor panels, both far apart, drive each other out
+  for (int first = 0; first < count; first += kPackedRows) {  // eight at a time: rows and panels evict neither
     if (first + 2 * kPackedRows <= count) fetch_rows(rows + first + kPackedRows, head_dim * static_cast<int>(sizeof(typename S::Code)));
     for (int column = 0; column < padded; column += kLanes) {
       const int here = head_dim - column < kLanes ? head_dim - column : kLanes;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Many query rows: K and V of a tile are packed once and multiplied by every row of the item.
+/// Many query rows: K and V of a tile are packed once, and every row of the item multiplies them.
 #include "cpu/attention/item.hpp"
 
 namespace fovea::cpu {
 namespace {
 
-/// One kv tile; keys are counted from `origin`, a multiple of the tile.
+/// One key tile. Keys count from `origin`, a multiple of the tile.
 struct PackedTile {
   std::int64_t origin = 0;
-  KeySpan keys{};       // that some row of the item sees
-  bool masked = false;  // some row does not see all of them
-  bool finite = true;   // every packed value
-  int next = 0;         // rows of the next tile in k_rows[1]
+  KeySpan keys{};       // keys that some row of the item sees
+  bool masked = false;  // set if some row does not see all of them
+  bool finite = true;   // set if every packed value is finite
+  int next = 0;         // rows of the next tile in k_rows[1], to prefetch
 };
 
 PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
@@ -51,7 +51,8 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   return tile;
 }
 
-/// Blocks of the rows [begin, end) that see anything of the tile, with the keys that they see between them. Rows count from `begin`.
+/// Finds the blocks of rows [begin, end) that see any key of the tile, and for each the range of keys that its rows see. Rows count from
+/// `begin`.
 int find_blocks(const Item& item, const PackedTile& tile, int begin, int end) {
   const int depth = item.setup.attention->depth, block_rows = item.setup.attention->block_rows;
   int count = 0;
@@ -90,8 +91,8 @@ void run_softmax(const Item& item, const PackedTile& tile, int begin, const RowB
                                  .rescale = s.rescale + block.row});
 }
 
-/// A value that is not finite may only meet the rows that see it: a weight of zero does not silence it. Each row takes exactly its own
-/// keys.
+/// Multiplies values that are not all finite. A weight of zero does not silence such a value, so each row multiplies exactly the keys that
+/// it sees.
 void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
   const Scratch& s = item.scratch;
   const RowKernels& rows = *item.setup.rows;

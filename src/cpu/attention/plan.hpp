@@ -14,13 +14,13 @@
 
 namespace fovea::cpu {
 
-/// Both operands are exactly bf16 values.
+/// Whether both operands are exactly bf16 values.
 constexpr bool has_bf16_products(const detail::AttentionCore& core) {
   const auto is_bf16 = [](DType dtype) { return dtype == DType::bf16 || dtype == DType::e4m3; };
   return is_bf16(core.q_dtype) && is_bf16(core.kv_dtype);
 }
 
-/// Everything but the strides of K and V.
+/// Fills in everything but the strides of K and V.
 template <class Isa>
 Setup make_setup(const detail::AttentionCore& core, bool ragged) {
   const bool bf16 = Isa::bf16() != nullptr && has_bf16_products(core);
@@ -32,7 +32,7 @@ Setup make_setup(const detail::AttentionCore& core, bool ragged) {
 
 std::string describe(const Setup& setup);
 
-/// What no kernel here takes of dense attention.
+/// Says what no kernel here takes of dense attention.
 inline std::optional<Error> decline_dense(const detail::AttentionCore& core) {
   if (core.q_dtype == DType::f64) return detail::declined("q.dtype", "f64", "f32, f16, bf16 or e4m3 (the reference computes f64)");
   return detail::decline_head_dims(core);
@@ -48,8 +48,8 @@ inline Call common_call(const auto& args) {
           .cu_seqlens_q = args.cu_seqlens_q};
 }
 
-/// A plan of either operation. The CPU needs no schedule from prepare(): building one takes less time than one tile, and run() has to look
-/// at the lengths anyway before it follows them.
+/// A plan of dense or paged attention. The CPU needs no schedule from prepare(): building one takes less time than one tile. run() reads
+/// and checks the lengths in any case.
 template <class Problem, class Args>
 class AttentionState final : public detail::PlanState<Args> {
  public:

@@ -6,18 +6,18 @@
 namespace fovea::cpu {
 namespace {
 
-/// Splitting stops here, so that a bound of millions of tokens does not reserve as many partial results.
+/// Largest number of splits of a sequence. A bound of millions of tokens thus reserves a bounded number of partial results.
 constexpr std::int64_t kMaxParts = 32;
 
-/// Keys of one part: a power of two times split_keys, so that no more than kMaxParts come of it. Depends on this sequence alone.
+/// Keys of one split: split_keys times a power of two, so that there are at most kMaxParts. Depends on this sequence alone.
 std::int64_t part_keys(const Setup& setup, std::int64_t keys) {
   std::int64_t size = setup.tuning.split_keys;
   while (tiles_of(keys, size) > kMaxParts) size *= 2;
   return size;
 }
 
-/// Costs of entries, in keys times rows: packing a tile or fetching it from memory takes as long as this many rows of arithmetic, and an
-/// entry as this many keys of one row.
+/// Overheads in units of (key, row) pairs. Packing a tile, or loading it from memory, takes as long as kCostOfTile rows of arithmetic. An
+/// entry costs as much as kCostOfEntry keys of one row.
 constexpr std::int64_t kCostOfTile = 12, kCostOfEntry = 64;
 
 class Builder {
@@ -46,7 +46,7 @@ class Builder {
     WorkEntry* end = map_.entries + done_.entries;
     if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
     done_.stream_heads = setup_.core.kv_heads;
-    // Enough items to share, and none, the first is the longest, that all the other threads would wait for.
+    // Two conditions: there are enough items for the threads, and the first one, which is the longest, does not keep all others waiting.
     const auto too_few = [&] { return streamed_ * tiles_of(setup_.core.kv_heads, done_.stream_heads) < 4 * setup_.threads; };
     const auto too_long = [&] { return map_.entries->cost * done_.stream_heads * setup_.threads > done_.cost; };
     while (streamed_ > 0 && done_.stream_heads > 1 && (too_few() || too_long())) done_.stream_heads = tiles_of(done_.stream_heads, 2);
@@ -107,11 +107,11 @@ Extents::Extents(const Setup& setup) {
   step_rows = std::max<std::int64_t>(together, setup.tuning.chunk_rows);
   constexpr std::int64_t kWidestPiece = 32;  // elements that a kernel takes at once
   q_stride = round_up(setup.core.head_dim_qk, kWidestPiece);
-  constexpr std::int64_t kOffPowerOfTwo = 16;  // or the same columns of all keys would share a few cache sets
+  constexpr std::int64_t kOffPowerOfTwo = 16;  // otherwise the same columns of all keys share a few cache sets
   qk_padded = kernels.shared_tile ? setup.core.head_dim_qk + kOffPowerOfTwo : round_up(setup.core.head_dim_qk, kernels.depth);
   acc_stride = round_up(round_up(setup.core.head_dim_v, kWidestPiece), kernels.panel);
   row_pointers = std::max(setup.tuning.kv_tile, setup.tuning.stream_tile);
-  score_stride = row_pointers + 32;  // off the power of two, or the rows would share cache sets; whole lines for bf16 weights, too
+  score_stride = row_pointers + 32;  // no power of two, or rows share cache sets; whole lines for bf16 weights
   partial_floats = setup.core.head_dim_v + 2;
 }
 
@@ -131,11 +131,11 @@ ScheduleBounds schedule_bounds(const Setup& setup) {
   const detail::AttentionCore& core = setup.core;
   const std::int64_t group = core.group();
   const std::int64_t rows = core.total_q * group;
-  // A sequence is split into at most this many parts; with parts of `size` = 2^n * split_keys its count is at most kMaxParts.
+  // A sequence has at most this many splits. With splits of 2^n * split_keys keys there are at most kMaxParts.
   const std::int64_t parts = std::min(tiles_of(core.max_seq_k, setup.tuning.split_keys), kMaxParts);
   const std::int64_t split_rows = std::min(rows, core.batch * std::min<std::int64_t>(setup.tuning.split_rows, core.max_seq_q * group));
   ScheduleBounds bounds{};
-  bounds.entries = rows / kMinQRows + core.batch * (1 + parts);  // kMinQRows, not q_rows, to be monotone where q_rows grows with the bounds
+  bounds.entries = rows / kMinQRows + core.batch * (1 + parts);  // kMinQRows, not q_rows: monotone although q_rows grows with bounds
   if (parts > 1) {
     bounds.counters = core.batch * core.kv_heads;
     bounds.partials = split_rows * core.kv_heads * parts;

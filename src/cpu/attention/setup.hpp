@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan fixes and what a call brings: dense, ragged and paged attention are one problem from here on.
+/// What a plan fixes, and the arguments of a call. Dense, ragged and paged attention are one problem from here on.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace fovea::cpu {
 
-/// Tile sizes. They decide speed and the grouping of sums, never which keys count; none depends on the batch or the number of threads
-/// except q_rows, which no sum depends on.
+/// Tile sizes. They decide speed and the grouping of sums, never which keys count. None depends on the batch or the number of threads
+/// except q_rows, and no sum depends on q_rows.
 struct Tuning {
   int q_rows = 0;       ///< query rows (of all heads of a group) that share one packing of K and V
   int chunk_rows = 0;   ///< query rows whose scores are in the cache at once
@@ -24,24 +24,24 @@ struct Tuning {
   int stream_rows = 0;  ///< sequences with at most this many rows are streamed, not packed
   int stream_tile = 0;  ///< keys of one softmax step when streaming
   int split_rows = 0;   ///< sequences with at most this many rows are split over keys
-  int split_keys = 0;   ///< into parts of this many, a multiple of both tiles
+  int split_keys = 0;   ///< keys of one split, a multiple of both tiles
 };
 
-/// q_rows is never below this, except where no sequence has as many.
+/// q_rows is at least this, unless every sequence is shorter.
 inline constexpr std::int64_t kMinQRows = 64;
 
-/// Keys of the parts that a short sequence is split into, unless they would be too many.
+/// Keys of one split of a short sequence, unless there are too many splits.
 inline constexpr std::int64_t kSplitKeys = 1024;
 
-/// Rows that are streamed together at most, those of several kv heads.
+/// Most rows that are streamed together, over several kv heads.
 inline constexpr int kStreamItemRows = 64;
 
-/// Strides of K or V in bytes. Dense rows: batch, row, head; a cache: block, row (token), head.
+/// Strides of K or V in bytes. Dense rows have batch, row and head; a cache has block, row (token) and head.
 struct KvStrides {
   std::int64_t batch = 0, block = 0, row = 0, head = 0;
 };
 
-/// A latent cache, and the tokens that each query row lists where it is read sparsely. Strides of the cache are bytes.
+/// A latent cache and, for sparse attention, the lists of tokens of each query row. Strides of the cache are in bytes.
 struct LatentCache {
   const PackedFormat* format = nullptr;  // null for plain rows
   std::int64_t page = 1, slots = 0;
@@ -50,14 +50,14 @@ struct LatentCache {
   bool has_topk_length = false;
 };
 
-/// V is the beginning of K. With lists, each query row is a sequence of its own and its keys are positions in the main list, then the
-/// extra.
+/// V is the beginning of K. With lists, each query row is a sequence of its own. Its keys are positions in the main list, then in the extra
+/// one.
 struct Latent {
   LatentCache main{};
   std::optional<LatentCache> extra{};
   bool sparse = false, length_of_row = false;  // topk_length counts rows, not batch items
   std::int64_t seq_q = 1;                      // sparse: query rows of a batch item
-  int token_bytes = 0;                         // that lie side by side, of the main cache
+  int token_bytes = 0;                         // bytes of a token that lie side by side, main cache
   detail::RowStrides max_logits{};
   const LatentKernels* kernels = nullptr;
 
@@ -67,7 +67,7 @@ struct Latent {
 /// Longest row of K: latent and rotary values.
 inline constexpr std::int64_t kLongestRow = 576;
 
-/// int8 q and K with scales by groups of tokens; V has a dtype of its own and scales and means by channel.
+/// int8 Q and K, with a scale for each group of tokens. V has a dtype of its own, and scales and means by channel.
 struct Int8 {
   DType v_dtype{};
   Int8Groups groups{};
@@ -108,13 +108,13 @@ struct Call {
 /// One sequence of the batch.
 struct Sequence {
   std::int64_t index = 0;
-  std::int64_t batch = 0, first_q = 0, first_k = 0;  // where its rows begin: item of fixed tensors, row of ragged ones
+  std::int64_t batch = 0, first_q = 0, first_k = 0;  // where its rows begin: batch item of fixed tensors, row of ragged ones
   std::int64_t seq_q = 0, seq_k = 0;
   std::int64_t main_k = 0;  // sparse: positions in the main list
   detail::Band band{};
 };
 
-/// Positions in the list of a row; lengths may be anything.
+/// Number of positions in the list of a row. The given lengths may be arbitrary.
 inline std::int64_t list_length(const LatentCache& cache, const std::int32_t* topk_length, std::int64_t at) {
   return cache.has_topk_length && cache.topk > 0 ? std::clamp<std::int64_t>(topk_length[at], 0, cache.topk) : cache.topk;
 }

@@ -16,14 +16,14 @@ FOVEA_INLINE void cap(float* scores, const SoftmaxTile& tile) {
   for (int key = tile.begin; key < tile.end; key += kLanes) store(F32{}, scores + key, tanh(mul(load(F32{}, scores + key), into_cap)));
 }
 
-/// Masked scores are replaced, never added to: whatever an invisible key held, NaN too, is gone.
+/// Masked scores are replaced, never added to. Whatever an absent or invisible key held, NaN too, is gone.
 FOVEA_INLINE void hide(float* scores, int begin, int end, KeySpan visible) {
   const int low = visible.begin < end ? visible.begin : end;
   for (int key = begin; key < low; ++key) scores[key] = kHidden;
   for (int key = visible.end > low ? visible.end : low; key < end; ++key) scores[key] = kHidden;
 }
 
-/// NaN scores do not count: they reach the sum as weights.
+/// NaN scores do not count for the maximum. They reach the sum as weights.
 FOVEA_INLINE float largest(const float* scores, int begin, int end) {
   Vec even = splat(kHidden), odd = even;
   int key = begin;
@@ -35,8 +35,8 @@ FOVEA_INLINE float largest(const float* scores, int begin, int end) {
   return reduce_max(max(even, odd));
 }
 
-/// Turns one row of scores into weights and returns their sum. The maximum is taken away before the factor comes in, never after: of a
-/// large score and a rounded product, a fused one leaves half an ulp of the score in the exponent.
+/// Turns one row of scores into weights and returns their sum. The maximum is subtracted before the factor is applied. A fused multiply-add
+/// of a large score and a rounded product would leave half an ulp of the score in the exponent.
 template <class Math>
 FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const SoftmaxTile& tile, float maximum) {
   const Vec factor = splat(tile.factor), most = splat(maximum);
@@ -53,9 +53,9 @@ FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const S
   return reduce_add(sum);
 }
 
-/// The new maximum and what it does to the old sums, for all rows at once. The maximum is that of all tiles so far, so that no later,
-/// lower tile can overflow. While a row has seen nothing it is -inf, and 0 stands in for it as the shift: -inf - 0 is still a weight of
-/// zero, where -inf - -inf would be NaN.
+/// Computes the new row maximum and the rescale factor of the old sums, for all rows at once. The maximum is over all tiles so far, so no
+/// later, lower tile can overflow. It is -inf while a row has seen no key, and the shift is then 0: -inf - 0 gives a weight of zero, -inf -
+/// -inf would be NaN.
 FOVEA_INLINE void raise_maximum(const SoftmaxTile& tile, const float* most, float* shift) {
   for (int row = 0; row < tile.rows; ++row) {
     const float before = tile.maximum[row], here = most[row], now = before > here ? before : here;
@@ -72,7 +72,8 @@ FOVEA_INLINE void raise_maximum(const SoftmaxTile& tile, const float* most, floa
   }
 }
 
-/// Passes over the rows instead of one row after the other: a row's weights need not wait for its maximum to be reduced.
+/// Makes one pass over all rows after another, instead of one row after another. A row's weights then need not wait for the reduction of
+/// its maximum.
 template <class Math>
 static void softmax(const SoftmaxTile& tile) {
   float most[kMaxSoftmaxRows], shift[kMaxSoftmaxRows];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Decode: few query rows, so each K and V element is used a few times only and packing it would cost more than multiplying it. Rows are
-/// read where they lie, in blocks of a few tokens and all heads of the call. Each step asks for as much of the next block as it reads of
-/// its own: memory that is asked in bursts has pauses.
+/// Decode: few query rows, so each K and V element is used a few times, and packing it would cost more than multiplying it. Rows are read
+/// where they lie, in blocks of a few tokens and all heads of the call. Each step prefetches as much of the next block as it reads of its
+/// own. Prefetches in bursts would leave pauses in which the memory is idle.
 #pragma once
 
 #include "cpu/attention/arithmetic.hpp"
@@ -9,13 +9,13 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-inline constexpr int kStreamKeys = 8;  // tokens of a block
+inline constexpr int kStreamKeys = 8;  // tokens of one block
 
-/// Rows of one head that will be wanted next: the block after the one at `key`, or that one itself, which is being read anyway, where there
-/// is no other whole one or nothing is to be fetched.
+/// Rows of one head to prefetch: the block after the one at `key`. If there is no other whole block, or nothing is to be prefetched, these
+/// are the rows of the current block, which are read anyway.
 struct Coming {
   const Row* rows;      // [count]
-  std::int64_t offset;  // bytes from the rows to those of the head
+  std::int64_t offset;  // bytes from a token's rows to the row of the head
   int count;
 
   Coming(const StreamRows& own, const StreamRows& next, int key, int head, bool fetched) {
@@ -31,7 +31,7 @@ struct Coming {
   FOVEA_INLINE const char* at(const Coming& coming, int i) { return static_cast<const char*>(coming.rows[i]) + coming.offset; }
 };
 
-/// A piece of a row, from element d on; with kTail, only what is left of the row.
+/// Loads a piece of a row, from element d on. With kTail, loads only what is left of the row.
 template <class Math, class S, bool kTail>
 FOVEA_INLINE typename Math::StreamReg load_stream_at(const void* row, int d, int head_dim) {
   const auto* codes = static_cast<const typename S::Code*>(row) + d;
@@ -49,7 +49,7 @@ static void arrange_q(void* operands, int padded) {
   for (int d = 0; d < padded; d += F32Math::kStreamWidth) store_two_as(F32{}, q + d, load_two_as(S{}, q + d));
 }
 
-/// Some queries of a head against some keys.
+/// A few queries of a head against a few keys.
 template <class Math, int kRows, int kKeys>
 struct ScorePiece {
   const typename Math::Operand* q[kRows];
@@ -58,7 +58,8 @@ struct ScorePiece {
   int head_dim;
 };
 
-/// kRows queries against kKeys keys, one piece of each: an element is unpacked once for all of them. The fewer of both wait in registers.
+/// Multiplies one piece of kRows queries with the same piece of kKeys keys. Each element is unpacked once for all of them. The operand with
+/// fewer rows stays in registers.
 template <class Math, class S, int kRows, int kKeys, bool kTail>
 FOVEA_INLINE void score_step(const ScorePiece<Math, kRows, kKeys>& piece, int d, Vec (&sum)[kRows][kKeys]) {
   typename Math::StreamReg few[kRows <= kKeys ? kRows : kKeys];
@@ -88,9 +89,9 @@ FOVEA_INLINE void score_step(const ScorePiece<Math, kRows, kKeys>& piece, int d,
   }
 }
 
-/// kRows queries of a head against the block of keys from `block` on, as many keys at once as there are registers for; where there are
-/// no more keys, the last one again: what comes of it is hidden. What differs from call to call is passed in registers: a structure that
-/// the caller has just filled would be read when all before it is done, as compilers copy it by loads wider than those stores.
+/// Scores of kRows queries of a head against the block of keys from `block` on, as many keys at once as registers allow. Past the last key
+/// it repeats the last one, and the mask hides the result. Arguments that differ from call to call are in registers. Compilers copy a
+/// freshly filled structure by loads wider than its stores, and such a load waits until the stores have completed.
 template <class Math, class S, int kRows>
 __attribute__((noinline)) static void score_rows(const StreamScores& tile, int block, int head, int row) {
   constexpr int kKeys = kStreamSums / kRows >= 4 ? 4 : 2;
@@ -119,7 +120,7 @@ __attribute__((noinline)) static void score_rows(const StreamScores& tile, int b
   }
 }
 
-/// Pieces of four rows, and what is left.
+/// Calls use() for pieces of four rows, then for the rest.
 template <class Use>
 FOVEA_INLINE void each_piece(int rows, const Use& use) {
   int row = 0;
@@ -137,22 +138,22 @@ static void stream_scores(const StreamScores& tile) {
   }
 }
 
-/// Some keys of one head.
+/// A few keys of one head.
 struct ValuePiece {
   const float* p;
   std::int64_t p_stride;
   const Row* values;
-  std::int64_t offset;  // bytes from the rows to those of the head
+  std::int64_t offset;  // bytes from a token's rows to the row of the head
   int count;
   Coming coming;
   float* acc;
   std::int64_t acc_stride;
-  const float* rescale;  // or null for 1
-  bool begins, ends;     // in between, the accumulator stays in the order of the storage
+  const float* rescale;  // null for 1
+  bool begins, ends;     // otherwise the accumulator keeps the order of the storage
   int head_dim;
 };
 
-/// kRows x kPieces accumulators.
+/// Accumulates kRows rows and kPieces pieces of columns.
 template <class S, int kRows, int kPieces, bool kTail>
 FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int column) {
   constexpr int kWidth = F32Math::kStreamWidth;
@@ -207,8 +208,7 @@ FOVEA_INLINE void weigh_columns(const ValuePiece& piece, int column) {
   }
 }
 
-/// Columns from `column` on, kPieces registers' worth at once. acc_stride is a multiple of the width, so the last piece of a row
-/// has room.
+/// Columns from `column` on, kPieces registers at a time. acc_stride is a multiple of the width, so the last piece of a row has room.
 template <class S, int kRows, int kPieces>
 FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
   constexpr int kWidth = F32Math::kStreamWidth;
@@ -223,7 +223,7 @@ FOVEA_INLINE void weigh_span(const ValuePiece& piece, int column) {
 /// kRows queries of a head and the block of keys from `block` on.
 template <class S, int kRows>
 __attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int block, int head, int row) {
-  constexpr int kRoom = kStreamSums / 2 / kRows, kPieces = kRoom > 2 ? 2 : kRoom;  // four: a row's lines are asked for in bursts
+  constexpr int kRoom = kStreamSums / 2 / kRows, kPieces = kRoom > 2 ? 2 : kRoom;  // with 4, prefetches of a row come in bursts
   const std::int64_t first = static_cast<std::int64_t>(head) * tile.head_rows + row;
   const int left = tile.values.count - block;
   const ValuePiece piece{.p = tile.p + first * tile.p_stride + block,
@@ -243,7 +243,7 @@ __attribute__((noinline)) static void weigh_rows(const StreamValues& tile, int b
 
 template <class S>
 static void stream_values(const StreamValues& tile) {
-  for (int block = 0; block < tile.values.count || block == 0; block += kStreamKeys) {  // once even without keys: to rescale
+  for (int block = 0; block < tile.values.count || block == 0; block += kStreamKeys) {  // once even without keys, to rescale
     for (int head = 0; head < tile.heads; ++head)
       each_piece(tile.rows, [&]<int kRows>(int row) { weigh_rows<S, kRows>(tile, block, head, row); });
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Few query rows: K and V are read where they lie, while the next rows are on their way from memory.
+/// Few query rows: K and V are read where they lie, while the next rows are prefetched.
 #include "cpu/attention/item.hpp"
 
 namespace fovea::cpu {
 namespace {
 
-/// Rows of one tile, keys counted from `begin`.
+/// Rows of one tile. Keys count from `begin`.
 struct StreamTile {
   std::int64_t begin = 0;
   StreamRows k{}, v{};
@@ -53,7 +53,7 @@ void weigh_scores(const Item& item, int count, bool masked) {
   }
 }
 
-/// Rows of one query see the same keys, so they take exactly those: nothing invisible is multiplied.
+/// The rows of one query see the same keys. They multiply exactly these, and nothing invisible.
 void weigh_values(const Item& item, const StreamTile& tile, const StreamTile& next, bool masked) {
   const std::int64_t group = item.setup.core.group();
   StreamValues step{.values = tile.v,

@@ -9,7 +9,7 @@
 namespace fovea::cpu {
 namespace {
 
-/// The run of one call.
+/// One run of a call.
 class Run {
  public:
   Run(const BackwardSetup& setup, const BackwardCall& call, std::byte* workspace)
@@ -24,7 +24,7 @@ class Run {
   }
 
  private:
-  /// Longest first. Returns the number of (query, key) pairs of all heads.
+  /// Orders the sequences, longest first. Returns the number of (query, key) pairs of all heads.
   std::int64_t order_sequences() {
     const std::int64_t batch = setup_.forward.core.batch;
     const auto cost = [&](std::int64_t index) {
@@ -39,7 +39,7 @@ class Run {
     return total * setup_.forward.core.heads;
   }
 
-  /// body(head) for each of `heads` heads of each sequence.
+  /// Calls body(head) for each of `heads` heads of each sequence.
   template <class Body>
   void for_items(int phase, std::int64_t pairs, std::int64_t heads, const Body& body) {
     const std::int64_t items = setup_.forward.core.batch * heads;
@@ -58,7 +58,7 @@ class Run {
     });
   }
 
-  /// The first of the head's rows in the gradients of one query head.
+  /// Index of the head's first row in the gradients of one query head.
   std::int64_t first_shared_row(const Head& head, std::int64_t query_head) const {
     const std::int64_t before = setup_.forward.ragged ? head.sequence.first_k : head.sequence.batch * head.core().max_seq_k;
     return query_head * setup_.total_k + before;
@@ -99,7 +99,7 @@ class Run {
     }
   }
 
-  /// dk and dv of one kv head: the sum over its query heads, in their order.
+  /// dk and dv of one kv head: the sum over its query heads, in the order of the heads.
   void add_heads(const Head& head) const {
     const detail::AttentionCore& core = head.core();
     const std::int64_t group = core.group();

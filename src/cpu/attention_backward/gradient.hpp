@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The elementwise step of the backward pass on a transposed tile, (key, query): vectors run over queries.
+/// The elementwise step of the backward pass on a transposed tile, (key, query). Vectors run over queries.
 #pragma once
 
 #include "cpu/attention/arithmetic.hpp"
@@ -8,18 +8,18 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// One vector: q.k to p, and dout.v to ds / scale. The score is rounded as lse was before they are subtracted, and no weight is above one:
-/// half an ulp of a large score would be an exponent of hundreds.
+/// One vector: q.k becomes p, and dout.v becomes ds / scale. The score is rounded as the lse was before they are subtracted, and no weight
+/// exceeds one. Otherwise half an ulp of a large score would be an exponent of hundreds.
 template <bool kCapped>
 FOVEA_INLINE void differentiate(const GradientTile& tile, const float* shift, const float* delta, Vec& score, Vec& gradient) {
   constexpr float kLowest = -0x1.fffffep127f;
   const Vec s = kCapped ? tanh(mul(score, splat(tile.into_cap))) : score;
   const Vec negative_lse = load(F32{}, shift);
-  const Vec exponent = min(zero(), add(mul(s, splat(tile.factor)), negative_lse));  // this order lets NaN through
+  const Vec exponent = min(zero(), add(mul(s, splat(tile.factor)), negative_lse));  // this order passes NaN on
   const Vec p = exp2(mul(exponent, splat(1.44269504f)));
   Vec ds = mul(p, sub(gradient, load(F32{}, delta)));
   if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(s, s)));
-  const Vec lowest = splat(kLowest);  // selected, not multiplied: a row that saw nothing is zero whatever its operands were
+  const Vec lowest = splat(kLowest);  // selected, not multiplied: a row without keys is zero whatever its operands were
   score = select_less(negative_lse, lowest, zero(), p);
   gradient = select_less(negative_lse, lowest, zero(), ds);
 }
@@ -54,7 +54,7 @@ FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan s
   clear(seen.end, tile.end);
 }
 
-/// What a key does not see is replaced by zeros, never multiplied by them.
+/// Invisible entries are replaced by zeros, never multiplied by them.
 template <class Math>
 static void gradient(const GradientTile& tile) {
   for (int row = 0; row < tile.rows; ++row) {
@@ -69,7 +69,7 @@ static void gradient(const GradientTile& tile) {
   }
 }
 
-/// ds as (query, key) operands. Blocks of eight keys and eight queries.
+/// ds as (query, key) operands, in blocks of eight keys and eight queries.
 template <class Math>
 static void transpose_gradient(const TransposeTile& tile) {
   using Operand = typename Math::Operand;

@@ -33,10 +33,10 @@ struct Head {
   }
 };
 
-/// Packs Q and dO, and finds lse and delta of every row. Returns the head's part of dsink.
+/// Packs Q and dO, and computes lse and delta of every row. Returns the head's share of dsink.
 float load_head(const Head& head);
 
-/// Accumulates dk and dv of the keys [begin, begin + count), one kv tile, and what these keys add to dq.
+/// Accumulates dk and dv of keys [begin, begin + count), one key tile, and adds to dq what these keys contribute.
 void differentiate_tile(const Head& head, std::int64_t begin, int count);
 
 }  // namespace fovea::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the backward pass prepares once for a head.
+/// What the backward pass prepares once for each head.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-/// Eight sums, so that the compiler may use vectors.
+/// Uses eight sums, so that the compiler may use vectors.
 float dot(const float* a, const float* b, std::int64_t count) {
   std::array<float, 8> sums{};
   for (std::int64_t i = 0; i < count; i += 8) {
@@ -31,13 +31,13 @@ float delta_of(const Head& head, Row dout, Row out) {
   return dot(a.data(), b.data(), dim);
 }
 
-/// Logarithm of the denominator: the lse of the forward pass leaves the sink out.
+/// Logarithm of the denominator with the sink, which the lse of the forward pass excludes.
 double with_sink(double lse, double sink) {
   if (std::isnan(lse) || std::isnan(sink)) return lse + sink;
   return std::max(lse, sink) + std::log1p(std::exp(-std::abs(lse - sink)));
 }
 
-/// Takes the row out of every product.
+/// Removes the row from every matrix product.
 void leave_out(const Head& head, std::int64_t query) {
   const BackwardScratch& s = head.scratch;
   s.q_rows[query] = s.dout_rows[query] = zero_row();
@@ -45,7 +45,7 @@ void leave_out(const Head& head, std::int64_t query) {
   s.delta[query] = 0;
 }
 
-/// Returns the row's part of dsink.
+/// Returns the row's share of dsink.
 double load_row(const Head& head, std::int64_t query) {
   const detail::AttentionCore& core = head.core();
   const Call& forward = head.call.forward;

@@ -30,13 +30,13 @@ BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
   qk_row = round_up(core.head_dim_qk, kWidestRegister);
   v_row = round_up(core.head_dim_v, kWidestRegister);
   const std::int64_t step =
-      std::max<std::int64_t>(kernels.depth, kPackedRows);  // what pack_keys transposes at a time; no longer than a row
+      std::max<std::int64_t>(kernels.depth, kPackedRows);  // multiple that pack_keys transposes at a time; no longer than a row
   qk_keys = round_up(core.head_dim_qk, step);
   v_keys = round_up(core.head_dim_v, step);
   qk_values = round_up(core.head_dim_qk, kernels.panel);
   v_values = round_up(core.head_dim_v, kernels.panel);
   queries = round_up(core.max_seq_q, setup.tuning.q_tile);
-  score_stride = setup.tuning.q_tile + 16;  // off the power of two, or the rows would share cache sets
+  score_stride = setup.tuning.q_tile + 16;  // no power of two, or rows share cache sets
   ds_stride = setup.tuning.kv_tile + 16;
 }
 

@@ -11,7 +11,7 @@ namespace fovea::cpu {
 /// Tile sizes decide speed and the grouping of sums. None depends on the number of threads.
 struct BackwardTuning {
   int q_tile = 0;      ///< queries whose scores are in the cache at once, a multiple of the panel
-  int kv_tile = 0;     ///< keys whose gradients are accumulated while the queries pass by
+  int kv_tile = 0;     ///< keys whose gradients are accumulated while the loop runs over the queries
   int chunk_keys = 0;  ///< keys of one step, a multiple of 8 and of the micro-kernel's rows
 };
 
@@ -21,7 +21,7 @@ struct BackwardSetup {
   std::int64_t total_k = 0;
   BackwardTuning tuning{};
 
-  /// Each query head leaves gradients of its own, which are added up in the order of the heads.
+  /// Each query head has gradients of its own, which are added up in the order of the heads.
   bool shares_keys() const { return forward.core.group() > 1; }
 };
 
@@ -42,26 +42,26 @@ struct BackwardExtents {
   std::int64_t score_stride = 0, ds_stride = 0;
 };
 
-/// What is not finite must not meet a weight of zero.
+/// Elements that are not finite must not meet a weight of zero.
 struct Finite {
   bool q = true, dout = true;
 };
 
-/// Memory of one thread.
+/// The memory of one thread.
 struct BackwardScratch {
-  // Of the item, by query.
+  // By query, for the whole item.
   Row *q_rows = nullptr, *dout_rows = nullptr;
   float *shift = nullptr, *delta = nullptr;  // of GradientTile
   std::byte *q_keys = nullptr, *dout_keys = nullptr, *q_values = nullptr, *dout_values = nullptr;
-  Finite* finite = nullptr;  // by q tile
+  Finite* finite = nullptr;  // [query tiles]
   float* dq = nullptr;
-  // Of the kv tile.
+  // For the key tile.
   Row *k_rows = nullptr, *v_rows = nullptr;
   std::byte *k = nullptr, *v = nullptr, *k_values = nullptr;
   float *dk = nullptr, *dv = nullptr;
-  // Of the pair of tiles.
+  // For one (key tile, query tile) pair.
   float *scores = nullptr, *gradients = nullptr;  // [chunk_keys][score_stride]
-  std::byte *p = nullptr, *ds = nullptr;          // operands; the same memory where those are f32
+  std::byte *p = nullptr, *ds = nullptr;          // operands; the same memory if these are f32
   std::byte* ds_rows = nullptr;                   // [q_tile][ds_stride]
   float *ones = nullptr, *exact = nullptr;        // [largest tile]
   KeySpan* visible = nullptr;                     // [kv_tile]
@@ -77,15 +77,15 @@ struct BackwardWorkspace {
   std::size_t scratch_bytes = 0, bytes = 0;
 };
 
-/// Five products of (query, key) pairs.
+/// The five matrix products of (query, key) pairs.
 Work backward_work(const detail::AttentionCore& core, double pairs);
 
-/// Threads that the largest call within the bounds is worth: a plan has memory for these.
+/// Threads that the largest call within the bounds is worth. The plan has memory for these.
 int backward_threads(const detail::AttentionCore& core);
 
 BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels);
 
-/// With a null base only `bytes` means something.
+/// With a null base only `bytes` is meaningful.
 BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base);
 BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base, std::size_t* bytes = nullptr);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The five products of the backward pass (FlashAttention-2, algorithm 2) on transposed scores, so that P^T and dS^T come out as the left
+/// The five matrix products of the backward pass (FlashAttention-2, algorithm 2), on transposed scores. P^T and dS^T are then the left
 /// operands of dV = P^T dO and dK = dS^T Q. Only dQ = dS K needs a transposition.
 #include <cmath>
 #include <limits>
@@ -10,18 +10,18 @@
 namespace fovea::cpu {
 namespace {
 
-/// A kv tile against a q tile.
+/// A key tile against a query tile.
 struct Pair {
-  std::int64_t key = 0, query = 0;  // the first ones
+  std::int64_t key = 0, query = 0;  // first ones
   int keys = 0, queries = 0;
-  bool masked = false;      // some query does not see some key, or a tile is not whole, or an element is not finite
+  bool masked = false;      // set if some query does not see some key, a tile is not whole, or an element is not finite
   bool finite_keys = true;  // every element of K
   Finite finite{};          // every element of Q and dO
 };
 
-/// Keys of one step, and the queries that see them.
+/// The keys of one step, and the queries that see them.
 struct Chunk {
-  int key = 0, keys = 0;  // counted from the kv tile
+  int key = 0, keys = 0;  // from the begin of the key tile
   int blocks = 0;
   KeySpan queries{};  // whole panels
 };
@@ -36,14 +36,14 @@ KeySpan queries_of(const Head& head, const Pair& pair, int key) {
   return clamped(distance - head.sequence.band.high, distance - head.sequence.band.low + 1, pair.queries);
 }
 
-/// Nothing for a row that was left out.
+/// Empty for a row that was left out.
 KeySpan keys_of(const Head& head, const Pair& pair, int query) {
   if (head.scratch.q_rows[pair.query + query] == zero_row()) return {};
   const std::int64_t distance = pair.query + query - pair.key;
   return clamped(distance + head.sequence.band.low, distance + head.sequence.band.high + 1, pair.keys);
 }
 
-/// Blocks of the rows [begin, end) that see anything, with what they see between them. Rows count from `begin`.
+/// Finds the blocks of rows [begin, end) that see anything, and for each the range that its rows see. Rows count from `begin`.
 template <class Seen>
 int find_blocks(const Head& head, int begin, int end, Seen&& seen) {
   const int depth = head.kernels().depth, block_rows = head.kernels().block_rows;
@@ -98,7 +98,7 @@ void multiply_scores(const Head& head, const Pair& pair, const Chunk& chunk) {
   head.kernels().scores(tile);
 }
 
-/// Never 0, which means none.
+/// Never returns 0, which means no softcap.
 float into_cap(const detail::AttentionCore& core) {
   const auto factor = static_cast<float>(core.scale / core.softcap);
   return std::copysign(std::max(std::abs(factor), std::numeric_limits<float>::min()), factor);
@@ -108,7 +108,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
   const detail::AttentionCore& core = head.core();
   const BackwardScratch& s = head.scratch;
   const bool capped = core.softcap > 0;
-  const int keys = static_cast<int>(round_up(chunk.keys, 8));  // those that are not there are seen by none
+  const int keys = static_cast<int>(round_up(chunk.keys, 8));  // no query sees the absent keys
   head.kernels().gradient({.scores = s.scores,
                            .gradients = s.gradients,
                            .p = s.p,
@@ -131,7 +131,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                                      .end = chunk.queries.end});
 }
 
-/// acc[row] += weights[row] * values over the elements of the blocks found last.
+/// acc[row] += weights[row] * values, over the elements of the blocks that find_blocks() found last.
 struct Product {
   const std::byte* weights = nullptr;
   std::int64_t weight_stride = 0;
@@ -143,7 +143,7 @@ struct Product {
   bool exact = false;
 };
 
-/// A value that is not finite may only meet the rows that see it: each row takes exactly what it sees.
+/// Multiplies values that are not all finite: each row multiplies exactly what it sees.
 template <class Seen>
 void multiply_exactly(const Head& head, const Product& product, int rows, Seen&& seen) {
   const bool f32 = head.kernels().operand_bytes == sizeof(float);

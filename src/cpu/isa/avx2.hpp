@@ -30,19 +30,19 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
   return {load8(storage, p)};
 }
 
-/// In a register from here on: the compiler would rather load it again for each product, and there are only two loads a cycle.
+/// Keeps the value in a register. The compiler would rather load it again for each product, and there are only two loads a cycle.
 FOVEA_INLINE Vec keep(Vec a) {
   asm("" : "+x"(a.v));
   return a;
 }
 
-/// Interleaving with zeros widens bf16 in one instruction a vector, half of what load() takes, but works within 128-bit lanes: the first
+/// Interleaving with zeros widens bf16 in one instruction a vector, half of what load() takes, but works within 128-bit lanes. The first
 /// vector holds elements 0-3 and 8-11, the second 4-7 and 12-15.
 FOVEA_INLINE Two load_two(BF16, const void* p) {
   const __m256i codes = _mm256_loadu_si256(static_cast<const __m256i*>(p)), none = _mm256_setzero_si256();
   return {{_mm256_castsi256_ps(_mm256_unpacklo_epi16(none, codes))}, {_mm256_castsi256_ps(_mm256_unpackhi_epi16(none, codes))}};
 }
-/// As load8(E4M3), sixteen codes up to the point where they are numbers of sixteen bits.
+/// As load8(E4M3): sixteen quantised values, up to the point where they are numbers of sixteen bits.
 FOVEA_INLINE Two load_two(E4M3, const void* p) {
   const __m256i code = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 8);
   const __m256i half = _mm256_and_si256(_mm256_srai_epi16(code, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
@@ -77,12 +77,12 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.v, a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_LT_OQ))};
 }
-/// An integer, at least -127, and the rest, in [-0.5, 0.5] above it. NaN stays NaN.
+/// An integer, at least -127, and the remainder, in [-0.5, 0.5] above it. NaN stays NaN.
 struct Split {
   Vec whole, fraction;
 };
 FOVEA_INLINE Split split_exponent(Vec a) {
-  const Vec clamped = max(splat(-127.0f), a);  // this order lets NaN through; 1 * 2^-127 has the bits of zero in scale_by_power
+  const Vec clamped = max(splat(-127.0f), a);  // this order passes NaN on; 1 * 2^-127 has the bits of zero in scale_by_power
   const Vec whole = round(clamped);
   return {whole, sub(clamped, whole)};
 }
@@ -97,7 +97,7 @@ FOVEA_INLINE float reduce_max(Vec a) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-/// Sums of the lanes of eight vectors, in order. Seven shuffles, where horizontal additions would take sixteen.
+/// Sums of the lanes of eight vectors, in order. Takes seven shuffles; horizontal additions would take sixteen.
 FOVEA_INLINE __m256 sums_of_eight(const __m256 (&a)[8]) {
   __m256 pair[4], four[2];  // lanes of two vectors each, then of four
 #pragma GCC unroll 4
@@ -113,7 +113,7 @@ FOVEA_INLINE __m256 sums_of_eight(const __m256 (&a)[8]) {
   return _mm256_add_ps(_mm256_blend_ps(four[0], four[1], 0xf0), _mm256_permute2f128_ps(four[0], four[1], 0x21));
 }
 
-/// Sums of lanes, of eight vectors at a time: to[r * stride + i] is that of a[r][i].
+/// Sums of lanes, of eight vectors at a time: to[r * stride + i] is the sum of a[r][i].
 template <int kRows, int kKeys>
 FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {
   constexpr int kCount = kRows * kKeys;
@@ -169,7 +169,7 @@ FOVEA_INLINE void store(I8, void* p, Vec a) {
   _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
-/// int8 products with int32 sums. The codes are widened once, when they are packed: vpmaddwd then does as many products a cycle as
+/// int8 products with int32 sums. Quantised values are widened once, when they are packed. vpmaddwd then does as many products a cycle as
 /// vpmaddubsw would with its sign fixed and its 16-bit sums widened.
 struct Int8Math {
   using Operand = std::int16_t;
@@ -191,7 +191,7 @@ struct Int8Math {
   FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
   FOVEA_INLINE void store_operands(Operand* p, Reg a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
   FOVEA_INLINE Reg negated(Reg a) { return {_mm256_sub_epi16(_mm256_setzero_si256(), a.v)}; }
-  /// One statement, so that a product lives no longer than this: given the choice, the compiler keeps several and spills the sums.
+  /// One statement, so that a product lives no longer than this. Otherwise the compiler keeps several products and spills the sums.
   FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
     __m256i product;
     asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[c], %[c]"

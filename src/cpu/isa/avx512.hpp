@@ -80,7 +80,7 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), b.v, a.v)};
 }
-/// An integer and the rest, in [-0.5, 0.5]; an infinity is its own integer and leaves 0. NaN stays NaN.
+/// An integer and the remainder, in [-0.5, 0.5]. An infinity is its own integer and leaves 0. NaN stays NaN.
 struct Split {
   Vec whole, fraction;
 };
@@ -98,13 +98,13 @@ FOVEA_INLINE float reduce_max(Vec a) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-/// Neighbours added, a's before b's: of pairs of lanes, and of pairs of quarters.
+/// Adds neighbours, those of a before those of b: pairs of lanes, and pairs of quarters.
 FOVEA_INLINE __m512 pairs_added(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
 FOVEA_INLINE __m512 quarters_added(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-/// Sums of lanes, of four rows at a time: to[r * stride + i] is that of a[r][i].
+/// Sums of lanes, of four rows at a time: to[r * stride + i] is the sum of a[r][i].
 template <int kRows>
 FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][4]) {
 #pragma GCC unroll 2
@@ -153,7 +153,7 @@ FOVEA_INLINE void store(E4M3, void* p, Vec a) {
 /// Rounds to nearest even and saturates.
 FOVEA_INLINE void store(I8, void* p, Vec a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v))); }
 
-/// int8 products with int32 sums, the codes widened when they are packed.
+/// int8 products with int32 sums. Quantised values are widened when they are packed.
 struct Int8Math {
   using Operand = std::int16_t;
   struct Reg {

@@ -6,7 +6,7 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
-/// Queries are held as q + 128, which is unsigned; so the sums begin with -128 times the sum of the key.
+/// Queries are held as q + 128, which is unsigned. The sums therefore begin with -128 times the sum of the key.
 struct Int8DotMath {
   using Operand = std::uint8_t;
   struct Reg {
@@ -15,7 +15,7 @@ struct Int8DotMath {
   static constexpr int kPair = 4;
   static constexpr const char* kArithmetic = "int8 dot products, f32 values,";
 
-  /// A half register, so that rows of 96 are whole ones.
+  /// A half register, so that rows of 96 elements are whole ones.
   static constexpr int kRegWidth = 32;
   struct Half {
     __m256i v;
@@ -28,7 +28,7 @@ struct Int8DotMath {
     return {_mm512_set1_epi32(four)};
   }
   FOVEA_INLINE Reg load_operands(const Operand* p) { return {_mm512_loadu_si512(p)}; }
-  /// In place: of the intrinsic, g++ 12 copies the sum, and then spills the copies.
+  /// Inline assembly: with the intrinsic, g++ 12 copies the sum and then spills the copies.
   FOVEA_INLINE Reg multiply_add(Reg a, Reg b, Reg c) {
     asm("vpdpbusd %[b], %[a], %[c]" : [c] "+v"(c.v) : [a] "v"(a.v), [b] "v"(b.v));
     return c;
@@ -49,7 +49,7 @@ struct Int8DotMath {
   FOVEA_INLINE __m256i flipped(__m256i a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
   FOVEA_INLINE Half load_row(I8, const void* p) { return {flipped(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
   FOVEA_INLINE void store_operands(Operand* p, Half a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
-  /// 128 - q. Codes are -127 .. 127.
+  /// 128 - q. Quantised values are -127 .. 127.
   FOVEA_INLINE Half negated(Half a) { return {_mm256_sub_epi8(_mm256_setzero_si256(), a.v)}; }
 
   /// Elements [d, d + 32) of eight rows in fours, to[four][panel][row][4].

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The f32 kernels of one instruction set: compiled once for each, with its flags, into its namespace.
+/// The f32 kernels of one instruction set. They are compiled once for each set, with its flags, into its namespace.
 #include FOVEA_ISA_HEADER
 
 #include "cpu/attention/gemm.hpp"

@@ -84,12 +84,12 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 }
 /// x < limit ? a : b; b where x is NaN.
 FOVEA_INLINE Vec select_less(Vec x, Vec limit, Vec a, Vec b) { return {x.v < limit.v ? a.v : b.v}; }
-/// An integer, at least -127, and the rest, in [-0.5, 0.5] above it. NaN stays NaN.
+/// An integer, at least -127, and the remainder, in [-0.5, 0.5] above it. NaN stays NaN.
 struct Split {
   Vec whole, fraction;
 };
 FOVEA_INLINE Split split_exponent(Vec a) {
-  const Vec clamped = max(splat(-127.0f), a);  // this order lets NaN through; 1 * 2^-127 has the bits of zero in scale_by_power
+  const Vec clamped = max(splat(-127.0f), a);  // this order passes NaN on; 1 * 2^-127 has the bits of zero in scale_by_power
   const Vec whole = round(clamped);
   return {whole, sub(clamped, whole)};
 }
@@ -105,7 +105,7 @@ FOVEA_INLINE float reduce_max(Vec a) {
   const float low = a.v[0] > a.v[1] ? a.v[0] : a.v[1], high = a.v[2] > a.v[3] ? a.v[2] : a.v[3];
   return low > high ? low : high;
 }
-/// Sums of lanes: to[r * stride + i] is that of a[r][i].
+/// Sums of lanes: to[r * stride + i] is the sum of a[r][i].
 template <int kRows, int kKeys>
 FOVEA_INLINE void store_sums(float* to, std::int64_t stride, const Vec (&a)[kRows][kKeys]) {
   for (int r = 0; r < kRows; ++r) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Names shared by the instruction-set layers. These headers are compiled once per instruction set, each time into another namespace
-/// (FOVEA_ISA), and must not instantiate templates of the standard library: the linker could keep the copy of a wide object for all.
+/// Names that the instruction-set layers share. These headers are compiled once per instruction set, each time into another namespace
+/// (FOVEA_ISA). They must not instantiate templates of the standard library: the linker could keep a wide object's copy for all.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Eight lanes with AVX2, FMA and F16C: what both the AVX2 and the AVX-512 objects build on. Compiled into the namespace of each.
+/// Eight lanes with AVX2, FMA and F16C, the base of both the AVX2 and the AVX-512 objects. Compiled into the namespace of each.
 #pragma once
 
 #include <immintrin.h>
@@ -18,12 +18,12 @@ FOVEA_INLINE __m256 load8(BF16, const void* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))), 16));
 }
 
-/// An e4m3 code shifted into place is the f16 of value / 256, subnormals included. (Doing the same in f32 makes subnormal numbers of the
-/// small codes, and multiplying those costs an Intel core a hundred cycles.)
+/// An e4m3 code shifted into place is the f16 of value / 256, subnormals included. The same shift in f32 would make subnormal numbers of
+/// the small codes, and multiplying those costs an Intel core a hundred cycles.
 FOVEA_INLINE __m256 load8(E4M3, const void* p) {
   const __m128i code = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64(static_cast<const __m128i*>(p)));
   const __m128i half = _mm_and_si128(_mm_srai_epi16(code, 1), _mm_set1_epi16(static_cast<short>(0xbf80)));
-  const __m128i top = _mm_set1_epi16(0x3f80);  // of NaN, which has no other place in f16
+  const __m128i top = _mm_set1_epi16(0x3f80);  // of NaN, whose bits have no other meaning in f16
   const __m128i nan = _mm_srli_epi16(_mm_cmpeq_epi16(_mm_and_si128(half, top), top), 1);
   return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(256.0f));
 }
@@ -68,7 +68,7 @@ FOVEA_INLINE float sum_of_lanes(__m256 a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/// Sixteen int8 codes of eight rows, widened, as pairs: to[pair * stride + row].
+/// Sixteen int8 values of eight rows, widened, as pairs: to[pair * stride + row].
 FOVEA_INLINE void transpose_pairs(const void* const* rows, int d, std::int16_t* to, int stride) {
   __m256 r[8];
 #pragma GCC unroll 8
@@ -81,8 +81,8 @@ FOVEA_INLINE void transpose_pairs(const void* const* rows, int d, std::int16_t* 
   for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * stride, r[i]);
 }
 
-/// Into the second-level cache, where the processor makes the difference: the first is full of queries and accumulators, and can wait for
-/// few lines at a time.
+/// Prefetches into the second-level cache on processors that have such a hint. The first level is full of queries and accumulators, and has
+/// few lines in flight at a time.
 FOVEA_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace fovea::cpu::FOVEA_ISA

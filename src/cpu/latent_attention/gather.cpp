@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of a latent cache for one tile: through a block table or a list of tokens, decoded to bf16 where they are packed.
+/// Rows of a latent cache for one tile, through a block table or a list of tokens. Packed rows are decoded to bf16.
 #include <array>
 #include <span>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kMostKeys = 256;  // of a tile
 
-/// The slots of one tile, and the rows that they become.
+/// The slots of one tile.
 struct Slots {
   std::array<std::int64_t, kMostKeys> slot;
   std::size_t count = 0;
@@ -32,7 +32,7 @@ void prefetch(const LatentCache& cache, const PackedBytes& bytes) {
   __builtin_prefetch(static_cast<const std::byte*>(bytes.codes) + cache.format->bytes() - 1);
 }
 
-/// Decodes the rows of `slots` into `decoded`, a few ahead on their way from memory.
+/// Decodes the rows of `slots` into `decoded`, and prefetches a few rows ahead.
 void decode_rows(const Item& item, const LatentCache& cache, const void* base, std::span<const std::int64_t> slots, std::uint16_t* decoded,
                  Row* rows) {
   constexpr std::size_t kAhead = 8;
@@ -45,7 +45,7 @@ void decode_rows(const Item& item, const LatentCache& cache, const void* base, s
   }
 }
 
-/// The first byte of each token.
+/// Finds the first byte of each token.
 void find_rows(const LatentCache& cache, const void* base, std::span<const std::int64_t> slots, Row* rows) {
   for (const std::int64_t slot : slots) {
     const std::int64_t offset = slot % cache.page;
@@ -54,7 +54,7 @@ void find_rows(const LatentCache& cache, const void* base, std::span<const std::
   }
 }
 
-/// Entries [begin, end) of a row's list. An index outside the cache names nothing.
+/// Adds the slots of entries [begin, end) of a row's list. An index outside the cache names no token.
 void find_slots(const Item& item, const LatentCache& cache, const std::int32_t* indices, detail::KeyRange list, Slots& slots) {
   const std::int32_t* row = indices + item.sequence.batch * cache.batch_stride + item.sequence.first_q * cache.row_stride;
   for (std::int64_t at = list.begin; at < list.end; ++at) {
@@ -62,7 +62,7 @@ void find_slots(const Item& item, const LatentCache& cache, const std::int32_t* 
   }
 }
 
-/// use(cache, base, slots) for the tokens of keys [begin, end), cache by cache.
+/// Calls use(cache, base, slots) for the tokens of keys [begin, end), one cache after the other.
 template <class Use>
 void for_each_cache(const Item& item, detail::KeyRange keys, const Use& use) {
   const Latent& latent = *item.setup.latent;
@@ -89,7 +89,7 @@ void for_each_cache(const Item& item, detail::KeyRange keys, const Use& use) {
 
 int gather_latent(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v) {
   const Latent& latent = *item.setup.latent;
-  if (!latent.sparse && !latent.packed()) {  // blocks of rows, without a division for each
+  if (!latent.sparse && !latent.packed()) {  // the rows of a block together, without a division for each
     gather_rows(item, item.setup.k, item.call.k, keys, k);
     std::copy_n(k, keys.size(), v);
     return static_cast<int>(keys.size());

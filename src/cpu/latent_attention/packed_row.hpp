@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of the packed latent formats (fovea/cache_format.hpp), decoded and encoded; the plans know where the bytes lie.
+/// Decodes and encodes rows of the packed latent formats (fovea/cache_format.hpp). The plans know where the bytes lie.
 #pragma once
 
 #include "cpu/rows.hpp"
@@ -36,7 +36,7 @@ FOVEA_INLINE float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
-/// 2^(code - 127); the smallest one is subnormal, and 255 is NaN.
+/// 2^(code - 127). The smallest one is subnormal, and 255 is NaN.
 FOVEA_INLINE float decode_ue8m0(std::uint32_t code) {
   return float_of_bits(code == 255 ? 0x7fc00000U : code == 0 ? 0x00400000U : code << 23);
 }
@@ -52,7 +52,7 @@ FOVEA_INLINE void decode_scales(const std::uint8_t* codes, float* scales) {
   }
 }
 
-/// kLanes values from value `i` on.
+/// Loads kLanes values from value `i` on.
 template <CodeType kType>
 FOVEA_INLINE Vec load_values(const std::uint8_t* codes, int i) {
   if constexpr (kType == CodeType::e4m3) {
@@ -82,7 +82,7 @@ static void decode_row(const PackedBytes& bytes, void* row) {
   for (int i = 0; i < format.rope; i += kLanes) store(S{}, to + format.codes + i, load(BF16{}, rope + 2 * i));
 }
 
-/// max() passes over NaN, so those are looked for beside it: whatever is not below infinity is added up, and any NaN shows.
+/// max() passes over NaN, so a sum beside it collects whatever is not below infinity. Any NaN then shows in the sum.
 template <class S>
 static float largest_magnitude(Row source, int count) {
   const auto* from = static_cast<const typename S::Code*>(source);

@@ -7,8 +7,8 @@
 
 namespace fovea::cpu {
 
-/// Chooses the tile sizes; measured in README.md. The accumulator and the queries of 128 rows take half a megabyte, so no more rows share
-/// a tile, and a tile of 64 keys (150 KiB in f32) stays in the second-level cache beside what a chunk of them needs.
+/// Chooses the tile sizes; README.md has the measurements. The accumulator and the queries of 128 rows take half a megabyte, so no more
+/// rows share a tile. A tile of 64 keys (150 KiB in f32) stays in the second-level cache beside the data of one chunk.
 constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
   const std::int64_t group = core.group(), max_rows = std::max<std::int64_t>(core.max_seq_q, 1) * group;
   Tuning t{};
@@ -30,7 +30,7 @@ inline LatentCache latent_cache(const detail::LatentCacheView& view) {
   return cache;
 }
 
-/// Everything but the lists. Where operands are f32, K and V share a tile; bf16 dot products want them laid out in two ways.
+/// Fills in everything but the lists. If operands are f32, K and V share a tile. bf16 dot products need two layouts.
 template <class Isa>
 Setup make_latent_setup(const detail::AttentionCore& core, bool ragged, const detail::LatentCacheView& cache) {
   Setup setup = make_setup<Isa>(core, ragged);

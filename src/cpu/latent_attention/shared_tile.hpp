@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Latent attention on f32 operands: V is the beginning of K, so one tile, [key][row_stride] in f32, serves both products. The scores are
-/// dot products along the rows; the weighted sum walks down the columns.
+/// Latent attention on f32 operands. V is the beginning of K, so one tile, [key][row_stride] in f32, serves both matrix products. The
+/// scores are dot products along the rows. The weighted sum walks down the columns.
 #pragma once
 
 #include "cpu/attention/gemm.hpp"
@@ -12,10 +12,10 @@ namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kDotRows = kBlockRows / 2;
 
-/// Widens the rows; false when some element is not finite.
+/// Widens the rows. Returns false if some element is not finite.
 template <class S>
 static bool widen_rows(const Row* rows, int count, int head_dim, int row_stride, void* tile) {
-  constexpr int kProbes = 4;  // side by side, or each addition would wait for the one before
+  constexpr int kProbes = 4;  // independent sums, so that no addition waits for the one before
   auto* to = static_cast<float*>(tile);
   F32Math::Finite finite[kProbes];
   for (int key = 0; key < count; ++key, to += row_stride) {
@@ -42,11 +42,11 @@ struct DotTile {
   int head_dim = 0;
   float* scores = nullptr;
   std::int64_t score_stride = 0;
-  const char* next = nullptr;  // a row to fetch meanwhile
-  int next_step = 0;           // bytes of it for each step
+  const char* next = nullptr;  // a row to prefetch meanwhile
+  int next_step = 0;           // bytes of it that each step prefetches
 };
 
-/// kRows queries against four keys. The fetched row goes into the second-level cache: the first is full of queries.
+/// Multiplies kRows queries with four keys. The prefetched row goes into the second-level cache: the first is full of queries.
 template <int kRows>
 FOVEA_INLINE void dot_four(const DotTile& tile) {
   Vec sum[kRows][4];
@@ -77,7 +77,8 @@ FOVEA_INLINE void dot_piece(int rows, const DotTile& tile) {
   }
 }
 
-/// A block in two pieces of about the same size: a single left-over row would leave the multipliers waiting for each other.
+/// Cuts a block into two pieces of about the same size. A piece of a single row would have too few independent sums to fill the
+/// multipliers.
 FOVEA_INLINE void dot_block(int rows, DotTile tile, const char* const (&next)[2]) {
   const int first = rows > 2 ? (rows + 1) / 2 : rows;
   tile.next = next[0];
@@ -88,8 +89,8 @@ FOVEA_INLINE void dot_block(int rows, DotTile tile, const char* const (&next)[2]
   dot_piece(rows - first, tile);
 }
 
-/// Widening waits for memory unless the rows are fetched while the tile before theirs is multiplied: for each four keys one row with each
-/// of the first four pieces. The others fetch what they multiply, which costs nothing.
+/// Prefetches the rows of the next tile while this one is multiplied; otherwise widening waits for memory. For every four keys, each of the
+/// first four pieces prefetches one row. The other pieces prefetch what they multiply, which costs nothing.
 static void shared_scores(const ScoreTile& tile) {
   DotTile dot{.q_stride = tile.q_stride,
               .row_stride = tile.row_stride,

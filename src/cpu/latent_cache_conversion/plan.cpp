@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Packing latent rows into slots of a cache, and unpacking them.
+/// Packs latent rows into slots of a cache, and unpacks them.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -34,7 +34,7 @@ int ceil_log2(float x) {
   return std::frexp(x, &exponent) == 0.5f ? exponent - 1 : exponent;
 }
 
-/// The scale of e4m3 codes for a group whose largest magnitude is `largest`. A NaN goes into its code, not into the scale.
+/// The scale of an e4m3 group whose largest magnitude is `largest`. A NaN is kept in its quantised value, not in the scale.
 float choose_scale(const PackedFormat& format, ScaleRule rule, float largest) {
   const float wanted = std::isnan(largest) ? 1.0f : std::min(largest, std::numeric_limits<float>::max()) / 448.0f;
   const float floored = rule == ScaleRule::power_of_two ? std::max(wanted, 1e-4f) : wanted == 0 ? 1.0f : wanted;
@@ -50,7 +50,7 @@ void store_scale(const PackedFormat& format, float scale, std::byte* scales, int
   }
 }
 
-/// e2m1 has no NaN: there the scale is one, with the sign of the first NaN of the group.
+/// The scale of an e2m1 group. e2m1 has no NaN, so the scale is NaN, with the sign of the first NaN of the group.
 std::uint8_t choose_e4m3_scale(float largest) {
   return detail::e4m3_from_f32(std::isnan(largest) ? largest : std::min(largest, std::numeric_limits<float>::max()) / 6.0f);
 }
@@ -88,11 +88,11 @@ struct Converter {
 };
 
 Work work_of(const LatentCacheConversionProblem& problem) {
-  constexpr double kElements = 576;  // of a row, about
+  constexpr double kElements = 576;  // bytes of a row, approximately
   return {.elements = kElements * static_cast<double>(problem.tokens)};
 }
 
-/// convert(row, token) for every token that has a slot.
+/// Calls convert(row, token) for every token that has a slot.
 template <class Convert>
 void for_each_token(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping, int threads, const Convert& convert) {
   parallel_for(threads, [&](int thread) {

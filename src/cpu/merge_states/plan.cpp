@@ -33,7 +33,7 @@ struct Cell {
   std::int64_t element() const { return static_cast<std::int64_t>(size_of(problem.dtype)); }
 };
 
-/// Everything of a cell is read before anything is written, piece by piece, so that parts may be merged in place.
+/// Reads everything of a cell before it writes anything, piece by piece, so that parts may be merged in place.
 void merge_cell(const RowKernels& rows, const Cell& cell) {
   const MergeStatesProblem& problem = cell.problem;
   const std::size_t parts = problem.parts.size();

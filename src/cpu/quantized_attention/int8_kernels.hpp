@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// int8 scores and the quantisers of one instruction set. The products are whole numbers below 2^24, so their sums are exact.
+/// int8 scores and the quantisers of one instruction set. The products are integers below 2^24, so their sums are exact.
 #pragma once
 
 #include "cpu/attention/gemm.hpp"
@@ -18,7 +18,7 @@ struct Int8Tile {
   float* c;
   std::int64_t c_stride;
   const float *row_scales, *key_scales;
-  const std::int32_t* start;  // [kPanel] what the sums begin with
+  const std::int32_t* start;  // [kPanel] initial values of the sums
 };
 
 template <class Math, int kRows>

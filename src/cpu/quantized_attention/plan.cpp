@@ -39,7 +39,7 @@ Setup int8_setup(const QuantizedAttentionProblem& problem) {
   Setup setup = make_setup<Isa>(problem, problem.ragged);
   setup.attention = &Isa::int8();
   setup.tuning = choose_tuning(problem, *setup.attention, setup.threads, problem.ragged);
-  setup.tuning.stream_rows = 0;  // an operation for prefill: few rows are packed, too
+  setup.tuning.stream_rows = 0;  // an operation for prefill: sequences of few rows are packed too
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.v_dtype);
   setup.int8 =
@@ -84,7 +84,7 @@ class QuantizeState final : public detail::PlanState<typename Operation::Args> {
   Quantizer with_;
 };
 
-/// What the steps of the whole hand to each other, in the workspace, before that of the attention.
+/// Buffers between the steps of quantize_and_attend. They lie in the workspace, before the workspace of the attention.
 struct Between {
   std::int8_t *q = nullptr, *k = nullptr;
   std::byte *v = nullptr, *rest = nullptr;

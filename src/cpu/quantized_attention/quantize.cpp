@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The quantisers: one head of one sequence at a time.
+/// The quantisers. Each call takes one head of one sequence.
 #include "cpu/quantized_attention/quantize.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::int64_t kMostChannels = 256;
 using Channels = std::array<float, kMostChannels>;
 alignas(64) constexpr Channels kZeros{};
 
-/// Tokens of one sequence; those in [begin, end) count.
+/// Tokens of one sequence. Those in [begin, end) enter means and scales.
 struct Tokens {
   std::int64_t index = 0, batch = 0, first = 0, count = 0, begin = 0, end = 0;
   bool ragged = false;
@@ -47,7 +47,7 @@ Tokens keys_of(const detail::TokenBatch& problem, std::int64_t index, const std:
   return keys;
 }
 
-/// One tensor, its twin and what belongs to them.
+/// One tensor, its quantised twin, and its scales and means.
 struct Side {
   const Quantizer& with;
   const detail::QuantizedTensor& tensor;
@@ -64,7 +64,7 @@ struct Side {
   }
 };
 
-/// Sums of a few rows in f32, of those in double precision.
+/// Sums of a few rows in f32, added up in double precision.
 void write_mean(const Side& side, const Tokens& tokens, std::int64_t head, float* mean) {
   constexpr std::int64_t kRows = 16;
   std::array<double, kMostChannels> sums{};
@@ -79,7 +79,7 @@ void write_mean(const Side& side, const Tokens& tokens, std::int64_t head, float
   for (int d = 0; d < side.dim(); ++d) mean[d] = static_cast<float>(sums[static_cast<std::size_t>(d)] / count);
 }
 
-/// Groups of q or of k.
+/// The groups of q or of k.
 struct Grouping {
   const Int8Groups& groups;
   bool is_query;
@@ -95,7 +95,7 @@ struct Head {
   const float* mean;
 };
 
-/// `scales` are those of the block.
+/// `scales` are the scales of the block.
 void quantize_block(const Side& side, const Grouping& grouping, const Head& of, std::int64_t block, float* scales) {
   const auto& [tokens, head, mean] = of;
   const QuantizeKernels& kernels = side.with.kernels->quantize;
@@ -140,7 +140,7 @@ void write_shift(const Side& q, const detail::QuantizeQkInt8Problem& problem, co
   }
 }
 
-/// Each (sequence, head), in as many threads as so many tokens are worth.
+/// Runs over each (sequence, head), in as many threads as the number of tokens is worth.
 template <class Body>
 void each_head(const Side& side, std::int64_t batch, std::int64_t tokens, const Body& body) {
   const std::int64_t heads = side.tensor.heads, items = batch * heads;
@@ -152,7 +152,7 @@ void each_head(const Side& side, std::int64_t batch, std::int64_t tokens, const 
   });
 }
 
-/// A channel that is not finite has a scale of NaN and codes of 0.
+/// A channel that is not finite has a scale of NaN and quantised values of 0.
 void silence(const Side& side, const Tokens& tokens, std::int64_t head, const float* scale) {
   for (int d = 0; d < side.dim(); ++d) {
     if (!std::isnan(scale[d])) continue;

@@ -6,13 +6,13 @@
 
 namespace fovea::cpu {
 
-/// Tables and threads of a quantiser.
+/// The tables and threads of a quantiser.
 struct Quantizer {
   const Kernels* kernels = nullptr;
   int threads = 1;
 };
 
-/// Compute calls whose arguments have been checked. `cu_seqlens_q` is looked at where a ragged problem has a mask.
+/// Compute calls whose arguments have been checked. They read `cu_seqlens_q` if a ragged problem has a mask.
 void quantize_qk_int8(const Quantizer& with, const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args);
 void quantize_v(const Quantizer& with, const detail::QuantizeVProblem& problem, const QuantizeVArgs& args,
                 const std::int32_t* cu_seqlens_q);

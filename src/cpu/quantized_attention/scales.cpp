@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where the attention engine meets the scales of quantised tensors.
+/// Applies the scales of quantised tensors for the attention engine.
 #include "cpu/attention/item.hpp"
 
 namespace fovea::cpu {

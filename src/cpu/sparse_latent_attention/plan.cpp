@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Token-sparse MLA: every query row is a sequence of its own whose keys are the entries of its lists.
+/// Token-sparse MLA: every query row is a sequence of its own, whose keys are the entries of its lists.
 #include <array>
 
 #include "cpu/implementations.hpp"
@@ -8,7 +8,7 @@
 
 namespace fovea::detail {
 
-/// Nothing in the lists can be wrong: what names no token is passed over.
+/// Nothing in the lists can be wrong: an index that names no token is skipped.
 static Result<void> check_lengths(const SparseLatentAttentionProblem&, const SparseLatentAttentionArgs&) { return {}; }
 
 }  // namespace fovea::detail
@@ -45,7 +45,7 @@ detail::AttentionCore one_row_each(detail::AttentionCore core) {
   return core;
 }
 
-/// Many rows keep every thread busy without partial results, which would take more memory than the lists name.
+/// Many rows keep every thread busy without partial results, which would take more memory than the listed tokens.
 constexpr std::int64_t kMostSplitRows = 4;
 
 template <class Isa>

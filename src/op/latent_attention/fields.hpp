@@ -41,7 +41,7 @@ inline constexpr auto kLatentAttentionFields = [] {
 }();
 static_assert(names_every_pointer<LatentAttentionArgs>(kLatentAttentionFields));
 
-/// A ragged batch has no field of its own: q tells by its rank.
+/// A ragged batch has no field of its own: the rank of q says it.
 inline constexpr auto kLatentAttentionOptions = options_of<kLatentAttentionFields>(option::kRagged<LatentAttentionProblem>);
 
 }  // namespace fovea::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Slots of a packed cache to rows: code * scale in f32, rounded once. All of a token is asked for before any of it is used.
+/// Slots of a packed cache to rows: code * scale in f32, rounded once. All loads of a token are issued before any of it is used.
 #pragma once
 
 #include "gpu/common/codes.cuh"
@@ -21,7 +21,7 @@ __device__ inline float load_scale(const std::byte* scale) {
   }
 }
 
-/// Adds two values to a chunk: one word of 16-bit elements, two of f32.
+/// Writes two values into a chunk: one word of 16-bit elements, or two words of f32.
 template <class T>
 __device__ inline void put_pair(Chunk& chunk, int pair, float first, float second) {
   if constexpr (sizeof(T) == 4) {
@@ -59,7 +59,7 @@ __device__ inline Chunk decode_rope(const typename S::Rope& rope) {
   return chunk;
 }
 
-/// `row` is where the lane's first chunk goes.
+/// `row` is the address of the lane's first chunk.
 template <class S, class T, bool kAligned>
 __device__ inline void dequantize_token(const Token<const std::byte>& token, std::byte* row, unsigned lane) {
   typename S::Codes codes[S::kPasses] = {};

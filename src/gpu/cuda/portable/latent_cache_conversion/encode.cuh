@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a lane does with the values of its own chunk.
+/// What a lane does with the values of its chunk.
 #pragma once
 
 #include <cfloat>
@@ -41,7 +41,7 @@ __device__ inline std::uint32_t largest_bits(const Chunk& chunk) {
   }
 }
 
-/// The number behind the bits of a magnitude.
+/// The number with these magnitude bits.
 template <class T>
 __device__ inline float magnitude(std::uint32_t bits) {
   if constexpr (std::is_same_v<T, float>) return __uint_as_float(bits);
@@ -111,7 +111,7 @@ __device__ inline float power_at_least(float x) {
 __device__ inline std::uint32_t ue8m0_from_power(float power) { return __float_as_uint(power) >> 23; }
 __device__ inline float inverse_of_power(float power) { return f32_from_ue8m0(254 - ue8m0_from_power(power)); }
 
-/// The scale of a group. A NaN goes into its code, not into the scale.
+/// The scale of a group. A NaN is kept in its quantised value, not in the scale.
 template <ScaleType kType>
 __device__ inline float choose_scale(float largest, bool exact) {
   const float wanted = isnan(largest) ? 1.0f : at_most_finite(largest) / 448.0f;
@@ -119,13 +119,13 @@ __device__ inline float choose_scale(float largest, bool exact) {
   return exact && kType == ScaleType::f32 ? floored : power_at_least(floored);
 }
 
-/// The nearest code, ties to even, saturating.
+/// The nearest e4m3 values, ties to even, saturating.
 __device__ inline std::uint32_t e4m3_codes(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// Many quotients by one scale, correctly rounded: what the compiler makes of a division, with the reciprocal taken out. Tiny scales are
-/// lifted, so that the remainders below are exact.
+/// Correctly rounded quotients by one scale. The steps are those of the compiler's division, with the reciprocal computed once. Tiny scales
+/// are lifted, so that the remainders below are exact.
 class Divisor {
  public:
   __device__ explicit Divisor(float scale) : lift_(scale < 0x1p-80f ? 0x1p100f : 1.0f), scale_(scale * lift_), inverse_(1.0f / scale_) {}
@@ -134,7 +134,7 @@ class Divisor {
     const float lifted = value * lift_, first = lifted * inverse_;
     const float second = fmaf(fmaf(-scale_, first, lifted), inverse_, first);
     const float third = fmaf(fmaf(-scale_, second, lifted), inverse_, second);
-    return fabsf(first) < 512.0f ? third : first;  // infinities have no remainder; all of these saturate
+    return fabsf(first) < 512.0f ? third : first;  // an infinity has no remainder; quotients this large saturate
   }
 
  private:
@@ -143,19 +143,21 @@ class Divisor {
 
 // ---- e2m1 codes -------------------------------------------------------------------------------------------------------------
 
-/// A sixth of what the scale belongs to, correctly rounded where a code tells: as the compiler divides, without its care for tiny numbers.
+/// A sixth of the largest magnitude, correctly rounded wherever the e4m3 scale depends on it. The division is the compiler's, without its
+/// care for tiny numbers.
 __device__ inline float sixth(float value) {
   constexpr float kInverse = 1.0f / 6.0f;
   const float first = value * kInverse;
   return fmaf(fmaf(-6.0f, first, value), kInverse, first);
 }
 
-/// Quotients by an e4m3 scale, as far as e2m1 can tell: a scale of four bits keeps every quotient that is not a tie of e2m1 more than half
-/// an ulp away from it, so a product with twice the bits of the reciprocal decides as the correctly rounded quotient would.
+/// Quotients by an e4m3 scale, as exact as e2m1 needs. A scale has four significant bits, so a quotient that is not a tie of e2m1 is more
+/// than half an ulp away from one. A product with twice the bits of the reciprocal therefore rounds to the same e2m1 value as the correctly
+/// rounded quotient.
 class FourBitDivisor {
  public:
   __device__ explicit FourBitDivisor(float scale) {
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(high_) : "f"(scale));  // 0 or normal, so that subnormals need no care
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(high_) : "f"(scale));  // 0 or normal, so subnormals need no care
     low_ = fmaf(-scale, high_, 1.0f) * high_;
   }
   __device__ float divide(float value) const { return fmaf(value, high_, value * low_); }
@@ -164,9 +166,9 @@ class FourBitDivisor {
   float high_ = 0, low_ = 0;
 };
 
-/// The nearest codes of the magnitudes, ties to even, saturating; the first in the low nibble. The codes lie a half, one and two apart from
-/// 0, 2 and 4 on. Adding a large number rounds to each of these steps, and the right one gives the smallest code. NaN, as of infinity,
-/// has larger bits than any of them.
+/// The nearest e2m1 codes of the magnitudes, ties to even, saturating; the first in the low nibble. Codes are a half, one and two apart
+/// from 0, 2 and 4 on. Adding a large number rounds to one of these steps, and the right step gives the smallest code. A NaN has larger
+/// bits than any of these numbers.
 template <int kValues>
 __device__ inline std::uint32_t e2m1_codes(const float (&values)[kValues]) {
   constexpr float kRound = 0x1p23f;
@@ -179,7 +181,7 @@ __device__ inline std::uint32_t e2m1_codes(const float (&values)[kValues]) {
     const std::uint32_t least = min(min(__float_as_uint(fine), __float_as_uint(middle)), __float_as_uint(coarse));
     codes = codes * 16 + min(least, kRoundBits + 7);
   }
-  return codes - 17 * kRoundBits;  // what is left of the large numbers in 32 bits
+  return codes - 17 * kRoundBits;  // minus what the large numbers leave in 32 bits
 }
 
 /// Signs as e2m1 has them.

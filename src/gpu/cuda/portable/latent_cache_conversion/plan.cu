@@ -15,7 +15,7 @@ using conversion::DequantizeParams;
 using conversion::QuantizeParams;
 using detail::LatentCacheConversionProblem;
 
-/// The two directions: what their kernels take, and which they are.
+/// The two directions and the parameters of their kernels.
 struct Quantize : detail::QuantizeLatentCache {
   static constexpr std::string_view kName = "cuda.portable.quantize_latent_cache";
   using Params = QuantizeParams;
@@ -32,7 +32,7 @@ struct Dequantize : detail::DequantizeLatentCache {
 template <class Direction>
 using Kernel = void (*)(typename Direction::Params);
 
-/// Every chunk of every row and token lies at a multiple of its size.
+/// Whether every chunk of every row and token lies at a multiple of its size.
 bool is_aligned(const LatentCacheConversionProblem& problem) {
   constexpr std::int64_t kBytes = conversion::kChunkBytes;
   const detail::LatentCacheView& cache = problem.cache;
@@ -90,7 +90,7 @@ class State final : public detail::PlanState<typename Direction::Args> {
     if (problem_.tokens == 0) return {};
     const ScopedDevice device(ordinal_);
     if (!device.status()) return device.status();
-    // Several times what a multiprocessor holds: warps take many tokens each, and the last ones finish close together.
+    // Several times what a multiprocessor holds: each warp takes many tokens, and the last warps finish close together.
     const std::int64_t most = std::int64_t{64} * properties(ordinal_)->multiprocessors;
     const std::int64_t of_block = conversion::kWarps * conversion::tokens_of_warp(size_of(problem_.dtype));
     const std::int64_t blocks = std::min((problem_.tokens + of_block - 1) / of_block, most);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows to slots of a packed cache. Bit for bit what the other backends write, signs of NaN included: the arithmetic of a device forgets
-/// those, so signs always come from the bits of the row.
+/// Rows to slots of a packed cache, bit for bit what the other backends write, signs of NaN included. The device's arithmetic loses these
+/// signs, so signs always come from the bits of the row.
 #pragma once
 
 #include "gpu/cuda/portable/latent_cache_conversion/encode.cuh"
@@ -8,7 +8,7 @@
 
 namespace fovea::gpu::portable::conversion {
 
-/// The largest magnitude of the group, as raw bits of T: NaN counts as larger than infinity.
+/// The largest magnitude of the group, as raw bits of T. NaN is larger than infinity.
 template <class S, class T>
 __device__ inline std::uint32_t group_largest(const Chunk& chunk) {
   std::uint32_t most = largest_bits<T>(chunk);
@@ -20,7 +20,7 @@ __device__ inline std::uint32_t group_largest(const Chunk& chunk) {
 template <class Codes>
 struct Encoded {
   Codes codes;
-  std::uint32_t scale;  // as it is stored
+  std::uint32_t scale;  // as stored in the cache
 };
 
 template <class S, class T>
@@ -48,13 +48,13 @@ __device__ inline Encoded<typename S::Codes> encode_e4m3(const Chunk& chunk, boo
   return {codes, stored};
 }
 
-/// e2m1 has no NaN: a group with one gets a scale of that kind, with the sign of its first NaN, and codes of zero with the signs that
-/// their quotients would have.
+/// e2m1 has no NaN. A group with a NaN gets a scale of NaN, with the sign of its first NaN. Its quantised values are zeros with the signs
+/// that their quotients would have.
 template <class S, class T>
 __device__ inline Encoded<typename S::Codes> encode_nan_group(const Chunk& chunk) {
   constexpr std::uint32_t kInfinity = infinity_bits<T>();
-  const int lane = static_cast<int>(threadIdx.x) % 32;  // groups may lie in either token of the warp
-  std::uint32_t is_nan = 0, negative = 0;               // a bit for each value
+  const int lane = static_cast<int>(threadIdx.x) % 32;  // groups may belong to either token of the warp
+  std::uint32_t is_nan = 0, negative = 0;               // one bit for each value
 #pragma unroll
   for (int i = 0; i < S::kValues; ++i) {
     const std::uint32_t bits = element_bits<T>(chunk, i);
@@ -93,7 +93,7 @@ __device__ inline Encoded<typename S::Codes> encode_e2m1(const Chunk& chunk) {
   return result;
 }
 
-/// A token on its way to the cache, put together in shared memory: a block of one token.
+/// One token, assembled in shared memory before it is stored. Laid out like a block of one token.
 template <class S>
 struct alignas(kChunkBytes) Image {
   static constexpr int kBytes = S::kPacked.bytes();
@@ -122,7 +122,7 @@ __device__ inline void put_rope(Image<S>& image, unsigned lane, const Chunk& chu
   store_by<typename S::Rope>(image.bytes + Image<S>::kRope + lane * sizeof rope, rope);
 }
 
-/// The lanes begin where a line of the cache does, so each line takes one request, and no sector is written in parts but those at the ends
+/// Lanes begin at a line of the cache, so each line takes one memory transaction. Every sector is written whole, except those at the ends
 /// of a token.
 template <class S, bool kAligned>
 __device__ inline void store_image(const Token<std::byte>& token, const Image<S>& image, unsigned lane) {
@@ -142,7 +142,7 @@ __device__ inline void store_image(const Token<std::byte>& token, const Image<S>
 
 template <class S, class T, bool kAligned>
 __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t at, std::int64_t slot, unsigned lane, Image<S>& image) {
-  // The row does not wait for the slot: where there is none, it has been read for nothing.
+  // The load of the row does not wait for the slot. If the token has no slot, the row was loaded in vain.
   const bool there = at < params.tokens;
   const std::byte* row = params.rows + at * params.row_stride + lane * kChunkBytes;
   Chunk chunks[S::kPasses] = {}, rope{};
@@ -162,15 +162,15 @@ __device__ inline void quantize_token(const QuantizeParams& params, std::int64_t
     if (S::has_codes(pass, lane)) put_codes<S>(image, pass, lane, encoded);
   }
   put_rope<S, T>(image, lane, rope);
-  __syncwarp();
+  __syncwarp();  // all lanes wait until every lane has written its part of the image
   if (has_slot(params, slot)) store_image<S, kAligned>(token_at<S>(params, slot, 0), image, lane);
-  __syncwarp();  // the image is free for the next token
+  __syncwarp();  // all lanes wait until every lane has read the image; the next token overwrites it
 }
 
 template <CacheFormat kFormat, class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads) quantize(const __grid_constant__ QuantizeParams params) {
   using S = Shape<kFormat, T>;
-  __shared__ Image<S> images[kThreads / S::kLanes];
+  __shared__ Image<S> images[kThreads / S::kLanes];  // (token of the block)
   Image<S>& image = images[threadIdx.x / S::kLanes];
   for_each_token<S>(
       params, [&](std::int64_t at, std::int64_t slot, unsigned lane) { quantize_token<S, T, kAligned>(params, at, slot, lane, image); });

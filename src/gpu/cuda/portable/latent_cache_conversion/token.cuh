@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How the lanes of a warp share its tokens, and where their bytes are. A lane takes chunks of 16 bytes of the row, neighbouring lanes
-/// neighbouring chunks, so both sides are read and written in one piece by each instruction of the warp.
+/// How the lanes of a warp share its tokens, and where the bytes are. A lane takes chunks of 16 bytes of the row, and neighbouring lanes
+/// take neighbouring chunks. Each instruction of the warp thus reads or writes one contiguous piece.
 #pragma once
 
 #include <cstring>
@@ -21,29 +21,29 @@ struct Shape {
   static constexpr PackedFormat kPacked = *packed_format(kFormat);
   static constexpr bool kE4m3 = kPacked.code_type == CodeType::e4m3;
   static constexpr int kValues = kChunkBytes / static_cast<int>(sizeof(T));
-  static constexpr int kTokens = tokens_of_warp(sizeof(T)), kLanes = 32 / kTokens;  ///< of a warp, and of a token
+  static constexpr int kTokens = tokens_of_warp(sizeof(T)), kLanes = 32 / kTokens;  ///< tokens of a warp, and lanes of a token
   static constexpr int kCodeChunks = kPacked.codes / kValues, kRopeChunks = kPacked.rope / kValues;
   static constexpr int kPasses = (kCodeChunks + kLanes - 1) / kLanes;
-  static constexpr int kGroupLanes = kPacked.group / kValues;  ///< a scale belongs to chunks of as many lanes
+  static constexpr int kGroupLanes = kPacked.group / kValues;  ///< lanes whose chunks share a scale
   static constexpr int kScaleBytes = kPacked.scale_type == ScaleType::f32 ? 4 : 1;
   static constexpr int kPaddingBytes = kPacked.scale_bytes - kPacked.groups() * kScaleBytes;
   static constexpr int kCodeBytes = kE4m3 ? kValues : kValues / 2;  ///< of a chunk
   using Codes = std::conditional_t<kCodeBytes == 8, std::uint64_t, std::conditional_t<kCodeBytes == 4, std::uint32_t, std::uint16_t>>;
   using Rope = Pack<std::uint32_t, kValues / 2>;
 
-  /// Lane `lane` of a token has the chunks lane, lane + kLanes, ..., and one of the rope behind them.
+  /// Lane `lane` of a token takes the chunks lane, lane + kLanes, ..., and one chunk of the rope.
   static __device__ bool has_codes(int pass, unsigned lane) {
     return (pass + 1) * kLanes <= kCodeChunks || lane < static_cast<unsigned>(kCodeChunks - pass * kLanes);
   }
   static __device__ bool has_rope(unsigned lane) { return kRopeChunks > 0 && lane < kRopeChunks; }
 
-  /// Bytes from what a lane has in one pass to what it has in the next.
+  /// Bytes from a lane's data of one pass to its data of the next.
   static constexpr int kRowStep = kLanes * kChunkBytes, kCodeStep = kLanes * kCodeBytes;
   static constexpr int kScaleStep = kLanes / kGroupLanes * kScaleBytes;
   static_assert(kRopeChunks <= kLanes && kGroupLanes >= 1 && kLanes % kGroupLanes == 0 && kPacked.groups() <= kPacked.scale_bytes);
 };
 
-/// Reads and writes in units that are aligned: whole where everything is, else elements of the row and single bytes of the cache.
+/// Loads and stores in aligned units: whole if everything is aligned, else elements of the row and single bytes of the cache.
 template <class Whole, class Unit>
 __device__ inline Whole load_by(const std::byte* from) {
   Unit units[sizeof(Whole) / sizeof(Unit)];
@@ -62,7 +62,7 @@ __device__ inline void store_by(std::byte* to, const Whole& whole) {
   for (int i = 0; i < static_cast<int>(sizeof(Whole) / sizeof(Unit)); ++i) reinterpret_cast<Unit*>(to)[i] = units[i];
 }
 
-/// The raw integer that is as large as T.
+/// The raw integer of the size of T.
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
 
@@ -71,7 +71,7 @@ using RowUnit = std::conditional_t<kAligned, Chunk, Bits<T>>;
 template <bool kAligned, class Whole>
 using CacheUnit = std::conditional_t<kAligned, Whole, std::uint8_t>;
 
-/// Where the first of a lane's codes, their scale, and its part of the rope are.
+/// Addresses of a lane's first quantised values, their scale, and its part of the rope.
 template <class Byte>
 struct Token {
   Byte *codes, *scales, *rope;
@@ -88,7 +88,7 @@ __device__ inline Token<Byte> token_at(const Params<Rows, Byte*>& params, std::i
           codes + params.layout.rope_begin + lane * sizeof(typename S::Rope)};
 }
 
-/// The tokens that the warps of the grid take, one after another; all lanes of a warp take as many steps.
+/// Runs over the tokens of each warp of the grid. All lanes of a warp take the same number of steps.
 template <class S, class P, class Convert>
 __device__ inline void for_each_token(const P& params, const Convert& convert) {
   const unsigned thread = threadIdx.x, lane = thread % S::kLanes;
@@ -98,13 +98,13 @@ __device__ inline void for_each_token(const P& params, const Convert& convert) {
   std::int64_t next = slot_of(token);
   for (std::int64_t first = token - thread % 32 / S::kLanes; first < params.tokens; first += step) {
     const std::int64_t slot = next;
-    next = slot_of(token + step);  // here before it is needed
+    next = slot_of(token + step);  // the load is in flight during convert()
     convert(token, slot, lane);
     token += step;
   }
 }
 
-/// The host has not seen the slots: what lies outside the cache is skipped as -1 is.
+/// The host has not seen the slots. Any slot outside the cache is skipped, as -1 is.
 template <class P>
 __device__ inline bool has_slot(const P& params, std::int64_t slot) {
   return slot >= 0 && slot < params.slots;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A warp merges one (row, head) at a time. Everything of it is read before anything is written, element by element, so that the result
-/// may lie on one of the parts.
+/// A warp merges one (row, head) at a time. It reads every element of all parts before it writes that element, so the result may overwrite
+/// one of the parts.
 #pragma once
 
 #include <cmath>
@@ -11,9 +11,9 @@
 namespace fovea::gpu::portable::merge {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr float kEmpty = -1.0f;  ///< instead of a weight: the part's out is not to be read
+inline constexpr float kEmpty = -1.0f;  ///< replaces the weight of an empty part, whose out is never read
 
-/// Butterflies: every lane gets the same bits.
+/// Butterfly reductions: every lane gets the same bits.
 __device__ inline float warp_max(float value) {
   for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
   return value;
@@ -26,10 +26,10 @@ __device__ inline float warp_sum(float value) {
 /// The running softmax over parts of one (row, head).
 struct State {
   float largest, sum;
-  float kept;  ///< factor of what earlier passes left in the carry
+  float kept;  ///< factor of the sums that earlier passes carried over
 };
 
-/// Leaves the weights of this pass in `weights` (part_count).
+/// Writes the weights of this pass to `weights` [part_count] in shared memory.
 __device__ inline State weigh(const Params& params, std::int64_t cell, float* weights, int lane) {
   const std::int64_t row = cell / params.heads, head = cell % params.heads;
   const float before = params.first ? -INFINITY : params.carry.largest[cell];
@@ -52,7 +52,7 @@ __device__ inline State weigh(const Params& params, std::int64_t cell, float* we
     state.kept = expf(before - largest);
     state.sum += state.kept * params.carry.sum[cell];
   }
-  __syncwarp();  // the weights are there for all lanes
+  __syncwarp();  // all lanes wait until the weights are written
   return state;
 }
 
@@ -77,9 +77,9 @@ __device__ inline void store_result(const Params& params, std::int64_t row, std:
 
 template <class T, int kPack>
 __global__ void __launch_bounds__(kThreads) merge_states(const __grid_constant__ Params params) {
-  __shared__ float all_weights[kWarps][kPartsOfPass];
+  __shared__ float all_weights[kWarps][kPartsOfPass];  // (warp, part)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  float* weights = all_weights[warp];
+  float* weights = all_weights[warp];  // (part)
   for (std::int64_t cell = std::int64_t{blockIdx.x} * kWarps + warp; cell < params.cells; cell += std::int64_t{gridDim.x} * kWarps) {
     const std::int64_t row = cell / params.heads, head = cell % params.heads;
     const State state = weigh(params, cell, weights, lane);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) merge_states(const __grid_constant__
         for (int i = 0; i < kPack; ++i) carried[i] = sums[i];
       }
     }
-    __syncwarp();  // all lanes have read the lse and the weights of this cell
+    __syncwarp();  // all lanes wait until every lane has read the lse and the weights of this cell
     if (lane != 0) continue;
     if (!params.last) {
       params.carry.largest[cell] = state.largest;

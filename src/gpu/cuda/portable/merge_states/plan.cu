@@ -15,7 +15,7 @@ using Kernel = void (*)(merge::Params);
 
 constexpr std::string_view kName = "cuda.portable.merge_states";
 
-/// Elements that a lane may move at once: as many as fit when all rows are aligned to that, else one.
+/// Elements that a lane moves at once: a full pack if all rows are aligned to it, else one.
 int pack_of(const MergeStatesProblem& problem) {
   const auto pack = merge::kPackBytes / static_cast<std::int64_t>(size_of(problem.dtype));
   const auto aligned = [&](const MergeStatesProblem::Strides& strides) {

@@ -28,31 +28,31 @@ class Epilogue {
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
 
   /// `out` is relative to 2^(maximum * scale_log2).
-  __device__ __forceinline__ void operator()(int job_slot, int buffer, Softmax softmax, float (&out)[kOut], float scale_log2) {
-    const Job& job = storage.jobs[job_slot];
+  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], float scale_log2) {
+    const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = normaliser(job, r, softmax.sum[r], softmax.maximum[r] * scale_log2);
-    const bool leaks = job.full_first > job.first || job.full_last < job.last;
+    for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.maximum[r] * scale_log2);
+    const bool leaks = work.full_first > work.first || work.full_last < work.last;
     if (params.splits > 1) {
-      store_partial(job, out, factor);
+      store_partial(work, out, factor);
     } else {
       stage(buffer, out, factor);
     }
     if (leaks) {
       const RowPair rows{
           {lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {softmax.maximum[0], softmax.maximum[1]}, {factor[0], factor[1]}};
-      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(job, buffer, rows, scale_log2);
+      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale_log2);
     }
     if (params.splits == 1) fence_shared_for_async();
       // After the fence, which would wait for these stores.
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_lse(job, r, lse_of(softmax.sum[r], softmax.maximum[r] * scale_log2) * kLn2);
+    for (int r = 0; r < 2; ++r) store_lse(work, r, lse_of(softmax.sum[r], softmax.maximum[r] * scale_log2) * kLn2);
     const bool elected = thread_index() % 128 == 0;
     named_sync(kWarpgroup + warpgroup, 128);
-    if (params.splits == 1 && elected) store(job, buffer);
-    if (elected) barrier_arrive(shared_address(&storage.job_empty[job_slot]));
+    if (params.splits == 1 && elected) store(work, buffer);
+    if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
     used = buffer;
   }
 
@@ -69,35 +69,35 @@ class Epilogue {
   struct Place {
     int token, head;
   };
-  __device__ Place place(const Job& job, int r) const {
+  __device__ Place place(const WorkTile& work, int r) const {
     const int row = tile_row(warpgroup, r);
-    return {job.token + (row >> params.packed_shift), job.head + (row & (params.packed() - 1))};
+    return {work.token + (row >> params.packed_shift), work.head + (row & (params.packed() - 1))};
   }
 
   /// What turns the accumulators of a row, relative to 2^base, into its result; the sink's share is the merging kernel's where there are
   /// splits.
-  __device__ __forceinline__ float normaliser(const Job& job, int r, float sum, float base) const {
+  __device__ __forceinline__ float normaliser(const WorkTile& work, int r, float sum, float base) const {
     if (params.sink != nullptr && params.splits == 1) {
-      const float sink = exp2f(fmaf(params.sink[place(job, r).head], kLog2e, -base));
+      const float sink = exp2f(fmaf(params.sink[place(work, r).head], kLog2e, -base));
       return sum == 0 ? 0 : 1 / (sum + sink);
     }
     return sum == 0 ? 0 : __fdividef(1, sum);
   }
 
-  __device__ __forceinline__ void store_lse(const Job& job, int r, float value) const {
-    const Place at = place(job, r);
+  __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float value) const {
+    const Place at = place(work, r);
     float* lse = params.splits > 1 ? params.partial_lse : params.lse;
-    if (lse == nullptr || lane_index() % 4 != 0 || at.token >= job.seq_q) return;
-    lse[params.splits > 1 ? partial_row(job, at.token, at.head) : lse_offset(job, at.token, at.head)] = value;
+    if (lse == nullptr || lane_index() % 4 != 0 || at.token >= work.seq_q) return;
+    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : lse_offset(work, at.token, at.head)] = value;
   }
-  __device__ std::int64_t lse_offset(const Job& job, int token, int head) const {
+  __device__ std::int64_t lse_offset(const WorkTile& work, int token, int head) const {
     const detail::RowStrides& strides = params.lse_strides;
-    return job.batch * strides.batch + std::int64_t{job.q_begin + token} * strides.row + head * strides.head;
+    return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;
   }
   /// Number of the row among all partial results.
-  __device__ std::int64_t partial_row(const Job& job, int token, int head) const {
-    const std::int64_t row = params.cu_seqlens_q != nullptr ? job.q_begin + token : std::int64_t{job.batch} * params.seq_q + token;
-    return (job.split * params.rows + row) * params.heads + head;
+  __device__ std::int64_t partial_row(const WorkTile& work, int token, int head) const {
+    const std::int64_t row = params.cu_seqlens_q != nullptr ? work.q_begin + token : std::int64_t{work.batch} * params.seq_q + token;
+    return (work.split * params.rows + row) * params.heads + head;
   }
   __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kRowBytes; }
 
@@ -111,24 +111,24 @@ class Epilogue {
   }
 
   /// One thread: a copy for each slice; rows past the sequence and columns past the head dim are out of bounds.
-  __device__ __forceinline__ void store(const Job& job, int buffer) {
-    const int tokens = kWarpgroupRows >> params.packed_shift, token = job.token + warpgroup * tokens;
-    const int valid = min(tokens, job.seq_q - token);
+  __device__ __forceinline__ void store(const WorkTile& work, int buffer) {
+    const int tokens = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * tokens;
+    const int valid = min(tokens, work.seq_q - token);
     if (valid <= 0) return;
-    BoxStart at{0, job.head, tokens - valid, job.q_begin + token + valid, job.batch * params.out.batch_step};
+    BoxStart at{0, work.head, tokens - valid, work.q_begin + token + valid, work.batch * params.out.batch_step};
 #pragma unroll
     for (int slice = 0; slice < Config::kSlicesV; ++slice, at.column += kSlice) {
       if (at.column < params.head_dim_v) store_box(&params.out.map, at, staged(buffer) + slice * Config::kQuerySliceBytes);
     }
   }
 
-  __device__ __forceinline__ void store_partial(const Job& job, const float (&out)[kOut], const float (&factor)[2]) {
+  __device__ __forceinline__ void store_partial(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Place at = place(job, r);
-      if (at.token >= job.seq_q) continue;
+      const Place at = place(work, r);
+      if (at.token >= work.seq_q) continue;
       const int lane_at = lane_column(lane_index());
-      float* to = params.partial_out + partial_row(job, at.token, at.head) * params.head_dim_v + lane_at;
+      float* to = params.partial_out + partial_row(work, at.token, at.head) * params.head_dim_v + lane_at;
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
         if (column_of(i) + lane_at >= params.head_dim_v) continue;
@@ -154,7 +154,7 @@ class Epilogue {
   };
 
   /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-  __device__ __noinline__ void compute_again(const Job& job, int buffer, RowPair rows, float scale_log2) {
+  __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, float scale_log2) {
     __syncwarp();
     for (int i = 0; i < 16; ++i) {
       const int lane = i % 8 * 4;
@@ -162,21 +162,21 @@ class Epilogue {
       const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], lane);
       const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], lane);
       const int row = warpgroup * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
-      const int token = job.token + (row >> params.packed_shift), head = job.head + (row & (params.packed() - 1));
-      if (token >= job.seq_q) continue;
-      const ExactRow<Element, Config::kTransform> exact{params, job, token, head, Config::kKeyTile};
+      const int token = work.token + (row >> params.packed_shift), head = work.head + (row & (params.packed() - 1));
+      if (token >= work.seq_q) continue;
+      const ExactRow<Element, Config::kTransform> exact{params, work, token, head, Config::kKeyTile};
       float columns[exact.kColumns];
       exact(maximum, scale_log2, columns);
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
-        if (column < params.head_dim_v) put(job, buffer, row, {token, head}, column, columns[c] * factor);
+        if (column < params.head_dim_v) put(work, buffer, row, {token, head}, column, columns[c] * factor);
       }
     }
   }
-  __device__ void put(const Job& job, int buffer, int row, Place at, int column, float x) {
+  __device__ void put(const WorkTile& work, int buffer, int row, Place at, int column, float x) {
     if (params.splits > 1) {
-      params.partial_out[partial_row(job, at.token, at.head) * params.head_dim_v + column] = x;
+      params.partial_out[partial_row(work, at.token, at.head) * params.head_dim_v + column] = x;
     } else {
       const std::uint32_t slice = staged(buffer) + column / kSlice * Config::kQuerySliceBytes + row % kWarpgroupRows * kRowBytes;
       store_shared_16(slice + ((column % kSlice / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Element>(x, 0));

@@ -20,7 +20,7 @@ __device__ inline float transformed(const Params& params, float score) {
 template <class Element, bool kTransform>
 struct ExactRow {
   const Params& params;
-  const Job& job;
+  const WorkTile& work;
   int token, head, key_tile;
 
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
@@ -28,10 +28,10 @@ struct ExactRow {
   /// Column 32 c + lane of sum_j 2^((s_j - maximum) * scale_log2) v_j, over the keys of the work tile that the row sees; by a whole warp.
   __device__ void operator()(float maximum, float scale_log2, float (&columns)[kColumns]) const {
     const int kv_head = head / params.heads_per_kv;
-    const Element *q = row(params.q, job.q_begin + token, head), *k = row(params.k, job.k_begin, kv_head),
-                  *v = row(params.v, job.k_begin, kv_head);
-    const int begin = max(max(token + job.low, 0), job.first * key_tile);
-    const int end = min(min(token + job.high + 1, job.seq_k), job.last * key_tile);
+    const Element *q = row(params.q, work.q_begin + token, head), *k = row(params.k, work.k_begin, kv_head),
+                  *v = row(params.v, work.k_begin, kv_head);
+    const int begin = max(max(token + work.low, 0), work.first * key_tile);
+    const int end = min(min(token + work.high + 1, work.seq_k), work.last * key_tile);
 #pragma unroll
     for (float& x : columns) x = 0;
     for (int key = begin; key < end; ++key) {
@@ -55,7 +55,7 @@ struct ExactRow {
   }
   __device__ const Element* row(const Rows& rows, int token_row, int of_head) const {
     const detail::RowStrides& strides = rows.strides;
-    return static_cast<const Element*>(rows.data) + job.batch * strides.batch + token_row * strides.row + of_head * strides.head;
+    return static_cast<const Element*>(rows.data) + work.batch * strides.batch + token_row * strides.row + of_head * strides.head;
   }
 };
 

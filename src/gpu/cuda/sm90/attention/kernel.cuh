@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    init(storage.job_full, 1);
-    init(storage.job_empty, Config::kTuning.warpgroups);
+    init(storage.work_full, 1);
+    init(storage.work_empty, Config::kTuning.warpgroups);
     init(storage.q_full, 1);
     init(storage.q_empty, Config::kTuning.warpgroups);
     init(storage.k_full, 1);
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   } else {
     registers_shrink<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_jobs(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work(params, storage);
     __syncwarp();
   }
   let_next_kernel_start();

@@ -9,16 +9,16 @@ namespace fovea::gpu::sm90::attention {
 
 /// Ahead of the loader: to find a work tile takes as long as to compute a key tile.
 template <class Config>
-__device__ void plan_jobs(const Params& params, Storage<Config>& storage) {
-  WorkList<Config> work(params);
-  RingPosition<Storage<Config>::kJobs> at;
+__device__ void plan_work(const Params& params, Storage<Config>& storage) {
+  WorkList<Config> list(params);
+  RingPosition<Storage<Config>::kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {
-    const Job job = work.next();
-    done = job.done;
+    const WorkTile work = list.next();
+    done = work.done;
     if (threadIdx.x % 32 == 0) {
-      barrier_wait(shared_address(&storage.job_empty[at.stage]), at.parity ^ 1);
-      storage.jobs[at.stage] = job;
-      barrier_arrive(shared_address(&storage.job_full[at.stage]));
+      barrier_wait(shared_address(&storage.work_empty[at.stage]), at.parity ^ 1);
+      storage.work_tiles[at.stage] = work;
+      barrier_arrive(shared_address(&storage.work_full[at.stage]));
     }
     __syncwarp();
   }
@@ -31,40 +31,40 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ void operator()() {
-    RingPosition<Storage<Config>::kJobs> at;
+    RingPosition<Storage<Config>::kWorkTiles> at;
     RingPosition<Config::kQueryBuffers> buffer;
     for (bool done = false; !done; at.advance(), buffer.advance()) {
-      barrier_wait(shared_address(&storage.job_full[at.stage]), at.parity);
-      const Job& job = storage.jobs[at.stage];
-      done = job.done;
-      load(job, buffer);
+      barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
+      const WorkTile& work = storage.work_tiles[at.stage];
+      done = work.done;
+      load(work, buffer);
     }
   }
 
  private:
   /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
-  /// one work tile to the next. The last job has one tile of keys, all out of bounds, which ends the values.
-  __device__ void load(const Job& job, RingPosition<Config::kQueryBuffers> buffer) {
-    const int last = job.done ? 1 : job.last, first = job.done ? 0 : job.first;
+  /// one work tile to the next. After the last one comes a key tile that nobody uses, all out of bounds, which ends the values.
+  __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+    const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
-      const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, job.seq_k - key), 0);
-      const BoxStart at{0, job.head / params.heads_per_kv, Config::kKeyPart - valid, job.k_begin + key + valid, job.batch};
+      const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, work.seq_k - key), 0);
+      const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyPart - valid, work.k_begin + key + valid, work.batch};
       load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       // With one query buffer, the values of the tile before are what it waits for.
-      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(job, buffer);
+      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
       if (started) load_values();
-      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(job, buffer);
+      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
       started = true;
       values_at = at;
     }
   }
 
-  __device__ void load_queries(const Job& job, RingPosition<Config::kQueryBuffers> buffer) {
+  __device__ void load_queries(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
     barrier_arrive_expect(full, Config::kQueryBytes);
-    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, job.seq_q - job.token);
-    const BoxStart at{0, job.head, tokens - valid, job.q_begin + job.token + valid, job.batch};
+    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
+    const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
     load_slices<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
   }
 

@@ -19,7 +19,7 @@ class Math {
   __device__ __forceinline__ void operator()() {
     Epilogue<Config> epilogue(params, storage, warpgroup);
     if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
-    if (begin_job()) {
+    if (begin_work()) {
       begin_rows();
       while (step(epilogue)) {
       }
@@ -38,15 +38,15 @@ class Math {
   /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
   /// belong to different work tiles, and its softmax beside the products of the other warpgroups. Returns whether there is more to do.
   __device__ __forceinline__ bool step(Epilogue<Config>& epilogue) {
-    const auto ended_at = job_at;
+    const auto ended_at = work_at;
     const int buffer = position.stage;
     const bool ends = tile == first;
     if (!kOverlap && ends) return cross(epilogue);
     bool more = true;
     if (ends) {
       epilogue.release_buffer();
-      advance_job();
-      more = begin_job();
+      advance_work();
+      more = begin_work();
     } else {
       --tile;
     }
@@ -75,22 +75,22 @@ class Math {
   __device__ __forceinline__ bool cross(Epilogue<Config>& epilogue) {
     issue_values();
     finish_values();
-    epilogue(job_at.stage, position.stage, softmax, out, scale_log2());
+    epilogue(work_at.stage, position.stage, softmax, out, scale_log2());
     epilogue.release_buffer();
-    advance_job();
-    if (!begin_job()) return false;
+    advance_work();
+    if (!begin_work()) return false;
     begin_rows();
     return true;
   }
 
-  __device__ __forceinline__ void advance_job() {
+  __device__ __forceinline__ void advance_work() {
     position.advance();
-    job_at.advance();
+    work_at.advance();
   }
   /// Waits for the next work tile and its queries. False when there is none.
-  __device__ __forceinline__ bool begin_job() {
+  __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
-    current = &storage.jobs[job_at.stage];
+    current = &storage.work_tiles[work_at.stage];
     queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kRowBytes;
     first = uniform(current->first);
     tile = uniform(current->last) - 1;
@@ -177,12 +177,12 @@ class Math {
     return softmax(scores, scale_log2(), params.zero);
   }
 
-  __device__ __forceinline__ void mask(const Job& job, int key) {
+  __device__ __forceinline__ void mask(const WorkTile& work, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int token = job.token + (tile_row(warpgroup, r) >> params.packed_shift);
+      const int token = work.token + (tile_row(warpgroup, r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
-      const int begin = max(token + job.low, 0) - column, end = min(token + job.high + 1, job.seq_k) - column;
+      const int begin = max(token + work.low, 0) - column, end = min(token + work.high + 1, work.seq_k) - column;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
         if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
@@ -203,8 +203,8 @@ class Math {
   Storage<Config>& storage;
   const int warpgroup;
   RingPosition<Config::kQueryBuffers> position;
-  RingPosition<Storage<Config>::kJobs> job_at;
-  const Job* current = nullptr;
+  RingPosition<Storage<Config>::kWorkTiles> work_at;
+  const WorkTile* current = nullptr;
   int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
   std::uint32_t queries = 0;                               // address of this warpgroup's rows
   float scores[kScores], out[kOut];

@@ -10,7 +10,7 @@
 namespace fovea::gpu::sm90::attention {
 
 /// A work tile: query rows of one sequence and of the heads that are packed together, and the key tiles of one split.
-struct Job {
+struct WorkTile {
   int batch, head;            // the first of the packed heads
   int token;                  // of the sequence, the first of the query tile
   int q_begin, k_begin;       // rows of the tensors where the sequence begins
@@ -30,13 +30,13 @@ enum : int {
 
 template <class Config>
 struct Storage {
-  static constexpr int kJobs = 4;
+  static constexpr int kWorkTiles = 4;
   alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
-  Job jobs[kJobs];
+  WorkTile work_tiles[kWorkTiles];
   // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
-  alignas(8) std::uint64_t job_full[kJobs], job_empty[kJobs];
+  alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
   // arrives (q, once its results are read), or a lane of each consumer warp of the cluster (k, v).
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];

@@ -15,39 +15,39 @@ class WorkList {
   __device__ explicit WorkList(const Params& params_) : params(params_), lane(threadIdx.x % 32) {}
 
   /// The next work tile, or one that says that all are done; by the whole warp.
-  __device__ Job next() {
+  __device__ WorkTile next() {
     for (;; ++turn) {
-      Job job{};
-      const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(job) : of_ragged(job);
+      WorkTile work{};
+      const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(work) : of_ragged(work);
       if (at.head == detail::TileOrder::kNone.head) continue;
-      job.done = at.head == detail::TileOrder::kEnd.head;
-      if (!job.done) place(job, at);
+      work.done = at.head == detail::TileOrder::kEnd.head;
+      if (!work.done) place(work, at);
       ++turn;
-      return job;
+      return work;
     }
   }
 
  private:
-  __device__ detail::TileOrder::Place of_batch(Job& job) const {
-    job.seq_q = params.seq_q;
-    job.seq_k = params.seq_k;
+  __device__ detail::TileOrder::Place of_batch(WorkTile& work) const {
+    work.seq_q = params.seq_q;
+    work.seq_k = params.seq_k;
     detail::TileOrder::Place at = params.order.at(cluster(), turn);
     if (at.head < 0) return at;
-    job.batch = at.head / work_heads();
-    at.head -= job.batch * work_heads();
+    work.batch = at.head / work_heads();
+    at.head -= work.batch * work_heads();
     return at;
   }
 
   /// Pairs of tiles of one sequence after the other.
-  __device__ detail::TileOrder::Place of_ragged(Job& job) {
+  __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
     const int index = turn / 2 * (static_cast<int>(gridDim.x) / Config::kCluster) + cluster();
     if (!seek(index)) return detail::TileOrder::kEnd;
-    job.batch = batch;
-    job.q_begin = params.cu_seqlens_q[batch];
-    job.k_begin = params.cu_seqlens_k[batch];
-    job.seq_q = length(params.cu_seqlens_q, batch, params.seq_q);
-    job.seq_k = length(params.cu_seqlens_k, batch, params.seq_k);
-    return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(job.seq_q));
+    work.batch = batch;
+    work.q_begin = params.cu_seqlens_q[batch];
+    work.k_begin = params.cu_seqlens_k[batch];
+    work.seq_q = length(params.cu_seqlens_q, batch, params.seq_q);
+    work.seq_k = length(params.cu_seqlens_k, batch, params.seq_k);
+    return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
   }
 
   /// Splits count as heads.
@@ -86,31 +86,31 @@ class WorkList {
     return false;
   }
 
-  __device__ void place(Job& job, detail::TileOrder::Place at) const {
-    job.split = at.head % params.splits;
-    job.head = at.head / params.splits << params.packed_shift;
+  __device__ void place(WorkTile& work, detail::TileOrder::Place at) const {
+    work.split = at.head % params.splits;
+    work.head = at.head / params.splits << params.packed_shift;
     const int token = at.q_tile * tokens();
-    job.token = token;
-    const detail::Band band = detail::make_band(params.mask, job.seq_q, job.seq_k);
-    job.token += static_cast<int>(blockIdx.x) % Config::kCluster * own_tokens();
-    job.low = static_cast<int>(band.low);
-    job.high = static_cast<int>(band.high);
-    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens(), job.seq_q), job.seq_k, Config::kKeyTile);
+    work.token = token;
+    const detail::Band band = detail::make_band(params.mask, work.seq_q, work.seq_k);
+    work.token += static_cast<int>(blockIdx.x) % Config::kCluster * own_tokens();
+    work.low = static_cast<int>(band.low);
+    work.high = static_cast<int>(band.high);
+    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens(), work.seq_q), work.seq_k, Config::kKeyTile);
     const int first = static_cast<int>(tiles.first), count = static_cast<int>(tiles.last) - first;
-    job.first = first;
-    job.last = first + count;
+    work.first = first;
+    work.last = first + count;
     if (params.splits > 1) {
-      job.first = first + static_cast<int>(std::int64_t{count} * job.split / params.splits);
-      job.last = first + static_cast<int>(std::int64_t{count} * (job.split + 1) / params.splits);
+      work.first = first + static_cast<int>(std::int64_t{count} * work.split / params.splits);
+      work.last = first + static_cast<int>(std::int64_t{count} * (work.split + 1) / params.splits);
     }
-    job.full_first = static_cast<int>(tiles.full_first);
-    job.full_last = static_cast<int>(tiles.full_last);
-    if (job.last > job.first) return;
+    work.full_first = static_cast<int>(tiles.full_first);
+    work.full_last = static_cast<int>(tiles.full_last);
+    if (work.last > work.first) return;
     // A tile of which no row sees a key: consumers have one kind of work tile.
-    job.low = 1;
-    job.high = 0;
-    job.first = 0;
-    job.last = job.full_first = job.full_last = 1;
+    work.low = 1;
+    work.high = 0;
+    work.first = 0;
+    work.last = work.full_first = work.full_last = 1;
   }
 
   const Params& params;
