@@ -10,7 +10,7 @@ import unittest
 
 from tool import ROOT, Repository
 
-PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_latent.py", "plotting.py")
+PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plotting.py")
 
 
 def case(batch: int, milliseconds: float, **more: object) -> dict:
@@ -97,6 +97,12 @@ class PlotTest(unittest.TestCase):
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg", "performance-gpu-latent-sweeps.svg"})
         for picture in pictures:
             self.assertIn(f"({picture})", text)
+
+    def test_dense_attention(self):
+        text, pictures = self.made({"2026-11-21": MOST}, "dense-attention")
+        self.assertIn("## Some GPU: dense attention, forward", text)
+        self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
+        self.assertEqual(pictures, {"performance-gpu-dense-ceilings.svg"})
 
     def test_shared_schedules(self):
         both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})

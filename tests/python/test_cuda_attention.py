@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense attention over CUDA tensors: PyTorch's own attention beside it, streams, graphs, torch.compile, and what has no kernel."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import fovea
+
+NAME = "cuda.sm90.attention"
+pytestmark = pytest.mark.skipif(
+    not any(row.name == NAME and row.available for row in fovea.implementations()), reason=f"needs a device that {NAME} runs on"
+)
+
+
+def tensors(batch=2, seq_q=300, seq_k=300, heads=8, kv_heads=2, dims=(128, 128), dtype=torch.bfloat16):
+    generator = torch.Generator("cpu").manual_seed(5)
+    shapes = ((seq_q, heads, dims[0]), (seq_k, kv_heads, dims[0]), (seq_k, kv_heads, dims[1]))
+    return [torch.randn(batch, *shape, generator=generator).to("cuda", dtype) for shape in shapes]
+
+
+def expected(q, k, v, causal):
+    """In single precision; causal from the last query and key on."""
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device="cuda").tril(k.shape[2] - q.shape[2]) if causal else None
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+
+
+def check(got, want):
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (40, 24)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_matches_torch(dtype, dims, causal):
+    q, k, v = tensors(dims=dims, dtype=dtype)
+    out, lse = fovea.attention(q, k, v, causal=causal, return_lse=True, implementation=NAME)
+    check(out, expected(q, k, v, causal))
+    assert lse.isfinite().all()
+
+
+@pytest.mark.parametrize("seq", [1, 8300])  # splits of the keys; clusters under a causal mask
+def test_long_keys(seq):
+    q, k, v = tensors(1, seq, 8300, 4, 1)
+    check(fovea.attention(q, k, v, causal=True), expected(q, k, v, True))
+
+
+def test_ragged_is_its_sequences():
+    lengths = [5, 700, 0, 129, 64]
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    q, k, v = (x[0] for x in tensors(1, sum(lengths), sum(lengths)))
+    out = fovea.attention(q, k, v, causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=700, max_seqlen_k=700)
+    for begin, end in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
+        if end > begin:
+            one = (x[None, begin:end] for x in (q, k, v))
+            check(out[begin:end], expected(*one, True)[0])
+
+
+def test_graph_replays_over_other_values():
+    q, k, v = tensors()
+    out = torch.empty_like(q)
+    fovea.attention(q, k, v, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fovea.attention(q, k, v, out=out)
+    v.copy_(v.roll(1, 1) * 1.5)
+    graph.replay()
+    check(out, expected(q, k, v, False))
+
+
+def test_compiles_without_a_break():
+    q, k, v = tensors()
+    compiled = torch.compile(lambda q, k, v: fovea.attention(q, k, v, causal=True) * 2, fullgraph=True)
+    check(compiled(q, k, v), 2 * expected(q, k, v, True))
+
+
+def test_forward_keeps_what_a_gradient_needs():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    out = fovea.attention(q, k, v)
+    check(out.detach(), expected(q.detach(), k.detach(), v.detach(), False))
+    with pytest.raises(NotImplementedError, match="attention_backward"):
+        out.sum().backward()
+
+
+def test_same_bits_again():
+    q, k, v = tensors(1, 2, 6000, 16, 2)
+    assert torch.equal(fovea.attention(q, k, v), fovea.attention(q, k, v))
