@@ -79,6 +79,30 @@ TEST(Planning, LaunchesNothingWhereNothingIsToDo) {
   EXPECT_GT(launched("latent_attention/decode/bf16-h16", "cuda.sm90.latent_attention"), 0U);
 }
 
+TEST(Planning, HopperAttentionDeclinesByName) {
+  const auto why = [](std::int64_t dim, double softcap) {
+    TensorDesc q = contiguous(DType::bf16, {2, 5, 8, dim}), k = contiguous(DType::bf16, {2, 70, 2, dim});
+    q.alignment = k.alignment = 16;
+    const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .softcap = softcap};
+    const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention"});
+    return planned ? std::string("planned") : why_not(planned.error());
+  };
+  EXPECT_EQ(why(128, 0), "planned");
+  EXPECT_EQ(why(256, 1024), "planned");
+  EXPECT_NE(why(264, 0).find("head_dim"), std::string::npos) << why(264, 0);
+  EXPECT_EQ(why(128, 2000), "softcap: got 2000, want at most 1024");
+}
+
+/// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
+TEST(Planning, RaggedAttentionWantsNoWorkspace) {
+  TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});
+  q.alignment = k.alignment = 16;
+  const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 1, .max_seq_q = 1, .max_seq_k = 8192}};
+  const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention"});
+  ASSERT_TRUE(planned);
+  EXPECT_EQ(planned->workspace_bytes(), 0U);
+}
+
 TEST(Planning, SaysWhatALaunchSaid) {
   set_launch_status(cudaErrorLaunchOutOfResources);
   const auto trial = find_any_case("latent_attention/decode/bf16-h16")->bind();

@@ -57,6 +57,18 @@ def test_ragged_is_its_sequences():
             check(out[begin:end], expected(*one, True)[0])
 
 
+def test_queries_of_all_heads_may_be_one():
+    q, k, v = tensors(seq_q=1)
+    q = q[:, :, :1].expand_as(q)
+    check(fovea.attention(q, k, v), expected(q, k, v, False))
+
+
+def test_no_keys():
+    q, k, v = tensors()
+    out, lse = fovea.attention(q, k[:, :0], v[:, :0], return_lse=True)
+    assert not out.any() and lse.isneginf().all()
+
+
 def test_graph_replays_over_other_values():
     q, k, v = tensors()
     out = torch.empty_like(q)

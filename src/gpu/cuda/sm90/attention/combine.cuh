@@ -18,13 +18,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const std::int64_t cell = std::int64_t{blockIdx.x} * kCombineWarps + threadIdx.x / 32, cells = params.rows * params.heads;
   if (cell >= cells) return;
   const int lane = threadIdx.x % 32, head = static_cast<int>(cell % params.heads);
-  std::int64_t row = cell / params.heads, batch = 0;
-  if (params.cu_seqlens_q == nullptr) {
-    batch = row / params.seq_q;
-    row -= batch * params.seq_q;
-  } else if (row < params.cu_seqlens_q[0] || row >= params.cu_seqlens_q[params.batch]) {
-    return;  // of no sequence
-  }
+  const std::int64_t batch = cell / params.heads / params.seq_q, row = cell / params.heads - batch * params.seq_q;
 
   const float own = lane < params.splits ? params.partial_lse[lane * cells + cell] * kLog2e : -INFINITY;
   float largest = own;
@@ -43,10 +37,11 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
     float x = 0;
     for (int split = 0; split < params.splits; ++split) {
       const float of = __shfl_sync(~0u, weight, split);
-      if (of == 0 || column >= params.head_dim_v) continue;
+      // A weight of 0 still carries what is not finite.
+      if (__shfl_sync(~0u, own, split) == -INFINITY || column >= params.head_dim_v) continue;
       x = fmaf(of, params.partial_out[(split * cells + cell) * params.head_dim_v + column], x);
     }
-    if (column < params.head_dim_v) out[column] = static_cast<Element>(x * factor);
+    if (column < params.head_dim_v) out[column] = static_cast<Element>(factor == 0 ? 0.0f : x * factor);
   }
 }
 

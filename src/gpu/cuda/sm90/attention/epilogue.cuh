@@ -34,7 +34,8 @@ class Epilogue {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.maximum[r] * scale_log2);
-    const bool leaks = work.full_first > work.first || work.full_last < work.last;
+    // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
+    const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
     if (params.splits > 1) {
       store_partial(work, out, factor);
     } else {
@@ -94,10 +95,9 @@ class Epilogue {
     const detail::RowStrides& strides = params.lse_strides;
     return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;
   }
-  /// Number of the row among all partial results.
+  /// Number of the row among all partial results, of a batch that is not ragged.
   __device__ std::int64_t partial_row(const WorkTile& work, int token, int head) const {
-    const std::int64_t row = params.cu_seqlens_q != nullptr ? work.q_begin + token : std::int64_t{work.batch} * params.seq_q + token;
-    return (work.split * params.rows + row) * params.heads + head;
+    return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + token) * params.heads + head;
   }
   __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kRowBytes; }
 
@@ -170,7 +170,7 @@ class Epilogue {
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
-        if (column < params.head_dim_v) put(work, buffer, row, {token, head}, column, columns[c] * factor);
+        if (column < params.head_dim_v) put(work, buffer, row, {token, head}, column, factor == 0 ? 0 : columns[c] * factor);
       }
     }
   }

@@ -43,13 +43,15 @@ class Loader {
 
  private:
   /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
-  /// one work tile to the next. After the last one comes a key tile that nobody uses, all out of bounds, which ends the values.
+  /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
   __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
       const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, work.seq_k - key), 0);
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyPart - valid, work.k_begin + key + valid, work.batch};
-      load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
+      // Nothing may be on its way when the CTA ends.
+      if (!work.done || (started && Config::kQueryBuffers > 1))
+        load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       // With one query buffer, the values of the tile before are what it waits for.
       if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
       if (started) load_values();

@@ -2,6 +2,7 @@
 /// Dense attention, forward: accepts or declines, and launches.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/attention/validate.hpp"
+#include "op/common/attention_checks.hpp"
 #include "op/common/band.hpp"
 
 namespace fovea::gpu::sm90::attention {
@@ -19,7 +21,8 @@ using detail::declined;
 using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention";
-constexpr std::int64_t kStrideLimit = std::int64_t{1} << 30;       // elements between rows: a map begins a tile of rows early
+constexpr std::int64_t kStrideLimit = std::int64_t{1} << 30;  // elements between rows: a map begins a tile of rows early
+constexpr double kMostSoftcap = 1024;
 constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  // elements: the copy engine's 40 bits of bytes
 
 std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
@@ -45,10 +48,13 @@ Result<void> accept_tensor(const RowsDesc& tensor) {
   const std::string name(tensor.name);
   if (tensor.alignment % 16 != 0) return declined(name + " (alignment of rows in bytes)", tensor.alignment, "a multiple of 16");
   if (tensor.rows > 1 && (tensor.strides.row <= 0 || tensor.strides.row >= kStrideLimit)) {
-    return declined(name + ".stride (of rows)", tensor.strides.row, "from 1 to 2^30 - 1");
+    return declined(name + ".strides (rows)", tensor.strides.row, "from 1 to 2^30 - 1");
   }
-  for (const std::int64_t stride : {tensor.strides.head, tensor.strides.batch}) {
-    if (stride < 0 || stride >= kOuterStrideLimit) return declined(name + ".stride (of heads or sequences)", stride, "from 0 to 2^39 - 1");
+  for (const auto& [extent, stride] : {std::pair{tensor.heads, tensor.strides.head}, {tensor.batch, tensor.strides.batch}}) {
+    if (extent > 1 && (stride < 0 || stride >= kOuterStrideLimit)) {
+      return declined(name + ".strides (heads, sequences)", stride, "from 0 to 2^39 - 1");
+    }
+    if (extent >= kLimit) return declined(name + ".shape (heads, sequences)", extent, "below 2^30");
   }
   if (tensor.rows >= kLimit) return declined(name + ".shape (rows)", tensor.rows, "below 2^30");
   return {};
@@ -56,6 +62,10 @@ Result<void> accept_tensor(const RowsDesc& tensor) {
 
 Result<void> accept(const Problem& problem) {
   if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  // The kernel's tanh has an error of 2^-23 of it.
+  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
+  if (problem.batch >= kLimit) return declined("batch", problem.batch, "below 2^30");
   for (const RowsDesc& tensor : tensors_of(problem)) {
     if (Result<void> good = accept_tensor(tensor); !good) return good;
   }
@@ -86,14 +96,15 @@ Launch launch_of(DType dtype, bool transform, int tuning) {
 
 /// `tile`: tokens of a tile, `heads` of one box; the map begins a tile of rows before the tensor (params.hpp).
 Result<void> encode(Rows& to, const RowsDesc& tensor, DType dtype, const void* data, int tile, int heads) {
-  const auto some = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // where the coordinate is always 0
-  const std::int64_t row = some(tensor.rows > 1 ? tensor.strides.row : 0);
+  // Where the coordinate is always 0, any stride will do.
+  const auto some = [](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 8; };
+  const std::int64_t row = some(tensor.rows, tensor.strides.row);
   TensorMapDesc desc{.dtype = dtype, .rank = 5};
   desc.dimensions = {{{tensor.columns, 1, kSlice},
-                      {tensor.heads, some(tensor.strides.head), heads},
+                      {tensor.heads, some(tensor.heads, tensor.strides.head), heads},
                       {tile, row, tile},
                       {tensor.rows + 1, row, 1},
-                      {tensor.batch, some(tensor.strides.batch), 1}}};
+                      {tensor.batch, some(tensor.batch, tensor.strides.batch), 1}}};
   const auto* base = static_cast<const std::byte*>(data) - tile * row * static_cast<std::int64_t>(size_of(dtype));
   Result<CUtensorMap> map = encode_tensor_map(base, desc);
   if (!map) return map.error();
@@ -113,11 +124,13 @@ class State final : public detail::PlanState<AttentionArgs> {
     const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window));
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
-    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
+    // A box of several heads needs a stride between them.
+    const int packed = problem.q.head == 0 ? 1 : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
     const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;
     const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = tiles_of(most_keys(problem, tokens), tuning.key_tile);
-    params_.splits = problem.batch_invariant ? 1 : splits_of(q_tiles * heads, key_tiles, multiprocessors_);
+    // Ragged batches are not split: their workspace would shrink where bounds grow.
+    params_.splits = problem.batch_invariant || problem.ragged ? 1 : splits_of(q_tiles * heads, key_tiles, multiprocessors_);
     work_tiles_ = q_tiles * heads * params_.splits;
     while (params_.packed() < packed) ++params_.packed_shift;
     if (work_tiles_ < kLimit && work_tiles_ > 0) {
@@ -175,8 +188,12 @@ class State final : public detail::PlanState<AttentionArgs> {
     params_.scale = static_cast<float>(problem_.scale);
     params_.softcap = static_cast<float>(problem_.softcap);
     constexpr double kLog2e = 1.4426950408889634;
-    params_.scale_log2 = std::max(static_cast<float>(problem_.scale * kLog2e), 1.1754944e-38f);  // above 0: minus infinity stays so
-    if (problem_.softcap != 0) params_.inv_softcap = static_cast<float>(2 * kLog2e * problem_.scale / problem_.softcap);
+    // Above 0, so that minus infinity stays so; finite, so that 0 stays so.
+    constexpr double kMost = std::numeric_limits<float>::max(), kLeast = std::numeric_limits<float>::min();
+    params_.scale_log2 = static_cast<float>(std::clamp(problem_.scale * kLog2e, kLeast, kMost));
+    if (problem_.softcap != 0) {
+      params_.inv_softcap = static_cast<float>(std::clamp(2 * kLog2e * problem_.scale / problem_.softcap, -kMost, kMost));
+    }
   }
 
   /// What only a run knows.
@@ -189,8 +206,10 @@ class State final : public detail::PlanState<AttentionArgs> {
       return encode(to, tensors[index], dtype, data, tile, heads);
     };
     if (Result<void> good = encode_one(params.q, 0, args.q, tuning.row_tile() / packed, packed); !good) return good;
-    if (Result<void> good = encode_one(params.k, 1, args.k, tuning.key_tile / tuning.cluster, 1); !good) return good;
-    if (Result<void> good = encode_one(params.v, 2, args.v, tuning.key_tile / tuning.cluster, 1); !good) return good;
+    if (Result<void> good = encode_one(params.k, 1, args.k != nullptr ? args.k : args.q, tuning.key_tile / tuning.cluster, 1); !good)
+      return good;
+    if (Result<void> good = encode_one(params.v, 2, args.v != nullptr ? args.v : args.q, tuning.key_tile / tuning.cluster, 1); !good)
+      return good;
     if (Result<void> good = encode_one(params.out, 3, args.out, kWarpgroupRows / packed, packed); !good) return good;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
@@ -220,7 +239,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
-    "f16, bf16; head dims up to 256; rows aligned to 16 bytes",
+    "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
     detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
                                        "options.batch_invariant"),
     Backend::cuda,

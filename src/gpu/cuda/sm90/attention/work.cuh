@@ -21,7 +21,11 @@ class WorkList {
       const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(work) : of_ragged(work);
       if (at.head == detail::TileOrder::kNone.head) continue;
       work.done = at.head == detail::TileOrder::kEnd.head;
-      if (!work.done) place(work, at);
+      if (work.done) {
+        work.seq_q = work.seq_k = 0;  // its copies are out of bounds
+      } else {
+        place(work, at);
+      }
       ++turn;
       return work;
     }
