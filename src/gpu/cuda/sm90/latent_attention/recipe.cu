@@ -144,7 +144,7 @@ int Recipe::cluster() const {
 
 bool Recipe::four_roles() const {
   const Row row = row_of(params);
-  return has_own_kernel(dtype, row) && has_four_roles(load, row) && !edges;
+  return has_own_kernel(dtype, row) && kernel_of(load, row) == Kernel::four_roles && !edges;
 }
 
 std::size_t Recipe::workspace_bytes() const {
