@@ -8,6 +8,11 @@ namespace fovea::gpu::sm90::latent {
 
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 struct TurnsBudget {
+  static constexpr bool kSingleKeys = kLoad != Load::boxes;
+  static constexpr bool kStages = kLoad == Load::rows;  // whether whole results may leave through the odd tile
+  /// Decoded keys arrive late: the odd tiles' warpgroup multiplies the even tile's P V, which frees a stage, before it waits for the second
+  /// half of its own keys.
+  static constexpr bool kEvenFirst = kLoad == Load::codes;
   static constexpr int kLoadThreads = kLoad == Load::codes && kCluster == 1 ? 256 : 128;
   static constexpr int kThreads = kMathThreads + kLoadThreads;
   static constexpr int kPool = 65536 / kThreads / 8 * 8;  // registers of each thread at launch, which the roles share
