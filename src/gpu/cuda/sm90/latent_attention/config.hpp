@@ -6,16 +6,9 @@
 
 #include "gpu/cuda/sm90/latent_attention/by_turns/config.hpp"
 #include "gpu/cuda/sm90/latent_attention/four_roles/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/tuning.hpp"
 
 namespace fovea::gpu::sm90::latent {
-
-enum class Kernel { by_turns, four_roles };
-
-/// Codes of a CTA alone: one warpgroup scores, two decode and multiply values, the warps of one load. Of packed rows.
-constexpr Kernel kernel_of(Load load, Row row) {
-  const bool packed = row == Row::v32 || row == Row::v4 || row == Row::v41 || row == Row::v41_and_fp4;
-  return load == Load::codes && packed ? Kernel::four_roles : Kernel::by_turns;
-}
 
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::four_roles, RolesBudget<kHeadDim, kCluster, kLoad, kRow>,

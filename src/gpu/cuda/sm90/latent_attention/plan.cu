@@ -12,11 +12,12 @@ using Problem = detail::LatentAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.latent_attention";
 
-Load load_of(const Problem& problem) {
-  if (!is_plain(problem.cache, problem.q_dtype)) return Load::codes;
+Call call_of(const Problem& problem) {
+  Call call = call_of(problem, row_of(problem.cache, problem.q_dtype), problem.max_seq_q);
   const detail::CacheStrides& strides = problem.cache.strides;
-  const bool boxes = problem.cache.page % kBoxRows == 0 && boxes_reach({strides.block, strides.token, strides.head}, 2);
-  return boxes ? Load::boxes : Load::rows;
+  call.boxes = problem.cache.page % kBoxRows == 0 && boxes_reach({strides.block, strides.token, strides.head}, 2);
+  call.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;
+  return call;
 }
 
 /// Boxes of eight keys: columns [0, 256) and the rest.
@@ -35,8 +36,7 @@ Result<void> encode_keys(Params& params, const Problem& problem, const void* dat
 }
 
 Recipe recipe_of(const Problem& problem, Device device) {
-  Recipe recipe(problem, device, load_of(problem), problem.batch, problem.max_seq_q);
-  recipe.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;
+  Recipe recipe(problem, device, call_of(problem), problem.batch, problem.max_seq_q);
   recipe.params.table_stride = problem.table_stride;
   const std::int64_t unit = place_unit(problem.cache);
   recipe.params.unit = static_cast<std::uint32_t>(unit);
@@ -55,7 +55,7 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.main.data = static_cast<const std::byte*>(args.cache);
     params.cache_scale = problem_.has_scale ? args.cache_scale : nullptr;
-    if (recipe_.load == Load::boxes) {
+    if (recipe_.tuning.load == Load::boxes) {
       if (Result<void> good = encode_keys(params, problem_, args.cache); !good) return good;
     }
     if (Result<void> good = recipe_.encode_results(params, problem_, problem_.ragged, args.out); !good) return good;
@@ -66,7 +66,8 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
 detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (Result<void> good = accept_core(problem, problem.batch, problem.max_seq_q * problem.group()); !good) return good.error();
-  if (Result<void> good = accept_cache("cache", problem.cache, load_of(problem), place_unit(problem.cache)); !good) return good.error();
+  const Load load = kTunings[tuning_index(call_of(problem))].load;
+  if (Result<void> good = accept_cache("cache", problem.cache, load, place_unit(problem.cache)); !good) return good.error();
   return std::shared_ptr<const detail::PlanState<LatentAttentionArgs>>(std::make_shared<State>(problem, device));
 }
 

@@ -14,17 +14,23 @@ using Problem = detail::SparseLatentAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.sparse_latent_attention";
 
-Load load_of(const Problem& problem) {
-  const bool plain = is_plain(problem.main.cache, problem.q_dtype) && (!problem.extra || is_plain(problem.extra->cache, problem.q_dtype));
-  return plain ? Load::rows : Load::codes;
-}
-
 /// The core of a problem whose requests are its query tokens. The extra list begins with a tile.
 detail::AttentionCore core_of(const Problem& problem) {
   detail::AttentionCore core = problem;
   core.max_seq_k = problem.main.topk + (problem.extra ? kKeyTile + problem.extra->topk : 0);
   return core;
 }
+
+/// What both caches hold; of an extra one only where it lists keys.
+Row rows_of(const Problem& problem) {
+  const Row main = row_of(problem.main.cache, problem.q_dtype);
+  if (!problem.extra || problem.extra->topk == 0) return main;
+  const Row extra = row_of(problem.extra->cache, problem.q_dtype);
+  if (extra == main) return main;
+  return main == Row::v41 && extra == Row::fp4 ? Row::v41_and_fp4 : Row::any;
+}
+
+Call call_of(const Problem& problem) { return call_of(problem, rows_of(problem), 1); }
 
 /// Of both caches.
 std::int64_t unit_of(const Problem& problem) {
@@ -47,7 +53,7 @@ void set_pointers(RowCache& cache, const detail::SparseSelection& selection, con
 }
 
 Recipe recipe_of(const Problem& problem, Device device) {
-  Recipe recipe(core_of(problem), device, load_of(problem), problem.total_q, 1);
+  Recipe recipe(core_of(problem), device, call_of(problem), problem.total_q, 1);
   Params& params = recipe.params;
   params.listed = true;
   params.length_per_row = problem.flat;
@@ -81,10 +87,10 @@ class State final : public RecipeState<Problem, Args> {
 detail::PlanResult<Args> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (Result<void> good = accept_core(core_of(problem), problem.total_q, problem.heads); !good) return good.error();
-  if (Result<void> good = accept_cache("main.cache", problem.main.cache, load_of(problem), unit_of(problem)); !good) return good.error();
+  const Load load = kTunings[tuning_index(call_of(problem))].load;
+  if (Result<void> good = accept_cache("main.cache", problem.main.cache, load, unit_of(problem)); !good) return good.error();
   if (problem.extra) {
-    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, load_of(problem), unit_of(problem)); !good)
-      return good.error();
+    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, load, unit_of(problem)); !good) return good.error();
   }
   return std::shared_ptr<const detail::PlanState<Args>>(std::make_shared<State>(problem, device));
 }
