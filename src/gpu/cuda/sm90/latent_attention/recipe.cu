@@ -24,69 +24,35 @@ constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-Row row_of(CacheFormat format) {
-  switch (format) {
-    case CacheFormat::v32_fp8: return Row::v32;
-    case CacheFormat::v4_fp8: return Row::v4;
-    case CacheFormat::v41_fp8:
-    case CacheFormat::v41_fp8_planar: return Row::v41;
-    case CacheFormat::v41_fp4: return Row::fp4;
-    case CacheFormat::rows: break;
-  }
-  return Row::plain;
-}
-
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
-/// The kind of all rows, if they are of one kind or of the two that have a kernel.
-Row row_of(const Params& params) {
-  if (params.extra.topk == 0 || params.extra.row == params.main.row) return params.main.row;
-  return params.main.row == Row::v41 && params.extra.row == Row::fp4 ? Row::v41_and_fp4 : Row::any;
-}
-
-/// Some kinds of codes have kernels of their own, those of bf16 queries; the others share one.
-constexpr bool has_own_kernel(DType dtype, Row row) {
-  return dtype == DType::bf16 && row != Row::any && row != Row::fp4 && row != Row::plain;
-}
-
-template <class Element, int kHeadDim>
-Attend decoding_attend_of(int cluster, Row row) {
-  if constexpr (kHeadDim == 576) {
-    if (row == Row::v32) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v32>>;
+/// The instance of an entry of the table, or null where it has none.
+template <class Element, int kHeadDim, bool kEdges, std::size_t kIndex>
+constexpr Attend attend_of() {
+  constexpr Tuning tuning = kTunings[kIndex];
+  constexpr DType dtype = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
+  if constexpr (tuning.has_instance(dtype, kHeadDim, kEdges)) {
+    return launch_attend<Config<Element, kHeadDim, tuning.cluster, tuning.load, tuning.known_rows(), kEdges>>;
   } else {
-    if (row == Row::v4) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v4>>;
-    if (row == Row::v41) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v41>>;
-    if (row == Row::v41_and_fp4) return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::v41_and_fp4>>;
+    return nullptr;
   }
-  return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::codes, Row::e4m3>>
-                      : launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::e4m3>>;
 }
 
-template <class Element, int kHeadDim, bool kEdges>
-Attend attend_of(Load load, int cluster, Row row) {
-  switch (load) {
-    case Load::rows: return launch_attend<Config<Element, kHeadDim, 1, Load::rows, Row::any, kEdges>>;
-    case Load::boxes:
-      return cluster == 2 ? launch_attend<Config<Element, kHeadDim, 2, Load::boxes, Row::any, kEdges>>
-                          : launch_attend<Config<Element, kHeadDim, 1, Load::boxes, Row::any, kEdges>>;
-    case Load::codes: break;
-  }
-  if constexpr (std::is_same_v<Element, __nv_bfloat16> && !kEdges) {
-    if (has_own_kernel(DType::bf16, row)) return decoding_attend_of<Element, kHeadDim>(cluster, row);
-  }
-  return launch_attend<Config<Element, kHeadDim, 1, Load::codes, Row::any, kEdges>>;
+template <class Element, int kHeadDim, bool kEdges, std::size_t... kIndices>
+Attend attend_of(const Call& call, std::index_sequence<kIndices...>) {
+  constexpr std::array<Attend, sizeof...(kIndices)> all{attend_of<Element, kHeadDim, kEdges, kIndices>()...};
+  return all[tuning_index(call)];
 }
 
 template <class Element, int kHeadDim>
-Attend attend_of(const Recipe& recipe, Row row) {
-  return recipe.edges ? attend_of<Element, kHeadDim, true>(recipe.load, recipe.cluster(), row)
-                      : attend_of<Element, kHeadDim, false>(recipe.load, recipe.cluster(), row);
+Attend attend_of(const Call& call) {
+  constexpr auto all = std::make_index_sequence<kTunings.size()>();
+  return call.edges ? attend_of<Element, kHeadDim, true>(call, all) : attend_of<Element, kHeadDim, false>(call, all);
 }
 
 template <class Element>
-Attend attend_of(const Recipe& recipe) {
-  const Row row = row_of(recipe.params);
-  return recipe.head_dim == 576 ? attend_of<Element, 576>(recipe, row) : attend_of<Element, 512>(recipe, row);
+Attend attend_of(const Call& call) {
+  return call.head_dim == 576 ? attend_of<Element, 576>(call) : attend_of<Element, 512>(call);
 }
 
 /// Lays out the workspace, from `base` on, and returns its size. Partial results are booked for all parts of the device, which is the
@@ -108,8 +74,17 @@ std::size_t map(Params& params, int processors, std::byte* base) {
 
 }  // namespace
 
-Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, std::int64_t requests, std::int64_t tokens)
-    : device(device_), dtype(core.q_dtype), head_dim(static_cast<int>(core.head_dim_qk)), load(load_) {
+static std::int64_t row_tiles_of(const detail::AttentionCore& core, std::int64_t tokens) {
+  return tiles_of(tokens * core.group(), kRowTile);
+}
+
+Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens) {
+  return {
+      .dtype = core.q_dtype, .head_dim = static_cast<int>(core.head_dim_qk), .rows = rows, .pairs = row_tiles_of(core, tokens) % 2 == 0};
+}
+
+Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& call_, std::int64_t requests, std::int64_t tokens)
+    : device(device_), call(call_), tuning(kTunings[tuning_index(call_)]) {
   processors = properties(device)->multiprocessors;
   params.q_batch = core.q.batch, params.q_row = core.q.row, params.q_head = core.q.head;
   params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
@@ -119,7 +94,7 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, Load load_, st
   params.max_kv_len = static_cast<int>(core.max_seq_k);
   params.heads_per_kv = detail::Divider(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
-  params.row_tiles = static_cast<int>(tiles_of(tokens * core.group(), kRowTile));
+  params.row_tiles = static_cast<int>(row_tiles_of(core, tokens));
   const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.row_tiles} * params.kv_heads, 1);  // none without queries
   params.parts = static_cast<int>(std::clamp<std::int64_t>(processors / tiles, 1, kMaxParts));
   params.mask = core.mask;
@@ -135,16 +110,6 @@ void Recipe::fix_schedule(std::int64_t keys) {
 
 Result<void> Recipe::prepare(const Params& ready, Stream stream) const {
   return ready.even.size > 0 ? Result<void>() : launch_schedule(ready, stream);
-}
-
-int Recipe::cluster() const {
-  const bool shared = load == Load::boxes || (load == Load::codes && dtype == DType::bf16 && row_of(params) == Row::e4m3 && !edges);
-  return shared && params.row_tiles % 2 == 0 ? 2 : 1;
-}
-
-bool Recipe::four_roles() const {
-  const Row row = row_of(params);
-  return has_own_kernel(dtype, row) && has_four_roles(load, row) && !edges;
 }
 
 std::size_t Recipe::workspace_bytes() const {
@@ -163,21 +128,31 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
   if (!prepared) {
     if (Result<void> good = prepare(ready, stream); !good) return good;
   }
-  const Attend attend = dtype == DType::f16 ? attend_of<__half>(*this) : attend_of<__nv_bfloat16>(*this);
+  const Attend attend = call.dtype == DType::f16 ? attend_of<__half>(call) : attend_of<__nv_bfloat16>(call);
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
   const bool split = !ready.whole && ready.parts > 1 && (ready.even.size == 0 || ready.even.shares > 1);
   if (!split) return {};
-  return (dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * processors, stream);
+  return (call.dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * processors, stream);
 }
 
-std::string Recipe::tuning() const {
-  const char* decoded = four_roles() ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
-  const char* keys = load == Load::boxes ? "boxes of 8 keys" : load == Load::rows ? "keys one by one" : decoded;
+std::string Recipe::explain() const {
+  const char* decoded = tuning.kernel == Kernel::four_roles ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
+  const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
-         " row tiles, clusters of " + std::to_string(cluster()) + ", " + keys;
+         " row tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }
 
-bool is_plain(const detail::LatentCacheView& cache, DType q_dtype) { return cache.format == CacheFormat::rows && cache.dtype == q_dtype; }
+Row row_of(const detail::LatentCacheView& cache, DType q_dtype) {
+  switch (cache.format) {
+    case CacheFormat::v32_fp8: return Row::v32;
+    case CacheFormat::v4_fp8: return Row::v4;
+    case CacheFormat::v41_fp8:
+    case CacheFormat::v41_fp8_planar: return Row::v41;
+    case CacheFormat::v41_fp4: return Row::fp4;
+    case CacheFormat::rows: break;
+  }
+  return cache.dtype == q_dtype ? Row::plain : Row::e4m3;
+}
 
 /// Bytes from one block and from one token to the next. The rest of a packed token, its scales, follows from there.
 static std::array<std::int64_t, 2> token_strides(const detail::LatentCacheView& cache) {
@@ -194,7 +169,7 @@ std::int64_t place_unit(const detail::LatentCacheView& cache) {
 }
 
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit) {
-  RowCache rows{.row = row_of(cache.format), .blocks = static_cast<int>(cache.blocks)};
+  RowCache rows{.row = row_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
   rows.page = detail::Divider(static_cast<int>(cache.page));
   const auto [block, token] = token_strides(cache);  // of no matter where there is but one, and perhaps no multiple of the unit
@@ -205,7 +180,6 @@ RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int
     rows.scale_stride = static_cast<int>(format->scales_at(1, cache.page) - format->scales_at(0, cache.page) - token);
     return rows;
   }
-  if (cache.dtype != q_dtype) rows.row = Row::e4m3;
   rows.head_stride = cache.strides.head * static_cast<std::int64_t>(size_of(cache.dtype));
   return rows;
 }
@@ -231,14 +205,14 @@ Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore&
   TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
   queries.dimensions = {{{kSlice, 1, kSlice},
                          {core.heads, core.q.head, kBoxRows},
-                         {slices, kSlice, four_roles() ? kHalfSlices : static_cast<int>(slices)},
+                         {slices, kSlice, tuning.kernel == Kernel::four_roles ? kHalfSlices : static_cast<int>(slices)},
                          {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
                          {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
   return encode(filled.queries, q, queries);
 }
 
 Result<void> Recipe::encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const {
-  filled.store_boxes = load == Load::rows && filled.heads_per_kv.divisor % kBoxRows == 0 && core.out.head > 0 &&
+  filled.store_boxes = tuning.load == Load::rows && filled.heads_per_kv.divisor % kBoxRows == 0 && core.out.head > 0 &&
                        (core.out.row > 0 || core.max_seq_q == 1) && (core.out.batch > 0 || ragged || core.batch == 1) &&
                        boxes_reach({core.out.head, core.out.row, ragged ? 0 : core.out.batch}, 2);
   if (!filled.store_boxes) return {};

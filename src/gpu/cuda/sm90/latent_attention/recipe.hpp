@@ -23,28 +23,24 @@ inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; on an H200 an
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.
 struct Recipe {
   Device device{};
-  DType dtype{};  ///< of q, and of the products
-  int head_dim = 0, processors = 0;
-  Load load = Load::boxes;
-  bool edges = false;  ///< rows of a tile may see different keys
+  Call call{};
+  Tuning tuning{};
+  int processors = 0;
   Params params{};
 
   /// `tokens` query tokens make a request, and `requests` the batch.
-  Recipe(const detail::AttentionCore& core, Device device, Load load, std::int64_t requests, std::int64_t tokens);
+  Recipe(const detail::AttentionCore& core, Device device, const Call& call, std::int64_t requests, std::int64_t tokens);
 
   /// Every request has so many keys, or lists so many: the schedule may be known then.
   void fix_schedule(std::int64_t keys);
   /// Computes the schedule where it is not.
   Result<void> prepare(const Params& params, Stream stream) const;
 
-  /// CTAs that share their keys, where row tiles come in pairs.
-  int cluster() const;
-  bool four_roles() const;
   std::size_t workspace_bytes() const;
   /// A copy of `params` with its pointers into the workspace.
   Params params_in(Workspace workspace) const;
   Result<void> run(const Params& params, Stream stream, bool prepared) const;
-  std::string tuning() const;
+  std::string explain() const;
   /// Eight heads of a token come as one box where their layout allows it. Fills in `queries` of it.
   Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
   Result<void> encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const;
@@ -54,7 +50,10 @@ struct Recipe {
 std::int64_t place_unit(const detail::LatentCacheView& cache);
 /// How `cache` is read token by token; a run adds the pointers.
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit);
-bool is_plain(const detail::LatentCacheView& cache, DType q_dtype);
+Row row_of(const detail::LatentCacheView& cache, DType q_dtype);
+
+/// A call, but for what only dense attention knows. `rows`: of all its caches.
+Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens);
 
 /// Whether the copy engine takes these strides, in elements of so many bytes.
 bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes);
@@ -75,7 +74,7 @@ class RecipeState : public detail::PlanState<Args> {
   Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
     return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
   }
-  std::string tuning() const final { return recipe_.tuning(); }
+  std::string tuning() const final { return recipe_.explain(); }
 
  protected:
   RecipeState(std::string_view name, const Problem& problem, Recipe recipe) : problem_(problem), recipe_(std::move(recipe)) {

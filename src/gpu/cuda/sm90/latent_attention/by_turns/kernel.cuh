@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Two math warpgroups that score by turns, and the warps that load for them.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/by_turns/load.cuh"
+#include "gpu/cuda/sm90/latent_attention/by_turns/math.cuh"
+#include "gpu/cuda/sm90/latent_attention/launch.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+struct Roles<Config, Kernel::by_turns> {
+  static __device__ void init(Storage<Config>& storage) {
+    storage.jobs[1].collected = 0;  // there is no job before the first
+    latent::init(storage.full, Loader<Config>::KeyLoader::kArrivals);
+    latent::init(storage.empty, 4 * Config::kCluster);
+    init_common<Config>(storage, Config::kLoadThreads, kMathThreads);
+  }
+
+  static __device__ __forceinline__ void run(const Params& params, Storage<Config>& storage, int warpgroup) {
+    if (warpgroup < 2) {
+      registers_grow<Config::kMathRegisters>();
+      Math<Config>(params, storage, warpgroup)();
+    } else {
+      registers_shrink<Config::kLoadRegisters>();
+      Loader<Config>(params, storage)();
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Keys by the copy engine: eight whole ones to a box, each CTA of the cluster a share of them for all.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+class BoxLoader {
+ public:
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+
+  static constexpr int kArrivals = 1;  // at a half's `full`
+
+  __device__ BoxLoader(const Params& params_, Storage<Config>& storage_)
+      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
+    group = (Config::kCluster > 1 ? cluster_rank() * kShare : 0) + lane;
+  }
+
+  /// Warp w brings half w of the tiles (buffer w / 2, columns [0, 256) or the rest) as soon as its last reader is done, in each of the
+  /// pairs [begin, end). `before` the second pair, or the first of all, something else: later, space for keys is free sooner than space
+  /// for queries. The block table is read one pair ahead of the wait for space. Nothing is asked for while what is needed sooner is on its
+  /// way: of the first pair the odd tile waits for the even one, and what is prefetched for what it follows.
+  template <class Before>
+  __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
+    const int buffer = warp / 2, half = warp % 2;
+    const int slices = half == 0 ? kHalfSlices : Config::kSlices - kHalfSlices;
+    const std::uint32_t full = shared_address(&storage.full[warp]), empty = shared_address(&storage.empty[warp]);
+    const std::uint32_t to = shared_address(storage.k[buffer]) + group * kKeyGroup + half * kHalfSlices * kGroupBytes;
+    Keys next = find_keys(request, begin * kPair + buffer * kKeyTile);
+    for (int pair = begin;; ++pair) {
+      if (pair == (first ? begin : begin + 1)) before();
+      if (pair == end) return;
+      const Keys keys = next;
+      next = find_keys(request, (pair + 1) * kPair + buffer * kKeyTile);
+      if (Config::kCluster > 1 && pair > begin) {  // what is before them has come
+        barrier_wait(full, parity ^ 1);
+        if (lane < kShare) prefetch_box(map(), box_of(keys));
+      }
+      if (first && pair == begin && buffer == 1) barrier_wait(shared_address(&storage.full[kEvenRight]), 0);
+      barrier_wait(empty, parity ^ 1);
+      parity ^= 1;
+      if (lane == 0) barrier_arrive_expect(full, kKeyTile * 128 * slices);
+      __syncwarp();
+      if (lane < kShare) copy_keys(to, keys, full);
+    }
+  }
+
+ private:
+  /// Not the left one: that may be filled for the second time before the odd tile has been multiplied.
+  static constexpr int kEvenRight = 1;
+  static constexpr int kShare = kGroups / Config::kCluster;  // groups of eight keys that this CTA copies
+
+  /// Where eight keys lie in the cache. A block past the end makes the copy engine fill in zeros.
+  struct Keys {
+    int block, row;
+  };
+
+  __device__ Keys find_keys(const Request& request, int first_key) const {
+    const int key = first_key + group * kBoxRows;
+    if (lane >= kShare || key >= request.keys.end || key + kBoxRows <= request.keys.begin) return {params.main.blocks, 0};
+    const int entry = params.main.page.quotient(key);
+    const int block = params.block_table[request.index * params.table_stride + entry];
+    return {block < 0 ? params.main.blocks : block, key - entry * params.main.page.divisor};
+  }
+
+  __device__ BoxStart box_of(Keys keys) const { return {0, keys.row, warp % 2 * kHalfSlices, static_cast<int>(blockIdx.y), keys.block}; }
+  __device__ const CUtensorMap* map() const { return warp % 2 == 0 ? &params.left : &params.right; }
+
+  __device__ void copy_keys(std::uint32_t to, Keys keys, std::uint32_t full) const {
+    if constexpr (Config::kCluster > 1) {
+      copy_box_to_all(to, map(), box_of(keys), full, (1 << Config::kCluster) - 1);
+    } else {
+      copy_box(to, map(), box_of(keys), full);
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  int warp, lane;
+  int group;  // of eight keys, that this lane copies
+};
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Maxima, sums and largest scores of a lane's two rows, which the math warpgroups exchange through shared memory.
+///
+/// The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are. So after
+/// a work tile's first key tiles a vote is enough. Exchanges through shared memory, and shuffles too, would wait for the MMAs of scores
+/// beside them, whose operands take all that shared memory gives.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/softmax.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+struct RowState {
+  __device__ RowState(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {
+    if (Config::kLoad == Load::codes) scale_of_codes = scale_log2_of(params);
+  }
+
+  __device__ void begin(int r) {
+    maximum[r] = top[r] = -INFINITY;
+    sum[r] = 0;
+  }
+
+  // ---- maxima -------------------------------------------------------------------------------------------------------------------
+
+  /// Whether rows of this warp have new maxima, which are stored for the other warpgroup. The first tile of a work tile always sets them.
+  template <class Tile>
+  __device__ bool grow_maximum(Tile, bool first, float (&scores)[32], const float (&largest)[2], float (&rescale)[2], float (&offset)[2]) {
+    bool grown = first;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (Config::kSingleKeys) top[r] = fmaxf(top[r], largest[r]);
+      rescale[r] = 1;
+      offset[r] = maximum[r] * scale_log2();
+      grown |= outgrows(largest[r], maximum[r], scale_log2(), offset[r]);
+    }
+    if (!__any_sync(~0u, grown)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float all = largest_of_row(largest[r]);
+      rescale[r] = move_maximum(r, (all - maximum[r]) * scale_log2() > kSlack ? all : maximum[r]);
+      if (lane() % 4 == 0) storage.maximum[Tile::value][first_row() + 8 * r] = maximum[r];
+    }
+    find_offsets(maximum, scale_log2(), scores, offset);
+    return true;
+  }
+
+  /// Takes over the maxima of the other warpgroup's tile, and passes the factors of what is relative to them to `rescale_out`. Where none
+  /// has grown, an older and lower one is stored.
+  template <class Tile, class Rescale>
+  __device__ void follow_maximum(Tile, Rescale&& rescale_out) {
+    float other[2], rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) other[r] = storage.maximum[Tile::value][first_row() + 8 * r];
+    if (!__any_sync(~0u, other[0] > maximum[0] || other[1] > maximum[1])) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rescale[r] = move_maximum(r, fmaxf(maximum[r], other[r]));
+    rescale_out(rescale);
+  }
+
+  // ---- largest scores -----------------------------------------------------------------------------------------------------------
+
+  // The odd tiles' warpgroup takes over the largest scores of the even tiles, with the last of them.
+  __device__ void publish_largest() {
+    if constexpr (Config::kSingleKeys) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float all = largest_of_row(top[r]);
+        if (lane() % 4 == 0) storage.largest[first_row() + 8 * r] = all;
+      }
+    }
+  }
+  __device__ void take_largest() {
+    if constexpr (Config::kSingleKeys) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], storage.largest[first_row() + 8 * r]);
+    }
+  }
+
+  // ---- sums ---------------------------------------------------------------------------------------------------------------------
+
+  // The sum of a row is spread over four lanes. With the last pair the warpgroups also exchange their shares of it: the even tiles' sum
+  // goes to the odd ones' warpgroup, which adds its own and gives the total back.
+  __device__ void reduce_sum() {
+#pragma unroll
+    for (float& x : sum) x = sum_of_row(x);
+  }
+  template <class Tile>
+  __device__ void publish_sum(Tile) {
+    reduce_sum();
+    keep_sum_once();
+    if (lane() % 4 == 0) {
+      storage.sum[Tile::value][first_row()] = sum[0];
+      storage.sum[Tile::value][first_row() + 8] = sum[1];
+    }
+  }
+  template <class Tile>
+  __device__ void add_sum(Tile) {
+    if (lane() % 4 == 0) {
+      sum[0] += storage.sum[Tile::value][first_row()];
+      sum[1] += storage.sum[Tile::value][first_row() + 8];
+    }
+  }
+  template <class Tile>
+  __device__ void take_sum(Tile) {
+    sum[0] = sum[1] = 0;
+    add_sum(Tile{});
+  }
+
+  // Recomputed where they are needed: kept, they would cost registers that the accumulators have.
+  static __device__ int lane() { return lane_index(); }
+  static __device__ int warp() { return threadIdx.x % 128 / 32; }
+  static __device__ int first_row() { return warp() * 16 + lane() / 4; }
+  __device__ float scale_log2() const { return Config::kLoad == Load::codes ? scale_of_codes : params.scale_log2; }
+
+  const Params& params;
+  Storage<Config>& storage;
+  float maximum[2], sum[2];
+  float top[2];              // this lane's largest scores: the maximum does not follow its row closely (not Load::boxes)
+  float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale; above 0, so that minus infinity stays what it is
+
+ private:
+  /// Returns what the sum has been multiplied by.
+  __device__ float move_maximum(int r, float to) {
+    const float rescale = rescale_factor(maximum[r], to, scale_log2());
+    maximum[r] = to;
+    sum[r] *= rescale;
+    return rescale;
+  }
+  __device__ void keep_sum_once() {
+    if (lane() % 4 != 0) sum[0] = sum[1] = 0;
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/// MMAs of a math warpgroup with a pair of key tiles, and the barriers of the tiles' halves.
+#pragma once
+
+#include <type_traits>
+
+#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+// Tiles of a pair, and halves of a tile, are compile-time arguments: register arrays and barriers have constant indices.
+using Even = std::integral_constant<int, 0>;
+using Odd = std::integral_constant<int, 1>;
+using Left = std::integral_constant<int, 0>;
+using Right = std::integral_constant<int, 1>;
+
+template <class Config>
+struct TilePair {
+  using Element = typename Config::Element;
+  using Mma = Product<Element>;
+
+  __device__ TilePair(Storage<Config>& storage_, int half_) : storage(storage_), half(half_) {}
+
+  // ---- scores -------------------------------------------------------------------------------------------------------------------
+
+  /// The first slice of scores = Q K^T, so that the products have something to go on with while those before it are waited for. The half
+  /// that arrives first goes first: the left of even tiles, the right of odd ones.
+  template <class Tile>
+  __device__ void start_scores(Tile) {
+    wait_full(Tile{}, Tile{});
+    pin(scores);
+    products_begin();
+    add_scores<Tile::value, Tile::value, 0, 1>(false);
+    products_commit();
+  }
+  template <class Tile>
+  __device__ void end_scores(Tile) {
+    continue_scores(Tile{});
+    finish_scores(Tile{});
+  }
+  template <class Tile>
+  __device__ void continue_scores(Tile) {
+    products_begin();
+    add_scores<Tile::value, Tile::value, 1>(true);
+    products_commit();
+  }
+  template <class Tile>
+  __device__ void finish_scores(Tile) {
+    using Other = std::integral_constant<int, 1 - Tile::value>;
+    wait_full(Tile{}, Other{});
+    products_begin();
+    add_scores<Tile::value, Other::value>(true);
+    products_commit();
+  }
+
+  // ---- values -------------------------------------------------------------------------------------------------------------------
+
+  template <class Tile>
+  __device__ void values_from_registers(Tile) {
+    const std::uint64_t v = values_operand(Tile{});
+    pin(probabilities);
+    pin(out);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) add_values(&probabilities[4 * step], advanced(v, step * 2 * kKeyGroup));
+    products_commit();
+  }
+
+  template <class Tile>
+  __device__ void values_from_shared(Tile, std::uint32_t p, int group_bytes) {
+    const std::uint64_t a = operand_at(p, 16, group_bytes), v = values_operand(Tile{});
+    pin(out);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) add_values(advanced(a, step * 32), advanced(v, step * 2 * kKeyGroup));
+    products_commit();
+  }
+
+  __device__ void clear_out() {
+#pragma unroll
+    for (float& x : out) x = 0;
+  }
+  __device__ void rescale_out(const float (&rescale)[2]) {
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
+  }
+
+  // ---- barriers -----------------------------------------------------------------------------------------------------------------
+
+  template <class Tile, class Half>
+  __device__ void wait_full(Tile, Half) {
+    barrier_wait(shared_address(&storage.full[Tile::value * 2 + Half::value]), parity);
+    if (Config::kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
+  }
+
+  /// This warp has read the half for the last time.
+  template <class Tile, class Half>
+  __device__ void release(Tile, Half) {
+    const std::uint32_t empty = shared_address(&storage.empty[Tile::value * 2 + Half::value]);
+    if (lane_index() != 0) return;  // one lane signals to both CTAs: the one that has read which keys are present
+    if constexpr (Config::kCluster > 1) {
+      static_assert(Config::kCluster == 2);
+      barrier_arrive_at(empty, cluster_rank() ^ 1);
+    }
+    barrier_arrive(empty);
+  }
+
+  /// Address of this warpgroup's half of a tile.
+  template <class Tile>
+  __device__ std::uint32_t own_half(Tile) const {
+    return shared_address(storage.k[Tile::value]) + half * kHalfSlices * kGroupBytes;
+  }
+
+  Storage<Config>& storage;
+  int half;                         // of the columns: the warpgroup
+  float out[128], scores[32];       // accumulators
+  std::uint32_t probabilities[16];  // P of the tile that this warpgroup has scored, as an operand
+  std::uint32_t parity = 0;         // of `full` of this pair's halves
+
+ private:
+  /// Slices [kFirst, kEnd) of a half.
+  template <int kBuffer, int kHalf, int kFirst = 0, int kEnd = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices>
+  __device__ void add_scores(bool accumulate) {
+    const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
+    const std::uint64_t k = operand_at(shared_address(storage.k[kBuffer]), 16, kKeyGroup);
+#pragma unroll
+    for (int slice = kFirst; slice < kEnd; ++slice) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const int at = (kHalf * kHalfSlices + slice) * kGroupBytes + step * 32;
+        Mma::scores(scores, advanced(q, at), advanced(k, at), accumulate || slice > kFirst || step > 0);
+      }
+    }
+  }
+
+  template <class Tile>
+  __device__ std::uint64_t values_operand(Tile) const {
+    return operand_at(own_half(Tile{}), kGroupBytes, kKeyGroup);
+  }
+
+  /// Of 16 keys: one MMA, or one for each half of the columns.
+  template <class Probabilities>
+  __device__ void add_values(Probabilities p, std::uint64_t v) {
+    if constexpr (Config::kWideProducts) {
+      Mma::values(out, p, v, true);
+    } else {
+      Mma::half_values(&out[0], p, v, true);
+      Mma::half_values(&out[64], p, advanced(v, kHalfSlices / 2 * kGroupBytes), true);
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent

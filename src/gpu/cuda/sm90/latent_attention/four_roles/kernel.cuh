@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Two value warpgroups, a score warpgroup, and load warps.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/four_roles/load_staged.cuh"
+#include "gpu/cuda/sm90/latent_attention/four_roles/scores.cuh"
+#include "gpu/cuda/sm90/latent_attention/four_roles/values.cuh"
+#include "gpu/cuda/sm90/latent_attention/launch.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+struct Roles<Config, Kernel::four_roles> {
+  static __device__ void init(Storage<Config>& storage) {
+    constexpr int kKeyThreads = 32 * StagedLoader<Config>::kWarps;
+    latent::init(storage.job_full, 1);
+    latent::init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
+    latent::init(storage.plan_full, 32);
+    latent::init(storage.plan_empty, kKeyThreads + Config::kScoreThreads / 32);
+    latent::init(storage.staged, 2 * kKeyThreads);
+    latent::init(storage.staged_free, kMathThreads);
+    latent::init(storage.empty, kMathWarps);
+    barrier_init(shared_address(&storage.tiles_done), kMathThreads + Config::kScoreThreads);
+    init_common<Config>(storage, 32, Config::kScoreThreads);
+  }
+
+  static __device__ __forceinline__ void run(const Params& params, Storage<Config>& storage, int warpgroup) {
+    if (warpgroup < 2) {
+      registers_grow<Config::kMathRegisters>();
+      Values<Config>(params, storage, warpgroup)();
+    } else if (warpgroup == 2) {
+      registers_grow<Config::kScoreRegisters>();
+      Scorer<Config>(params, storage)();
+    } else {
+      registers_shrink<Config::kLoadRegisters>();
+      RolesLoader<Config>(params, storage)();
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::latent

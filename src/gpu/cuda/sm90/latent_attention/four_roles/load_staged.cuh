@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The load warps of four roles. Nothing here waits for what it could have asked for earlier: one warp plans, a few tiles ahead, where the
+/// keys are; two bring them, as they lie in the cache; the fourth brings queries, and at the end what other parts have.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/collect.cuh"
+#include "gpu/cuda/sm90/latent_attention/four_roles/staging.cuh"
+#include "gpu/cuda/sm90/latent_attention/keys.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+/// By one warp: there is a job.
+template <class Config>
+__device__ __forceinline__ void tell_job(Storage<Config>& storage, int slot, const Job& job) {
+  if (lane_index() != 0) return;
+  storage.jobs[slot] = job;
+  barrier_arrive(shared_address(&storage.job_full[slot]));
+}
+
+/// Jobs and the places of their keys.
+template <class Config>
+class Planner {
+ public:
+  __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    bool single = false;
+    for (Job job = Job::first_of(params, own_part(params), Config::kLists); !job.done();
+         job = job.next(params, own_part(params), Config::kLists)) {
+      plan(job);
+      single = job.tiles() == 1;
+      if (job.collects) break;  // who collects does so last
+    }
+    tell(Job{});
+    // The value warps begin a job with two decoded tiles: where the last job has but one, a blank one follows.
+    if (single) post(params.main, {}, {});
+    begin_plan();
+    if (lane_index() == 0) slot().end = true;
+    end_plan();
+  }
+
+ private:
+  using Found = int[2];  // of two keys of this lane
+  using Jobs = typename Storage<Config>::Jobs;
+  using Plans = typename Storage<Config>::Plans;
+
+  /// The first, or that there is none, has been told by who brings queries.
+  __device__ void tell(const Job& job) {
+    const int at = Jobs::slot(jobs);
+    if (jobs > 0) {
+      barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity(jobs) ^ 1);
+      tell_job<Config>(storage, at, job);
+    }
+    ++jobs;
+  }
+
+  __device__ void plan(Job& job) {
+    __syncwarp();
+    if (lane_index() == 0) storage.list = list_of<1>(params, job.request);
+    __syncwarp();
+    const KeyList& list = storage.list;
+    const int first = job.begin * 2, last = first + job.tiles();
+    Found found, next;
+    look_up(list, first, found);
+    job.place(params, own_part(params), Config::kLists);  // while that is on its way
+    tell(job);
+#pragma unroll 1
+    for (int tile = first; tile < last; ++tile) {
+      look_up(list, tile + 1, next);
+      const RowCache& cache = list.cache_of(params, tile * kKeyTile);
+      post(cache, place_of(cache, tile, 0, found[0]), place_of(cache, tile, 1, found[1]));
+      found[0] = next[0], found[1] = next[1];
+    }
+  }
+
+  static __device__ int own_key(int tile, int i) { return tile * kKeyTile + i * 32 + lane_index(); }
+  __device__ void look_up(const KeyList& list, int tile, Found& found) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) found[i] = latent::look_up(params, list, own_key(tile, i));
+  }
+  __device__ Token place_of(const RowCache& cache, int tile, int i, int found) const {
+    return locate(params, cache, own_key(tile, i), found);
+  }
+
+  static __device__ bool holds_fp4(const RowCache& cache) { return Config::kTwoKinds && cache.row == Row::fp4; }
+  __device__ void post(const RowCache& cache, const Token& first, const Token& second) {
+    const int lane = lane_index();
+    const std::byte* data = data_of(cache);
+    const uint2 present{__ballot_sync(~0u, first.present()), __ballot_sync(~0u, second.present())};
+    begin_plan();
+    Plan& to = slot();
+    to.at[Plan::order(lane)] = first.at;
+    to.at[Plan::order(lane + 32)] = second.at;
+    to.scales[lane] = first.scales;
+    to.scales[lane + 32] = second.scales;
+    if (lane == 0) {
+      to.data = data;
+      to.fp4 = holds_fp4(cache);
+      to.end = false;
+      to.present = present;
+    }
+    end_plan();
+  }
+
+  __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }
+  __device__ Plan& slot() { return storage.plans[Plans::slot(plans)]; }
+  __device__ void end_plan() {
+    barrier_arrive(shared_address(&storage.plan_full[Plans::slot(plans)]));
+    ++plans;
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  std::uint32_t jobs = 0, plans = 0;
+};
+
+/// Codes of a tile, by one of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
+template <class Config>
+class StagedLoader {
+ public:
+  static constexpr int kWarps = 2;
+
+  __device__ StagedLoader(const Params& params_, Storage<Config>& storage_, int warp)
+      : params(params_), storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
+    asm("" : "+r"(lane), "+r"(first_row));  // kept: to ask for them again takes longer
+  }
+
+  __device__ __forceinline__ void operator()() {
+    for (std::uint32_t tile = 0;; ++tile) {
+      const int slot = Plans::slot(tile);
+      barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+      const Plan& plan = storage.plans[slot];
+      if (plan.end) return;
+      bring<0>(tile, plan);
+      bring<1>(tile, plan);
+      barrier_arrive(shared_address(&storage.plan_empty[slot]));
+    }
+  }
+
+ private:
+  using Rows = StagedRow<Config::kRow>;
+  using Plans = typename Storage<Config>::Plans;
+  static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
+  static_assert(kWarpRows == 32);
+
+  /// Whose scales this lane brings.
+  __device__ int own_row() const { return first_row / kWarpRows * kWarpRows + lane; }
+
+  /// The plan is read for each part anew, before there is room for it: there are not the registers to keep it.
+  template <int kPart>
+  __device__ __forceinline__ void bring(std::uint32_t tile, const Plan& plan) {
+    const std::byte* data = plan.data;
+    const std::uint32_t own = plan.at[Plan::order(own_row())];
+    const std::byte* scales = own != Token::kNone ? token_at(params, data, own) + plan.scales[own_row()] : nullptr;
+    std::uint32_t at[kSteps];
+    const uint4* from = reinterpret_cast<const uint4*>(&plan.at[Plan::order(first_row)]);
+#pragma unroll
+    for (int i = 0; i < kSteps / 4; ++i) {
+      const uint4 four = from[i];
+      at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
+    }
+    barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
+    if (Config::kTwoKinds && own_row() == 0) storage.fp4[kPart] = plan.fp4;
+    if (Config::kTwoKinds && plan.fp4) {
+      bring_fp4<kPart>(data, at, scales);
+    } else {
+      bring_rows<kPart>(data, at);
+      bring_scales<kPart>(scales);
+    }
+    copy_async_arrive(shared_address(&storage.staged[kPart]));
+    // The arrival of copies is of these alone; this one also tells what the thread itself has stored.
+    barrier_arrive(shared_address(&storage.staged[kPart]));
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void bring_rows(const std::byte* data, const std::uint32_t (&at)[kSteps]) const {
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
+    data += lane % 8 * 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const bool present = at[step] != Token::kNone;
+      const std::byte* from = present ? token_at(params, data, at[step]) : data;
+#pragma unroll
+      for (int piece = 0; piece < Rows::kPieces; ++piece) {
+        if (Staged::part_of(piece) != kPart) continue;
+        if (Rows::chunks(piece) == 8 || lane % 8 < Rows::chunks(piece))
+          copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + Rows::offset(piece), present);
+      }
+    }
+  }
+
+  /// Four lanes for each half of the columns; of the scales two chunks of 8 bytes.
+  template <int kPart>
+  __device__ __forceinline__ void bring_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], const std::byte* scales) const {
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kPart, lane % 4);
+    const std::uint32_t scales_to = shared_address(&storage.scales[kPart][own_row()]);
+    const int offset = lane % 8 / 4 * 128 + kPart * 64 + lane % 4 * 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const bool present = at[step] != Token::kNone;
+      copy_async(to + Staged::chunk(step * kStepRows, 0, 0), (present ? token_at(params, data, at[step]) : data) + offset, present);
+    }
+    const bool present = scales != nullptr;
+    const std::byte* from = (present ? scales : data) + kPart * 8;
+    for (int half = 0; half < 2; ++half) copy_async_8(scales_to + half * 8, from + half * 16, present);
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void bring_scales(const std::byte* scales) const {
+    const std::uint32_t to = shared_address(&storage.scales[kPart][own_row()]);
+    const bool present = scales != nullptr;
+    const std::byte* from = present ? scales : static_cast<const std::byte*>(params.q);
+    if constexpr (Rows::kScaleBytes == 8) {
+      copy_async_8(to, from, present);
+    } else {
+      copy_async(to, from, present);
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  int lane, first_row;
+};
+
+/// Queries, job by job; and the results of parts that are collected, this one's and others'.
+template <class Config>
+class CompanionLoader {
+ public:
+  __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    tell_job<Config>(storage, 0, Job::first_of(params, own_part(params), Config::kLists));  // who plans has other things to do first
+    bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
+    for (std::uint32_t count = 0;; ++count) {
+      const int slot = Jobs::slot(count);
+      const Job& job = storage.job_at(count);
+      const bool done = job.done();
+      if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
+      if (!done) {
+        const QueryLoader<Config, kWarp> load(params, storage, job.request);
+        if (count > 0) load.prefetch();  // the first ones there is room for at once
+        barrier_wait(shared_address(&storage.q_empty), (count & 1) ^ 1);
+        load();
+        barrier_arrive(shared_address(&storage.job_empty[slot]));
+      }
+      if (count == 1) tell_first(wanted);
+      if (!done) continue;
+      if (count == 0) return;
+      // Nothing is told after the last job: it lies there still.
+      return collect(params, storage, storage.jobs[Jobs::slot(count - 1)],
+                     [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
+    }
+  }
+
+ private:
+  using Jobs = typename Storage<Config>::Jobs;
+  static constexpr int kWarp = Config::kLoadThreads / 32 - 1;
+
+  /// Once all are done with the first job.
+  __device__ void tell_first(bool wanted) {
+    if (!__any_sync(~0u, wanted)) return;
+    barrier_wait(shared_address(&storage.job_empty[0]), 0);
+    flag_raise_if(wanted, told(params, own_part(params)) + lane_index());
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+};
+
+/// What the load warps do.
+template <class Config>
+class RolesLoader {
+ public:
+  __device__ RolesLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);
+    if (warp == 0) {
+      Planner<Config>(params, storage)();
+    } else if (warp <= Bringer::kWarps) {
+      Bringer(params, storage, warp - 1)();
+    } else {
+      CompanionLoader<Config>(params, storage)();
+    }
+  }
+
+ private:
+  using Bringer = StagedLoader<Config>;
+  static_assert(Config::kLoadThreads / 32 == Bringer::kWarps + 2);
+
+  const Params& params;
+  Storage<Config>& storage;
+};
+
+}  // namespace fovea::gpu::sm90::latent

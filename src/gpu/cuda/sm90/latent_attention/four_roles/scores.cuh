@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The score warpgroup of four roles: Q K^T, softmax, P. The left half of Q is in shared memory, the rest in registers, which makes room
+/// for codes to be staged.
+#pragma once
+
+#include "gpu/cuda/sm90/latent_attention/four_roles/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/softmax.cuh"
+
+namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+class Scorer {
+ public:
+  __device__ Scorer(const Params& params_, Storage<Config>& storage_)
+      : params(params_), storage(storage_), warp(threadIdx.x % Config::kScoreThreads / 32), lane(threadIdx.x % 32) {
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    scale_log2 = scale_log2_of(params);
+  }
+
+  __device__ __forceinline__ void operator()() {
+    bool done = storage.job_at(0).done();
+    if (!done) ask_queries(storage.jobs[0].request);  // to return here instead makes the loop below a quarter longer
+    std::uint32_t tile = 0;
+    for (std::uint32_t jobs = 0; !done; ++jobs) {
+      const int slot = Jobs::slot(jobs);
+      const Job& job = storage.jobs[slot];
+      begin(job.request, slot);
+      barrier_wait(shared_address(&storage.q_full), jobs & 1);
+      const std::uint32_t end = tile + uniform(job.tiles());
+#pragma unroll 1
+      for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
+        const int buffer = Tiles::slot(tile);
+        start_scores(buffer);
+        // What can be known before the scores are:
+        const uint2 present = present_in(tile);
+        const bool whole = key >= seen.begin && key + kKeyTile <= seen.end && (present.x & present.y) == ~0u;
+        products_wait<0>();
+        pin(scores);
+        if (!whole) {  // the lane is asked for anew: what follows from it would be kept throughout the loop
+          mask_scores<true>(scores, {seen, seen}, key, present, lane_index());
+        }
+        const bool last = tile + 1 == end;
+        if (last) {
+          barrier_arrive(shared_address(&storage.q_empty));
+          const Job& next = storage.job_at(jobs + 1);
+          done = next.done();
+          if (!done) ask_queries(next.request);  // they come while there is softmax to do
+        }
+        exponentiate(buffer, slot, key == job.begin * kPair);
+        if (last) finish(slot);
+        // For the value warps too, whose fence would wait for shared memory beside the next scores.
+        fence_shared_for_async();
+        named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
+        ++tile;
+      }
+      if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
+      barrier_arrive(shared_address(&storage.job_empty[slot]));
+    }
+    if (tile == 0) return;                                            // there was no job
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps arrive for two tiles more
+  }
+
+ private:
+  using Element = typename Config::Element;
+  using Mma = Product<Element>;
+  using Jobs = typename Storage<Config>::Jobs;
+  using Plans = typename Storage<Config>::Plans;
+  using Tiles = typename Storage<Config>::Tiles;
+
+  static constexpr int kOwnSlices = Config::kSlices - Config::kSharedSlices;
+
+  __device__ int first_row() const { return warp * 16 + lane / 4; }
+
+  // ---- a tile -------------------------------------------------------------------------------------------------------------------
+
+  /// A bit for each key. One lane reads them, and gives the plan back.
+  __device__ __forceinline__ uint2 present_in(std::uint32_t tile) const {
+    const int slot = Plans::slot(tile);
+    barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+    uint2 present{};
+    load_shared_if(lane == 0, shared_address(&storage.plans[slot].present), present);
+    if (lane == 0) barrier_arrive(shared_address(&storage.plan_empty[slot]));
+    return {static_cast<std::uint32_t>(uniform(present.x)), static_cast<std::uint32_t>(uniform(present.y))};
+  }
+
+  /// The tile is decoded.
+  static __device__ void wait_for(int buffer) {
+    named_sync(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
+    fence_shared_for_async();
+  }
+
+  __device__ __forceinline__ void start_scores(int buffer) {
+    wait_for(buffer);
+    const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
+    const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
+    pin(scores);
+    for (std::uint32_t(&slice)[16] : own) pin(slice);
+    products_begin();
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const int at = slice * kGroupBytes + step * 32;
+        if (slice < Config::kSharedSlices) {
+          Mma::scores(scores, advanced(q, at), advanced(k, at), slice > 0 || step > 0);
+        } else {
+          Mma::scores(scores, &own[slice - Config::kSharedSlices][4 * step], advanced(k, at), true);
+        }
+      }
+    }
+    products_commit();
+  }
+
+  // ---- softmax ------------------------------------------------------------------------------------------------------------------
+
+  /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is. first: nothing is there to be rescaled.
+  __device__ __forceinline__ void exponentiate(int buffer, int slot, bool first) {
+    float largest[2];
+    find_largest(scores, largest);
+    bool grown = !plain;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = fmaxf(top[r], largest[r]);
+      grown |= fmaf(largest[r], scale_log2, -offset[r]) > kSlack;
+    }
+    grown = __any_sync(~0u, grown);
+    if (grown) grow_maxima(buffer, slot, largest);
+    if (lane == 0) storage.grown[buffer][warp] = grown && !first;
+    std::uint32_t p[16];
+    latent::exponentiate<Element>(scores, scale_log2, offset, sum, p);
+    if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
+    store_probabilities(p, shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes, kKeyGroup, warp, lane_index());
+  }
+
+  /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
+  __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
+    float maximum[2];
+    __syncwarp();  // the maxima lie where the first of the four lanes of a row has put them
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float& kept = storage.maximum[slot][first_row() + 8 * r];
+      const float before = kept, all = largest_of_row(largest[r]);
+      maximum[r] = (all - before) * scale_log2 > kSlack ? all : before;
+      const float factor = rescale_factor(before, maximum[r], scale_log2);
+      sum[r] *= factor;
+      __syncwarp();
+      if (lane % 4 != 0) continue;
+      kept = maximum[r];
+      storage.rescale[buffer][first_row() + 8 * r] = factor;
+    }
+    plain = __all_sync(~0u, find_offsets(maximum, scale_log2, scores, offset));
+  }
+
+  // ---- a job --------------------------------------------------------------------------------------------------------------------
+
+  /// This lane's part of the slices of Q that are kept in registers.
+  __device__ __forceinline__ void ask_queries(const Request& request) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Element* row = query_row<Element>(params, request, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const auto* from = reinterpret_cast<const std::uint32_t*>(row + Config::kSharedSlices * kSlice) + lane % 4;
+#pragma unroll
+      for (int slice = 0; slice < kOwnSlices; ++slice) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[slice][i / 2 * 4 + i % 2 * 2 + r] = row != nullptr ? from[slice * (kSlice / 2) + i * 4] : 0;
+      }
+    }
+  }
+
+  __device__ void begin(const Request& request, int slot) {
+    plain = false;
+    seen = seen_by(params, request, 0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = -INFINITY;
+      sum[r] = offset[r] = 0;
+      if (lane % 4 == 0) storage.maximum[slot][first_row() + 8 * r] = -INFINITY;
+    }
+  }
+
+  /// Sums and largest scores for the value warpgroups, which find the maxima there already.
+  __device__ void finish(int slot) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float all = sum_of_row(sum[r]), largest = largest_of_row(top[r]);
+      if (lane % 4 != 0) continue;
+      const int row = first_row() + 8 * r;
+      storage.sum[slot][row] = all;
+      storage.largest[slot][row] = largest;
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  int warp, lane;
+  detail::TileRange seen;  // keys that the rows of the tile see: not Config::kEdges
+  float scale_log2;
+  float scores[32], sum[2];
+  float offset[2];                    // of find_offsets(); the maxima lie in shared memory
+  bool plain;                         // whether all rows of the warp have plain offsets
+  float top[2];                       // this lane's largest scores: the maximum does not follow its row closely
+  std::uint32_t own[kOwnSlices][16];  // slices of Q
+};
+
+}  // namespace fovea::gpu::sm90::latent
