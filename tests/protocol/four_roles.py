@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the four roles of Hopper's latent attention tell each other.
 
-A model of src/gpu/cuda/sm90/latent_attention/four_roles (values.cuh, scores.cuh, load_staged.cuh) and ../collect.cuh, with the barriers
-of storage.cuh by their names and the counts of kernel.cuh: who changes one changes the other. What lies in shared memory is the number
-of the tile or of the job that it is of.
+A model of src/gpu/cuda/sm90/latent_attention/four_roles (values.cuh, scores.cuh, load_staged.cuh) and ../collect.cuh, with the
+barriers of storage.cuh by their names and the counts of kernel.cuh: who changes one changes the other. What lies in shared memory
+is the number of the tile or of the job that it is of.
 """
 
 from dataclasses import dataclass

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def tensors(batch=2, seq_q=300, seq_k=300, heads=8, kv_heads=2, dims=(128, 128), dtype=torch.bfloat16):
+def tensors(batch=2, seq_q=300, seq_k=300, heads=(8, 2), dims=(128, 128), dtype=torch.bfloat16):
     generator = torch.Generator("cpu").manual_seed(5)
-    shapes = ((seq_q, heads, dims[0]), (seq_k, kv_heads, dims[0]), (seq_k, kv_heads, dims[1]))
+    shapes = ((seq_q, heads[0], dims[0]), (seq_k, heads[1], dims[0]), (seq_k, heads[1], dims[1]))
     return [torch.randn(batch, *shape, generator=generator).to("cuda", dtype) for shape in shapes]
 
 
@@ -42,7 +42,7 @@ def test_matches_torch(dtype, dims, causal):
 
 @pytest.mark.parametrize("seq", [1, 8300])  # splits of the keys; clusters under a causal mask
 def test_long_keys(seq):
-    q, k, v = tensors(1, seq, 8300, 4, 1)
+    q, k, v = tensors(1, seq, 8300, (4, 1))
     check(fovea.attention(q, k, v, causal=True), expected(q, k, v, True))
 
 
@@ -96,5 +96,5 @@ def test_forward_keeps_what_a_gradient_needs():
 
 
 def test_same_bits_again():
-    q, k, v = tensors(1, 2, 6000, 16, 2)
+    q, k, v = tensors(1, 2, 6000, (16, 2))
     assert torch.equal(fovea.attention(q, k, v), fovea.attention(q, k, v))
