@@ -21,15 +21,16 @@ struct Tuning {
   constexpr int row_tile() const { return 64 * warpgroups; }
 };
 
-/// Narrowest first; of equal head dims, the row with a cluster first. Measured on an H100 and an H200 at their power limit, by turns.
+/// Narrowest first; of equal head dims, the row with a cluster first. The figures are from
+/// bench/results/nvidia-h100/2026-11-24-dense-attention-variants.json: an H100 and an H200 at their power limit.
 inline constexpr std::array kTunings{
-    Tuning{64, 64, 3, 128, 4, 4, 2, 160, true, 1},     // 3 % over two query buffers less, 4 % over no turns, 14 % over 2 warpgroups
+    Tuning{64, 64, 3, 128, 4, 4, 2, 160, true, 1},     // without turns 5 % slower, with 2 warpgroups 9 to 13 %
     Tuning{96, 96, 2, 128, 2, 3, 2, 216, false, 1},    // turns make no difference
     Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, 2},   // up to 5 % over a CTA alone where neither idles at an edge
-    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, 1},   // 128 x 160 tiles: 2 to 4 % slower
-    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 2},  // 3 to 5 % over a CTA alone
-    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 1},  // two query buffers and 96 keys: 3 to 5 % slower
-    Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, 1},   //
+    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, 1},   // 128 x 160 tiles: up to 6 % slower
+    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 2},  // full masks: 3 to 6 % over a CTA alone
+    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 1},  // two query buffers and 96 keys: 2 to 5 % slower
+    Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, 1},   // what fits; not measured against others
     Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, 1},   // turns make no difference
 };
 
