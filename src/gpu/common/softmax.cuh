@@ -17,6 +17,18 @@ inline constexpr float kPlain = 1 << 24;
 
 __device__ inline bool is_plain(float offset) { return fabsf(offset) < kPlain; }
 
+/// Factor of all that is relative to the maximum `from`, to be relative to `to`, which is not lower. It has no branch, like all that lanes
+/// do beside warpgroup products.
+template <class Lanes>
+__device__ inline float rescale_factor(float from, float to, float scale) {
+  const float before = from * scale, after = to * scale;
+  const float exponent = is_plain(before) & is_plain(after) ? before - after : (from - to) * scale;
+  return Lanes::exp2(from == to ? 0 : exponent);  // of infinities too
+}
+
+/// In base 2, of a sum relative to 2^base.
+__device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
+
 /// `Lanes`: the operations of a warp on rows of accumulators, such as Warp of gpu/cuda/common/warp.cuh.
 template <class Lanes, int kScores>
 struct OnlineSoftmax {
@@ -101,7 +113,7 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       const float all = Lanes::largest_of_row(largest[r]);
       const float to = (all - maximum[r]) * scale > kSlack ? all : maximum[r];
-      rescale[r] = factor(maximum[r], to, scale);
+      rescale[r] = rescale_factor<Lanes>(maximum[r], to, scale);
       sum[r] *= rescale[r];
       maximum[r] = to;
       offset[r] = to * scale;
@@ -114,16 +126,6 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) scores[i] -= base[i / 2 % 2];
   }
-
-  /// Of all that is relative to the maximum `from`, to be relative to `to`, which is not lower.
-  static __device__ float factor(float from, float to, float scale) {
-    const float before = from * scale, after = to * scale;
-    const float exponent = is_plain(before) & is_plain(after) ? before - after : (from - to) * scale;
-    return Lanes::exp2(from == to ? 0 : exponent);  // of infinities too
-  }
 };
-
-/// In base 2, of a sum relative to 2^base.
-__device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
 }  // namespace fovea::gpu

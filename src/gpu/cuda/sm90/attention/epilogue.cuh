@@ -46,8 +46,8 @@ class Epilogue {
           {lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {softmax.maximum[0], softmax.maximum[1]}, {factor[0], factor[1]}};
       if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale_log2);
     }
+    // Before the stores of lse, for which it would wait.
     if (params.splits == 1) fence_shared_for_async();
-      // After the fence, which would wait for these stores.
 #pragma unroll
     for (int r = 0; r < 2; ++r) store_lse(work, r, lse_of(softmax.sum[r], softmax.maximum[r] * scale_log2) * kLn2);
     const bool elected = thread_index() % 128 == 0;

@@ -8,11 +8,6 @@
 
 namespace fovea::gpu::sm90::attention {
 
-template <int kCount>
-__device__ void init(std::uint64_t (&barriers)[kCount], int arrivals) {
-  for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
-}
-
 /// As many CTAs as multiprocessors, each of which walks through work tiles.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
@@ -20,14 +15,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    init(storage.work_full, 1);
-    init(storage.work_empty, Config::kTuning.warpgroups);
-    init(storage.q_full, 1);
-    init(storage.q_empty, Config::kTuning.warpgroups);
-    init(storage.k_full, 1);
-    init(storage.v_full, 1);
-    init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
-    init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
+    barriers_init(storage.work_full, 1);
+    barriers_init(storage.work_empty, Config::kTuning.warpgroups);
+    barriers_init(storage.q_full, 1);
+    barriers_init(storage.q_empty, Config::kTuning.warpgroups);
+    barriers_init(storage.k_full, 1);
+    barriers_init(storage.v_full, 1);
+    barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
+    barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
     fence_barrier_init();
     for (const Rows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_map(&rows->map);
   }

@@ -12,7 +12,6 @@
 #include "gpu/tensor_map.hpp"
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
-#include "op/common/band.hpp"
 
 namespace fovea::gpu::sm90::attention {
 namespace {

@@ -97,7 +97,7 @@ struct Weights {
 #pragma unroll 1
     for (int part = own; part < count; part += kLanes) {
       const float* stats = stats_of(part, row);
-      of[part][row] = stats[RowStats::kSum] * rescale_factor(stats[RowStats::kMaximum], largest, scale_log2);
+      of[part][row] = stats[RowStats::kSum] * rescale_factor<Warp>(stats[RowStats::kMaximum], largest, scale_log2);
       sum += of[part][row];
     }
     return largest;

@@ -11,15 +11,10 @@ namespace fovea::gpu::sm90::latent {
 template <class Config, Kernel = Config::kKernel>
 struct Roles;
 
-template <int kCount>
-__device__ void init(std::uint64_t (&barriers)[kCount], int arrivals) {
-  for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
-}
-
 /// Barriers that both kernels have, the last to be initialised: `fills` arrivals once queries are there, `reads` once they have been read.
 template <class Config>
 __device__ void init_common(Storage<Config>& storage, int fills, int reads) {
-  init(storage.collected, 32);
+  barriers_init(storage.collected, 32);
   barrier_init(shared_address(&storage.added), kMathThreads);
   barrier_init(shared_address(&storage.q_full), fills);
   barrier_init(shared_address(&storage.q_empty), reads);

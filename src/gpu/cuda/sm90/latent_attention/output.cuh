@@ -2,37 +2,18 @@
 /// Rows of the result, as the attention itself and the combination of its parts write them.
 #pragma once
 
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
-inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-inline constexpr float kSlack = 8.0f;  // powers of two by which a row may outgrow its maximum before the accumulators are rescaled
 inline constexpr float kLeastScale = 1.1754944e-38f;  // above 0, so that minus infinity stays what it is
-
-// The maximum of a row is a score as products leave it, unscaled; -INFINITY where the row has seen nothing. Probabilities are powers of two
-// relative to it, whose exponent is `score * scale_log2 - maximum * scale_log2`. Below kPlain one multiply-add computes that: the rounding
-// of the second product is the same for all keys of a row, so it cancels. From there on it would exceed what a float can hold as a power
-// of two, so the difference of the scores comes first.
-
-inline constexpr float kPlain = 1 << 24;
-__device__ inline bool is_plain(float offset) { return fabsf(offset) < kPlain; }
-
-/// Factor of all that is relative to the maximum `from`, to be relative to `to`, which is not lower. Without a branch, like all that lanes
-/// do between products.
-__device__ inline float rescale_factor(float from, float to, float scale_log2) {
-  const float before = from * scale_log2, after = to * scale_log2;
-  const float exponent = is_plain(before) & is_plain(after) ? before - after : (from - to) * scale_log2;
-  return exp2_approximate(from == to ? 0 : exponent);  // of infinities too
-}
 
 /// log2(e) times the scale of scores: that of the call, and the magnitude of the cache's.
 __device__ inline float scale_log2_of(const Params& params) {
   return fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
 }
-
-/// In base 2, of a sum relative to 2^base.
-__device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
 /// Which row of the result a row of a tile is: query token major, head minor.
 struct RowPlace {

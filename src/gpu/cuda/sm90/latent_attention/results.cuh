@@ -131,8 +131,8 @@ struct Results {
     for (int r = 0; r < 2; ++r) {
       const float* stats = rows + 8 * r;
       const float to = fmaxf(maximum[r], stats[RowStats::kMaximum]);
-      keep[r] = rescale_factor(maximum[r], to, scale_log2);
-      weight[r] = stats[RowStats::kSum] * rescale_factor(stats[RowStats::kMaximum], to, scale_log2);
+      keep[r] = rescale_factor<Warp>(maximum[r], to, scale_log2);
+      weight[r] = stats[RowStats::kSum] * rescale_factor<Warp>(stats[RowStats::kMaximum], to, scale_log2);
       maximum[r] = to;
       sum[r] = fmaf(sum[r], keep[r], weight[r]);
       if (has_largest && params.max_logits != nullptr) largest[r] = fmaxf(largest[r], stats[RowStats::kLargest]);

@@ -37,16 +37,6 @@ __device__ inline void find_largest(const float (&scores)[32], float (&largest)[
   for (int i = 0; i < 32; ++i) largest[row_of_score(i)] = fmaxf(largest[row_of_score(i)], scores[i]);
 }
 
-/// Of the four lanes that share a row.
-__device__ inline float largest_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float sum_of_row(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 /// What exponents are relative to in each row: `maximum * scale_log2`, where that is plain. Elsewhere 0, and the scores become relative to
 /// the maximum themselves. Returns whether both are plain.
 __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2, float (&scores)[32], float (&offset)[2]) {
@@ -78,7 +68,7 @@ __device__ __forceinline__ void exponentiate(const float (&scores)[32], float sc
   for (int i = 0; i < 16; ++i) {  // neighbours of a row
     float two[2];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) two[j] = exp2_approximate(fmaf(scores[2 * i + j], scale_log2, -offset[i % 2]));
+    for (int j = 0; j < 2; ++j) two[j] = Warp::exp2(fmaf(scores[2 * i + j], scale_log2, -offset[i % 2]));
     sum[i % 2] += two[0] + two[1];
     probabilities[i] = pack<Element>(two[0], two[1]);
   }

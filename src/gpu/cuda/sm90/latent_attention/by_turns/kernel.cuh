@@ -12,8 +12,8 @@ template <class Config>
 struct Roles<Config, Kernel::by_turns> {
   static __device__ void init(Storage<Config>& storage) {
     storage.jobs[1].collected = 0;  // there is no job before the first
-    latent::init(storage.full, Loader<Config>::KeyLoader::kArrivals);
-    latent::init(storage.empty, 4 * Config::kCluster);
+    barriers_init(storage.full, Loader<Config>::KeyLoader::kArrivals);
+    barriers_init(storage.empty, 4 * Config::kCluster);
     init_common<Config>(storage, Config::kLoadThreads, kMathThreads);
   }
 

@@ -237,7 +237,7 @@ struct Math {
     rows.reduce_sum();
     if constexpr (Config::kSingleKeys) {
 #pragma unroll
-      for (float& x : rows.top) x = largest_of_row(x);
+      for (float& x : rows.top) x = Warp::largest_of_row(x);
     }
     if (Config::kStages && stages) {
       named_sync(kWarpgroup + half, 128);  // every warp has read this half of the odd tile

@@ -38,7 +38,7 @@ struct RowState {
     if (!__any_sync(~0u, grown)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = largest_of_row(largest[r]);
+      const float all = Warp::largest_of_row(largest[r]);
       rescale[r] = move_maximum(r, (all - maximum[r]) * scale_log2() > kSlack ? all : maximum[r]);
       if (lane() % 4 == 0) storage.maximum[Tile::value][first_row() + 8 * r] = maximum[r];
     }
@@ -66,7 +66,7 @@ struct RowState {
     if constexpr (Config::kSingleKeys) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float all = largest_of_row(top[r]);
+        const float all = Warp::largest_of_row(top[r]);
         if (lane() % 4 == 0) storage.largest[first_row() + 8 * r] = all;
       }
     }
@@ -84,7 +84,7 @@ struct RowState {
   // goes to the odd ones' warpgroup, which adds its own and gives the total back.
   __device__ void reduce_sum() {
 #pragma unroll
-    for (float& x : sum) x = sum_of_row(x);
+    for (float& x : sum) x = Warp::sum_of_row(x);
   }
   template <class Tile>
   __device__ void publish_sum(Tile) {
@@ -123,7 +123,7 @@ struct RowState {
  private:
   /// Returns what the sum has been multiplied by.
   __device__ float move_maximum(int r, float to) {
-    const float rescale = rescale_factor(maximum[r], to, scale_log2());
+    const float rescale = rescale_factor<Warp>(maximum[r], to, scale_log2());
     maximum[r] = to;
     sum[r] *= rescale;
     return rescale;

@@ -13,13 +13,13 @@ template <class Config>
 struct Roles<Config, Kernel::four_roles> {
   static __device__ void init(Storage<Config>& storage) {
     constexpr int kKeyThreads = 32 * StagedLoader<Config>::kWarps;
-    latent::init(storage.job_full, 1);
-    latent::init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
-    latent::init(storage.plan_full, 32);
-    latent::init(storage.plan_empty, kKeyThreads + Config::kScoreThreads / 32);
-    latent::init(storage.staged, 2 * kKeyThreads);
-    latent::init(storage.staged_free, kMathThreads);
-    latent::init(storage.empty, kMathWarps);
+    barriers_init(storage.job_full, 1);
+    barriers_init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
+    barriers_init(storage.plan_full, 32);
+    barriers_init(storage.plan_empty, kKeyThreads + Config::kScoreThreads / 32);
+    barriers_init(storage.staged, 2 * kKeyThreads);
+    barriers_init(storage.staged_free, kMathThreads);
+    barriers_init(storage.empty, kMathWarps);
     barrier_init(shared_address(&storage.tiles_done), kMathThreads + Config::kScoreThreads);
     init_common<Config>(storage, 32, Config::kScoreThreads);
   }

@@ -140,9 +140,9 @@ class Scorer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float& kept = storage.maximum[slot][first_row() + 8 * r];
-      const float before = kept, all = largest_of_row(largest[r]);
+      const float before = kept, all = Warp::largest_of_row(largest[r]);
       maximum[r] = (all - before) * scale_log2 > kSlack ? all : before;
-      const float factor = rescale_factor(before, maximum[r], scale_log2);
+      const float factor = rescale_factor<Warp>(before, maximum[r], scale_log2);
       sum[r] *= factor;
       __syncwarp();
       if (lane % 4 != 0) continue;
@@ -183,7 +183,7 @@ class Scorer {
   __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = sum_of_row(sum[r]), largest = largest_of_row(top[r]);
+      const float all = Warp::sum_of_row(sum[r]), largest = Warp::largest_of_row(top[r]);
       if (lane % 4 != 0) continue;
       const int row = first_row() + 8 * r;
       storage.sum[slot][row] = all;
