@@ -84,7 +84,7 @@ class Dense:
         self.graph = rows <= 64
 
     def run(self, schedule: None = None, out: Tensor | None = None) -> Tensor:
-        """With lse, as the peers' calls."""
+        """With lse, as FlashAttention-3's call has it. PyTorch's calls may leave it out: they keep no gradient."""
         return fovea.attention(self.q, self.k, self.v, causal=self.case.causal, out=out, return_lse=True)[0]
 
     def check(self, call: Callable[[], Tensor] | None = None) -> float:

@@ -17,7 +17,8 @@ def section(path: Path, results: dict) -> str:
 {provenance(path, results, "dense_attention.py")}
 
 A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys), the
-keys and the mask. A call computes lse too. A causal call counts the FLOPs of half of the scores.{beside}
+keys and the mask. Calls of Fovea and of FlashAttention-3 compute lse; PyTorch's
+may leave it out. A causal call counts the FLOPs of half of the scores.{beside}
 cuDNN and FlashAttention-2 are PyTorch's.
 
 {ceilings(results)}
