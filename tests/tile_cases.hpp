@@ -18,6 +18,12 @@ inline void attention_tiles(Table& table) {
     add_tiled("window", attention(DType::bf16, {{450, 800}}, {.left = 150, .right = 40}));
     add_tiled("full", attention(DType::f16, {{513, 385}}));
   }
+  // Tiles of columns past one of the head dims; clusters whose second tile has neither queries nor keys.
+  constexpr Pair kUneven[] = {{64, 128}, {128, 64}, {40, 112}, {192, 64}, {256, 64}};
+  for (const auto [dqk, dv] : kUneven) {
+    const Case spec = with_heads(with_dims(attention(DType::bf16, {{513, 130}}), dqk, dv), 2, 1);
+    add(table, fmt::format("tiles/bf16-{}x{}-uneven", dqk, dv), spec, Tier::quick);
+  }
   for (const std::int64_t n : {159, 160, 161, 175, 176, 177, 383, 384})
     add(table, fmt::format("tiles/bf16-{}-causal", n), with_heads(with_dims(attention(DType::bf16, {{n, n}}, causal()), 128, 128), 2, 2));
   for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {

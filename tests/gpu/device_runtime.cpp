@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "isolated_memory.hpp"
+
 namespace fovea::check {
 namespace {
 
@@ -17,14 +19,20 @@ void require(cudaError_t status, const char* action) {
 
 void use(Device device) { require(cudaSetDevice(device.ordinal), "cudaSetDevice"); }
 
+bool isolated = false;
+
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 }  // namespace
+
+IsolatedMemory::IsolatedMemory() { isolated = true; }
+IsolatedMemory::~IsolatedMemory() { isolated = false; }
 
 Device device_of(std::string_view implementation) { return {implementation.starts_with("cuda.") ? Backend::cuda : Backend::cpu, 0}; }
 
 void* device_allocate(Device device, std::size_t bytes) {
   use(device);
+  if (isolated) return isolated_allocate(device, bytes);
   void* memory = nullptr;
   require(cudaMalloc(&memory, bytes), "cudaMalloc");
   return memory;
@@ -32,7 +40,8 @@ void* device_allocate(Device device, std::size_t bytes) {
 
 void device_free(Device device, void* memory) {
   use(device);
-  static_cast<void>(cudaFree(memory));
+  static_cast<void>(cudaDeviceSynchronize());
+  if (!isolated_free(memory)) static_cast<void>(cudaFree(memory));
 }
 
 void copy_to_device(Device device, void* to, std::span<const std::byte> from) {

@@ -152,6 +152,17 @@ TEST_F(Cuda, SameBitsAgainAndPrepared) {
   });
 }
 
+/// Copy engines read memory that no element lies in, if a box has no element in bounds.
+TEST_F(Cuda, TouchesNothingAroundItsTensors) {
+  const IsolatedMemory isolated;
+  const int plans = for_each_plan({}, [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
+    const HostileWorkspace workspace(planned.workspace_bytes, device_);
+    ASSERT_TRUE(planned.run(workspace.view()));
+    expect_right(trial, placed);
+  });
+  EXPECT_GT(plans, 0);
+}
+
 TEST_F(Cuda, RefusesASmallWorkspace) {
   for_each_plan({}, [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
     if (planned.workspace_bytes == 0) return;

@@ -18,6 +18,15 @@ Device device_of(std::string_view implementation);
 
 void* device_allocate(Device device, std::size_t bytes);
 void device_free(Device device, void* memory);
+/// While it lives, memory is allocated with nothing mapped before it or behind it.
+class IsolatedMemory {
+ public:
+  IsolatedMemory();
+  ~IsolatedMemory();
+  IsolatedMemory(const IsolatedMemory&) = delete;
+  IsolatedMemory& operator=(const IsolatedMemory&) = delete;
+};
+
 void copy_to_device(Device device, void* to, std::span<const std::byte> from);
 void copy_from_device(Device device, std::span<std::byte> to, const void* from);
 

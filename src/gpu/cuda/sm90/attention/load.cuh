@@ -91,10 +91,11 @@ class Loader {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice, at.column += kSlice) {
       const std::uint32_t slice_at = to + slice * slice_bytes;
+      const CUtensorMap* map = at.slice < rows.tile && at.column < rows.columns ? &rows.map : &rows.beyond;
       if constexpr (kCluster > 1) {
-        copy_box_to_all(slice_at, &rows.map, at, full, (1 << kCluster) - 1);
+        copy_box_to_all(slice_at, map, at, full, (1 << kCluster) - 1);
       } else {
-        copy_box(slice_at, &rows.map, at, full);
+        copy_box(slice_at, map, at, full);
       }
     }
   }

@@ -14,10 +14,14 @@ namespace fovea::gpu::sm90::attention {
 
 /// A tensor of rows, with its map. Coordinates of the map: column, head, token of the tile, token, batch. The map begins a tile before the
 /// tensor: a tile with `valid` tokens from token t on is loaded from (tile - valid, t + valid), so that all others are out of bounds.
+///
+/// A box with nothing in bounds is zeros, but the copy engine reads the beginning of its map all the same. Here that may be unmapped
+/// memory, so such boxes are loaded through `beyond`, which begins with the tensor.
 struct Rows {
-  CUtensorMap map;
+  CUtensorMap map, beyond;
   const void* data = nullptr;
   detail::RowStrides strides{};
+  int columns = 0, tile = 0;          ///< bounds of the first and the third coordinate
   int head_step = 1, batch_step = 1;  ///< 0: the stride is 0, and so is the coordinate
 };
 

@@ -105,10 +105,14 @@ Result<void> encode(Rows& to, const RowsDesc& tensor, DType dtype, const void* d
                       {tensor.rows + 1, row, 1},
                       {tensor.batch, some(tensor.batch, tensor.strides.batch), 1}}};
   const auto* base = static_cast<const std::byte*>(data) - tile * row * static_cast<std::int64_t>(size_of(dtype));
-  Result<CUtensorMap> map = encode_tensor_map(base, desc);
+  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(data, desc);
   if (!map) return map.error();
+  if (!beyond) return beyond.error();
   to.map = *map;
+  to.beyond = *beyond;
   to.data = data;
+  to.columns = static_cast<int>(tensor.columns);
+  to.tile = tile;
   to.strides = tensor.strides;
   to.head_step = tensor.strides.head == 0 ? 0 : 1;
   to.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
@@ -205,10 +209,10 @@ class State final : public detail::PlanState<AttentionArgs> {
       return encode(to, tensors[index], dtype, data, tile, heads);
     };
     if (Result<void> good = encode_one(params.q, 0, args.q, tuning.row_tile() / packed, packed); !good) return good;
-    if (Result<void> good = encode_one(params.k, 1, args.k != nullptr ? args.k : args.q, tuning.key_tile / tuning.cluster, 1); !good)
-      return good;
-    if (Result<void> good = encode_one(params.v, 2, args.v != nullptr ? args.v : args.q, tuning.key_tile / tuning.cluster, 1); !good)
-      return good;
+    // A tensor without rows has no memory.
+    const bool keys = tensors[1].rows > 0;
+    if (Result<void> good = encode_one(params.k, 1, keys ? args.k : args.q, tuning.key_tile / tuning.cluster, 1); !good) return good;
+    if (Result<void> good = encode_one(params.v, 2, keys ? args.v : args.q, tuning.key_tile / tuning.cluster, 1); !good) return good;
     if (Result<void> good = encode_one(params.out, 3, args.out, kWarpgroupRows / packed, packed); !good) return good;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
