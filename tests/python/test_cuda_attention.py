@@ -87,12 +87,38 @@ def test_compiles_without_a_break():
     check(compiled(q, k, v), 2 * expected(q, k, v, True))
 
 
-def test_forward_keeps_what_a_gradient_needs():
-    q, k, v = (x.requires_grad_() for x in tensors())
-    out = fovea.attention(q, k, v)
-    check(out.detach(), expected(q.detach(), k.detach(), v.detach(), False))
-    with pytest.raises(NotImplementedError, match="attention_backward"):
-        out.sum().backward()
+def gradients(of, *inputs):
+    return torch.autograd.grad((of * torch.linspace(-1, 1, of.numel(), device="cuda").view_as(of)).sum(), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (40, 72)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq", [(300, 300), (130, 900), (2000, 2000)])
+def test_gradients_match_torch(dtype, dims, causal, seq):
+    inputs = [x.requires_grad_() for x in tensors(1, *seq, dims=dims, dtype=dtype)]
+    got, want = gradients(fovea.attention(*inputs, causal=causal), *inputs), gradients(expected(*inputs, causal), *inputs)
+    for one, other in zip(got, want, strict=True):
+        assert (one.float() - other.float()).norm() < 1e-2 * other.float().norm()
+    assert all(map(torch.equal, got, gradients(fovea.attention(*inputs, causal=causal), *inputs)))
+
+
+def test_gradient_compiles_and_is_recorded():
+    inputs = [x.requires_grad_() for x in tensors()]
+    want = gradients(fovea.attention(*inputs, causal=True), *inputs)
+    compiled = torch.compile(lambda q, k, v: fovea.attention(q, k, v, causal=True), fullgraph=True)
+    assert all(map(torch.equal, gradients(compiled(*inputs), *inputs), want))
+    with torch.no_grad():
+        q, k, v = (x.detach() for x in inputs)
+        out, lse = fovea.attention(q, k, v, causal=True, return_lse=True)
+        dout = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out).to(out.dtype)
+        fovea.attention_backward(dout, q, k, v, out, lse, causal=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            recorded = fovea.attention_backward(dout, q, k, v, out, lse, causal=True)
+        for _ in range(2):
+            graph.replay()
+            assert all(map(torch.equal, recorded, want))
 
 
 def test_same_bits_again():

@@ -190,6 +190,11 @@ void BackwardTrial::describe() {
   desc_.dq = dq_.desc();
   desc_.dk = dk_.desc();
   desc_.dv = dv_.desc();
+  if (!spec_.padded && size_of(spec_.dtype) == 2) {  // the others promise nothing
+    AttentionDesc& forward = desc_.forward;
+    for (TensorDesc* tensor : {&forward.q, &forward.k, &forward.v, &forward.out, &desc_.dout, &desc_.dq, &desc_.dk, &desc_.dv})
+      tensor->alignment = 16;
+  }
   if (!spec_.ragged) return;
   const auto batch = static_cast<std::int64_t>(spec_.sequences.size());
   RaggedDesc bounds{.batch = batch};

@@ -20,6 +20,17 @@ float dot(const float* a, const float* b, std::int64_t size) {
   return sum;
 }
 
+/// Each sum rounded towards zero, as GPUs' matrix units add.
+float truncated_dot(const float* a, const float* b, std::int64_t size) {
+  float sum = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const double exact = double{sum} + double{a[i]} * double{b[i]};
+    sum = static_cast<float>(exact);
+    if (std::isfinite(sum) && std::fabs(double{sum}) > std::fabs(exact)) sum = std::nextafter(sum, 0.0f);
+  }
+  return sum;
+}
+
 /// Delta is summed on its own in every implementation. Summed in the order of dP, it would cancel exactly, and no test may rely on that.
 float backwards_dot(const float* a, const float* b, std::int64_t size) {
   float sum = 0;
@@ -60,7 +71,8 @@ void PlainBackward::add_row(const Head& head, std::int64_t row, PlainGradients& 
     if (softcap > 0) s = softcap * std::tanh(s / softcap);
     const float p = std::exp(s - total);
     const float slope = softcap > 0 ? 1 - (s / softcap) * (s / softcap) : 1.0f;
-    const float ds = rounded(dtype, p * (dot(dout, &v[index(key * dv)], dv) - delta) * slope) * scale;
+    const float dp = (size_of(dtype) == 2 ? truncated_dot : dot)(dout, &v[index(key * dv)], dv);
+    const float ds = rounded(dtype, p * (dp - delta) * slope) * scale;
     const float weight = rounded(dtype, p);
     float *dk_row = &gradients.dk[index(key * dqk)], *dv_row = &gradients.dv[index(key * dv)];
     for (std::int64_t d = 0; d < dqk; ++d) {

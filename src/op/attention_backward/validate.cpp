@@ -45,6 +45,10 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
   problem.dq_base_alignment = base_alignment(desc.dq);
   problem.dk_base_alignment = base_alignment(desc.dk);
   problem.dv_base_alignment = base_alignment(desc.dv);
+  problem.dout_alignment = row_alignment(desc.dout);
+  problem.dq_alignment = row_alignment(desc.dq);
+  problem.dk_alignment = row_alignment(desc.dk);
+  problem.dv_alignment = row_alignment(desc.dv);
   return problem;
 }
 

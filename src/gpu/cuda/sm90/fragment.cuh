@@ -3,6 +3,8 @@
 /// columns two neighbours.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/cuda/sm90/ptx.cuh"
 
 namespace fovea::gpu::sm90 {
@@ -13,6 +15,13 @@ __device__ constexpr int row_of(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 /// The lane's first column.
 __device__ inline int lane_column(int lane) { return lane % 4 * 2; }
+
+/// Two neighbouring elements, as pack() made them.
+template <class Element>
+__device__ inline float2 unpack(std::uint32_t pair) {
+  if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+}
 
 /// Rows of accumulators as 16-bit elements in shared memory: slices of 64 columns, `slice_bytes` apart, each of rows of 128 bytes in the
 /// 128-byte swizzle. `rows`: address of the warp's 16 rows in the first slice, a multiple of 1024.

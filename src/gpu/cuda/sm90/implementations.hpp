@@ -9,6 +9,7 @@ namespace fovea::gpu::sm90 {
 inline constexpr int kCapability = 90;
 
 detail::Implementations<detail::Attention> implementations(detail::Attention);
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 

@@ -34,8 +34,20 @@ __device__ inline void store_box(const CUtensorMap* map, BoxStart at, std::uint3
                "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block)
                : "memory");
 }
+/// So many bytes as they lie.
+__device__ inline void store_bulk(void* global, std::uint32_t shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes) : "memory");
+}
+/// So many bytes of floats, each added to what is there.
+__device__ inline void add_bulk(float* global, std::uint32_t shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
 /// Waits until shared memory has been read by what this thread has asked to be stored.
 __device__ inline void stores_wait_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+/// Waits until what this thread has asked to be stored is in global memory.
+__device__ inline void stores_wait() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory"); }
 
 /// Into L2, to be copied from there soon.
 __device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {

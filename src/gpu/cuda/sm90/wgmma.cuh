@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Warpgroup products d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory: as
-/// kN rows of 16 contiguous elements (Major::k), or as 16 rows of kN (Major::mn). Descriptors, fences and waits: mma.cuh.
+/// kN rows of 16 contiguous elements (Major::k), or as 16 rows of kN (Major::mn), and likewise `a` in shared memory. Descriptors, fences and
+/// waits: mma.cuh.
 #pragma once
 
 #include "gpu/cuda/sm90/mma.cuh"
@@ -50,12 +51,12 @@ struct Wgmma;
 #define FOVEA_WGMMA(ELEMENT, TYPE, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                           \
   template <>                                                                                                                      \
   struct Wgmma<ELEMENT, N> {                                                                                                       \
-    template <Major kB>                                                                                                            \
+    template <Major kB, Major kA = Major::k>                                                                                       \
     static __device__ __forceinline__ void ss(float (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {              \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE    \
-                   " {" FOVEA_NAMES_##COUNT "}, " R0 ", " R1 ", p, 1, 1, 0, " R3 ";\n}"                                            \
+                   " {" FOVEA_NAMES_##COUNT "}, " R0 ", " R1 ", p, 1, 1, " R4 ", " R3 ";\n}"                                       \
                    : FOVEA_OPERANDS_##COUNT                                                                                        \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn));                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn), "n"(kA == Major::mn));               \
     }                                                                                                                              \
     template <Major kB>                                                                                                            \
     static __device__ __forceinline__ void rs(float (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {       \

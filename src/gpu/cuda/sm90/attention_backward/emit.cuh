@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The emitter: a thread that adds a CTA's sums to those of other key tiles, in turn, by the copy engine.
+#pragma once
+
+#include "gpu/cuda/sm90/attention_backward/storage.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+/// Waits until `turns` is `turn`. What was written before is seen then, by ordinary loads and by copies.
+__device__ inline void await_turn(const int* turns, int turn) {
+  int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+  } while (now != turn);
+  fence_global_for_async();
+}
+__device__ inline void end_turn(int* turns, int turn) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(turn + 1) : "memory");
+}
+
+template <class Config>
+__device__ inline void emit_all(const Params& params, Storage<Config>& storage) {
+  for (std::uint32_t parity = 0;; parity ^= 1) {
+    barrier_wait(shared_address(&storage.sums_full), parity);
+    const int cell = storage.emitted_cell, rank = storage.emitted_rank;
+    if (cell < 0) return;
+    float* const to = params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile;
+    const std::uint32_t from = shared_address(storage.sums);
+    if (rank == 0) {
+      store_bulk(to, from, sizeof(storage.sums));
+    } else {
+      await_turn(params.turns + cell, rank);
+      add_bulk(to, from, sizeof(storage.sums));
+    }
+    stores_wait_read();
+    barrier_arrive(shared_address(&storage.sums_empty));
+    stores_wait();
+    end_turn(params.turns + cell, rank);
+  }
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernel of dq, dk and dv: storage, barriers, roles. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/sm90/attention_backward/emit.cuh"
+#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/attention_backward/load.cuh"
+#include "gpu/cuda/sm90/attention_backward/query_gradient.cuh"
+#include "gpu/cuda/sm90/attention_backward/scores.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+/// A CTA for each key tile. Tickets put CTAs in order: one may wait for those that began before it, and for a group of those after it.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  __shared__ int ticket_of_cta;
+  constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups;
+  if (threadIdx.x == 0) {
+    barrier_init(shared_address(&storage.kv_full), 1);
+    barriers_init(storage.q_full, 1);
+    barriers_init(storage.dout_full, 1);
+    barriers_init(storage.empty, kScoreWarps);
+    barriers_init(storage.ds_full, kScoreWarps);
+    barriers_init(storage.ds_empty, 4);
+    barrier_init(shared_address(&storage.sums_full), 4);
+    barrier_init(shared_address(&storage.sums_empty), 1);
+    fence_barrier_init();
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
+    wait_for_previous_kernel();
+    ticket_of_cta = atomicAdd(params.ticket, 1);
+    storage.tile = key_tile_at(params, ticket_of_cta);
+    storage.step_count = params.heads_per_kv * order_of(params, storage.tile.sequence).query_tiles_of(storage.tile.index).size();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  fence_global_for_async();
+  const int ticket = ticket_of_cta, warpgroup = uniform(threadIdx.x / 128);
+  if (storage.tile.none) return;
+  if (warpgroup < Config::kScoreWarpgroups) {
+    registers_grow<Config::kScoreRegisters>();
+    Scores<Config>(params, storage, warpgroup)(ticket);
+  } else if (warpgroup == Config::kScoreWarpgroups) {
+    registers_shrink<Config::kQueryRegisters>();
+    QueryGradient<Config>(params, storage)();
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
+    if (threadIdx.x == Config::kThreads - 96) emit_all(params, storage);
+  }
+}
+
+template <class Config>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) <= 226 * 1024);
+  if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
+                          .block = dim3(Config::kThreads),
+                          .shared_bytes = sizeof(Storage<Config>),
+                          .programmatic = true};
+  return launch(&differentiate<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward

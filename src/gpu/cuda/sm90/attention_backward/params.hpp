@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a launch passes to the kernels of the backward pass.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/mask.hpp"
+#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "op/common/gradient_order.hpp"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+inline constexpr int kQueryTile = 64, kKeyTile = 128;
+
+/// What the kernel needs to know of the rows of a query tile. Rows without a gradient have an lse of plus infinity.
+struct alignas(16) RowStats {
+  float minus_lse[kQueryTile];  // with the sink's share; in base 2 unless `natural`
+  float delta[kQueryTile];      // dout . out
+  int natural;                  // lse is so large that scores are to be rounded as it was
+  int unused[3];
+};
+
+/// A tensor that ordinary loads and stores access.
+struct PlainRows {
+  const void* data = nullptr;
+  detail::RowStrides strides{};
+};
+
+/// Query tiles and key tiles of a ragged batch are numbered with gaps: sequence b begins at begin / tile + b, so no scan is needed.
+struct Params {
+  ClippedRows q, k, v, dout, dk, dv;
+  PlainRows out, dq, lse;
+  int batch = 0, seq_q = 0, seq_k = 0;  // bounds of a ragged batch
+  int heads = 0, kv_heads = 0, heads_per_kv = 1;
+  int head_dim_qk = 0, head_dim_v = 0;
+  const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  // [batch + 1], of a ragged batch
+  BandMask mask{};
+  int group = 128;                     // GradientOrder
+  bool leaks = false;                  // a product may multiply what a row does not see
+  float scale = 1;                     // of scores, and of dq and dk
+  float scale_log2 = 0;                // with log2(e)
+  float softcap = 0;                   // or 0
+  float inv_softcap = 0;               // 2 log2(e) scale / softcap
+  const float* sink = nullptr;         // [heads], or null
+  float* dsink = nullptr;              // [heads], or null
+  int query_tiles = 0, key_tiles = 0;  // of the whole batch, gaps included
+  // The workspace.
+  RowStats* stats = nullptr;      // [heads][query_tiles]
+  float* sink_parts = nullptr;    // [heads][query_tiles], where there are sinks
+  float* dq_sums = nullptr;       // [heads][query_tiles][query tile x padded head dim], in the order of registers
+  int* turns = nullptr;           // [heads][query_tiles]: key tiles that have added to dq_sums
+  int* dq_not_finite = nullptr;   // [heads][query_tiles]
+  int* dkv_not_finite = nullptr;  // [key tiles in order of their tickets]
+  int* ticket = nullptr;          // of the next key tile
+};
+
+}  // namespace fovea::gpu::sm90::attention_backward

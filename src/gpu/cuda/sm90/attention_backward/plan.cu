@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The gradient of dense attention: accepts or declines, books the workspace, and launches.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/implementations.hpp"
+#include "op/attention_backward/validate.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::gpu::sm90::attention_backward {
+namespace {
+
+using detail::declined;
+using Problem = detail::AttentionBackwardProblem;
+
+constexpr std::string_view kName = "cuda.sm90.attention_backward";
+constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
+constexpr int kMostHeadDim = 128;
+constexpr double kMostSoftcap = 1024;  // the kernel's tanh has an error of 2^-23 of it
+
+enum Tensor : std::size_t { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kTensors };
+
+std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
+  const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
+  const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
+  return {{{"q", p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
+           {"k", p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
+           {"v", p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
+           {"out", p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment},
+           {"dout", p.dout, rows_q, p.heads, batch, p.head_dim_v, p.dout_alignment},
+           {"dq", p.dq, rows_q, p.heads, batch, p.head_dim_qk, p.dq_alignment},
+           {"dk", p.dk, rows_k, p.kv_heads, batch, p.head_dim_qk, p.dk_alignment},
+           {"dv", p.dv, rows_k, p.kv_heads, batch, p.head_dim_v, p.dv_alignment}}};
+}
+
+Result<void> accept(const Problem& problem) {
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (std::max(problem.head_dim_qk, problem.head_dim_v) > kMostHeadDim) {
+    return declined("head_dim", std::max(problem.head_dim_qk, problem.head_dim_v), "at most 128");
+  }
+  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
+  if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
+  if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
+  for (const RowsDesc& tensor : tensors_of(problem)) {
+    if (Result<void> good = accept_rows(tensor); !good) return good;
+  }
+  return {};
+}
+
+/// Tiles of the whole batch, with the gaps of a ragged one (params.hpp).
+std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t length, int tile) {
+  return p.ragged ? total / tile + p.batch : p.batch * ((length + tile - 1) / tile);
+}
+
+/// Head dims of the kernel, to which others are padded.
+int padded(const Problem& problem) { return std::max(problem.head_dim_qk, problem.head_dim_v) <= 64 ? 64 : 128; }
+
+template <class Element, int kHeadDim>
+auto launch_of(bool softcap) {
+  return softcap ? &launch_differentiate<Config<Element, kHeadDim, kHeadDim, true>>
+                 : &launch_differentiate<Config<Element, kHeadDim, kHeadDim, false>>;
+}
+template <class Element>
+auto launch_of(int head_dim, bool softcap) {
+  return head_dim == 64 ? launch_of<Element, 64>(softcap) : launch_of<Element, 128>(softcap);
+}
+
+/// Parts of a workspace, one behind the other.
+class Parts {
+ public:
+  explicit Parts(void* base) : base_(static_cast<std::byte*>(base)) {}
+  template <class T>
+  void take(T*& to, std::int64_t count) {
+    constexpr std::size_t kAlignment = 256;
+    if (base_ != nullptr) to = reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+class State final : public detail::PlanState<AttentionBackwardArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties) : problem_(problem), device_(device) {
+    implementation = kName;
+    params_.group = std::min(128, properties.multiprocessors);
+    fill_shape();
+    workspace_bytes = place_workspace(params_, nullptr);
+  }
+
+  std::int64_t most_tiles() const {
+    return std::max(tiles_of(problem_, problem_.total_q, problem_.max_seq_q, kQueryTile) * problem_.heads,
+                    tiles_of(problem_, problem_.total_k, problem_.max_seq_k, kKeyTile) * problem_.kv_heads);
+  }
+
+  Result<void> prepare(const AttentionBackwardArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+
+  Result<void> run(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    if (problem_.batch == 0) return {};
+    const ScopedDevice device(device_.ordinal);
+    if (!device.status()) return device.status();
+    Params params = params_;
+    place_workspace(params, workspace.data);
+    if (Result<void> good = fill(params, args); !good) return good;
+    if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
+    if (params.key_tiles > 0) {
+      const bool softcap = params.softcap != 0, half = problem_.q_dtype == DType::f16;
+      const auto differentiate = half ? launch_of<__half>(padded(problem_), softcap) : launch_of<__nv_bfloat16>(padded(problem_), softcap);
+      if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
+    }
+    return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
+  }
+
+  std::string tuning() const override { return "64 queries x 128 keys for head dims up to " + std::to_string(padded(problem_)); }
+
+ private:
+  void fill_shape() {
+    const Problem& p = problem_;
+    params_.batch = static_cast<int>(p.batch);
+    params_.seq_q = static_cast<int>(p.max_seq_q);
+    params_.seq_k = static_cast<int>(p.max_seq_k);
+    params_.heads = static_cast<int>(p.heads);
+    params_.kv_heads = static_cast<int>(p.kv_heads);
+    params_.heads_per_kv = static_cast<int>(p.group());
+    params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
+    params_.head_dim_v = static_cast<int>(p.head_dim_v);
+    params_.mask = p.mask;
+    params_.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink;
+    constexpr double kLog2e = 1.4426950408889634;
+    params_.scale = static_cast<float>(p.scale);
+    params_.scale_log2 = static_cast<float>(p.scale * kLog2e);
+    params_.softcap = static_cast<float>(p.softcap);
+    if (p.softcap != 0) params_.inv_softcap = static_cast<float>(2 * kLog2e * p.scale / p.softcap);
+    params_.query_tiles = static_cast<int>(std::max<std::int64_t>(tiles_of(p, p.total_q, p.max_seq_q, kQueryTile), 1));
+    params_.key_tiles = static_cast<int>(tiles_of(p, p.total_k, p.max_seq_k, kKeyTile));
+  }
+
+  /// Returns its bytes.
+  std::size_t place_workspace(Params& params, void* base) const {
+    const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
+    Parts parts(base);
+    parts.take(params.stats, cells);
+    parts.take(params.dq_sums, cells * kQueryTile * padded(problem_));
+    parts.take(params.turns, cells);
+    parts.take(params.dq_not_finite, cells);
+    parts.take(params.dkv_not_finite, std::int64_t{params.key_tiles} * params.kv_heads);
+    parts.take(params.ticket, 1);
+    if (problem_.has_sink) parts.take(params.sink_parts, cells);
+    return parts.bytes();
+  }
+
+  /// What only a run knows.
+  Result<void> fill(Params& params, const AttentionBackwardArgs& args) const {
+    const std::array<RowsDesc, kTensors> tensors = tensors_of(problem_);
+    const AttentionArgs& forward = args.forward;
+    const auto encode = [&](ClippedRows& to, Tensor tensor, const void* data, int tile) {
+      // A tensor without rows has no memory.
+      const void* some = tensors[tensor].rows > 0 ? data : problem_.total_q > 0 ? forward.q : forward.k;
+      return encode_rows(to, tensors[tensor], problem_.q_dtype, some, tile);
+    };
+    if (params.key_tiles > 0) {
+      for (const auto& [to, tensor, data, tile] : {std::tuple{&params.q, kQ, forward.q, kQueryTile},
+                                                   {&params.k, kK, forward.k, kKeyTile},
+                                                   {&params.v, kV, forward.v, kKeyTile},
+                                                   {&params.dout, kDout, args.dout, kQueryTile},
+                                                   {&params.dk, kDk, static_cast<const void*>(args.dk), kKeyTile / 2},
+                                                   {&params.dv, kDv, static_cast<const void*>(args.dv), kKeyTile / 2}}) {
+        if (Result<void> good = encode(*to, tensor, data, tile); !good) return good;
+      }
+    }
+    params.dout.data = args.dout;
+    params.dout.strides = problem_.dout;
+    params.out = {forward.out, problem_.out};
+    params.dq = {args.dq, problem_.dq};
+    params.lse = {forward.lse, problem_.lse};
+    params.sink = problem_.has_sink ? forward.sink : nullptr;
+    params.dsink = problem_.has_sink ? args.dsink : nullptr;
+    params.cu_seqlens_q = problem_.ragged ? forward.cu_seqlens_q : nullptr;
+    params.cu_seqlens_k = problem_.ragged ? forward.cu_seqlens_k : nullptr;
+    return {};
+  }
+
+  Problem problem_;
+  Device device_;
+  Params params_{};
+};
+
+detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
+  if (Result<void> good = accept(problem); !good) return good.error();
+  auto state = std::make_shared<State>(problem, device, *properties(device));
+  if (state->most_tiles() >= kCountLimit) return declined("q.shape, k.shape (tiles)", state->most_tiles(), "below 2^30");
+  return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::move(state));
+}
+
+constexpr detail::Implementation<detail::AttentionBackward> kRow{
+    kName,
+    "f16, bf16; head dims up to 128; rows aligned to 16 bytes",
+    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink",
+                                               "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kCapability, kCapability>,
+    plan};
+
+}  // namespace
+}  // namespace fovea::gpu::sm90::attention_backward
+
+namespace fovea::gpu::sm90 {
+
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) { return {&attention_backward::kRow, 1}; }
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Before the products: what they need of each query row, dq of queries that see no key, and zeros where they count and flag.
+#pragma once
+
+#include "gpu/common/element.cuh"
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
+#include "gpu/cuda/sm90/ptx.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+inline constexpr int kPrepareThreads = 256, kRowLanes = 16;  // lanes that share a row, eight elements each
+inline constexpr float kNaturalFrom = 1 << 20;               // lse from which scores are rounded as it was
+
+/// A row's lse with the sink's share; plus infinity for rows without a gradient.
+__device__ inline float lse_with_sink(float lse, const float* sink, int head) {
+  if (sink != nullptr && lse != -INFINITY) {
+    const float other = sink[head], larger = fmaxf(lse, other);
+    if (isfinite(larger)) lse = larger + log1pf(expf(fminf(lse, other) - larger));
+    if (other == INFINITY) lse = INFINITY;
+  }
+  return lse == -INFINITY ? INFINITY : lse;
+}
+
+/// What is zero before the products, by all CTAs together.
+__device__ inline void clear(const Params& params, std::int64_t cell) {
+  if (threadIdx.x != 0) return;
+  params.turns[cell] = 0;
+  params.dq_not_finite[cell] = 0;
+  if (cell == 0) *params.ticket = 0;
+  const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
+  for (std::int64_t i = cell; i < std::int64_t{params.key_tiles} * params.kv_heads; i += cells) params.dkv_not_finite[i] = 0;
+}
+
+/// dout . out of a row, by the lanes that share it.
+template <class Element>
+__device__ inline float delta_of(const Params& params, const Element* out, const Element* dout) {
+  float sum = 0;
+  for (int column = threadIdx.x % kRowLanes * 8; column < params.head_dim_v; column += kRowLanes * 8) {
+    const auto x = load_pack<8>(out + column), y = load_pack<8>(dout + column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(to_f32(x.element[i]), to_f32(y.element[i]), sum);
+  }
+#pragma unroll
+  for (int distance = kRowLanes / 2; distance > 0; distance /= 2)
+    sum += __shfl_xor_sync(0xffffu << threadIdx.x % 32 / kRowLanes * kRowLanes, sum, distance);
+  return sum;
+}
+
+/// A CTA for each query tile and head.
+template <class Element>
+__global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int head = blockIdx.y, tile = blockIdx.x;
+  const std::int64_t cell = std::int64_t{head} * params.query_tiles + tile;
+  clear(params, cell);
+  const Sequence at = sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile));
+  const int first = (tile - at.query_tile) * kQueryTile;
+  const bool unseeing = first < at.seq_q && order_of(params, at).key_tiles_of(tile - at.query_tile).size() == 0;
+  constexpr int kAtOnce = kPrepareThreads / kRowLanes, kRounds = kQueryTile / kAtOnce;
+  float lse[kRounds], delta[kRounds], of_sink = 0;
+  bool vast = false;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int token = first + round * kAtOnce + static_cast<int>(threadIdx.x) / kRowLanes;
+    lse[round] = INFINITY;
+    delta[round] = 0;
+    if (token >= at.seq_q) continue;  // of a half of a warp, whose shuffles stay in it
+    const auto row = [&](const void* data, const detail::RowStrides& strides) {
+      return static_cast<const Element*>(data) + at.offset(strides, at.q_begin, token, head);
+    };
+    const float sum = delta_of(params, row(params.out.data, params.out.strides), row(params.dout.data, params.dout.strides));
+    lse[round] = lse_with_sink(static_cast<const float*>(params.lse.data)[at.offset(params.lse.strides, at.q_begin, token, head)],
+                               params.sink, head);
+    if (unseeing) {
+      auto* const dq = const_cast<Element*>(row(params.dq.data, params.dq.strides));
+      for (int column = threadIdx.x % kRowLanes * 8; column < params.head_dim_qk; column += kRowLanes * 8)
+        store_pack(dq + column, Pack<Element, 8>{});
+    }
+    if (lse[round] == INFINITY) continue;
+    delta[round] = sum;
+    vast |= fabsf(lse[round]) >= kNaturalFrom;
+    if (params.sink != nullptr && params.sink[head] != -INFINITY) of_sink += expf(params.sink[head] - lse[round]) * sum;
+  }
+  const bool natural = __syncthreads_or(vast) != 0;
+  RowStats& stats = params.stats[cell];
+  if (threadIdx.x == 0) stats.natural = natural;
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int row = round * kAtOnce + static_cast<int>(threadIdx.x) / kRowLanes;
+    if (threadIdx.x % kRowLanes != 0) continue;
+    stats.minus_lse[row] = natural ? -lse[round] : -lse[round] * kLog2e;
+    stats.delta[row] = delta[round];
+  }
+  if (params.sink == nullptr) return;
+  __shared__ float parts[kPrepareThreads / kRowLanes];
+  if (threadIdx.x % kRowLanes == 0) parts[threadIdx.x / kRowLanes] = of_sink;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float all = 0;
+  for (const float part : parts) all += part;
+  params.sink_parts[cell] = all;
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward

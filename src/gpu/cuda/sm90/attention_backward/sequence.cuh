@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which tiles there are, and of which sequence.
+#pragma once
+
+#include "gpu/cuda/sm90/attention_backward/params.hpp"
+#include "op/common/band.hpp"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+struct Sequence {
+  int batch;             // index of the tensors' first dimension
+  int q_begin, k_begin;  // its first rows
+  int seq_q, seq_k;
+  int query_tile;  // its first among all
+
+  __device__ std::int64_t offset(const detail::RowStrides& strides, int begin, int token, int head) const {
+    return batch * strides.batch + std::int64_t{begin + token} * strides.row + head * strides.head;
+  }
+};
+
+/// Number of the first tile of sequence b among all, and for b = batch their count.
+__device__ inline int first_tile(const std::int32_t* cu_seqlens, int bound, int b, int tile) {
+  return cu_seqlens != nullptr ? cu_seqlens[b] / tile + b : b * ((bound + tile - 1) / tile);
+}
+
+/// The last sequence that begins at `tile` or before.
+__device__ inline int sequence_at(const Params& params, const std::int32_t* cu_seqlens, int bound, int tile_rows, int tile) {
+  int low = 0, high = params.batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (first_tile(cu_seqlens, bound, middle, tile_rows) <= tile ? low : high) = middle;
+  }
+  return low;
+}
+
+__device__ inline Sequence sequence(const Params& params, int b) {
+  const int query_tile = first_tile(params.cu_seqlens_q, params.seq_q, b, kQueryTile);
+  if (params.cu_seqlens_q == nullptr) return {b, 0, 0, params.seq_q, params.seq_k, query_tile};
+  const auto length = [&](const std::int32_t* cu, int bound) { return min(max(cu[b + 1] - cu[b], 0), bound); };
+  return {0,
+          params.cu_seqlens_q[b],
+          params.cu_seqlens_k[b],
+          length(params.cu_seqlens_q, params.seq_q),
+          length(params.cu_seqlens_k, params.seq_k),
+          query_tile};
+}
+
+__device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence) {
+  const detail::Band band = detail::make_band(params.mask, sequence.seq_q, sequence.seq_k);
+  return {.seq_q = sequence.seq_q,
+          .seq_k = sequence.seq_k,
+          .low = static_cast<int>(band.low),
+          .high = static_cast<int>(band.high),
+          .query_rows = kQueryTile,
+          .key_rows = kKeyTile,
+          .group = params.group};
+}
+
+/// The part of a CTA: keys of one sequence, and the query heads that share them.
+struct KeyTile {
+  Sequence sequence;
+  int kv_head, index;  // of the tile in its sequence
+  bool none;
+
+  __device__ int begin() const { return index * kKeyTile; }
+};
+
+/// Sequence by sequence, head by head, from the first key tile on.
+__device__ inline KeyTile key_tile_at(const Params& params, int ticket) {
+  KeyTile tile{};
+  const int b = sequence_at(params, params.cu_seqlens_k, params.seq_k, kKeyTile, ticket / params.kv_heads);
+  const int first = first_tile(params.cu_seqlens_k, params.seq_k, b, kKeyTile);
+  const int count = first_tile(params.cu_seqlens_k, params.seq_k, b + 1, kKeyTile) - first, at = ticket - first * params.kv_heads;
+  tile.sequence = sequence(params, b);
+  tile.none = count <= 0 || at >= count * params.kv_heads;
+  if (tile.none) return tile;
+  tile.kv_head = at / count;
+  tile.index = at - tile.kv_head * count;
+  tile.none = tile.begin() >= tile.sequence.seq_k;
+  return tile;
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward

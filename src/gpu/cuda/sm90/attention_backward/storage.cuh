@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The shared memory of a CTA. Tiles are slices of 64 columns: (slice, row, 64), swizzled.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
+#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+/// Named barriers. 0 is that of the whole CTA.
+enum : int {
+  kWarpgroup = 1,  // to 3: a warpgroup alone
+  kDone = 4,       // the dQ warpgroup arrives once it has read K for the last time; score warpgroups wait
+};
+
+/// What a warp needs to know of a step: a query head, and a query tile that sees the key tile.
+struct Step {
+  int head, query_tile;
+  int cell;          // of both in [heads][query_tiles of the batch]
+  int rank;          // key tiles that add to dQ before this one
+  bool first, last;  // of them
+};
+
+template <class Config>
+struct Storage {
+  static constexpr int kSteps = 8;                 // dQ is at most four steps behind the producer
+  alignas(1024) std::byte k[Config::kKeyBytes];    // then dK
+  alignas(1024) std::byte v[Config::kValueBytes];  // then dV
+  alignas(1024) std::byte q[Config::kStages][Config::kQueryBytes];
+  alignas(1024) std::byte dout[Config::kStages][Config::kDoutBytes];
+  alignas(1024) std::byte ds[Config::kStages][Config::kScoreBytes];  // one slice: (key, query)
+  alignas(128) float sums[Config::kSumsOfTile];                      // of dQ, on their way to global memory
+  int emitted_cell, emitted_rank;                                    // theirs; a cell of -1 ends them
+  RowStats stats[Config::kStages];
+  KeyTile tile;
+  int step_count;
+  Step steps[kSteps];  // a ring without barriers of its own: written before q_full
+  // full: the producer's lane and the copy engine arrive; score warps wait. empty: a lane of each score warp arrives; the producer waits.
+  alignas(8) std::uint64_t kv_full, q_full[Config::kStages], dout_full[Config::kStages], empty[Config::kStages];
+  // full: a lane of each score warp arrives; dQ warps wait. empty: a lane of each dQ warp arrives; score warps wait.
+  std::uint64_t ds_full[Config::kStages], ds_empty[Config::kStages];
+  // full: a lane of each dQ warp arrives; the emitter waits. empty: the emitter arrives; dQ warps wait.
+  std::uint64_t sums_full, sums_empty;
+};
+
+/// Position in a ring of kStages buffers, and the parity of the phase in which the buffer is full.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::attention_backward

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tiles of rows that end where a sequence ends, to and from shared memory: slices of 64 columns, each of rows of 128 bytes, swizzled.
+#pragma once
+
+#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/tma.cuh"
+
+namespace fovea::gpu::sm90 {
+
+/// Where a tile is: its first token among the rows of the tensor, and how many tokens of it there are, at most rows.tile.
+struct TilePlace {
+  int batch, head, token, valid;
+};
+
+__device__ inline BoxStart box_of(const ClippedRows& rows, TilePlace at) {
+  return {0, at.head * rows.head_step, rows.tile - at.valid, at.token + at.valid, at.batch * rows.batch_step};
+}
+
+/// By one thread. The bytes of all kSlices slices arrive at `full`.
+template <int kSlices>
+__device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const ClippedRows& rows, TilePlace at, std::uint32_t full) {
+  BoxStart box = box_of(rows, at);
+#pragma unroll
+  for (int slice = 0; slice < kSlices; ++slice, box.column += kSliceColumns) {
+    const CUtensorMap* map = box.slice < rows.tile && box.column < rows.columns ? &rows.map : &rows.beyond;
+    copy_box(to + slice * slice_bytes, map, box, full);
+  }
+}
+
+/// By one thread, of its group of bulk copies.
+template <int kSlices>
+__device__ inline void store_clipped(std::uint32_t from, int slice_bytes, const ClippedRows& rows, TilePlace at) {
+  if (at.valid <= 0) return;
+  BoxStart box = box_of(rows, at);
+#pragma unroll
+  for (int slice = 0; slice < kSlices; ++slice, box.column += kSliceColumns) {
+    if (box.column < rows.columns) store_box(&rows.map, box, from + slice * slice_bytes);
+  }
+}
+
+}  // namespace fovea::gpu::sm90

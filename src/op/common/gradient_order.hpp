@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The order of a backward pass over one sequence and head. A CTA has a key tile and walks through the query tiles that see it. The
+/// gradient of a query tile is a sum over key tiles, added in one fixed order: that in which the CTAs come by if they walk in step.
+///
+/// Key tiles must begin in the order of their numbers. A key tile waits only for lower ones and for others of its group, so `group` of them
+/// at a time are enough for all to end.
+#pragma once
+
+#include <algorithm>
+
+namespace fovea::detail {
+
+struct GradientOrder {
+  int seq_q = 0, seq_k = 0;
+  int low = 0, high = 0;                             ///< query i sees key j iff low <= j - i <= high; no more than 2^30 in magnitude
+  int query_rows = 64, key_rows = 128, group = 128;  ///< tiles of queries, times a group, are below 2^32
+
+  struct Range {
+    int first = 0, last = 0;  ///< [first, last)
+    constexpr int size() const { return last - first; }
+  };
+
+  constexpr int query_tiles() const { return (seq_q + query_rows - 1) / query_rows; }
+  constexpr int key_tiles() const { return (seq_k + key_rows - 1) / key_rows; }
+  /// Every query sees every key: then CTAs begin at query tiles apart from each other, and walk around.
+  constexpr bool full() const { return low <= 1 - seq_q && high >= seq_k - 1; }
+
+  /// Query tiles with a row that sees a key of this key tile.
+  constexpr Range query_tiles_of(int key_tile) const {
+    const int begin = key_tile * key_rows, end = std::min(begin + key_rows, seq_k);
+    return tiles(begin - high, end - 1 - low, seq_q, query_rows);
+  }
+  /// Key tiles with a key that a row of this query tile sees: those that have this query tile among theirs.
+  constexpr Range key_tiles_of(int query_tile) const {
+    const int begin = query_tile * query_rows, end = std::min(begin + query_rows, seq_q);
+    return tiles(begin + low, end - 1 + high, seq_k, key_rows);
+  }
+
+  /// The query tile of a step, of query_tiles_of(key_tile).size() steps.
+  constexpr int query_tile_at(int key_tile, int step) const {
+    const Range range = query_tiles_of(key_tile);
+    const int tile = range.first + step + (full() ? start(key_tile) : 0);
+    return tile < range.last ? tile : tile - range.size();
+  }
+
+  /// How many key tiles add to the query tile before this one does.
+  constexpr int rank(int key_tile, int query_tile) const {
+    const Range all = key_tiles_of(query_tile), within = group_of(key_tile);
+    const int first = std::max(within.first, all.first), last = std::min(within.last, all.last);
+    // The key tile of the group that comes by first; then the ones below it, then those above from the last one down.
+    int newest = last - 1;
+    if (full()) {
+      const unsigned size = static_cast<unsigned>(within.size()), passed = (static_cast<unsigned>(query_tile) + 1) * size - 1;
+      newest = within.first + static_cast<int>(std::min(passed / static_cast<unsigned>(query_tiles()), size - 1));
+    }
+    const int before = first - all.first;
+    return before + (key_tile <= newest ? newest - key_tile : newest - first + last - key_tile);
+  }
+
+ private:
+  /// Tiles of `rows` elements with one of [begin, last] that is below `count`.
+  constexpr Range tiles(int begin, int last, int count, int rows) const {
+    begin = std::max(begin, 0);
+    last = std::min(last, count - 1);
+    if (low > high || begin > last) return {};
+    return {begin / rows, last / rows + 1};
+  }
+  constexpr Range group_of(int key_tile) const {
+    const int first = key_tile / group * group;
+    return {first, std::min(first + group, key_tiles())};
+  }
+  /// Where a key tile begins among all query tiles.
+  constexpr int start(int key_tile) const {
+    const Range within = group_of(key_tile);
+    return static_cast<int>(static_cast<unsigned>(key_tile - within.first) * static_cast<unsigned>(query_tiles()) /
+                            static_cast<unsigned>(within.size()));
+  }
+};
+
+}  // namespace fovea::detail
