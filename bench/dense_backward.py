@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of dense attention on this machine's GPU. Checks each case on one head, times it through autograd by turns with PyTorch's
-cuDNN and FlashAttention-2 paths, and with FlashAttention-3 where it is installed, and measures the ceilings beside it. Writes a JSON
-file."""
+"""The gradient of dense attention on this machine's GPU. Checks each case on one head, times it through autograd by turns
+with PyTorch's cuDNN and FlashAttention-2 paths, and with FlashAttention-3 where it is installed, and measures the ceilings
+beside it. Writes a JSON file."""
 
 from collections.abc import Callable
 from functools import partial
