@@ -26,6 +26,7 @@ from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
 from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantize_qk_int8, quantize_v, quantized_attention
+from fovea._sdpa import scaled_dot_product_attention
 
 __version__: str = _version()
 
@@ -54,6 +55,7 @@ __all__ = [
     "quantize_qk_int8",
     "quantize_v",
     "quantized_attention",
+    "scaled_dot_product_attention",
     "set_num_threads",
     "sparse_latent_attention",
 ]
