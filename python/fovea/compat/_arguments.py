@@ -29,7 +29,7 @@ def check_axes(name: str, tensor: Tensor, axes: str) -> None:
 
 def checked_scale(name: str, scale: Tensor | float | None) -> float | None:
     """Fovea takes 0 for the default, and a number where other packages also take a tensor of one."""
-    check(scale is None or scale != 0, name, scale, "another number")
+    check(scale is None or bool(scale != 0), name, scale, "another number")
     return scale.item() if isinstance(scale, Tensor) else scale
 
 

@@ -69,11 +69,18 @@ class New(NamedTuple):
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, scores: Scores, *, lengths: Ragged | None = None, return_lse: bool, **scales: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Scores,
+    *,
+    lengths: Ragged | None = None,
+    return_lse: bool,
+    scales: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """out and, with return_lse, lse: of a fixed batch ``[batch, seq, head, dim]`` and ``[batch, head, seq]``, of a ragged one
     ``[total, head, dim]`` and ``[head, total]``."""
-    options = scores.options(q.shape[-1]) | scales | ({} if lengths is None else lengths.options())
+    options = scores.options(q.shape[-1]) | (scales or {}) | ({} if lengths is None else lengths.options())
     padded = whole_eights(*map(rows, (q, k, v)))
     result = run(attention, *padded, return_lse=return_lse, **options)
     out, lse = result if return_lse else (result, None)
@@ -144,7 +151,7 @@ def cached(q: Tensor, cache: Cache, scores: Scores, new: New | None) -> tuple[Te
     for name, tensor in (("q", q), ("k_cache", cache.k), ("v_cache", cache.v)):
         check_axes(name, tensor, "batch or blocks, seq or page, head, head_dim")
     if new is None and cache.whole():
-        end = cache.k.shape[1] if cache.seqlens is None else cache.seqlens
+        end = int(cache.k.shape[1] if cache.seqlens is None else cache.seqlens)
         check(0 <= end <= cache.k.shape[1], "cache_seqlens", end, f"0 to {cache.k.shape[1]} (the cache's)")
         return dense(q, cache.k[:, :end], cache.v[:, :end], scores, return_lse=True)
     batch, seq_q = q.shape[:2]

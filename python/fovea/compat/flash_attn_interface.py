@@ -66,7 +66,7 @@ def flash_attn_func(
     """
     refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, **_scales(q_descale, k_descale, v_descale)))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
 
 
 def flash_attn_qkvpacked_func(
@@ -86,18 +86,10 @@ def flash_attn_qkvpacked_func(
 ) -> _Result:
     """:func:`flash_attn_func` of one tensor ``[batch, seq, 3, head, d]``, or ``[batch, seq, heads of q, k and v, d]`` with
     ``num_heads_q``."""
-    if qkv.dim() == 5:
-        check(qkv.shape[2] == 3, "qkv.shape[2]", qkv.shape[2], 3)
-        q, k, v = qkv.unbind(2)
-    else:
-        check(qkv.dim() == 4, "qkv.rank", qkv.dim(), "5 ([batch, seq, 3, head, d]), or 4 with num_heads_q")
-        check(num_heads_q is not None, "num_heads_q", None, "the heads of q in a tensor of rank 4")
-        heads = qkv.shape[2] - num_heads_q
-        check(heads > 0 and heads % 2 == 0, "num_heads_q", num_heads_q, f"{qkv.shape[2]} less two times the heads of k")
-        q, k, v = qkv.split([num_heads_q, heads // 2, heads // 2], dim=2)
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    mask = {"causal": causal, "window_size": window_size, "attention_chunk": attention_chunk}
-    return flash_attn_func(q, k, v, softmax_scale, softcap=softcap, return_attn_probs=return_attn_probs, **mask, **scales)
+    refuse(_UNEXPRESSED, attention_chunk=attention_chunk)
+    q, k, v = _heads_of(qkv, num_heads_q)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
 
 
 def flash_attn_varlen_func(
@@ -134,7 +126,7 @@ def flash_attn_varlen_func(
     scores = Scores(softmax_scale, causal, window_size, softcap)
     lengths = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     scales = _scales(q_descale, k_descale, v_descale)
-    return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, **scales))
+    return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, scales=scales))
 
 
 def flash_attn_with_kvcache(
@@ -168,7 +160,7 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, None, None]:
+) -> Tensor | tuple[Tensor, Tensor | None, None, None]:
     """Attention over a cache, to which k and v are appended first, as flash-attn 2's function of this name does it.
 
     Returns:
@@ -199,6 +191,19 @@ def flash_attn_combine(
 
 def get_scheduler_metadata(*args: Any, **kwargs: Any) -> None:
     """None: Fovea plans by itself, and ``scheduler_metadata`` is taken and not looked at."""
+
+
+def _heads_of(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor."""
+    if qkv.dim() == 5:
+        check(qkv.shape[2] == 3, "qkv.shape[2]", qkv.shape[2], 3)
+        return qkv.unbind(2)
+    check(qkv.dim() == 4, "qkv.rank", qkv.dim(), "5 ([batch, seq, 3, head, d]), or 4 with num_heads_q")
+    heads = qkv.shape[2] - (num_heads_q or 0)
+    check(
+        num_heads_q is not None and heads > 0 and heads % 2 == 0, "num_heads_q", num_heads_q, f"{qkv.shape[2]} less twice k's heads"
+    )
+    return qkv.split([qkv.shape[2] - heads, heads // 2, heads // 2], dim=2)
 
 
 def _scales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> dict[str, Tensor | None]:

@@ -196,7 +196,7 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """Attention over a cache, to which k and v are appended first. Not differentiable.
 
     Args:
