@@ -16,6 +16,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -39,7 +41,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-WINDOW = 6
+WINDOW, CHUNK = 6, 5
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
@@ -53,6 +55,17 @@ MODELS = {
             num_local_experts=2,
             num_experts_per_tok=1,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )
+    ),
+    "llama4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(
+            **SIZES,
+            attention_chunk_size=CHUNK,
+            intermediate_size_mlp=96,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            layer_types=["chunked_attention", "full_attention"],
         )
     ),
 }

@@ -7,24 +7,11 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from transformers import AttentionInterface, Llama4ForCausalLM, Llama4TextConfig, LlamaForCausalLM, StaticCache
+from transformers import AttentionInterface, LlamaForCausalLM, StaticCache
 
 import fovea.integrations.transformers
 from fovea.integrations._row_bands import MaskRefused
-from test_transformers import LENGTH, MODELS, SIZES, assert_same, build, padded, positions
-
-CHUNK = 5
-MODELS["llama4"] = lambda: Llama4ForCausalLM(
-    Llama4TextConfig(
-        **SIZES,
-        attention_chunk_size=CHUNK,
-        intermediate_size_mlp=96,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        interleave_moe_layer_step=2,
-        layer_types=["chunked_attention", "full_attention"],
-    )
-)
+from test_transformers import LENGTH, assert_same, build, padded, positions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,24 +80,6 @@ def test_gradients_of_packed_sequences():
 
 
 # ---- chunked attention ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", [None, "left", "right"])
-@torch.no_grad()
-def test_chunks(side):
-    model, eager = build("llama4")
-    ids, mask = padded([LENGTH, 12, 4], side or "left")
-    inputs = {"input_ids": ids} if side is None else {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask)}
-    assert_same(model(**inputs).logits, eager(**inputs).logits, None if side is None else mask)
-
-
-@torch.no_grad()
-def test_generate_with_chunks():
-    model, eager = build("llama4")
-    ids, mask = padded([LENGTH, 8], "left")
-    options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
-    got, want = (each.generate(input_ids=ids, attention_mask=mask, **options) for each in (model, eager))
-    assert torch.equal(got, want)
 
 
 @torch.no_grad()
