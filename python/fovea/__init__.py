@@ -10,11 +10,12 @@ The operators behind these functions are ``torch.ops.fovea.*``: they write into 
 An argument of another type than its annotation raises ``TypeError``. A call that contradicts itself raises ``ValueError``. A call
 that no kernel accepts raises ``NotImplementedError``, which says which ones declined and why. Outputs are untouched then.
 
-:func:`attention` has a gradient, of first order and in reverse mode. Where autograd wants any other derivative, also of an output
-or a cache, ``NotImplementedError`` says so. What an operator writes counts as changed in place.
+:func:`attention` has a gradient, of first order and in reverse mode; it follows ``torch.autocast`` and ``torch.vmap``. Where
+autograd wants any other derivative, also of an output or a cache, ``NotImplementedError`` says so. What an operator writes counts
+as changed in place.
 """
 
-from fovea import compat
+from fovea import _flops, compat  # noqa: F401 (the formulas are registered)
 from fovea._attention import attention
 from fovea._attention_backward import attention_backward
 from fovea._explain import explain
@@ -26,6 +27,7 @@ from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
 from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantize_qk_int8, quantize_v, quantized_attention
+from fovea._sdpa import scaled_dot_product_attention
 
 __version__: str = _version()
 
@@ -54,6 +56,7 @@ __all__ = [
     "quantize_qk_int8",
     "quantize_v",
     "quantized_attention",
+    "scaled_dot_product_attention",
     "set_num_threads",
     "sparse_latent_attention",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fovea._attention_backward import differentiable_attention
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
+from fovea._functorch import is_mapped, refuse_grad_transforms
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
 from fovea._options import Call, DenseMask, Lengths
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _attention = OPERATORS["attention"]
+_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class AttentionOptions(Call, DenseMask, Lengths, total=False):
@@ -96,6 +98,9 @@ def attention(
         implementation: Forces one of :func:`fovea.implementations` by name, for the forward pass.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
 
+    Within ``torch.autocast``, q, k and v are cast to its dtype, as torch's scaled_dot_product_attention does it: float64, here also
+    float8_e4m3fn, and the sink stay as they are. ``torch.vmap`` maps q, k and v of a fixed batch.
+
     Returns:
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out is differentiable once with
         respect to q, k, v and sink (:func:`fovea.attention_backward`); lse is a constant to autograd.
@@ -103,15 +108,18 @@ def attention(
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
         NotImplementedError: No implementation accepts it, each with its reason; a tangent is given (forward mode); or a gradient is
-            wanted of float8_e4m3fn inputs, or together with ``out`` or ``lse``.
+            wanted of float8_e4m3fn inputs, or together with ``out`` or ``lse``; torch.vmap as with these; torch.func.grad.
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options = (implementation or "", batch_invariant)
-    if wants_gradients(q, k, v, sink):
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = (_autocast(tensor) for tensor in (q, k, v))
+    if wants_gradients(q, k, v, sink) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k):
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
+        refuse_grad_transforms(q, k, v, sink)
         _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
         both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
         return both if return_lse else both[0]
@@ -124,12 +132,22 @@ def attention(
     return out if lse is None else (out, lse)
 
 
+def _autocast(tensor: Tensor) -> Tensor:
+    """The tensor in autocast's dtype, by the rule of torch's scaled_dot_product_attention."""
+    device = tensor.device.type
+    if tensor.dtype not in _AUTOCAST or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
+
+
 def _refuse_with_gradients(q: Tensor, **arguments: Tensor | float | None) -> None:
     """What the differentiable operator does not take."""
     if q.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError("q.dtype: got float8_e4m3fn, want float32, float16 or bfloat16 where a gradient is wanted")
+        raise NotImplementedError(
+            "q.dtype: got float8_e4m3fn, want float32, float16 or bfloat16 where a gradient is wanted and within torch.vmap"
+        )
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(
-                f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())"
+                f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach()) and within torch.vmap"
             )

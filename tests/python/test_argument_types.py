@@ -41,6 +41,7 @@ CALLS = {
     fovea.quantize_v: {"v": torch.randn(2, 7, 2, 64)},
     fovea.quantized_attention: codes(),
     fovea.quantize_and_attend: dense(),
+    fovea.scaled_dot_product_attention: {name: torch.randn(2, 3, 7, 16) for name in ("query", "key", "value")},
 }
 
 

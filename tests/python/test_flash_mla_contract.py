@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlashMLA's users rely on beside numbers: the exceptions, the metadata object, and standing in for the package."""
-
-import importlib
-import importlib.util
-import sys
-from types import ModuleType
+"""What FlashMLA's users rely on beside numbers: the exceptions and the metadata object."""
 
 import pytest
 import torch
 
-import fovea
 import fovea.compat.flash_mla as flash_mla
 
 # ---- metadata --------------------------------------------------------------------------------------------------------------
@@ -165,48 +159,3 @@ def test_gradients_are_refused_and_not_cut():
     call = dense()
     with pytest.raises(NotImplementedError, match="requires_grad"):
         flash_mla.flash_mla_with_kvcache(**call | {"q": call["q"].requires_grad_()})
-
-
-# ---- install ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_flash_mla(monkeypatch):
-    """As if nobody had imported it, whatever the test leaves behind."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flash_mla"]:
-        monkeypatch.delitem(sys.modules, name)
-    modules = dict(sys.modules)
-    yield
-    for name in set(sys.modules) - set(modules):
-        if name.partition(".")[0] == "flash_mla":
-            del sys.modules[name]
-
-
-def test_install(no_flash_mla):
-    assert fovea.compat.install("flash_mla") is flash_mla
-    import flash_mla as imported
-    from flash_mla import flash_mla_with_kvcache
-    from flash_mla.flash_mla_interface import get_mla_metadata
-
-    assert imported is flash_mla
-    assert flash_mla_with_kvcache is flash_mla.flash_mla_with_kvcache and get_mla_metadata is flash_mla.get_mla_metadata
-    assert importlib.util.find_spec("flash_mla") is not None
-    assert fovea.compat.install("flash_mla") is flash_mla  # twice does no harm
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("flash_mla.cuda")
-
-
-def test_install_does_not_push_the_real_one_out_unasked(no_flash_mla):
-    real, part = ModuleType("flash_mla"), ModuleType("flash_mla.cuda")
-    real.__file__ = "/site-packages/flash_mla/__init__.py"
-    sys.modules.update({"flash_mla": real, "flash_mla.cuda": part})
-    with pytest.raises(RuntimeError, match="already imported from /site-packages/flash_mla"):
-        fovea.compat.install("flash_mla")
-    assert sys.modules["flash_mla"] is real and sys.modules["flash_mla.cuda"] is part
-    assert fovea.compat.install("flash_mla", force=True) is flash_mla
-    assert sys.modules["flash_mla"] is flash_mla and "flash_mla.cuda" not in sys.modules
-
-
-def test_install_of_what_is_not_there():
-    with pytest.raises(ValueError, match="package: got 'flash_attn', want 'flash_mla'"):
-        fovea.compat.install("flash_attn")

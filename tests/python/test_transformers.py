@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """attn_implementation="fovea" against eager attention, on tiny models with random weights."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -22,6 +26,7 @@ from transformers import (
 
 import fovea.integrations.transformers
 from fovea.integrations._row_bands import MaskRefused, row_bands
+from fovea.integrations._segments import Segments
 
 SIZES = {
     "vocab_size": 97,
@@ -36,7 +41,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-WINDOW = 6
+WINDOW, CHUNK = 6, 5
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
@@ -50,6 +55,17 @@ MODELS = {
             num_local_experts=2,
             num_experts_per_tok=1,
             rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        )
+    ),
+    "llama4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(
+            **SIZES,
+            attention_chunk_size=CHUNK,
+            intermediate_size_mlp=96,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=2,
+            layer_types=["chunked_attention", "full_attention"],
         )
     ),
 }
@@ -206,21 +222,15 @@ def test_mask_of_four_dimensions():
 
 
 def test_a_mask_that_is_written_to_is_read_again():
-    model, _ = build("llama")
+    model, eager = build("llama")
     ids = torch.randint(3, 97, (1, LENGTH))
     mask = torch.full((1, 1, LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)
-    model(ids, attention_mask=mask)
+    before = model(ids, attention_mask=mask).logits
     mask[:, :, :, :3] = torch.finfo(torch.float32).min
     mask[:, :, :3, 0] = 0.0
-    with pytest.raises(MaskRefused):
-        model(ids, attention_mask=mask)
-
-
-def test_packed_sequences_are_refused():
-    model, _ = build("llama")
-    ids = torch.randint(3, 97, (1, 8))
-    with pytest.raises(MaskRefused, match="row 0"):
-        model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), use_cache=False)
+    after = model(ids, attention_mask=mask).logits
+    assert_same(after, eager(ids, attention_mask=mask).logits)
+    assert not torch.allclose(before, after)
 
 
 def test_refusals():
@@ -232,7 +242,6 @@ def test_refusals():
         ("dropout", 0.1),
         ("output_attentions", True),
         ("position_bias", torch.zeros(1)),
-        ("cu_seq_lens_q", torch.zeros(2)),
     ):
         with pytest.raises(NotImplementedError, match=word):
             forward(model, q, k, k, None, **{word: option})
@@ -279,19 +288,39 @@ def test_forced_implementation():
 
 
 def test_bands_are_exact_for_every_small_mask():
-    """Of every mask of these shapes: either the bands give it back, or it is refused."""
-    refused = 0
+    """Of every mask of these shapes: either the bands or the sequences give it back, or it is refused."""
+    kinds = {"refused": 0, "bands": 0, "segments": 0}
     for seq_q, seq_k in ((3, 3), (2, 4), (1, 5), (4, 2)):
         for bits in range(1 << (seq_q * seq_k)):
             flat = torch.tensor([bits >> place & 1 for place in range(seq_q * seq_k)], dtype=torch.bool)
             mask = flat.view(1, seq_q, seq_k)
             try:
-                (band,) = row_bands(lambda begin, end, mask=mask: mask[:, begin:end], 1, seq_q, seq_k)
+                found = row_bands(lambda begin, end, mask=mask: mask[:, begin:end], 1, seq_q, seq_k)
             except MaskRefused:
-                refused += 1
+                kinds["refused"] += 1
                 continue
-            assert torch.equal(visible(band, seq_q, seq_k), mask[0])
-    assert 0 < refused < 900
+            kinds["segments" if isinstance(found, Segments) else "bands"] += 1
+            got = visible_of_segments(found, seq_q, seq_k) if isinstance(found, Segments) else visible(found[0], seq_q, seq_k)
+            assert torch.equal(got, mask[0])
+    assert 0 < kinds["refused"] < 900 and kinds["segments"] > 10, kinds
+
+
+def visible_of_segments(segments, seq_q, seq_k):
+    """The mask that sequences of one row of a batch describe, pair by pair."""
+    mask = torch.zeros(seq_q, seq_k, dtype=torch.bool)
+    queries, keys = (
+        list(range(seq)) if tokens is None else tokens.tolist()
+        for tokens, seq in ((segments.queries, seq_q), (segments.keys, seq_k))
+    )
+    ranges = zip(*(itertools.pairwise(cu.tolist()) for cu in (segments.cu_seqlens_q, segments.cu_seqlens_k)), strict=True)
+    for (q_begin, q_end), (k_begin, k_end) in ranges:
+        assert q_end - q_begin <= segments.longest[0] and k_end - k_begin <= segments.longest[1]
+        offset = k_end - k_begin - (q_end - q_begin) if segments.anchor == "bottom_right" else 0
+        for i, query in enumerate(queries[q_begin:q_end]):
+            for j, key in enumerate(keys[k_begin:k_end]):
+                left, right = segments.window
+                mask[query, key] = (left is None or j - i - offset >= -left) and (right is None or j - i - offset <= right)
+    return mask
 
 
 def test_bands_beside_padding_are_never_refused():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashMLA's Python interface (its releases with Hopper kernels, 2025 to September 2026) over Fovea's latent attention.
+"""FlashMLA's Python interface (its releases with Hopper kernels, 2025 to September 2026) over Fovea's latent and dense attention.
 
 Shapes, argument order, results and errors are FlashMLA's. What differs:
 
@@ -16,14 +16,14 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
   of sparse prefill (September 2025) gave both to base 2, and -inf for a query that sees no key: code written for that one
   multiplies both by ``log2(e)``.
 * Errors name tensors as Fovea does: ``cache`` and ``extra_cache`` for ``k_cache`` (or ``kv``) and ``extra_k_cache``.
-* What other branches have is not here: ``indexer_topk`` of sparse prefill, and the functions for attention without a latent cache
-  (``flash_attn_varlen_func`` and its like). Copies of FlashMLA inside of vLLM and SGLang have names of their own, which
-  :func:`fovea.compat.install` does not replace.
-* What cannot be computed is refused with an exception, never by ending the process. Gradients are refused too
+* What other branches have is not here: ``indexer_topk`` of sparse prefill. Copies of FlashMLA inside of vLLM and SGLang have names
+  of their own, which :func:`fovea.compat.install` does not replace.
+* ``flash_attn_varlen_func`` and its packed forms have a gradient for grouped-query heads too, with the same bits from run to run.
+  A query that sees no key has the lse -inf in these three.
+* What cannot be computed is refused with an exception, never by ending the process. Gradients of latent attention are refused too
   (NotImplementedError): FlashMLA gives results that autograd knows nothing of.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -33,8 +33,18 @@ from torch import Tensor
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import cache_formats
 from fovea._latent_schedule import LatentSchedule
+from fovea.compat._arguments import check, check_axes, checked_scale, run
+from fovea.compat._dense_mla import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = [
+    "FlashMLASchedMeta",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+]
 
 _LATENT_DIM = 512
 _BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
@@ -153,10 +163,10 @@ def flash_mla_with_kvcache(
     meta = tile_scheduler_metadata
     _assert(isinstance(meta, FlashMLASchedMeta), "tile_scheduler_metadata", type(meta).__name__, "what get_mla_metadata() gives")
     _assert(num_splits is None, "num_splits", type(num_splits).__name__, "None")
-    _check_axes("q", q, "b, s_q, h_q, d")
-    _check_axes("k_cache", k_cache, "blocks, page, h_k, d or bytes")
+    check_axes("q", q, "b, s_q, h_q, d")
+    check_axes("k_cache", k_cache, "blocks, page, h_k, d or bytes")
     if extra_k_cache is not None:
-        _check_axes("extra_k_cache", extra_k_cache, "blocks, page, h_k, bytes")
+        check_axes("extra_k_cache", extra_k_cache, "blocks, page, h_k, bytes")
     config = FlashMLASchedMeta.Config(
         *q.shape[:3],
         *k_cache.shape[1:3],
@@ -168,8 +178,8 @@ def flash_mla_with_kvcache(
     )
     if meta.have_initialized:
         _check_same(meta.config, config)
-    _check(head_dim_v == _LATENT_DIM, "head_dim_v", head_dim_v, _LATENT_DIM)
-    scale = _checked_scale("softmax_scale", softmax_scale)
+    check(head_dim_v == _LATENT_DIM, "head_dim_v", head_dim_v, _LATENT_DIM)
+    scale = checked_scale("softmax_scale", softmax_scale)
     sparse = {
         "attn_sink": attn_sink,
         "extra_k_cache": extra_k_cache,
@@ -184,7 +194,7 @@ def flash_mla_with_kvcache(
         _assert(cache_seqlens is not None, "cache_seqlens", None, "a tensor (without indices)")
         cache, format = _dense_cache(k_cache, is_fp8_kvcache)
         options = {"format": format, "scale": scale, "causal": causal, "return_lse": True, "schedule": meta._shared(cache_seqlens)}
-        out, lse = _run(latent_attention, q, cache, block_table, cache_seqlens, **options)
+        out, lse = run(latent_attention, q, cache, block_table, cache_seqlens, **options)
     else:
         _assert(not causal, "causal", causal, "False (with indices)")
         _assert(is_fp8_kvcache, "is_fp8_kvcache", is_fp8_kvcache, "True (with indices)")
@@ -221,14 +231,14 @@ def flash_mla_sparse_fwd(
     Raises:
         RuntimeError: Shapes, dtypes, strides, or nothing here can compute it.
     """
-    _check_axes("q", q, "s_q, h_q, d")
-    _check_axes("kv", kv, "s_kv, h_kv, d")
-    _check_axes("indices", indices, "s_q, h_kv, topk")
-    _check(kv.size(1) == 1, "kv.shape[1] (h_kv)", kv.size(1), 1)
-    _check(indices.size(1) == 1, "indices.shape[1] (h_kv)", indices.size(1), 1)
-    _check(d_v == _LATENT_DIM, "d_v", d_v, _LATENT_DIM)
-    scale = _checked_scale("sm_scale", sm_scale)
-    out, lse, max_logits = _run(
+    check_axes("q", q, "s_q, h_q, d")
+    check_axes("kv", kv, "s_kv, h_kv, d")
+    check_axes("indices", indices, "s_q, h_kv, topk")
+    check(kv.size(1) == 1, "kv.shape[1] (h_kv)", kv.size(1), 1)
+    check(indices.size(1) == 1, "indices.shape[1] (h_kv)", indices.size(1), 1)
+    check(d_v == _LATENT_DIM, "d_v", d_v, _LATENT_DIM)
+    scale = checked_scale("sm_scale", sm_scale)
+    out, lse, max_logits = run(
         sparse_latent_attention,
         q,
         kv,
@@ -257,7 +267,7 @@ def _sparse_decode(
 ) -> tuple[Tensor, Tensor]:
     cache, format = _packed_cache("k_cache", k_cache)
     extra, extra_format = (None, "rows") if extra_k_cache is None else _packed_cache("extra_k_cache", extra_k_cache)
-    return _run(
+    return run(
         sparse_latent_attention,
         q,
         cache,
@@ -275,21 +285,10 @@ def _sparse_decode(
     )
 
 
-def _check(ok: bool, subject: str, got: object, want: object) -> None:
-    """What FlashMLA checks in C++, and throws as a RuntimeError."""
-    if not ok:
-        raise RuntimeError(f"{subject}: got {got}, want {want}")
-
-
 def _assert(ok: bool, subject: str, got: object, want: object) -> None:
     """What FlashMLA asserts; not an assert statement, since those vanish under python -O."""
     if not ok:
         raise AssertionError(f"{subject}: got {got}, want {want}")
-
-
-def _check_axes(name: str, tensor: Tensor, axes: str) -> None:
-    rank = axes.count(",") + 1
-    _check(tensor.dim() == rank, f"{name}.rank", tensor.dim(), f"{rank} ([{axes}])")
 
 
 def _check_same(bound: FlashMLASchedMeta.Config | None, config: FlashMLASchedMeta.Config) -> None:
@@ -300,19 +299,13 @@ def _check_same(bound: FlashMLASchedMeta.Config | None, config: FlashMLASchedMet
         _assert(got == want, f"tile_scheduler_metadata.config.{entry.name}", got, f"{want}, as in the first call with this object")
 
 
-def _checked_scale(name: str, scale: Tensor | float | None) -> float | None:
-    """Fovea takes 0 for the default, and a number where FlashMLA also takes a tensor of one."""
-    _check(scale != 0, name, scale, "another number")
-    return scale.item() if isinstance(scale, Tensor) else scale
-
-
 def _packed_cache(name: str, cache: Tensor) -> tuple[Tensor, str]:
     """A packed cache as Fovea wants it, and the name of its format."""
-    _check(cache.dtype in _BYTES, f"{name}.dtype", cache.dtype, f"one of {', '.join(map(str, _BYTES))} (is_fp8_kvcache)")
+    check(cache.dtype in _BYTES, f"{name}.dtype", cache.dtype, f"one of {', '.join(map(str, _BYTES))} (is_fp8_kvcache)")
     formats = " or ".join(f"{size} ({format})" for size, format in _PACKED.items())
     bytes_per_token = cache.size(3)
-    _check(cache.size(2) == 1, f"{name}.shape[2] (h_k)", cache.size(2), "1 (packed)")
-    _check(
+    check(cache.size(2) == 1, f"{name}.shape[2] (h_k)", cache.size(2), "1 (packed)")
+    check(
         bytes_per_token in _PACKED,
         f"{name}.shape[3] (bytes of a token)",
         bytes_per_token,
@@ -324,16 +317,8 @@ def _packed_cache(name: str, cache: Tensor) -> tuple[Tensor, str]:
 def _dense_cache(cache: Tensor, is_fp8_kvcache: bool) -> tuple[Tensor, str]:
     if cache.dtype not in _BYTES:
         return cache, "rows"
-    _check(is_fp8_kvcache, "is_fp8_kvcache", is_fp8_kvcache, f"True, as k_cache.dtype is {cache.dtype}")
+    check(is_fp8_kvcache, "is_fp8_kvcache", is_fp8_kvcache, f"True, as k_cache.dtype is {cache.dtype}")
     return _packed_cache("k_cache", cache)
-
-
-def _run(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Fovea's ValueError is FlashMLA's RuntimeError."""
-    try:
-        return operation(*args, **kwargs)
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
 
 
 def _empty_rows_to_infinity(lse: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fovea.integrations._segments import Segments, common_band, segments
+
 _ROWS_AT_ONCE = 256  # of the mask: a long prompt's mask is never held whole
 
 
@@ -29,15 +31,15 @@ class MaskRefused(NotImplementedError):
     """The mask is not a band of visible keys beside padding."""
 
 
-def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int) -> tuple[RowBand, ...]:
-    """The bands of a mask given in pieces.
+def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int) -> tuple[RowBand, ...] | Segments:
+    """The bands of a mask given in pieces, or where its rows have no such band, sequences within them.
 
     Args:
         visible: The mask's rows from and to a query, bool ``[batch, rows, seq_k]``, True where the query sees the key.
         batch, seq_q, seq_k: The mask's shape.
 
     Raises:
-        MaskRefused: Some row's visible keys are not such a band.
+        MaskRefused: The visible keys are neither.
     """
     seen = torch.zeros(batch, seq_k, dtype=torch.bool)
     ranges = []
@@ -46,7 +48,13 @@ def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq
         seen |= piece.any(dim=1)
         ranges.append(_ranges(piece))
     first, end, count = (torch.cat([piece[part] for piece in ranges], dim=1) for part in range(3))
-    return tuple(_row_band(row, first[row], end[row], count[row], seen[row]) for row in range(batch))
+    try:
+        return tuple(_row_band(row, first[row], end[row], count[row], seen[row]) for row in range(batch))
+    except MaskRefused:
+        found = segments(first, end, count, seq_k)
+        if found is None:
+            raise
+        return found
 
 
 def _ranges(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,22 +81,15 @@ def _row_band(row: int, first: Tensor, end: Tensor, count: Tensor, seen: Tensor)
     # Keys that nobody sees (padding) are left out, and positions counted among the others.
     position = torch.cat([torch.zeros(1, dtype=torch.long), seen.cumsum(0)])
     first, end, count = position[first[queries]], position[end[queries]], count[queries]
-    total, index = len(keys), torch.arange(len(first))
-
-    left = _common((index - first)[first > 0])
-    right = _common((end - 1 - index)[end < total])
-    begins = torch.zeros_like(index) if left is None else (index - left).clamp(min=0)
-    ends = torch.full_like(index, total) if right is None else (index + right + 1).clamp(max=total)
-    empty = ends <= begins
-    exact = torch.equal(count, torch.where(empty, 0, end - first)) and bool(((begins == first) & (ends == end) | empty).all())
+    index = torch.arange(len(first))
+    band = common_band(index, first, end, torch.full_like(index, len(keys)))
+    empty = band.end <= band.first
+    exact = torch.equal(count, torch.where(empty, 0, end - first))
+    exact = exact and bool(((band.first == first) & (band.end == end) | empty).all())
     if not exact:
         raise MaskRefused(
-            f"attention_mask (row {row} of the batch): got visible keys that are no band beside padding, "
-            "want causal, sliding-window or full attention over one run of keys (other masks need attn_implementation='eager')"
+            f"attention_mask (row {row} of the batch): got visible keys that are no band beside padding, want causal, "
+            "sliding-window or full attention over one run of keys, or over sequences within it "
+            "(other masks need attn_implementation='eager')"
         )
-    return RowBand(queries, key_range, left, right)
-
-
-def _common(values: Tensor) -> int | None:
-    """The first of some values that should all be the same; None where there is none."""
-    return int(values[0]) if len(values) else None
+    return RowBand(queries, key_range, band.left, band.right)

@@ -5,14 +5,18 @@
 >>> fovea.integrations.transformers.register()
 >>> model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fovea")
 
-Padding on either side, sliding windows, softcap, attention sinks and grouped-query attention give what eager attention gives.
-What the library cannot compute exactly (dropout, attention weights as an output, biases, masks that are no band beside
-padding) raises NotImplementedError. Queries that see no key, such as padding on the left, give zeros. Training works: attention
-is differentiable.
+Padding on either side, packed sequences (``position_ids`` that restart, or ``cu_seq_lens_q`` and its like), sliding windows,
+chunked attention, softcap, attention sinks and grouped-query attention give what eager attention gives. What the library cannot
+compute exactly (dropout, attention weights as an output, biases, other masks) raises NotImplementedError. Queries that see no key,
+such as padding on the left, give zeros. Training works: attention is differentiable.
+
+``torch.compile(model, fullgraph=True)`` and ``torch.export`` trace through, with and without a cache. Nobody can look at a mask's
+values then, so a compiled model refuses masks of the model's own when it is traced, and padding between tokens when it runs.
+Without a cache and an ``attention_mask``, its positions may restart, so its attention is that of a ragged batch.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -24,6 +28,8 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 import fovea
 from fovea._library import wants_gradients
 from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands
+from fovea.integrations._segments import Segments
+from fovea.integrations._traced_masks import TracedMask, traced_mask
 
 _NEED_EAGER = "use attn_implementation='eager' for it"
 
@@ -44,19 +50,24 @@ def band_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
+    q_offset: Tensor | int = 0,
     kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
+    local_size: int | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    **_: Any,
-) -> Tensor:
-    """The mask interface: reads the model's mask once a forward pass and hands its bands to every layer.
+    **options: Any,
+) -> Tensor | None:
+    """The mask interface: keeps what a mask is made of; the first layer reads it once for all.
 
-    The bands ride on a tensor of one NaN with a mask's four dimensions: models pass it on as it is, and code that computes with
-    it loses the bands and leaves NaN, which the attention refuses.
+    It rides on a tensor of one NaN with a mask's four dimensions: models pass it on as it is, and code that computes with it loses
+    what it carries and leaves NaN, which the attention refuses. A traced model gets lengths instead, or None.
     """
+    if torch.compiler.is_compiling():
+        offsets = (q_offset, kv_offset)
+        mask = TracedMask(batch_size, q_length, kv_length, *offsets, mask_function, attention_mask, device)
+        return traced_mask(mask, local_size, use_vmap, options)
 
     def visible(begin: int, end: int) -> Tensor:
         piece = sdpa_mask(
@@ -75,7 +86,9 @@ def band_mask(
         assert piece is not None  # both ways to skip a mask are off
         return piece[:, 0]
 
-    return _keep(torch.full((1, 1, 1, 1), torch.nan, device=device), row_bands(visible, batch_size, q_length, kv_length))
+    return _keep(
+        torch.full((1, 1, 1, 1), torch.nan, device=device), cache(lambda: _bands(visible, batch_size, q_length, kv_length, device))
+    )
 
 
 def attention_forward(
@@ -96,23 +109,54 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """The attention interface: query ``[batch, head, seq_q, dim]``, key and value ``[batch, kv_head, seq_k, dim]``.
 
+    Lengths that are given (``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k``) count instead of the mask.
+
     Returns:
         ``[batch, seq_q, head, dim]``, and None for the attention weights, which are never formed.
     """
     _refuse_extras(dropout, kwargs)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
-    if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        bands = _bands_without_mask(q, k, causal, sliding_window)
-    else:
-        bands = _bands_of(attention_mask, q, k)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
         "softcap": softcap or 0.0,
         "sink": None if s_aux is None else s_aux.float(),
         "implementation": implementation,
-        "anchor": "top_left",
     }
+    lengths = _lengths(q, attention_mask, kwargs)
+    if lengths is not None:
+        flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
+        out = fovea.attention(*flat, window=_window(causal, sliding_window), **lengths, **options)
+        return out.unflatten(0, q.shape[:2]), None
+    if attention_mask is None:
+        return fovea.attention(q, k, v, window=_window_without_mask(q, k, causal, sliding_window), **options), None
+    bands = _bands_of(attention_mask, q, k)
+    if isinstance(bands, Segments):
+        return _over_segments(q, k, v, bands, options), None
+    return _over_bands(q, k, v, bands, options), None
+
+
+def _over_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, options: dict[str, Any]) -> Tensor:
+    flat = []
+    for tensor, tokens in ((q, segments.queries), (k, segments.keys), (v, segments.keys)):
+        rows = tensor.flatten(0, 1)
+        flat.append(rows if tokens is None else rows.index_select(0, tokens))
+    out = fovea.attention(
+        *flat,
+        cu_seqlens_q=segments.cu_seqlens_q,
+        cu_seqlens_k=segments.cu_seqlens_k,
+        max_seqlen_q=segments.longest[0],
+        max_seqlen_k=segments.longest[1],
+        window=segments.window,
+        anchor=segments.anchor,
+        **options,
+    )
+    if segments.queries is not None:
+        out = out.new_zeros(q.shape[0] * q.shape[1], *out.shape[1:]).index_copy(0, segments.queries, out)
+    return out.unflatten(0, q.shape[:2])
+
+
+def _over_bands(q: Tensor, k: Tensor, v: Tensor, bands: tuple[RowBand, ...], options: dict[str, Any]) -> Tensor:
     differentiable = wants_gradients(q, k, v, options["sink"])
     whole = all(band.queries == slice(0, q.shape[1]) for band in bands)
     shape = (*q.shape[:-1], v.shape[-1])
@@ -128,11 +172,12 @@ def attention_forward(
             _take(v[batch], band.keys),
             window=(band.left, band.right),
             **given,
+            anchor="top_left",
             **options,
         )
         if differentiable:
             place.copy_(result)
-    return out, None
+    return out
 
 
 def _token_major(tensor: Tensor) -> Tensor:
@@ -150,34 +195,61 @@ def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
         raise NotImplementedError(f"dropout: got {dropout}, want 0 ({_NEED_EAGER}, or model.eval())")
     if kwargs.get("output_attentions"):
         raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {_NEED_EAGER})")
-    for name in ("position_bias", "cu_seq_lens_q", "cu_seq_lens_k", "cache"):
+    for name in ("position_bias", "cache"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name}: got {type(kwargs[name]).__name__}, want None ({_NEED_EAGER})")
 
 
-def _bands_without_mask(q: Tensor, k: Tensor, causal: bool, sliding_window: int | None) -> tuple[RowBand, ...]:
+def _lengths(q: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The lengths of a ragged batch: those that the caller gives, or those of a traced model's mask."""
+    given = [kwargs.get(f"cu_seq_lens_{name}") for name in "qk"]
+    if any(tensor is not None for tensor in given):
+        for name, tensor in zip("qk", given, strict=True):
+            if tensor is None:
+                raise ValueError(f"cu_seq_lens_{name}: got None, want a tensor, as the other of cu_seq_lens_q and cu_seq_lens_k")
+        bounds = [_bound(kwargs.get(f"max_length_{name}")) for name in "qk"]
+        given = [tensor.to(torch.int32) for tensor in given]
+    elif mask is not None and mask.dtype == torch.int32 and mask.shape[:3] == (1, 1, 2):
+        given, bounds = list(mask[0, 0].unbind()), [q.shape[1], None]
+    else:
+        return None
+    return {"cu_seqlens_q": given[0], "cu_seqlens_k": given[1], "max_seqlen_q": bounds[0], "max_seqlen_k": bounds[1]}
+
+
+def _bound(length: Tensor | int | None) -> int | None:
+    """A tensor's number is not read: that would wait for the device."""
+    return None if isinstance(length, Tensor) else length
+
+
+def _window(causal: bool, sliding_window: int | None) -> tuple[int | None, int | None] | None:
+    if causal:
+        return None if sliding_window is None else sliding_window - 1, 0
+    if sliding_window is not None:
+        raise MaskRefused(f"sliding_window: got {sliding_window} without a mask, want None, or causal attention")
+    return None
+
+
+def _window_without_mask(q: Tensor, k: Tensor, causal: bool, sliding_window: int | None) -> tuple[int | None, int | None] | None:
     """A model that makes no mask means all keys, or a causal mask if its module says so."""
-    batch, seq_q, seq_k = q.shape[0], q.shape[1], k.shape[1]
-    whole = slice(0, seq_q), slice(0, seq_k)
+    seq_q, seq_k = q.shape[1], k.shape[1]
     if sliding_window is not None and sliding_window < seq_k and not (causal and seq_q == seq_k):
         raise MaskRefused(
             f"sliding_window: got {sliding_window} without a mask, want causal attention over as many keys as queries"
         )
     if not causal or seq_q == 1:
-        return (RowBand(*whole, None, None),) * batch
+        return None
     if seq_q != seq_k:
         raise MaskRefused(
             f"attention_mask: got None for {seq_q} causal queries over {seq_k} keys, want a mask that says where they begin"
         )
-    left = None if sliding_window is None else sliding_window - 1
-    return (RowBand(*whole, left, 0),) * batch
+    return _window(causal, sliding_window)
 
 
-def _bands_of(mask: Tensor, q: Tensor, k: Tensor) -> tuple[RowBand, ...]:
-    """The bands that band_mask left on the mask, or those read off a 4-dimensional mask that the caller made."""
+def _bands_of(mask: Tensor, q: Tensor, k: Tensor) -> tuple[RowBand, ...] | Segments:
+    """The bands of what band_mask left on the mask, or those read off a 4-dimensional mask that the caller made."""
     kept = getattr(mask, "_fovea_bands", None)
     if kept is not None and kept[0] == _version(mask):
-        return kept[1]
+        return kept[1]()
     want = (q.shape[0], 1, q.shape[1], k.shape[1])
     if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != want[2:] or mask.shape[0] not in (1, want[0]):
         raise MaskRefused(f"attention_mask.shape: got {list(mask.shape)}, want {list(want)} ({_NEED_EAGER})")
@@ -188,13 +260,21 @@ def _bands_of(mask: Tensor, q: Tensor, k: Tensor) -> tuple[RowBand, ...]:
         if not (seen | (mask <= torch.finfo(mask.dtype).min)).all():
             raise MaskRefused(f"attention_mask: got a bias that is neither 0 nor the dtype's minimum, want a mask ({_NEED_EAGER})")
     seen = seen.expand(want)[:, 0]
-    bands = row_bands(lambda begin, end: seen[:, begin:end], want[0], want[2], want[3])
-    _keep(mask, bands)
-    return bands
+    read = cache(lambda: _bands(lambda begin, end: seen[:, begin:end], want[0], want[2], want[3], q.device))
+    _keep(mask, read)
+    return read()
 
 
-def _keep(mask: Tensor, bands: tuple[RowBand, ...]) -> Tensor:
-    mask._fovea_bands = (_version(mask), bands)  # type: ignore[attr-defined]
+def _bands(
+    visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int, device: torch.device | str
+) -> tuple[RowBand, ...] | Segments:
+    """The bands of a mask, with what the attention needs of them on its device."""
+    bands = row_bands(visible, batch, seq_q, seq_k)
+    return bands.to(device) if isinstance(bands, Segments) else bands
+
+
+def _keep(mask: Tensor, read: Callable[[], tuple[RowBand, ...] | Segments]) -> Tensor:
+    mask._fovea_bands = (_version(mask), read)  # type: ignore[attr-defined]
     return mask
 
 

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention-3's Python interface (``flash_attn_interface``, as of 2026) over Fovea's dense and paged attention.
+
+Argument names, order, defaults, layouts and results are FlashAttention-3's. Its functions return out alone, and (out, lse) with
+``return_attn_probs``; versions of early 2025 always returned both. What differs:
+
+* ``num_splits``, ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` are taken and change nothing: Fovea plans by itself.
+* ``qv``, ``attention_chunk``, ``seqused_q``, ``seqused_k``, ``cache_leftpad``, ``rotary_seqlens`` and ragged queries or new keys
+  over a cache raise NotImplementedError.
+* ``q_descale`` and its like are the scales of float8_e4m3fn tensors. Over a cache they raise NotImplementedError.
+* What ``fovea.compat.flash_attn`` says of devices, dtypes, pages and gradients holds here too.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea._merge import merge_states
+from fovea.compat._arguments import check, refuse, run
+from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
+
+_Result = Tensor | tuple[Tensor, Tensor]
+_UNEXPRESSED = "Fovea's attention has no such argument"
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """Attention of a fixed batch. Differentiable once.
+
+    Args:
+        q: ``[batch, seq_q, head, dqk]``; k and v ``[batch, seq_k, kv_head, dqk or dv]``. float8_e4m3fn gives bfloat16.
+        q_descale: Of float8_e4m3fn: float32 ``[batch, kv_head]``; k_descale and v_descale likewise.
+        window_size: ``(left, right)`` keys before and after a query's own position; -1 is no bound.
+        return_attn_probs: Whether to return lse too.
+        The others are those of flash-attn 2, or are taken, or refused, as above.
+
+    Returns:
+        out, or (out, lse float32 ``[batch, head, seq_q]``).
+    """
+    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """:func:`flash_attn_func` of one tensor ``[batch, seq, 3, head, d]``, or ``[batch, seq, heads of q, k and v, d]`` with
+    ``num_heads_q``."""
+    refuse(_UNEXPRESSED, attention_chunk=attention_chunk)
+    q, k, v = _heads_of(qkv, num_heads_q)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> _Result:
+    """:func:`flash_attn_func` of a ragged batch: rows ``cu[b]`` to ``cu[b + 1] - 1`` belong to sequence b.
+
+    Returns:
+        out ``[total_q, head, dv]``, or (out, lse float32 ``[head, total_q]``).
+    """
+    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, seqused_q=seqused_q, seqused_k=seqused_k)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    lengths = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    scales = _scales(q_descale, k_descale, v_descale)
+    return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, scales=scales))
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor | None, None, None]:
+    """Attention over a cache, to which k and v are appended first, as flash-attn 2's function of this name does it.
+
+    Returns:
+        out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``, None, None) with ``return_softmax_lse``:
+        FlashAttention-3 has partial results of split keys in the last two places.
+    """
+    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
+    refuse(_UNEXPRESSED, rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
+    cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, page_table)
+    new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
+    out, lse = cached(q, cache, Scores(softmax_scale, causal, window_size, softcap), new)
+    return (out, lse, None, None) if return_softmax_lse else out
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Merges partial results ``[splits, batch, seq, head, d]`` and their lse ``[splits, batch, seq, head]``: (out, lse)."""
+    check(out_partial.dim() == 5, "out_partial.rank", out_partial.dim(), "5 ([splits, batch, seq, head, d])")
+    check(lse_partial.dim() == 4, "lse_partial.rank", lse_partial.dim(), "4 ([splits, batch, seq, head])")
+    parts, lses = (list(tensor.flatten(1, 2)) for tensor in (out_partial, lse_partial))
+    merged, lse = (tensor.unflatten(0, out_partial.shape[1:3]) for tensor in run(merge_states, parts, lses))
+    if out is not None:
+        return out.copy_(merged), lse
+    return merged if out_dtype is None else merged.to(out_dtype), lse
+
+
+def get_scheduler_metadata(*args: Any, **kwargs: Any) -> None:
+    """None: Fovea plans by itself, and ``scheduler_metadata`` is taken and not looked at."""
+
+
+def _heads_of(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
+    """q, k and v of one tensor."""
+    if qkv.dim() == 5:
+        check(qkv.shape[2] == 3, "qkv.shape[2]", qkv.shape[2], 3)
+        return qkv.unbind(2)
+    check(qkv.dim() == 4, "qkv.rank", qkv.dim(), "5 ([batch, seq, 3, head, d]), or 4 with num_heads_q")
+    heads = qkv.shape[2] - (num_heads_q or 0)
+    check(
+        num_heads_q is not None and heads > 0 and heads % 2 == 0, "num_heads_q", num_heads_q, f"{qkv.shape[2]} less twice k's heads"
+    )
+    return qkv.split([qkv.shape[2] - heads, heads // 2, heads // 2], dim=2)
+
+
+def _scales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> dict[str, Tensor | None]:
+    return {"q_scale": q, "k_scale": k, "v_scale": v}
+
+
+def _result(out: Tensor, lse: Tensor | None) -> _Result:
+    return out if lse is None else (out, lse)

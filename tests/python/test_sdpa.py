@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fovea.scaled_dot_product_attention: torch's function of that name, argument by argument."""
+
+import inspect
+
+import pytest
+import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+import fovea
+
+theirs = torch.nn.functional.scaled_dot_product_attention
+
+
+def inputs(seqs=(5, 9), heads=(4, 4), dims=(16, 24), dtype=torch.float32):
+    shapes = (2, heads[0], seqs[0], dims[0]), (2, heads[1], seqs[1], dims[0]), (2, heads[1], seqs[1], dims[1])
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("seqs", "heads", "options"),
+    [
+        ((5, 9), (4, 4), {}),
+        ((5, 9), (4, 4), {"is_causal": True}),
+        ((9, 5), (4, 4), {"is_causal": True, "scale": 0.3}),
+        ((6, 6), (4, 2), {"is_causal": True, "enable_gqa": True}),
+        ((5, 9), (4, 4), {"attn_mask": causal_lower_right(5, 9)}),
+        ((5, 9), (4, 4), {"attn_mask": causal_upper_left(5, 9)}),
+    ],
+)
+def test_results_and_gradients(seqs, heads, options):
+    tensors = inputs(seqs, heads, (16, 16))
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    got, want = fovea.scaled_dot_product_attention(*tensors, **options), theirs(*exact, **options)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    weight = torch.randn_like(got)
+    got = torch.autograd.grad(got, tensors, weight)
+    want = torch.autograd.grad(want, exact, weight.double())
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_other_head_dim_of_values():
+    q, k, v = inputs()
+    torch.testing.assert_close(fovea.scaled_dot_product_attention(q, k, v), theirs(q, k, v))
+
+
+def test_it_stands_in_a_model_of_torch(monkeypatch):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection = torch.nn.Linear(32, 96)
+
+        def forward(self, x):
+            q, k, v = self.projection(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, None, 0.0, True).transpose(1, 2).flatten(2)
+
+    layer, x = Layer(), torch.randn(2, 7, 32)
+    want = layer(x)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fovea.scaled_dot_product_attention)
+    torch.testing.assert_close(layer(x), want)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), want)
+
+
+def test_order_of_arguments():
+    names = list(inspect.signature(fovea.scaled_dot_product_attention).parameters)
+    assert names == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"attn_mask": torch.ones(5, 9, dtype=torch.bool)}, NotImplementedError, "^attn_mask: got Tensor, want None or a bias"),
+        ({"attn_mask": causal_upper_left(5, 9), "is_causal": True}, ValueError, "^is_causal: got True, want False"),
+        ({"dropout_p": 0.5}, NotImplementedError, r"^dropout_p: got 0\.5, want 0"),
+        ({"query": torch.randn(4, 5, 16)}, ValueError, r"^query\.rank: got 3, want 4"),
+        ({"query": torch.randn(2, 8, 5, 16)}, ValueError, "^enable_gqa: got False, want True for 8 heads over 4"),
+        ({"scale": "large"}, TypeError, "^scale: got 'large', want a number"),
+    ],
+)
+def test_refusals(options, error, message):
+    with pytest.raises(error, match=message):
+        fovea.scaled_dot_product_attention(**dict(zip(("query", "key", "value"), inputs(), strict=True)) | options)
