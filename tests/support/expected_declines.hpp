@@ -15,6 +15,7 @@ struct ExpectedDecline {
 };
 
 inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention";
+inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
@@ -24,6 +25,12 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "scales/one-", "q_scale: got a value"},
     {kSm90Attention, "scales/per-head-", "q_scale: got a value"},
     {kSm90Attention, "scales/none-", "q.dtype: got e4m3"},
+    {kSm90Attention, "-softcap4000", "softcap: got 4000, want at most 1024"},
+    {kPortableAttention, "/f32-", "q.dtype: got f32"},
+    {kPortableAttention, "/e4m3-", "q_scale: got a value"},
+    {kPortableAttention, "scales/one-", "q_scale: got a value"},
+    {kPortableAttention, "scales/per-head-", "q_scale: got a value"},
+    {kPortableAttention, "scales/none-", "q.dtype: got e4m3"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},
