@@ -33,6 +33,10 @@ inline void attention_tiles(Table& table) {
     spec.mask = {.left = 100};
     add(table, fmt::format("tiles/bf16-{}-window", name), spec);
   }
+  Case capped = with_dims(attention(DType::bf16, {{70, 190}}, causal()), 128, 128);
+  capped.values = Values::huge_scores;
+  capped.softcap = 4000;
+  add(table, "tiles/bf16-softcap4000", capped);
   const Case few = with_heads(with_dims(attention(DType::bf16, {{3, 3000}}, causal()), 128, 128), 8, 2);
   add(table, "tiles/bf16-few-queries", few, Tier::quick);
   add(table, "tiles/bf16-few-queries-nan-value", [&] {

@@ -17,10 +17,11 @@ struct FakeDevice {
   int capability, multiprocessors, shared_bytes;
 };
 
-inline constexpr std::array<FakeDevice, 4> kFakeDevices{{{"of Hopper", 90, 132, 227 << 10},
+inline constexpr std::array<FakeDevice, 5> kFakeDevices{{{"of Hopper", 90, 132, 227 << 10},
                                                          {"of Ampere", 80, 108, 163 << 10},
                                                          {"of Turing", 75, 40, 64 << 10},
-                                                         {"of Blackwell", 100, 148, 227 << 10}}};
+                                                         {"of Blackwell", 100, 148, 227 << 10},
+                                                         {"of Ada", 89, 142, 99 << 10}}};
 
 struct Launch {
   int device;

@@ -16,8 +16,11 @@ namespace {
 
 Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
 
-/// Why an entry declines every call on this device, or nothing: the entries of a folder are for its devices.
-std::string_view device_decline(std::string_view implementation, const FakeDevice& device) {
+/// Why an entry declines a call for the device's sake, or nothing: the entries of a folder are for its devices, and Turing has no bf16.
+std::string_view device_decline(const AnyCase& entry, std::string_view implementation, const FakeDevice& device) {
+  if (implementation == "cuda.portable.attention" && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
+    return "q.dtype: got bf16, want f16";
+  }
   return implementation.starts_with("cuda.sm90.") && device.capability != 90 ? "device (compute capability): got " : "";
 }
 
@@ -45,7 +48,8 @@ TEST(Planning, TakesTheTableOrDeclinesItAsExpected) {
     for (std::size_t i = 0; i < kFakeDevices.size(); ++i) {
       SCOPED_TRACE(entry.name + " " + std::string(implementation) + " " + kFakeDevices[i].name);
       // Options that an implementation does not handle are the reason before the device is.
-      const std::string_view of_device = device_decline(implementation, kFakeDevices[i]), of_case = expected_decline(entry, implementation);
+      const std::string_view of_device = device_decline(entry, implementation, kFakeDevices[i]),
+                             of_case = expected_decline(entry, implementation);
       const auto planned = plan(trial, implementation, fake(i));
       ASSERT_EQ(planned.has_value(), of_device.empty() && of_case.empty()) << (planned ? "planned" : why_not(planned.error()));
       if (!planned) {
@@ -93,14 +97,54 @@ TEST(Planning, HopperAttentionDeclinesByName) {
   EXPECT_EQ(why(128, 2000), "softcap: got 2000, want at most 1024");
 }
 
+/// Tiles follow the shared memory of a device, and nothing else of the call changes with it.
+TEST(Planning, PortableAttentionFitsTheDevice) {
+  const auto tiles = [](std::size_t device, DType dtype, std::int64_t dim) {
+    const TensorDesc q = contiguous(dtype, {2, 5000, 8, dim}), k = contiguous(dtype, {2, 5000, 2, dim});
+    const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q};
+    const auto planned = plan_attention(desc, fake(device), {.implementation = "cuda.portable.attention"});
+    if (!planned) return why_not(planned.error());
+    const std::string text = planned->explain();
+    const std::size_t begin = text.find(" x ") - 3, end = text.find(" tiles");
+    return text.substr(text.find_first_not_of(' ', begin), end - text.find_first_not_of(' ', begin));
+  };
+  constexpr std::size_t kHopper = 0, kAmpere = 1, kTuring = 2, kAda = 4;
+  EXPECT_EQ(tiles(kHopper, DType::bf16, 128), "128 x 64");
+  EXPECT_EQ(tiles(kAmpere, DType::bf16, 128), "128 x 64");
+  EXPECT_EQ(tiles(kAda, DType::bf16, 128), "128 x 32");
+  EXPECT_EQ(tiles(kTuring, DType::f16, 128), "128 x 32");
+  EXPECT_EQ(tiles(kAmpere, DType::bf16, 256), "128 x 64");
+  EXPECT_EQ(tiles(kAda, DType::bf16, 256), "64 x 16");
+  EXPECT_EQ(tiles(kTuring, DType::bf16, 128), "q.dtype: got bf16, want f16, on compute capability 7.5");
+}
+
 /// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
 TEST(Planning, RaggedAttentionWantsNoWorkspace) {
   TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});
   q.alignment = k.alignment = 16;
   const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 1, .max_seq_q = 1, .max_seq_k = 8192}};
-  const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention"});
+  for (const char* implementation : {"cuda.sm90.attention", "cuda.portable.attention"}) {
+    const auto planned = plan_attention(desc, fake(0), {.implementation = implementation});
+    ASSERT_TRUE(planned) << implementation;
+    EXPECT_EQ(planned->workspace_bytes(), 0U) << implementation;
+  }
+}
+
+/// Empty sequences of a ragged batch cost at most a CTA each: the grid follows the rows of q, not the bound of a length.
+TEST(Planning, RaggedAttentionLaunchesNoMoreThanThereMayBe) {
+  const TensorDesc q = contiguous(DType::bf16, {4096, 4, 128}), k = contiguous(DType::bf16, {4096, 4, 128});
+  const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 64, .max_seq_q = 4096, .max_seq_k = 4096}};
+  const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.portable.attention"});
   ASSERT_TRUE(planned);
-  EXPECT_EQ(planned->workspace_bytes(), 0U);
+  const auto tensor = [](std::uintptr_t i) { return reinterpret_cast<std::byte*>(i << 32); };  // which nothing reads
+  std::int32_t lengths[65] = {};
+  launches().clear();
+  const AttentionArgs args{
+      .q = tensor(1), .k = tensor(2), .v = tensor(3), .out = tensor(4), .cu_seqlens_q = lengths, .cu_seqlens_k = lengths};
+  const Result<void> ran = planned->run(args);
+  ASSERT_TRUE(ran) << to_string(ran.error());
+  ASSERT_EQ(launches().size(), 1U);
+  EXPECT_EQ(launches()[0].grid.x, (4096 / 128 + 64) * 4U);
 }
 
 TEST(Planning, SaysWhatALaunchSaid) {

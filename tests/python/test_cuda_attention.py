@@ -7,10 +7,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import fovea
 
-NAME = "cuda.sm90.attention"
-pytestmark = pytest.mark.skipif(
-    not any(row.name == NAME and row.available for row in fovea.implementations()), reason=f"needs a device that {NAME} runs on"
-)
+ROWS = [row for row in fovea.implementations() if row.operation == "attention" and row.name.startswith("cuda.")]
+NAMES = [row.name for row in ROWS if row.available]
+pytestmark = pytest.mark.skipif(not NAMES, reason="needs a CUDA device")
+every_name = pytest.mark.parametrize("name", NAMES)
 
 
 def tensors(batch=2, seq_q=300, seq_k=300, heads=(8, 2), dims=(128, 128), dtype=torch.bfloat16):
@@ -33,24 +33,28 @@ def check(got, want):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (40, 24)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_matches_torch(dtype, dims, causal):
+@every_name
+def test_matches_torch(name, dtype, dims, causal):
     q, k, v = tensors(dims=dims, dtype=dtype)
-    out, lse = fovea.attention(q, k, v, causal=causal, return_lse=True, implementation=NAME)
+    out, lse = fovea.attention(q, k, v, causal=causal, return_lse=True, implementation=name)
     check(out, expected(q, k, v, causal))
     assert lse.isfinite().all()
 
 
 @pytest.mark.parametrize("seq", [1, 8300])  # splits of the keys; clusters under a causal mask
-def test_long_keys(seq):
+@every_name
+def test_long_keys(name, seq):
     q, k, v = tensors(1, seq, 8300, (4, 1))
-    check(fovea.attention(q, k, v, causal=True), expected(q, k, v, True))
+    check(fovea.attention(q, k, v, causal=True, implementation=name), expected(q, k, v, True))
 
 
-def test_ragged_is_its_sequences():
+@every_name
+def test_ragged_is_its_sequences(name):
     lengths = [5, 700, 0, 129, 64]
     cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     q, k, v = (x[0] for x in tensors(1, sum(lengths), sum(lengths)))
-    out = fovea.attention(q, k, v, causal=True, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=700, max_seqlen_k=700)
+    bounds = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 700, "max_seqlen_k": 700}
+    out = fovea.attention(q, k, v, causal=True, **bounds, implementation=name)
     for begin, end in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
         if end > begin:
             one = (x[None, begin:end] for x in (q, k, v))
@@ -63,19 +67,27 @@ def test_queries_of_all_heads_may_be_one():
     check(fovea.attention(q, k, v), expected(q, k, v, False))
 
 
-def test_no_keys():
+@every_name
+def test_no_keys(name):
     q, k, v = tensors()
-    out, lse = fovea.attention(q, k[:, :0], v[:, :0], return_lse=True)
+    out, lse = fovea.attention(q, k[:, :0], v[:, :0], return_lse=True, implementation=name)
     assert not out.any() and lse.isneginf().all()
 
 
-def test_graph_replays_over_other_values():
+def test_rows_of_any_alignment():
+    q, k, v = tensors()
+    apart = [torch.cat([x, x[..., :1]], -1)[..., 1:] for x in (q, k, v)]  # 129 elements from row to row
+    check(fovea.attention(*apart), expected(*apart, False))
+
+
+@every_name
+def test_graph_replays_over_other_values(name):
     q, k, v = tensors()
     out = torch.empty_like(q)
-    fovea.attention(q, k, v, out=out)
+    fovea.attention(q, k, v, out=out, implementation=name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        fovea.attention(q, k, v, out=out)
+        fovea.attention(q, k, v, out=out, implementation=name)
     v.copy_(v.roll(1, 1) * 1.5)
     graph.replay()
     check(out, expected(q, k, v, False))
@@ -121,6 +133,8 @@ def test_gradient_compiles_and_is_recorded():
             assert all(map(torch.equal, recorded, want))
 
 
-def test_same_bits_again():
+@every_name
+def test_same_bits_again(name):
     q, k, v = tensors(1, 2, 6000, (16, 2))
-    assert torch.equal(fovea.attention(q, k, v), fovea.attention(q, k, v))
+    first, second = (fovea.attention(q, k, v, implementation=name) for _ in range(2))
+    assert torch.equal(first, second)

@@ -16,6 +16,7 @@ struct ExpectedDecline {
 
 inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention";
 inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward";
+inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
@@ -29,6 +30,12 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Backward, "192x128", "head_dim: got 192"},
     {kSm90Backward, "256x256", "head_dim: got 256"},
     {kSm90Backward, "/f32-", "q.dtype: got f32"},
+    {kSm90Attention, "-softcap4000", "softcap: got 4000, want at most 1024"},
+    {kPortableAttention, "/f32-", "q.dtype: got f32"},
+    {kPortableAttention, "/e4m3-", "q_scale: got a value"},
+    {kPortableAttention, "scales/one-", "q_scale: got a value"},
+    {kPortableAttention, "scales/per-head-", "q_scale: got a value"},
+    {kPortableAttention, "scales/none-", "q.dtype: got e4m3"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Kernels in plain CUDA C++, for every device of compute capability 7.5 and later.
+/// Kernels in CUDA C++ and instructions that all have, for every device of compute capability 7.5 and later.
 #pragma once
 
 #include "plan/implementation.hpp"
@@ -8,6 +8,7 @@ namespace fovea::gpu::portable {
 
 inline constexpr int kLowestCapability = 75;
 
+detail::Implementations<detail::Attention> implementations(detail::Attention);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);

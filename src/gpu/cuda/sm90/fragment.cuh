@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where the elements of warpgroup accumulators (64 x kN) are: a warp has 16 rows, a lane two of them, eight apart, and of every eight
-/// columns two neighbours.
+/// Warpgroup accumulators (64 x kN): a warp has 16 rows, whose elements are where gpu/cuda/common/fragment.cuh says.
 #pragma once
 
 #include <type_traits>
 
+#include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/sm90/ptx.cuh"
 
 namespace fovea::gpu::sm90 {
-
-/// Which of the lane's two rows its i-th accumulator is of.
-__device__ constexpr int row_of(int i) { return i / 2 % 2; }
-/// Its column, without that of the lane.
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-/// The lane's first column.
-__device__ inline int lane_column(int lane) { return lane % 4 * 2; }
 
 /// Two neighbouring elements, as pack() made them.
 template <class Element>

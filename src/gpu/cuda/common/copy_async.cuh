@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Copies from global to shared memory that go on beside the thread, in groups; rows of a tile by all threads of a CTA. Turing, which has
+/// no such copies, loads and stores at once.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gpu/cuda/common/shared.cuh"
+#include "gpu/cuda/common/target.cuh"
+
+namespace fovea::gpu {
+
+/// A chunk of 16 bytes, aligned to them; zeros, and nothing is read, where it is not `present`.
+__device__ inline void copy_async(std::uint32_t shared, const void* from, bool present) {
+  if constexpr (kTarget >= 80) {
+    const int bytes = present ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+  } else {
+    store_shared_128(shared, present ? *static_cast<const uint4*>(from) : uint4{});
+  }
+}
+/// The same of one that is present.
+__device__ inline void copy_async(std::uint32_t shared, const void* from) {
+  if constexpr (kTarget >= 80) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(__cvta_generic_to_global(from)) : "memory");
+  } else {
+    store_shared_128(shared, *static_cast<const uint4*>(from));
+  }
+}
+/// The same of one that is aligned to 2 bytes, at once.
+__device__ inline void copy_elements(std::uint32_t shared, const void* from, bool present) {
+  const auto* elements = static_cast<const std::uint16_t*>(from);
+  std::uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (present) words[i] = elements[2 * i] | static_cast<std::uint32_t>(elements[2 * i + 1]) << 16;
+  }
+  store_shared_128(shared, {words[0], words[1], words[2], words[3]});
+}
+/// Ends a group of copies.
+__device__ inline void copy_async_commit() {
+  if constexpr (kTarget >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until the thread's copies have arrived, but for those of the last kPending groups.
+template <int kPending>
+__device__ inline void copy_async_wait() {
+  if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Copies rows into SwizzledRows<kColumns> by kThreads threads.
+template <int kColumns, int kRows, int kThreads>
+class RowCopy {
+ public:
+  /// Rows from `valid` (1 or more) on and columns from `columns` (a multiple of 8) on become zeros; nothing of them is read, and no address
+  /// lies outside of the tensor. `row_at(row)` points to a row's first element. `aligned`: all rows are, to 16 bytes; others are read by
+  /// single elements.
+  template <class RowAt>
+  __device__ __forceinline__ void operator()(std::uint32_t to, int valid, int columns, bool aligned, const RowAt& row_at) const {
+    if (aligned && valid >= kRows && columns == kColumns) {
+#pragma unroll
+      for (int i = 0; i < kRows / kStep; ++i) {
+        const auto* from = row_at(row(i)) + 8 * chunk();
+#pragma unroll
+        for (int span = 0; span < Layout::kSpans; ++span) copy_async(place(to, i, span), from + span * Layout::kSpanBytes / 2);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kRows / kStep; ++i) {
+      const auto* from = row_at(std::min(row(i), valid - 1));
+#pragma unroll 1
+      for (int span = 0; span < Layout::kSpans; ++span) {
+        const int column = 8 * (chunk() + span * Layout::kSpanChunks);
+        const bool present = row(i) < valid && column < columns;
+        const auto* chunk_from = from + (column < columns ? column : 0);
+        if (aligned) {
+          copy_async(place(to, i, span), chunk_from, present);
+        } else {
+          copy_elements(place(to, i, span), chunk_from, present);
+        }
+      }
+    }
+  }
+
+ private:
+  using Layout = SwizzledRows<kColumns>;
+  static constexpr int kStep = kThreads / Layout::kSpanChunks;  // rows that threads copy at once
+  static_assert(kRows % kStep == 0 && kStep % 8 == 0);
+
+  /// Of this thread, in the i-th step.
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / Layout::kSpanChunks + i * kStep; }
+  static __device__ int chunk() { return static_cast<int>(threadIdx.x) % Layout::kSpanChunks; }
+  static __device__ std::uint32_t place(std::uint32_t to, int i, int span) {
+    return to + static_cast<std::uint32_t>(Layout::offset(row(0), chunk()) + i * kStep * Layout::kRowBytes + span * Layout::kSpanBytes);
+  }
+};
+
+}  // namespace fovea::gpu

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One row of attention by scalar arithmetic, which multiplies no value that the row does not see. A product of tiles cannot: where a value
+/// that only other rows see is not finite, this is the way back.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/common/element.cuh"
+#include "gpu/cuda/common/warp.cuh"
+
+namespace fovea::gpu {
+
+template <class Element>
+struct ExactRow {
+  const Element* q;                          // the row
+  const Element *k, *v;                      // row 0 of the keys and of the values
+  std::int64_t k_stride, v_stride;           // between their rows
+  int head_dim_qk, head_dim_v;               // both at most 256
+  static constexpr int kColumns = 256 / 32;  // of a lane, at most
+
+  /// Column 32 c + lane of sum_j 2^((s_j - maximum) * scale_log2) v_j, over the keys from `begin` to `end`; by a whole warp.
+  /// `transformed`: what becomes of a product of q and k.
+  template <class Transform>
+  __device__ void operator()(int begin, int end, float maximum, float scale_log2, const Transform& transformed,
+                             float (&columns)[kColumns]) const {
+#pragma unroll
+    for (float& x : columns) x = 0;
+    for (int key = begin; key < end; ++key) {
+      float score = 0;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(k + key * k_stride, c, head_dim_qk), score);
+      const float weight = Warp::exp2((transformed(Warp::sum_of_warp(score)) - maximum) * scale_log2);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(v + key * v_stride, c, head_dim_v), columns[c]);
+    }
+  }
+
+ private:
+  /// Element 32 c + lane of a row, 0 past its end.
+  static __device__ float at(const Element* row, int c, int columns) {
+    const int column = c * 32 + static_cast<int>(threadIdx.x % 32);
+    return column < columns ? to_f32(row[column]) : 0.0f;
+  }
+};
+
+}  // namespace fovea::gpu

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Constants of a forward kernel that follow from its row of tuning.hpp.
+#pragma once
+
+#include "gpu/cuda/portable/attention/tuning.hpp"
+
+namespace fovea::gpu::portable::attention {
+
+inline constexpr int kLimit = 1 << 30;  // tokens of a tensor, and work tiles: they are counted in ints
+
+template <class Element_, Tuning kRow>
+struct TunedConfig {
+  using Element = Element_;
+  static constexpr Tuning kTuning = kRow;
+  static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
+  static constexpr int kBlocks = kTuning.blocks, kKeyTile = kTuning.key_tile, kStages = kTuning.stages;
+  static constexpr int kWarpRows = 16 * kBlocks, kRowTile = kTuning.row_tile(), kThreads = 32 * kTuning.warps;
+  static_assert(kHeadDimQk % 32 == 0 && kHeadDimV % 32 == 0 && kKeyTile % 16 == 0);
+  static_assert(kHeadDimV <= kHeadDimQk);  // results leave through the queries' place
+  static_assert(kStages == 1 || kStages == 2);
+};
+
+template <class Element, int kIndex>
+using Config = TunedConfig<Element, kTunings[kIndex]>;
+
+}  // namespace fovea::gpu::portable::attention

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What follows a warp's last product: lse, normalisation, and the way of the results to global memory.
+#pragma once
+
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/exact_row.cuh"
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/portable/attention/load.cuh"
+#include "gpu/cuda/portable/attention/transform.cuh"
+
+namespace fovea::gpu::portable::attention {
+
+template <class Config>
+class Epilogue {
+ public:
+  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2>;
+  using Element = typename Config::Element;
+  static constexpr int kBlocks = Config::kBlocks, kOut = Config::kHeadDimV / 2;
+
+  __device__ Epilogue(const Params& params_, Storage<Config>& storage_)
+      : params(params_),
+        storage(storage_),
+        work(storage_.work),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+
+  /// `out` is relative to 2^(maximum * scale_log2).
+  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut], float scale_log2) const {
+    // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
+    const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      softmax[b].reduce_sum();
+      float factor[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float base = softmax[b].maximum[r] * scale_log2;
+        factor[r] = normaliser(b, r, softmax[b].sum[r], base);
+        store_lse(b, r, lse_of(softmax[b].sum[r], base) * kLn2);
+      }
+      if (params.splits.count > 1) {
+        store_partial(b, out[b], factor);
+      } else {
+        stage(b, out[b], factor);
+      }
+      const RowPair rows{{lanes_not_finite(out[b], 0), lanes_not_finite(out[b], 1)},
+                         {softmax[b].maximum[0], softmax[b].maximum[1]},
+                         {factor[0], factor[1]}};
+      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows, scale_log2);
+    }
+    __syncwarp();  // all of the warp's results are in its queries' place
+    if (params.splits.count == 1) store();
+  }
+
+ private:
+  using StagedRows = SwizzledRows<Config::kHeadDimQk>;
+
+  /// A row of the query tile, as token of the sequence and head.
+  struct Place {
+    int token, head;
+  };
+  __device__ Place place(int row) const {
+    return {work.token + (row >> params.packed_shift), work.head + (row & ((1 << params.packed_shift) - 1))};
+  }
+  __device__ int row(int block, int r) const { return warp_row + 16 * block + lane_row(lane) + 8 * r; }
+
+  /// What turns the accumulators of a row, relative to 2^base, into its result; the sink's share is the merging kernel's where there are
+  /// splits.
+  __device__ __forceinline__ float normaliser(int block, int r, float sum, float base) const {
+    if (params.sink != nullptr && params.splits.count == 1) {
+      const Place at = place(row(block, r));
+      const float sink = exp2f(fmaf(params.sink[at.head], kLog2e, -base));
+      return sum == 0 ? 0 : 1 / (sum + sink);
+    }
+    return sum == 0 ? 0 : __fdividef(1, sum);
+  }
+
+  __device__ __forceinline__ void store_lse(int block, int r, float value) const {
+    const Place at = place(row(block, r));
+    if (lane % 4 != 0 || at.token >= work.seq_q) return;
+    if (params.splits.count > 1) {
+      params.splits.lse[partial_row(at)] = value;
+    } else if (params.lse != nullptr) {
+      const detail::RowStrides& strides = params.lse_strides;
+      params.lse[work.batch * strides.batch + std::int64_t{work.q_begin + at.token} * strides.row + at.head * strides.head] = value;
+    }
+  }
+  __device__ std::int64_t partial_row(Place at) const {
+    return params.splits.cell(work.split, std::int64_t{work.batch} * params.seq_q + at.token, at.head);
+  }
+
+  /// Results in the place of the queries, as rows of the tile.
+  __device__ std::uint32_t staged(int of_row, int column) const {
+    return shared_address(storage.q) + static_cast<std::uint32_t>(StagedRows::offset(of_row, column / 8) + column % 8 * 2);
+  }
+  __device__ __forceinline__ void stage(int block, const float (&out)[kOut], const float (&factor)[2]) const {
+#pragma unroll
+    for (int i = 0; i < kOut; i += 2) {
+      const int r = row_of(i);
+      store_shared_32(staged(row(block, r), column_of(i) + lane_column(lane)),
+                      packed_pair<Element>(out[i] * factor[r], out[i + 1] * factor[r]));
+    }
+  }
+
+  /// The warp's rows, by chunks of 16 bytes where all rows are aligned to them.
+  __device__ __forceinline__ void store() const {
+    constexpr int kLanes = StagedRows::kSpanChunks, kRowsAtOnce = 32 / kLanes;
+    Element* first = row_of_head<Element>(params.out, work.batch, work.q_begin, 0);
+#pragma unroll 4
+    for (int i = 0; i < Config::kWarpRows; i += kRowsAtOnce) {
+      const int of_row = warp_row + i + lane / kLanes;
+      const Place at = place(of_row);
+      if (at.token >= work.seq_q) continue;
+      Element* to = first + at.token * params.out.strides.row + at.head * params.out.strides.head;
+      for (int column = lane % kLanes * 8; column < params.head_dim_v; column += 8 * kLanes) {
+        const uint4 chunk = load_shared_128(staged(of_row, column));
+        if (params.out.aligned) {
+          *reinterpret_cast<uint4*>(to + column) = chunk;
+        } else {
+          store_elements(to + column, chunk);
+        }
+      }
+    }
+  }
+  static __device__ void store_elements(Element* to, uint4 chunk) {
+    const std::uint32_t words[] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    auto* elements = reinterpret_cast<std::uint16_t*>(to);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = static_cast<std::uint16_t>(words[i / 2] >> (i % 2 * 16));
+  }
+
+  __device__ __forceinline__ void store_partial(int block, const float (&out)[kOut], const float (&factor)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Place at = place(row(block, r));
+      if (at.token >= work.seq_q) continue;
+      float* to = params.splits.out + partial_row(at) * params.head_dim_v;
+#pragma unroll
+      for (int i = 2 * r; i < kOut; i += 4) {
+        const int column = column_of(i) + lane_column(lane);
+        if (column < params.head_dim_v) *reinterpret_cast<float2*>(to + column) = {out[i] * factor[r], out[i + 1] * factor[r]};
+      }
+    }
+  }
+
+  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+
+  /// The lanes whose r-th row holds something that is not finite.
+  static __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kOut], int r) {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) {
+      if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
+    }
+    return __ballot_sync(~0u, zero != 0);
+  }
+
+  /// What each lane knows of its two rows.
+  struct RowPair {
+    unsigned lanes[2];  // lanes_not_finite
+    float maximum[2], factor[2];
+  };
+
+  /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+  static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows,
+                                                    float scale_log2) {
+    Epilogue(params, storage).compute_rows(block, rows, scale_log2);
+  }
+  __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float scale_log2) const {
+    __syncwarp();
+    for (int i = 0; i < 16; ++i) {
+      const int from = i % 8 * 4, of_row = warp_row + 16 * block + i;
+      if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> from & 0xf) == 0) continue;
+      const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], from);
+      const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], from);
+      const Place at = place(of_row);
+      if (at.token >= work.seq_q) continue;
+      float columns[ExactRow<Element>::kColumns];
+      exact(at, maximum, scale_log2, columns);
+#pragma unroll
+      for (int c = 0; c < ExactRow<Element>::kColumns; ++c) {
+        const int column = c * 32 + lane;
+        if (column < params.head_dim_v) put(of_row, at, column, factor == 0 ? 0 : columns[c] * factor);
+      }
+    }
+  }
+  __device__ void exact(Place at, float maximum, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
+    const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head),
+                                static_cast<const Element*>(work.keys),
+                                static_cast<const Element*>(work.values),
+                                params.k.strides.row,
+                                params.v.strides.row,
+                                params.head_dim_qk,
+                                params.head_dim_v};
+    const int begin = max(max(at.token + work.low, 0), work.first * Config::kKeyTile);
+    const int end = min(min(at.token + work.high + 1, work.seq_k), work.last * Config::kKeyTile);
+    one(
+        begin, end, maximum, scale_log2, [&](float score) { return transformed(params, score); }, columns);
+  }
+  __device__ void put(int of_row, Place at, int column, float x) const {
+    if (params.splits.count > 1) {
+      params.splits.out[partial_row(at) * params.head_dim_v + column] = x;
+    } else {
+      store_shared_16(staged(of_row, column), packed_pair<Element>(x, 0));
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const WorkTile& work;
+  const int lane, warp_row;  // of the query tile, the warp's first row
+};
+
+}  // namespace fovea::gpu::portable::attention

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp computes of a work tile: scores, softmax, values. Rows of queries are 16 to a block; accumulators stay in registers.
+#pragma once
+
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/common/ldmatrix.cuh"
+#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/attention/epilogue.cuh"
+#include "gpu/cuda/portable/attention/load.cuh"
+#include "gpu/cuda/portable/attention/transform.cuh"
+
+namespace fovea::gpu::portable::attention {
+
+template <class Config>
+class Math {
+ public:
+  __device__ Math(const Params& params_, Storage<Config>& storage_)
+      : params(params_),
+        storage(storage_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+
+  /// Key tiles are taken from the last to the first. Queries and the last key tile's keys are on their way.
+  __device__ __forceinline__ void operator()(const Loader<Config>& load) {
+    begin();
+    if constexpr (kKeepQueries) keep_queries();
+    const int first = storage.work.first;
+    int stage = 0;
+    for (int tile = storage.work.last - 1; tile >= first; --tile) {
+      copy_async_wait<0>();
+      __syncthreads();  // this tile's keys have arrived, and the tile before has been read
+      if (Config::kStages == 1) {
+        load.values(tile, 0);
+      } else if (tile > first) {
+        load.keys(tile - 1, 1 - stage);
+        load.values(tile - 1, 1 - stage);
+      }
+      copy_async_commit();
+      const bool seen = sees(tile);
+      if (seen) compute_scores(stage);
+      if (Config::kStages == 1) {
+        copy_async_wait<0>();
+        __syncthreads();  // this tile's values have arrived, and its keys have been read
+        if (tile > first) load.keys(tile - 1, 0);
+        copy_async_commit();
+      }
+      if (seen) {
+        take_scores(tile);
+        add_values(stage);
+      }
+      if (Config::kStages == 2) stage = 1 - stage;
+    }
+    copy_async_wait<0>();
+    if (first == storage.work.last) __syncthreads();  // queries alone: the epilogue writes where they arrive
+    Epilogue<Config>(params, storage)(softmax, out, scale_log2());
+  }
+
+ private:
+  using Element = typename Config::Element;
+  using QueryRows = SwizzledRows<Config::kHeadDimQk>;
+  using ValueRows = SwizzledRows<Config::kHeadDimV>;
+  static constexpr int kBlocks = Config::kBlocks, kSteps = Config::kHeadDimQk / 16;
+  static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane for a block
+  static constexpr bool kKeepQueries = Config::kTuning.queries_in_registers;
+
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      softmax[b].begin();
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[b][i] = 0;
+    }
+    const MatrixPlace place = first_operand_place(lane);
+    queries = shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows::offset(warp_row + place.row, place.chunk));
+  }
+
+  /// Whether a row of this warp sees a key of the tile.
+  __device__ __forceinline__ bool sees(int tile) const {
+    const WorkTile& work = storage.work;
+    const int token = work.token + (warp_row >> params.packed_shift), key = tile * Config::kKeyTile;
+    const int last = work.token + ((warp_row + Config::kWarpRows - 1) >> params.packed_shift);
+    return token < work.seq_q && key <= last + work.high && key + Config::kKeyTile > token + work.low;
+  }
+
+  // ---- products -----------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void keep_queries() {
+    copy_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) load_queries(kept[step], step);
+  }
+  __device__ __forceinline__ void load_queries(std::uint32_t (&to)[kBlocks][4], int step) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) load_matrices(to[b], QueryRows::advanced(queries, 16 * step) + b * 16 * QueryRows::kRowBytes);
+  }
+
+  /// scores (rows x key tile) = Q (rows x head dim) K^T
+  __device__ __forceinline__ void compute_scores(int stage) {
+    const MatrixPlace place = second_operand_place(lane);
+    const std::uint32_t keys = shared_address(storage.k[stage]) + static_cast<std::uint32_t>(QueryRows::offset(place.row, place.chunk));
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[b][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t q[kBlocks][4];
+      if constexpr (!kKeepQueries) load_queries(q, step);
+      const auto& rows = kKeepQueries ? kept[kKeepQueries ? step : 0] : q;
+#pragma unroll
+      for (int n = 0; n < Config::kKeyTile / 16; ++n) {
+        std::uint32_t k[4];
+        load_matrices(k, QueryRows::advanced(keys, 16 * step) + n * 16 * QueryRows::kRowBytes);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          multiply_add<Element>(&scores[b][8 * n], rows[b], k[0], k[1]);
+          multiply_add<Element>(&scores[b][8 * n + 4], rows[b], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  /// out (rows x head dim) += P (rows x key tile) V
+  __device__ __forceinline__ void add_values(int stage) {
+    const MatrixPlace place = first_operand_place(lane);
+    const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
+#pragma unroll
+    for (int step = 0; step < Config::kKeyTile / 16; ++step) {
+      std::uint32_t p[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[b][i] = packed_pair<Element>(scores[b][8 * step + 2 * i], scores[b][8 * step + 2 * i + 1]);
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kHeadDimV / 16; ++n) {
+        std::uint32_t v[4];
+        load_matrices_transposed(v, ValueRows::advanced(values, 16 * n) + step * 16 * ValueRows::kRowBytes);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          multiply_add<Element>(&out[b][8 * n], p[b], v[0], v[1]);
+          multiply_add<Element>(&out[b][8 * n + 4], p[b], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // ---- softmax ------------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ float scale_log2() const { return params.transform ? kLog2e : params.scale_log2; }
+
+  /// Scores become probabilities, and `out` relative to the same maximum: block by block, which takes fewer registers.
+  __device__ __forceinline__ void take_scores(int tile) {
+    const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (params.transform) transform(scores[b]);
+      if (edge) mask(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
+      const bool grown = softmax[b](scores[b], scale_log2(), params.zero);
+      softmax[b].quick = false;  // the registers that remembering it takes are dearer than what it saves
+      if (!grown) continue;
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
+    }
+  }
+
+  __device__ __forceinline__ void transform(float (&block)[kScores]) const {
+    if (params.softcap == 0) {
+#pragma unroll
+      for (float& x : block) x *= params.scale;
+    } else {
+#pragma unroll
+      for (float& x : block) x = capped(params, x);
+    }
+  }
+
+  /// `first_row`: of the query tile, the lane's first row of the block.
+  __device__ __forceinline__ void mask(float (&block)[kScores], int first_row, int key) const {
+    const WorkTile& work = storage.work;
+    const int column = key + lane_column(lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int token = work.token + ((first_row + 8 * r) >> params.packed_shift);
+      const int begin = max(token + work.low, 0) - column, end = min(token + work.high + 1, work.seq_k) - column;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) block[i] = -INFINITY;
+      }
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int lane, warp_row;  // of the query tile, the warp's first row
+  std::uint32_t queries;     // address of what the lane names of the warp's rows
+  std::uint32_t kept[kKeepQueries ? kSteps : 1][kBlocks][4];
+  float scores[kBlocks][kScores], out[kBlocks][kOut];
+  OnlineSoftmax<Warp, kScores> softmax[kBlocks];
+};
+
+}  // namespace fovea::gpu::portable::attention

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Dense attention, forward: accepts or declines, and launches.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/portable/attention/launch.hpp"
+#include "gpu/cuda/portable/implementations.hpp"
+#include "op/attention/validate.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::gpu::portable {
+namespace attention {
+namespace {
+
+using detail::declined;
+using Problem = detail::AttentionProblem;
+
+constexpr std::string_view kName = "cuda.portable.attention";
+
+std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
+
+Result<void> accept(const Problem& problem, const DeviceProperties& device) {
+  const bool multiplies_bf16 = device.capability >= 80;
+  if (problem.q_dtype != DType::f16 && (problem.q_dtype != DType::bf16 || !multiplies_bf16)) {
+    return declined("q.dtype", name_of(problem.q_dtype), multiplies_bf16 ? "bf16 or f16" : "f16, on compute capability 7.5");
+  }
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  for (const auto& [name, count] : {std::pair{"q.shape (rows)", problem.total_q},
+                                    {"k.shape (rows)", problem.max_seq_k},
+                                    {"q.shape (head)", problem.heads},
+                                    {"batch", problem.batch}}) {
+    if (count >= kLimit) return declined(name, count, "below 2^30");
+  }
+  return {};
+}
+
+/// Most keys that a query tile sees.
+std::int64_t most_keys(const Problem& p, std::int64_t tokens) {
+  const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
+  return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
+}
+
+using Launch = Result<void> (*)(const Params&, int, int, Stream);
+
+template <class Element>
+Launch launch_of(int tuning) {
+  constexpr auto kLaunches = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    return std::array{&launch_attend<Config<Element, kIndex>>...};
+  }
+  (std::make_integer_sequence<int, kTunings.size()>{});
+  return kLaunches[static_cast<std::size_t>(tuning)];
+}
+
+class State final : public detail::PlanState<AttentionArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties) : problem_(problem), device_(device) {
+    implementation = kName;
+    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
+    while (1 << params_.packed_shift < packed) ++params_.packed_shift;
+    const std::int64_t tokens = tuning.row_tile() / packed, heads = problem.heads / packed;
+    const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens);
+    // Ragged batches are not split: their workspace would shrink where bounds grow.
+    const int slots = properties.multiprocessors * resident_ctas(tuning, properties.shared_bytes_per_block);
+    const bool whole = problem.batch_invariant || problem.ragged;
+    params_.splits.count = whole ? 1 : splits_of(q_tiles * heads * problem.batch, most_keys(problem, tokens), slots);
+    // Every sequence of a ragged batch may end inside of a tile.
+    const std::int64_t all_tiles = std::min(problem.batch * q_tiles, problem.total_q / tokens + problem.batch);
+    params_.q_tiles = static_cast<int>(std::min<std::int64_t>(problem.ragged ? all_tiles : q_tiles, kLimit));
+    work_tiles_ = (problem.ragged ? all_tiles : q_tiles * problem.batch) * heads * params_.splits.count;
+    fill_shape();
+    if (params_.splits.count > 1) workspace_bytes = static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
+  }
+
+  std::int64_t work_tiles() const { return work_tiles_; }
+
+  Result<void> prepare(const AttentionArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+
+  Result<void> run(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    if (Result<void> good = check_args(problem_, args); !good) return good;
+    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
+    if (problem_.total_q == 0 || work_tiles_ == 0) return {};
+    const ScopedDevice device(device_.ordinal);
+    if (!device.status()) return device.status();
+    const Params params = filled(args, workspace);
+    const DType dtype = problem_.q_dtype;
+    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
+    return done && params.splits.count > 1 ? launch_combine(params.splits, dtype, stream) : done;
+  }
+
+  std::string tuning() const override {
+    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
+                       std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
+    if (params_.packed_shift > 0) text += ", " + std::to_string(1 << params_.packed_shift) + " heads to a query tile";
+    if (params_.splits.count > 1) text += ", keys in " + std::to_string(params_.splits.count) + " splits";
+    const std::string slow = unaligned();
+    if (!slow.empty()) text.append(", by single elements:").append(slow);
+    return text;
+  }
+
+ private:
+  std::int64_t partial_rows() const { return params_.splits.count * problem_.total_q * problem_.heads; }
+
+  /// The tensors whose rows are not aligned to 16 bytes.
+  std::string unaligned() const {
+    std::string names;
+    for (const auto& [name, alignment] : {std::pair{"q", problem_.q_alignment},
+                                          {"k", problem_.k_alignment},
+                                          {"v", problem_.v_alignment},
+                                          {"out", problem_.out_alignment}}) {
+      if (alignment % 16 != 0) names.append(" ").append(name);
+    }
+    return names;
+  }
+
+  void fill_shape() {
+    const auto aligned = [](std::int32_t alignment) { return alignment % 16 == 0; };
+    params_.q = {nullptr, problem_.q, aligned(problem_.q_alignment)};
+    params_.k = {nullptr, problem_.k, aligned(problem_.k_alignment)};
+    params_.v = {nullptr, problem_.v, aligned(problem_.v_alignment)};
+    params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
+    params_.batch = static_cast<int>(problem_.batch);
+    params_.seq_q = static_cast<int>(problem_.max_seq_q);
+    params_.seq_k = static_cast<int>(problem_.max_seq_k);
+    params_.heads = static_cast<int>(problem_.heads);
+    params_.heads_per_kv = static_cast<int>(problem_.group());
+    params_.head_dim_qk = static_cast<int>(problem_.head_dim_qk);
+    params_.head_dim_v = static_cast<int>(problem_.head_dim_v);
+    params_.mask = problem_.mask;
+    params_.lse_strides = problem_.lse;
+    params_.scale = static_cast<float>(problem_.scale);
+    params_.softcap = static_cast<float>(problem_.softcap);
+    params_.transform = problem_.softcap != 0 || problem_.scale < 0;
+    constexpr double kLog2eExact = 1.4426950408889634;
+    // Above 0, so that minus infinity stays so; finite, so that 0 stays so.
+    constexpr double kMost = std::numeric_limits<float>::max(), kLeast = std::numeric_limits<float>::min();
+    params_.scale_log2 = static_cast<float>(std::clamp(problem_.scale * kLog2eExact, kLeast, kMost));
+    if (problem_.softcap != 0) {
+      params_.inv_softcap = static_cast<float>(std::clamp(2 * kLog2eExact * problem_.scale / problem_.softcap, -kMost, kMost));
+    }
+    Splits& splits = params_.splits;
+    splits.rows = problem_.total_q;
+    splits.seq_q = params_.seq_q;
+    splits.heads = params_.heads;
+    splits.head_dim_v = params_.head_dim_v;
+    splits.result_strides = problem_.out;
+    splits.lse_strides = problem_.lse;
+  }
+
+  /// With what only a run knows.
+  Params filled(const AttentionArgs& args, Workspace workspace) const {
+    Params params = params_;
+    params.q.data = args.q;
+    params.k.data = args.k;
+    params.v.data = args.v;
+    params.out.data = args.out;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
+    params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
+    if (params.splits.count > 1) {
+      Splits& splits = params.splits;
+      splits.out = static_cast<float*>(workspace.data);
+      splits.lse = splits.out + partial_rows() * problem_.head_dim_v;
+      splits.sink = params.sink;
+      splits.result = args.out;
+      splits.result_lse = params.lse;
+    }
+    return params;
+  }
+
+  Problem problem_;
+  Device device_;
+  int tuning_ = 0;
+  std::int64_t work_tiles_ = 0;
+  Params params_{};
+};
+
+detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
+  const DeviceProperties& found = *properties(device);
+  if (Result<void> good = accept(problem, found); !good) return good.error();
+  auto state = std::make_shared<State>(problem, device, found);
+  if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
+  return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
+}
+
+constexpr detail::Implementation<detail::Attention> kRow{
+    kName,
+    "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 256; any strides",
+    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
+                                       "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kLowestCapability, kAnyLater>,
+    plan};
+
+}  // namespace
+}  // namespace attention
+
+detail::Implementations<detail::Attention> implementations(detail::Attention) { return {&attention::kRow, 1}; }
+
+}  // namespace fovea::gpu::portable
