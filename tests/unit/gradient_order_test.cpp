@@ -88,14 +88,15 @@ int ticks(const GradientOrder& order, int slots) {
 
 TEST(GradientOrder, EndsWithAsManySlotsAsAGroupHas) {
   for_each_order([](const GradientOrder& order) {
-    for (const int slots : {order.group, order.group + 1, 2 * order.group + 1}) EXPECT_GE(ticks(order, slots), 0);
+    const int least = order.full() ? order.group : 1;
+    for (const int slots : {least, least + 1, 2 * least + 1}) EXPECT_GE(ticks(order, slots), 0);
   });
 }
 
 TEST(GradientOrder, NobodyWaitsWhereAllWalkInStep) {
   const GradientOrder full{4096, 4096, -4096, 4096}, causal{4096, 4096, -4096, 0};
   EXPECT_EQ(ticks(full, 128), full.query_tiles());
-  EXPECT_LE(ticks(causal, 128), causal.query_tiles() + 1);
+  EXPECT_LE(ticks(causal, 8), 160);  // 1056 steps in 8 slots take 132
 }
 
 }  // namespace

@@ -2,8 +2,11 @@
 /// The order of a backward pass over one sequence and head. A CTA has a key tile and walks through the query tiles that see it. The
 /// gradient of a query tile is a sum over key tiles, added in one fixed order: that in which the CTAs come by if they walk in step.
 ///
-/// Key tiles must begin in the order of their numbers. A key tile waits only for lower ones and for others of its group, so `group` of them
-/// at a time are enough for all to end.
+/// Where every query sees every key, CTAs begin at query tiles apart from each other, walk up and then around. Under a band, they walk down
+/// from their last query tile, and lower key tiles come by first.
+///
+/// Key tiles must begin in the order of their numbers. Under a band, a key tile waits for lower ones alone. Else it also waits for others
+/// of its group, so `group` of them at a time are enough for all to end.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +25,7 @@ struct GradientOrder {
 
   constexpr int query_tiles() const { return (seq_q + query_rows - 1) / query_rows; }
   constexpr int key_tiles() const { return (seq_k + key_rows - 1) / key_rows; }
-  /// Every query sees every key: then CTAs begin at query tiles apart from each other, and walk around.
+  /// Every query sees every key.
   constexpr bool full() const { return low <= 1 - seq_q && high >= seq_k - 1; }
 
   /// Query tiles with a row that sees a key of this key tile.
@@ -39,22 +42,20 @@ struct GradientOrder {
   /// The query tile of a step, of query_tiles_of(key_tile).size() steps.
   constexpr int query_tile_at(int key_tile, int step) const {
     const Range range = query_tiles_of(key_tile);
-    const int tile = range.first + step + (full() ? start(key_tile) : 0);
+    if (!full()) return range.last - 1 - step;
+    const int tile = start(key_tile) + step;
     return tile < range.last ? tile : tile - range.size();
   }
 
   /// How many key tiles add to the query tile before this one does.
   constexpr int rank(int key_tile, int query_tile) const {
-    const Range all = key_tiles_of(query_tile), within = group_of(key_tile);
-    const int first = std::max(within.first, all.first), last = std::min(within.last, all.last);
-    // The key tile of the group that comes by first; then the ones below it, then those above from the last one down.
-    int newest = last - 1;
-    if (full()) {
-      const unsigned size = static_cast<unsigned>(within.size()), passed = (static_cast<unsigned>(query_tile) + 1) * size - 1;
-      newest = within.first + static_cast<int>(std::min(passed / static_cast<unsigned>(query_tiles()), size - 1));
-    }
-    const int before = first - all.first;
-    return before + (key_tile <= newest ? newest - key_tile : newest - first + last - key_tile);
+    if (!full()) return key_tile - key_tiles_of(query_tile).first;
+    // The first of the group that comes by; then the ones below it, then those above from the last one down.
+    const Range within = group_of(key_tile);
+    const auto size = static_cast<unsigned>(within.size());
+    const unsigned passed = (static_cast<unsigned>(query_tile) + 1) * size - 1;
+    const int newest = within.first + static_cast<int>(std::min(passed / static_cast<unsigned>(query_tiles()), size - 1));
+    return key_tile <= newest ? within.first + newest - key_tile : newest + within.last - key_tile;
   }
 
  private:

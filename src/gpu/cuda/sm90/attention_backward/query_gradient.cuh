@@ -41,6 +41,7 @@ class QueryGradient {
       multiply(slice);
       products_wait<0>();
       pin(sums);
+      __syncwarp();
       if (slice == Config::kSlicesQk - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
       const int of_slice = slice * kQueryTile * kSliceColumns + place;
       if (last) {

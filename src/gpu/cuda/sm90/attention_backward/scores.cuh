@@ -57,6 +57,7 @@ class Scores {
     products_wait<0>();
     pin(dv);
     pin(dk);
+    __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
   }
 

@@ -65,17 +65,29 @@ struct KeyTile {
   __device__ int begin() const { return index * kKeyTile; }
 };
 
-/// Sequence by sequence, head by head, from the first key tile on.
+/// Heads that run beside each other under a band: their first key tiles, which see the most, begin first. With more of them, few key tiles
+/// of a head would be resident at once, and dq would leave L2 between two that add to it.
+inline constexpr int kHeadsBeside = 16;
+
+/// Of a ragged batch sequence by sequence, else of all sequences as if their heads were of one. Head by head, or so many heads at a time;
+/// then from the first key tile on.
 __device__ inline KeyTile key_tile_at(const Params& params, int ticket) {
-  KeyTile tile{};
-  const int b = sequence_at(params, params.cu_seqlens_k, params.seq_k, kKeyTile, ticket / params.kv_heads);
-  const int first = first_tile(params.cu_seqlens_k, params.seq_k, b, kKeyTile);
-  const int count = first_tile(params.cu_seqlens_k, params.seq_k, b + 1, kKeyTile) - first, at = ticket - first * params.kv_heads;
-  tile.sequence = sequence(params, b);
-  tile.none = count <= 0 || at >= count * params.kv_heads;
+  const bool ragged = params.cu_seqlens_k != nullptr;
+  const int of = ragged ? sequence_at(params, params.cu_seqlens_k, params.seq_k, kKeyTile, ticket / params.kv_heads) : 0;
+  const int first = first_tile(params.cu_seqlens_k, params.seq_k, of, kKeyTile);
+  const int count = first_tile(params.cu_seqlens_k, params.seq_k, of + 1, kKeyTile) - first, at = ticket - first * params.kv_heads;
+  const int heads = ragged ? params.kv_heads : params.kv_heads * params.batch;
+  KeyTile tile{.sequence = sequence(params, of)};
+  tile.none = count <= 0 || at >= count * heads;
   if (tile.none) return tile;
-  tile.kv_head = at / count;
-  tile.index = at - tile.kv_head * count;
+  const int beside = order_of(params, tile.sequence).full() ? 1 : kHeadsBeside, group = at / (beside * count);
+  const int inside = at - group * beside * count, size = min(beside, heads - group * beside);
+  tile.index = inside / size;
+  tile.kv_head = group * beside + inside - tile.index * size;
+  if (!ragged) {
+    tile.sequence = sequence(params, tile.kv_head / params.kv_heads);
+    tile.kv_head %= params.kv_heads;
+  }
   tile.none = tile.begin() >= tile.sequence.seq_k;
   return tile;
 }
