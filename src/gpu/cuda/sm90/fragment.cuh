@@ -2,10 +2,14 @@
 /// Warpgroup accumulators (64 x kN): a warp has 16 rows, whose elements are where gpu/cuda/common/fragment.cuh says.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
 #include <type_traits>
 
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/sm90/ptx.cuh"
+#include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90 {
 
@@ -14,6 +18,22 @@ template <class Element>
 __device__ inline float2 unpack(std::uint32_t pair) {
   if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+}
+
+/// Two neighbours as a pair of 16-bit elements.
+template <class Element>
+__device__ inline std::uint32_t pack(float low, float high);
+template <>
+__device__ inline std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+template <>
+__device__ inline std::uint32_t pack<__half>(float low, float high) {
+  std::uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
 }
 
 /// Rows of accumulators as 16-bit elements in shared memory: slices of 64 columns, `slice_bytes` apart, each of rows of 128 bytes in the

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "gpu/cuda/sm90/ptx.cuh"
+#include <cstdint>
 
 namespace fovea::gpu::sm90 {
 
@@ -21,42 +21,42 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, Bo
       : "memory");
 }
 
-/// So many bytes as they lie.
+/// Copies `bytes` without a map.
 __device__ inline void copy_bulk(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared), "l"(global),
                "r"(bytes), "r"(barrier)
                : "memory");
 }
 
-/// A box from shared memory; elements outside the tensor are not written. Part of this thread's group of bulk copies.
+/// Stores a box from shared memory. Elements outside the tensor are not written. Part of this thread's group of bulk copies.
 __device__ inline void store_box(const CUtensorMap* map, BoxStart at, std::uint32_t shared) {
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map), "r"(shared),
                "r"(at.column), "r"(at.row), "r"(at.slice), "r"(at.head), "r"(at.block)
                : "memory");
 }
-/// So many bytes as they lie.
+/// Stores `bytes` without a map.
 __device__ inline void store_bulk(void* global, std::uint32_t shared, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes) : "memory");
 }
-/// So many bytes of floats, each added to what is there.
+/// Adds `bytes` of floats to those in global memory.
 __device__ inline void add_bulk(float* global, std::uint32_t shared, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");
 }
-/// Waits until shared memory has been read by what this thread has asked to be stored.
+/// Waits until the stores that this thread has issued have read shared memory.
 __device__ inline void stores_wait_read() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-/// Waits until what this thread has asked to be stored is in global memory.
+/// Waits until the stores that this thread has issued are in global memory.
 __device__ inline void stores_wait() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/// Into L2, to be copied from there soon.
+/// Prefetches a box into L2.
 __device__ inline void prefetch_box(const CUtensorMap* map, BoxStart at) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(at.column), "r"(at.row),
                "r"(at.slice), "r"(at.head), "r"(at.block)
                : "memory");
 }
 
-/// The same to every CTA in `ctas`, at the same place in each; each one's barrier counts its bytes.
+/// Copies a box to every CTA in the set `ctas`, to the same address in each. Each CTA's barrier counts its bytes.
 __device__ inline void copy_box_to_all(std::uint32_t shared, const CUtensorMap* map, BoxStart at, std::uint32_t barrier,
                                        std::uint16_t ctas) {
   asm volatile(

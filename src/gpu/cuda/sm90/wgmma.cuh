@@ -1,12 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Warpgroup products d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory: as
-/// kN rows of 16 contiguous elements (Major::k), or as 16 rows of kN (Major::mn), and likewise `a` in shared memory. Descriptors, fences and
-/// waits: mma.cuh.
+/// MMAs of a warpgroup: d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory, as
+/// kN rows of 16 contiguous elements (Major::k) or as 16 rows of kN (Major::mn), and likewise `a` in shared memory.
+///
+/// Operands in shared memory are rows of 128 bytes in the 128-byte swizzle. Eight rows are a group of 1024 bytes, aligned to as much; the
+/// stride between groups is the caller's.
 #pragma once
 
-#include "gpu/cuda/sm90/mma.cuh"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
 
 namespace fovea::gpu::sm90 {
+
+inline constexpr int kGroupBytes = 1024;  // 8 rows x 128 bytes
+
+/// The 64-bit descriptor of an operand. `across`: bytes between groups of 64 contiguous elements, which matters where the contiguous
+/// dimension is not the contracted one. `along`: bytes between groups of eight rows.
+__device__ inline std::uint64_t operand_at(std::uint32_t address, int across, int along) {
+  asm volatile("" : "+r"(address));  // else the compiler keeps the descriptors of every step in registers throughout a loop
+  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+  return kSwizzle128 | (address & 0x3FFFF) >> 4 | static_cast<std::uint64_t>(across >> 4) << 16 |
+         static_cast<std::uint64_t>(along >> 4) << 32;
+}
+
+/// Moves a descriptor by `bytes`, a multiple of 16, within the 256 KiB of its address field. Only the lower word changes: a sum of 64 bits
+/// takes more instructions between two MMAs of 64 columns than these leave time for.
+__device__ constexpr std::uint64_t advanced(std::uint64_t operand, int bytes) {
+  return (operand & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint32_t>(operand) + static_cast<std::uint32_t>(bytes >> 4));
+}
+
+/// Orders earlier writes of registers before the MMAs that follow, which read them.
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits until at most kPending committed groups are in flight.
+template <int kPending>
+__device__ inline void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Computes `x`, which is not negative, before the wait that follows. ptxas moves arithmetic behind a wait for MMAs, but not over a branch.
+__device__ inline void compute_before_wait(float x) {
+  if (x < 0) asm volatile("nanosleep.u32 0;");
+}
+
+/// Keeps the compiler from moving uses of accumulators, or of the first kFirst, over a wait.
+template <int kFirst, int kCount>
+__device__ inline void pin_first(float (&accumulators)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kFirst; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+template <int kCount>
+__device__ inline void pin(float (&accumulators)[kCount]) {
+  pin_first<kCount>(accumulators);
+}
+
+template <int kCount>
+__device__ inline void pin(std::uint32_t (&operands)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operands[i])::"memory");
+}
+
+/// kCount of an array's accumulators, from `begin` on: those of an MMA of fewer columns.
+template <int kCount, int kAll>
+__device__ inline float (&columns_from(float (&accumulators)[kAll], int begin))[kCount] {
+  return reinterpret_cast<float(&)[kCount]>(accumulators[begin]);
+}
 
 enum class Major { k, mn };
 
@@ -47,7 +106,7 @@ struct Wgmma;
 #define FOVEA_OPERANDS_96 FOVEA_OPERANDS_80, FOVEA_OPERANDS_8(80), FOVEA_OPERANDS_8(88)
 #define FOVEA_OPERANDS_128 FOVEA_OPERANDS_96, FOVEA_OPERANDS_8(96), FOVEA_OPERANDS_8(104), FOVEA_OPERANDS_8(112), FOVEA_OPERANDS_8(120)
 
-// R0 to R6: what the operands after so many accumulators are called.
+// R0 to R6: names of the operands that follow the accumulators.
 #define FOVEA_WGMMA(ELEMENT, TYPE, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                           \
   template <>                                                                                                                      \
   struct Wgmma<ELEMENT, N> {                                                                                                       \

@@ -8,6 +8,7 @@
 #include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/storage.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::attention {

@@ -5,6 +5,8 @@
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/attention/load.cuh"
 #include "gpu/cuda/sm90/attention/math.cuh"
+#include "gpu/cuda/sm90/cluster.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::attention {
 

@@ -5,6 +5,7 @@
 #include "gpu/cuda/sm90/attention/epilogue.cuh"
 #include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/storage.cuh"
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "gpu/cuda/sm90/attention/config.hpp"
+#include "gpu/cuda/sm90/barrier.cuh"
 
 namespace fovea::gpu::sm90::attention {
 
@@ -42,19 +43,6 @@ struct Storage {
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
-};
-
-/// Position in a ring of kStages buffers, and the parity of the phase in which the buffer is full.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 }  // namespace fovea::gpu::sm90::attention

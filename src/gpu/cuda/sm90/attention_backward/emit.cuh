@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

@@ -7,7 +7,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/attention_backward/sequence.cuh"
-#include "gpu/cuda/sm90/ptx.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 

@@ -7,6 +7,8 @@
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
 #include "gpu/cuda/sm90/attention_backward/query_gradient.cuh"
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 

@@ -5,6 +5,7 @@
 
 #include "gpu/cuda/sm90/attention_backward/emit.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

@@ -7,6 +7,7 @@
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

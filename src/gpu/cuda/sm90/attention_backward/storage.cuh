@@ -7,6 +7,7 @@
 
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/sequence.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -44,19 +45,6 @@ struct Storage {
   std::uint64_t ds_full[Config::kStages], ds_empty[Config::kStages];
   // full: a lane of each dQ warp arrives; the emitter waits. empty: the emitter arrives; dQ warps wait.
   std::uint64_t sums_full, sums_empty;
-};
-
-/// Position in a ring of kStages buffers, and the parity of the phase in which the buffer is full.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

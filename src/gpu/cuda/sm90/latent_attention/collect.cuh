@@ -2,6 +2,7 @@
 /// What other parts have of a part's last request comes to where the keys were.
 #pragma once
 
+#include "gpu/cuda/sm90/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"

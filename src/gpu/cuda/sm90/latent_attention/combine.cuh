@@ -5,6 +5,7 @@
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

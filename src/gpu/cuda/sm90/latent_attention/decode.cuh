@@ -7,8 +7,8 @@
 
 #include "fovea/cache_format.hpp"
 #include "gpu/common/codes.cuh"
+#include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/latent_attention/params.hpp"
-#include "gpu/cuda/sm90/ptx.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -2,6 +2,7 @@
 /// The query rows of a tile come into shared memory: query token major, head minor. Rows past the end are zeros.
 #pragma once
 
+#include "gpu/cuda/sm90/async_copy.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 

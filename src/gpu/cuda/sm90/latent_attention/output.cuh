@@ -4,7 +4,9 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -2,6 +2,7 @@
 /// What becomes of a math warpgroup's accumulators at the end of a job: the result of a request, or a partial one.
 #pragma once
 
+#include "gpu/cuda/sm90/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"

@@ -3,8 +3,8 @@
 /// apart, and of every eight columns two neighbours; four lanes share a row.
 #pragma once
 
+#include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
-#include "gpu/cuda/sm90/ptx.cuh"
 #include "op/common/split_schedule.hpp"
 
 namespace fovea::gpu::sm90::latent {

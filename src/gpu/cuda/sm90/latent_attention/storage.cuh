@@ -2,9 +2,11 @@
 /// What the shared memory of both kernels has in common.
 #pragma once
 
+#include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
-#include "gpu/cuda/sm90/mma.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

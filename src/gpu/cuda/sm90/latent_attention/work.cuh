@@ -2,9 +2,9 @@
 /// What a CTA does, request by request.
 #pragma once
 
+#include "gpu/cuda/sm90/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
 #include "gpu/cuda/sm90/latent_attention/params.hpp"
-#include "gpu/cuda/sm90/ptx.cuh"
 #include "op/common/band.hpp"
 #include "op/common/split_schedule.hpp"
 

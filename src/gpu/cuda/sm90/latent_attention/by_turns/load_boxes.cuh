@@ -2,6 +2,7 @@
 /// Keys by the copy engine: eight whole ones to a box, each CTA of the cluster a share of them for all.
 #pragma once
 
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/cuda/sm90/tma.cuh"

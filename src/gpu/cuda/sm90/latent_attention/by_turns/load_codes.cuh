@@ -3,6 +3,7 @@
 /// slice is decoded, the same of the next half is asked for into the registers that it leaves.
 #pragma once
 
+#include "gpu/cuda/sm90/async_copy.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/code_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 

@@ -7,6 +7,7 @@
 /// from what has to be there first, and goes into what is to be done later.
 #pragma once
 
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/code_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 

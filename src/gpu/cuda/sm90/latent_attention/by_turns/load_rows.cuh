@@ -3,6 +3,7 @@
 /// free is worked out before: a pair's tokens are looked up a pair ahead and located while the math computes.
 #pragma once
 
+#include "gpu/cuda/sm90/async_copy.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 

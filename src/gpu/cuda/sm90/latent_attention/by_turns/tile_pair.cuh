@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -17,7 +18,6 @@ using Right = std::integral_constant<int, 1>;
 template <class Config>
 struct TilePair {
   using Element = typename Config::Element;
-  using Mma = Product<Element>;
 
   __device__ TilePair(Storage<Config>& storage_, int half_) : storage(storage_), half(half_) {}
 
@@ -128,7 +128,7 @@ struct TilePair {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         const int at = (kHalf * kHalfSlices + slice) * kGroupBytes + step * 32;
-        Mma::scores(scores, advanced(q, at), advanced(k, at), accumulate || slice > kFirst || step > 0);
+        Wgmma<Element, kKeyTile>::template ss<Major::k>(scores, advanced(q, at), advanced(k, at), accumulate || slice > kFirst || step > 0);
       }
     }
   }
@@ -142,11 +142,20 @@ struct TilePair {
   template <class Probabilities>
   __device__ void add_values(Probabilities p, std::uint64_t v) {
     if constexpr (Config::kWideProducts) {
-      Mma::values(out, p, v, true);
+      multiply<256>(out, p, v);
     } else {
-      Mma::half_values(&out[0], p, v, true);
-      Mma::half_values(&out[64], p, advanced(v, kHalfSlices / 2 * kGroupBytes), true);
+      multiply<128>(columns_from<64>(out, 0), p, v);
+      multiply<128>(columns_from<64>(out, 64), p, advanced(v, kHalfSlices / 2 * kGroupBytes));
     }
+  }
+  /// P in shared memory, or in registers.
+  template <int kColumns>
+  static __device__ void multiply(float (&to)[kColumns / 2], std::uint64_t p, std::uint64_t v) {
+    Wgmma<Element, kColumns>::template ss<Major::mn>(to, p, v, true);
+  }
+  template <int kColumns>
+  static __device__ void multiply(float (&to)[kColumns / 2], const std::uint32_t* p, std::uint64_t v) {
+    Wgmma<Element, kColumns>::template rs<Major::mn>(to, p, v, true);
   }
 };
 

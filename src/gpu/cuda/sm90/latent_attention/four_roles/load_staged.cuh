@@ -3,6 +3,7 @@
 /// keys are; two bring them, as they lie in the cache; the fourth brings queries, and at the end what other parts have.
 #pragma once
 
+#include "gpu/cuda/sm90/async_copy.cuh"
 #include "gpu/cuda/sm90/latent_attention/collect.cuh"
 #include "gpu/cuda/sm90/latent_attention/four_roles/staging.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
@@ -47,9 +48,9 @@ class Planner {
 
   /// The first, or that there is none, has been told by who brings queries.
   __device__ void tell(const Job& job) {
-    const int at = Jobs::slot(jobs);
+    const int at = Jobs::stage_of(jobs);
     if (jobs > 0) {
-      barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity(jobs) ^ 1);
+      barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity_of(jobs) ^ 1);
       tell_job<Config>(storage, at, job);
     }
     ++jobs;
@@ -103,10 +104,10 @@ class Planner {
     end_plan();
   }
 
-  __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::slot(plans)]), Plans::parity(plans) ^ 1); }
-  __device__ Plan& slot() { return storage.plans[Plans::slot(plans)]; }
+  __device__ void begin_plan() { barrier_wait(shared_address(&storage.plan_empty[Plans::stage_of(plans)]), Plans::parity_of(plans) ^ 1); }
+  __device__ Plan& slot() { return storage.plans[Plans::stage_of(plans)]; }
   __device__ void end_plan() {
-    barrier_arrive(shared_address(&storage.plan_full[Plans::slot(plans)]));
+    barrier_arrive(shared_address(&storage.plan_full[Plans::stage_of(plans)]));
     ++plans;
   }
 
@@ -128,8 +129,8 @@ class StagedLoader {
 
   __device__ __forceinline__ void operator()() {
     for (std::uint32_t tile = 0;; ++tile) {
-      const int slot = Plans::slot(tile);
-      barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+      const int slot = Plans::stage_of(tile);
+      barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
       const Plan& plan = storage.plans[slot];
       if (plan.end) return;
       bring<0>(tile, plan);
@@ -233,7 +234,7 @@ class CompanionLoader {
     tell_job<Config>(storage, 0, Job::first_of(params, own_part(params), Config::kLists));  // who plans has other things to do first
     bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
     for (std::uint32_t count = 0;; ++count) {
-      const int slot = Jobs::slot(count);
+      const int slot = Jobs::stage_of(count);
       const Job& job = storage.job_at(count);
       const bool done = job.done();
       if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
@@ -248,7 +249,7 @@ class CompanionLoader {
       if (!done) continue;
       if (count == 0) return;
       // Nothing is told after the last job: it lies there still.
-      return collect(params, storage, storage.jobs[Jobs::slot(count - 1)],
+      return collect(params, storage, storage.jobs[Jobs::stage_of(count - 1)],
                      [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
     }
   }

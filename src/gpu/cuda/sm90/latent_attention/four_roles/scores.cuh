@@ -23,14 +23,14 @@ class Scorer {
     if (!done) ask_queries(storage.jobs[0].request);  // to return here instead makes the loop below a quarter longer
     std::uint32_t tile = 0;
     for (std::uint32_t jobs = 0; !done; ++jobs) {
-      const int slot = Jobs::slot(jobs);
+      const int slot = Jobs::stage_of(jobs);
       const Job& job = storage.jobs[slot];
       begin(job.request, slot);
       barrier_wait(shared_address(&storage.q_full), jobs & 1);
       const std::uint32_t end = tile + uniform(job.tiles());
 #pragma unroll 1
       for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
-        const int buffer = Tiles::slot(tile);
+        const int buffer = Tiles::stage_of(tile);
         start_scores(buffer);
         // What can be known before the scores are:
         const uint2 present = present_in(tile);
@@ -57,13 +57,13 @@ class Scorer {
       if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
       barrier_arrive(shared_address(&storage.job_empty[slot]));
     }
-    if (tile == 0) return;                                            // there was no job
-    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::slot(tile));  // the value warps arrive for two tiles more
+    if (tile == 0) return;                                                // there was no job
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::stage_of(tile));  // the value warps arrive for two tiles more
   }
 
  private:
   using Element = typename Config::Element;
-  using Mma = Product<Element>;
+  using Mma = Wgmma<Element, kKeyTile>;
   using Jobs = typename Storage<Config>::Jobs;
   using Plans = typename Storage<Config>::Plans;
   using Tiles = typename Storage<Config>::Tiles;
@@ -76,8 +76,8 @@ class Scorer {
 
   /// A bit for each key. One lane reads them, and gives the plan back.
   __device__ __forceinline__ uint2 present_in(std::uint32_t tile) const {
-    const int slot = Plans::slot(tile);
-    barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity(tile));
+    const int slot = Plans::stage_of(tile);
+    barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
     uint2 present{};
     load_shared_if(lane == 0, shared_address(&storage.plans[slot].present), present);
     if (lane == 0) barrier_arrive(shared_address(&storage.plan_empty[slot]));
@@ -103,9 +103,9 @@ class Scorer {
       for (int step = 0; step < 4; ++step) {
         const int at = slice * kGroupBytes + step * 32;
         if (slice < Config::kSharedSlices) {
-          Mma::scores(scores, advanced(q, at), advanced(k, at), slice > 0 || step > 0);
+          Mma::template ss<Major::k>(scores, advanced(q, at), advanced(k, at), slice > 0 || step > 0);
         } else {
-          Mma::scores(scores, &own[slice - Config::kSharedSlices][4 * step], advanced(k, at), true);
+          Mma::template rs<Major::k>(scores, &own[slice - Config::kSharedSlices][4 * step], advanced(k, at), true);
         }
       }
     }

@@ -25,22 +25,15 @@ struct Plan {
   static __device__ constexpr int order(int row) { return row % 4 * (kKeyTile / 4) + row / 4; }
 };
 
-/// Things that come by turns lie in rings, each with a barrier: its slot, and the parity of the phase in which the count-th is there.
-template <int kSlots>
-struct Ring {
-  static __device__ constexpr int slot(std::uint32_t count) { return count % kSlots; }
-  static __device__ constexpr std::uint32_t parity(std::uint32_t count) { return count / kSlots & 1; }
-};
-
 /// Where there are four roles. Tiles follow each other whatever their jobs are.
 template <class Config>
 struct Storage<Config, Kernel::four_roles> {
   // A job ends once two more tiles have been staged, each of which may be a job of its own: they have to be told before.
   static constexpr int kJobs = 4, kPlans = 8;
   static_assert(kJobs > 2);
-  using Jobs = Ring<kJobs>;
-  using Plans = Ring<kPlans>;
-  using Tiles = Ring<2>;
+  using Jobs = RingPosition<kJobs>;
+  using Plans = RingPosition<kPlans>;
+  using Tiles = RingPosition<2>;
   alignas(1024) std::byte staging[kStagingBytes];  // the next tile's codes
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of each becomes P; of 512 columns it is never anything else
@@ -67,9 +60,9 @@ struct Storage<Config, Kernel::four_roles> {
 
   /// Waits until it is told.
   __device__ const Job& job_at(std::uint32_t count) const {
-    barrier_wait(shared_address(&job_full[Jobs::slot(count)]), Jobs::parity(count));
+    barrier_wait(shared_address(&job_full[Jobs::stage_of(count)]), Jobs::parity_of(count));
     __syncwarp();  // lanes may have parted, and meet a named barrier next
-    return jobs[Jobs::slot(count)];
+    return jobs[Jobs::stage_of(count)];
   }
 };
 

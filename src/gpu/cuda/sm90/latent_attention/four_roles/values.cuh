@@ -25,7 +25,7 @@ class Values {
 #pragma unroll 1
     for (; step < 2; ++step) decode_tile(step);
     for (std::uint32_t jobs = 0; !done; ++jobs) {
-      const int slot = Jobs::slot(jobs), tiles = uniform(storage.jobs[slot].tiles());
+      const int slot = Jobs::stage_of(jobs), tiles = uniform(storage.jobs[slot].tiles());
       const std::uint32_t end = step + tiles;
       std::uint32_t stop = end - min(tiles, 2);  // the tiles decoded beside the last two are the next job's
 #pragma unroll
@@ -49,7 +49,6 @@ class Values {
 
  private:
   using Element = typename Config::Element;
-  using Mma = Product<Element>;
   using Rows = StagedRow<Config::kRow>;
   using Chunks = std::uint32_t[2][4];
   using Scales = std::uint32_t[4];  // of half a row of one key
@@ -81,13 +80,14 @@ class Values {
 
   /// The i-th of four products of the left columns, or of the right ones.
   __device__ __forceinline__ void multiply(const Operands& of, int right, int i) {
-    Mma::half_values(&out[64 * right], advanced(of.p, i * 32), advanced(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
+    Wgmma<Element, 128>::template ss<Major::mn>(columns_from<64>(out, 64 * right), advanced(of.p, i * 32),
+                                                advanced(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
   }
 
   /// Tile step - 2. Its products are still under way afterwards.
   __device__ __forceinline__ void multiply_tile(std::uint32_t step) {
     await_products();
-    const Operands of = begin_products(Tiles::slot(step));
+    const Operands of = begin_products(Tiles::stage_of(step));
 #pragma unroll
     for (int right = 0; right < 2; ++right) {
 #pragma unroll
@@ -95,7 +95,7 @@ class Values {
       products_commit();
     }
     // Nothing has been decoded. The score warps wait for this before they end, so that no barrier is left half full.
-    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
+    named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
   __device__ __forceinline__ void await_products() {
@@ -113,12 +113,12 @@ class Values {
     decode_part<1, true>(step, part, nothing);
     __syncwarp();  // lanes may have parted where they waited for codes
     // Who waits for it fences.
-    named_arrive(kDecoded + Tiles::slot(step), kMathThreads + Config::kScoreThreads);
+    named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
   /// Multiplies tile step - 2, and decodes tile `step` into its place.
   __device__ __forceinline__ void multiply_and_decode(std::uint32_t step) {
-    const int buffer = Tiles::slot(step);
+    const int buffer = Tiles::stage_of(step);
     const Operands of = begin_products(buffer);
 #pragma unroll
     for (int i = 0; i < 4; ++i) multiply(of, 0, i);
@@ -188,7 +188,7 @@ class Values {
 
   template <int kPart, Row kRow, bool kFirst, class Before>
   __device__ __forceinline__ void decode_rows(std::uint32_t tile, Part& part, const Before& before) const {
-    const int buffer = Tiles::slot(tile), row = first_row(), quarter = lane_index() % 4;
+    const int buffer = Tiles::stage_of(tile), row = first_row(), quarter = lane_index() % 4;
     const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
     constexpr int kAt = kPart * kPartSlices;
 #pragma unroll
@@ -250,7 +250,7 @@ class Values {
   template <bool kFirst>
   __device__ __forceinline__ void copy_rope(int buffer, std::uint32_t tile, int row, int quarter) const {
     if (Config::kRopeBecomesP) {
-      if (!kFirst) barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity(tile - 2));
+      if (!kFirst) barrier_wait(shared_address(&storage.empty[buffer]), Tiles::parity_of(tile - 2));
       copy_rope(buffer, row + half * 8, quarter);
     } else if (Rows::kRopeSlice * kSlice < Config::kHeadDim && half == 1) {
       for (int key = 0; key < 2; ++key) copy_rope(buffer, row + key * 8, quarter);

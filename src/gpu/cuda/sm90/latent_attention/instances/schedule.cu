@@ -2,6 +2,7 @@
 /// The schedule of a batch.
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::latent {
 namespace {

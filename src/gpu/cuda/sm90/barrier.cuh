@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What orders threads and copies within a CTA: mbarriers, the rings that they guard, named barriers and fences.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/cuda/sm90/shared_memory.cuh"
+
+namespace fovea::gpu::sm90 {
+
+// ---- mbarriers ------------------------------------------------------------------------------------------------------------------
+
+/// `arrivals` complete a phase, together with the bytes that arrivals of the phase expect.
+__device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+template <int kCount>
+__device__ inline void barriers_init(std::uint64_t (&barriers)[kCount], int arrivals) {
+  for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
+}
+
+/// Makes initialised barriers visible to the other CTAs of the cluster and to the copy engine.
+__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Arrives, and adds `bytes` of copies to what the phase waits for.
+__device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/// Waits until the phase of this parity is complete.
+__device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nwait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finish;\nbra wait;\nfinish:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// Position in a ring of kStages, each with a barrier that says that it is full. A consumer waits for `parity`. A producer waits at the
+/// barrier that says that the stage is empty, for the other parity.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  std::uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  // The same of the count-th to enter the ring.
+  static __device__ constexpr int stage_of(std::uint32_t count) { return count % kStages; }
+  static __device__ constexpr std::uint32_t parity_of(std::uint32_t count) { return count / kStages & 1; }
+};
+
+// ---- named barriers -------------------------------------------------------------------------------------------------------------
+
+/// Arrives and waits, until `threads` have arrived in whole warps.
+__device__ inline void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/// Arrives and does not wait.
+__device__ inline void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- fences ---------------------------------------------------------------------------------------------------------------------
+
+/// What this thread stored to shared memory becomes visible to wgmma and to the copy engine (after a barrier with their issuer).
+__device__ inline void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// What this thread has seen in global memory is seen by the copies that it issues.
+__device__ inline void fence_global_for_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+}  // namespace fovea::gpu::sm90

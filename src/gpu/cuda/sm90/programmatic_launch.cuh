@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Programmatic dependent launch: a kernel starts while the one before it in the stream still runs.
+#pragma once
+
+namespace fovea::gpu::sm90 {
+
+/// Waits until the kernels before this one are complete and their results visible.
+__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// Lets the next kernel start, once all CTAs have called this or ended.
+__device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace fovea::gpu::sm90
