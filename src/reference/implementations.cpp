@@ -86,7 +86,7 @@ Result<void> run_merge_states(const detail::MergeStatesProblem& problem, const M
 /// Both directions of the conversion of a latent cache.
 template <class Problem, class Args>
 Result<void> convert(const Problem& problem, const Args& args, void (*conversion)(const Problem&, const Args&)) {
-  if (Result<void> good = check_args(problem, args.rows, args.cache, args.slot_mapping); !good) return good;
+  if (Result<void> good = check_args(problem, args); !good) return good;
   if (Result<void> good = check_slots(problem, args.slot_mapping); !good) return good;
   conversion(problem, args);
   return {};

@@ -140,7 +140,7 @@ class State final : public detail::PlanState<typename Operation::Args> {
 
  private:
   Result<void> check(const Args& args) const {
-    if (Result<void> good = check_args(problem_, args.rows, args.cache, args.slot_mapping); !good) return good;
+    if (Result<void> good = check_args(problem_, args); !good) return good;
     return check_slots(problem_, args.slot_mapping);
   }
 

@@ -40,15 +40,22 @@ Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConver
   return validate_conversion<DequantizeLatentCacheProblem>(desc, true);
 }
 
-Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache,
-                        const std::int64_t* slot_mapping) {
+template <class Args>
+static Result<void> check_pointers(const LatentCacheConversionProblem& problem, const Args& args) {
   Pointers pointers;
   const bool any = problem.tokens > 0;
   using enum Pointers::Access;
-  pointers.add(problem.rows_are_output ? written : read, "rows", rows, any, problem.rows_alignment);
-  pointers.add(problem.rows_are_output ? read : written, "cache", cache, any, problem.cache.alignment);
-  pointers.read("slot_mapping", slot_mapping, any, sizeof(std::int64_t));
+  pointers.add(problem.rows_are_output ? written : read, "rows", args.rows, any, problem.rows_alignment);
+  pointers.add(problem.rows_are_output ? read : written, "cache", args.cache, any, problem.cache.alignment);
+  pointers.read("slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
   return pointers.result();
+}
+
+Result<void> check_args(const QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args) {
+  return check_pointers(problem, args);
+}
+Result<void> check_args(const DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args) {
+  return check_pointers(problem, args);
 }
 
 Result<void> check_slots(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping) {

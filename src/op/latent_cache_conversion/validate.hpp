@@ -10,7 +10,8 @@ Result<QuantizeLatentCacheProblem> validate_quantize(const LatentCacheConversion
 Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConversionDesc& desc);
 
 /// Pointers of run(), and where the host can read slot_mapping: every slot is -1 or inside the cache.
-Result<void> check_args(const LatentCacheConversionProblem& problem, const void* rows, const void* cache, const std::int64_t* slot_mapping);
+Result<void> check_args(const QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args);
+Result<void> check_args(const DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args);
 Result<void> check_slots(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping);
 
 }  // namespace fovea::detail

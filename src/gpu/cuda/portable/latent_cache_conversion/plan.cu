@@ -6,7 +6,7 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/latent_cache_conversion/dequantize.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/quantize.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/plan_state.hpp"
 
 namespace fovea::gpu::portable {
 namespace {
@@ -73,30 +73,14 @@ conversion::Layout layout_of(const PackedFormat& format, std::int64_t page) {
 }
 
 template <class Direction>
-class State final : public detail::PlanState<typename Direction::Args> {
+class State final : public PlanState<typename Direction::Problem, typename Direction::Args> {
+  using Base = PlanState<typename Direction::Problem, typename Direction::Args>;
   using Args = typename Direction::Args;
+  using Base::problem_;
 
  public:
-  State(const typename Direction::Problem& problem, int ordinal) : problem_(problem), ordinal_(ordinal), aligned_(is_aligned(problem)) {
-    this->implementation = Direction::kName;
-  }
-
-  Result<void> prepare(const Args& args, Workspace, Stream) const override {
-    return check_args(problem_, args.rows, args.cache, args.slot_mapping);
-  }
-
-  Result<void> run(const Args& args, Workspace, Stream stream, bool) const override {
-    if (Result<void> good = check_args(problem_, args.rows, args.cache, args.slot_mapping); !good) return good;
-    if (problem_.tokens == 0) return {};
-    const ScopedDevice device(ordinal_);
-    if (!device.status()) return device.status();
-    // Several times what a multiprocessor holds: each warp takes many tokens, and the last warps finish close together.
-    const std::int64_t most = std::int64_t{64} * properties(ordinal_)->multiprocessors;
-    const std::int64_t of_block = conversion::kWarps * conversion::tokens_of_warp(size_of(problem_.dtype));
-    const std::int64_t blocks = std::min((problem_.tokens + of_block - 1) / of_block, most);
-    const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(conversion::kThreads)};
-    return launch(kernel_of<Direction>(problem_.cache.format, problem_.dtype, aligned_), shape, stream, params(args));
-  }
+  State(const typename Direction::Problem& problem, Device device)
+      : Base(Direction::kName, problem, device), aligned_(is_aligned(problem)) {}
 
   std::string tuning() const override {
     const int tokens = conversion::tokens_of_warp(size_of(problem_.dtype));
@@ -105,6 +89,17 @@ class State final : public detail::PlanState<typename Direction::Args> {
   }
 
  private:
+  bool is_empty() const override { return problem_.tokens == 0; }
+
+  Result<void> compute(const Args& args, Workspace, Stream stream, bool) const override {
+    // Several times what a multiprocessor holds: each warp takes many tokens, and the last warps finish close together.
+    const std::int64_t most = std::int64_t{64} * properties(this->device_)->multiprocessors;
+    const std::int64_t of_block = conversion::kWarps * conversion::tokens_of_warp(size_of(problem_.dtype));
+    const std::int64_t blocks = std::min((problem_.tokens + of_block - 1) / of_block, most);
+    const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(conversion::kThreads)};
+    return launch(kernel_of<Direction>(problem_.cache.format, problem_.dtype, aligned_), shape, stream, params(args));
+  }
+
   typename Direction::Params params(const Args& args) const {
     const detail::LatentCacheView& cache = problem_.cache;
     typename Direction::Params params{};
@@ -121,15 +116,13 @@ class State final : public detail::PlanState<typename Direction::Args> {
     return params;
   }
 
-  typename Direction::Problem problem_;
-  int ordinal_;
   bool aligned_;
 };
 
 template <class Direction>
 detail::PlanResult<typename Direction::Args> plan(const typename Direction::Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
-  return std::shared_ptr<const detail::PlanState<typename Direction::Args>>(std::make_shared<State<Direction>>(problem, device.ordinal));
+  return std::shared_ptr<const detail::PlanState<typename Direction::Args>>(std::make_shared<State<Direction>>(problem, device));
 }
 
 template <class Operation>

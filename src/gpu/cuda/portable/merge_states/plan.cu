@@ -5,7 +5,7 @@
 
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/merge_states/kernel.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/plan_state.hpp"
 
 namespace fovea::gpu::portable {
 namespace {
@@ -35,24 +35,25 @@ Kernel kernel_of(DType dtype, int pack) {
   return dtype == DType::f16 ? kernel_of<__half>(pack) : kernel_of<__nv_bfloat16>(pack);
 }
 
-class State final : public detail::PlanState<MergeStatesArgs> {
+class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
  public:
-  State(const MergeStatesProblem& problem, int ordinal)
-      : problem_(problem), ordinal_(ordinal), cells_(problem.total_q * problem.heads), pack_(pack_of(problem)) {
-    implementation = kName;
+  State(const MergeStatesProblem& problem, Device device)
+      : PlanState(kName, problem, device), cells_(problem.total_q * problem.heads), pack_(pack_of(problem)) {
     if (part_count() > merge::kPartsOfPass) {
       workspace_bytes = static_cast<std::size_t>(cells_ * (problem.head_dim_v + 2)) * sizeof(float);
     }
   }
 
-  Result<void> prepare(const MergeStatesArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+  std::string tuning() const override {
+    const int passes = (part_count() + merge::kPartsOfPass - 1) / merge::kPartsOfPass;
+    return "a warp for each row and head, " + std::to_string(pack_ * size_of(problem_.dtype)) + " bytes a load; " + std::to_string(passes) +
+           (passes == 1 ? " pass" : " passes");
+  }
 
-  Result<void> run(const MergeStatesArgs& args, Workspace workspace, Stream stream, bool) const override {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (cells_ == 0) return {};
-    const ScopedDevice device(ordinal_);
-    if (!device.status()) return device.status();
+ private:
+  bool is_empty() const override { return cells_ == 0; }
+
+  Result<void> compute(const MergeStatesArgs& args, Workspace workspace, Stream stream, bool) const override {
     merge::Params params = common_params(args, workspace);
     constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
     const std::int64_t blocks = std::min((cells_ + merge::kWarps - 1) / merge::kWarps, kMostBlocks);
@@ -64,13 +65,6 @@ class State final : public detail::PlanState<MergeStatesArgs> {
     return {};
   }
 
-  std::string tuning() const override {
-    const int passes = (part_count() + merge::kPartsOfPass - 1) / merge::kPartsOfPass;
-    return "a warp for each row and head, " + std::to_string(pack_ * size_of(problem_.dtype)) + " bytes a load; " + std::to_string(passes) +
-           (passes == 1 ? " pass" : " passes");
-  }
-
- private:
   int part_count() const { return static_cast<int>(problem_.parts.size()); }
 
   merge::Params common_params(const MergeStatesArgs& args, Workspace workspace) const {
@@ -102,15 +96,13 @@ class State final : public detail::PlanState<MergeStatesArgs> {
     }
   }
 
-  MergeStatesProblem problem_;
-  int ordinal_;
   std::int64_t cells_;
   int pack_;
 };
 
 detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
-  return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(problem, device.ordinal));
+  return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(problem, device));
 }
 
 constexpr detail::Implementation<detail::MergeStates> kRow{kName,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/plan_state.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
@@ -66,39 +67,35 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
 
 /// A plan of dense or of token-sparse attention.
 template <class Problem, class Args>
-class RecipeState : public detail::PlanState<Args> {
+class RecipeState : public PlanState<Problem, Args> {
  public:
-  Result<void> prepare(const Args& args, Workspace workspace, Stream stream) const final {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.prepare(params, stream); });
-  }
-  Result<void> run(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
-  }
   std::string tuning() const final { return recipe_.explain(); }
 
  protected:
-  RecipeState(std::string_view name, const Problem& problem, Recipe recipe) : problem_(problem), recipe_(std::move(recipe)) {
-    this->implementation = name;
-    if (!is_empty(problem)) this->workspace_bytes = recipe_.workspace_bytes();
+  using PlanState<Problem, Args>::problem_;
+
+  RecipeState(std::string_view name, const Problem& problem, Recipe recipe)
+      : PlanState<Problem, Args>(name, problem, recipe.device), recipe_(std::move(recipe)) {
+    if (!is_empty()) this->workspace_bytes = recipe_.workspace_bytes();
   }
 
   /// The pointers of a run that only one of the two has.
   virtual Result<void> fill(Params& params, const Args& args) const = 0;
 
-  Problem problem_;
   Recipe recipe_;
 
  private:
   /// Rows may belong to no sequence: then they are not written.
-  static bool is_empty(const Problem& problem) { return problem.total_q == 0 || problem.batch == 0; }
+  bool is_empty() const final { return problem_.total_q == 0 || problem_.batch == 0; }
+  Result<void> schedule(const Args& args, Workspace workspace, Stream stream) const final {
+    return with_params(args, workspace, [&](const Params& params) { return recipe_.prepare(params, stream); });
+  }
+  Result<void> compute(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
+    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
+  }
 
   template <class Run>
   Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, this->workspace_bytes); !good) return good;
-    if (is_empty(problem_)) return {};
-    const ScopedDevice device(recipe_.device.ordinal);
-    if (!device.status()) return device.status();
     Params params = recipe_.params_in(workspace);
     params.q = args.q;
     params.out = args.out;
