@@ -26,6 +26,11 @@ __device__ inline float rescale_factor(float from, float to, float scale) {
   return Lanes::exp2(from == to ? 0 : exponent);  // of infinities too
 }
 
+/// The maximum of a row whose largest score is `largest`: it follows when the row outgrows it.
+__device__ inline float followed(float maximum, float largest, float scale) {
+  return (largest - maximum) * scale > kSlack ? largest : maximum;
+}
+
 /// In base 2, of a sum relative to 2^base.
 __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
@@ -111,8 +116,7 @@ struct OnlineSoftmax {
     bool slow = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = Lanes::largest_of_row(largest[r]);
-      const float to = (all - maximum[r]) * scale > kSlack ? all : maximum[r];
+      const float to = followed(maximum[r], Lanes::largest_of_row(largest[r]), scale);
       rescale[r] = rescale_factor<Lanes>(maximum[r], to, scale);
       sum[r] *= rescale[r];
       maximum[r] = to;

@@ -46,12 +46,11 @@ struct QueryLoader {
     }
     __syncwarp();
     if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
-    const int packed = blockIdx.x * kRowTile + lane * kBoxRows;
-    const int token = params.heads_per_kv.quotient(packed), head = packed - token * params.heads_per_kv.divisor;
+    const PackedRow row(params, blockIdx.x * kRowTile + lane * kBoxRows);
     const BoxStart at{.column = 0,
-                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv.divisor + head,
+                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv.divisor + row.head,
                       .slice = 0,
-                      .head = token < request.q_rows ? request.q_begin + token : kOutside,
+                      .head = row.token < request.q_rows ? request.q_begin + row.token : kOutside,
                       .block = request.batch};
     copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
   }

@@ -17,13 +17,15 @@ __device__ inline float scale_log2_of(const Params& params) {
   return fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
 }
 
-/// Which row of the result a row of a tile is: query token major, head minor.
+/// Which row of the result a row of a tile is.
 struct RowPlace {
   int token, head;
 
-  __device__ RowPlace(const Params& params, int kv_head, int packed)
-      : token(params.heads_per_kv.quotient(packed)),
-        head(kv_head * params.heads_per_kv.divisor + packed - token * params.heads_per_kv.divisor) {}
+  __device__ RowPlace(const Params& params, int kv_head, int packed) {
+    const PackedRow row(params, packed);
+    token = row.token;
+    head = kv_head * params.heads_per_kv.divisor + row.head;
+  }
 };
 
 /// The sum of a row and the sink's share of it, both relative to 2^base.

@@ -13,7 +13,7 @@ using Problem = detail::LatentAttentionProblem;
 constexpr std::string_view kName = "cuda.sm90.latent_attention";
 
 Call call_of(const Problem& problem) {
-  Call call = call_of(problem, row_of(problem.cache, problem.q_dtype), problem.max_seq_q);
+  Call call = call_of(problem, row_kind_of(problem.cache, problem.q_dtype), problem.max_seq_q);
   const detail::CacheStrides& strides = problem.cache.strides;
   call.boxes = problem.cache.page % kBoxRows == 0 && boxes_reach({strides.block, strides.token, strides.head}, 2);
   call.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;

@@ -142,7 +142,7 @@ std::string Recipe::explain() const {
          " row tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }
 
-Row row_of(const detail::LatentCacheView& cache, DType q_dtype) {
+Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype) {
   switch (cache.format) {
     case CacheFormat::v32_fp8: return Row::v32;
     case CacheFormat::v4_fp8: return Row::v4;
@@ -169,7 +169,7 @@ std::int64_t place_unit(const detail::LatentCacheView& cache) {
 }
 
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit) {
-  RowCache rows{.row = row_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
+  RowCache rows{.row = row_kind_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
   rows.page = detail::Divider(static_cast<int>(cache.page));
   const auto [block, token] = token_strides(cache);  // of no matter where there is but one, and perhaps no multiple of the unit

@@ -51,7 +51,7 @@ struct Recipe {
 std::int64_t place_unit(const detail::LatentCacheView& cache);
 /// How `cache` is read token by token; a run adds the pointers.
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit);
-Row row_of(const detail::LatentCacheView& cache, DType q_dtype);
+Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype);
 
 /// A call, but for what only dense attention knows. `rows`: of all its caches.
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens);

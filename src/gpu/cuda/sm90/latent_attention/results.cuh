@@ -52,14 +52,10 @@ struct Results {
     }
     store_row_values(request, RowPlace(params, blockIdx.y, first + lane % 2 * 8));
     const int group = warp() * 2;
-    const std::uint32_t to = staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128;
+    std::uint32_t pairs[64];
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {  // of eight columns
-      std::uint32_t x[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[j] = pack<Element>(out[4 * i + 2 * j] * factor[j % 2], out[4 * i + 2 * j + 1] * factor[j % 2]);
-      store_matrices(to + i / 8 * kGroupBytes + ((i % 8 + lane / 16) ^ (lane % 8)) * 16, x[0], x[1], x[2], x[3]);
-    }
+    for (int i = 0; i < 64; ++i) pairs[i] = pack<Element>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
+    store_swizzled_row<kValueDim / 2>(staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128, lane, kGroupBytes, lane, pairs);
     fence_shared_for_async();
     __syncwarp();
     if (lane >= 2) return;
@@ -168,7 +164,7 @@ struct Results {
 
   static __device__ int warp() { return thread_index() % 128 / 32; }
   __device__ int math_warp() const { return half * 4 + warp(); }
-  static __device__ int first_row() { return warp() * kMathWarpRows + lane_index() / 4; }
+  static __device__ int first_row() { return warp() * 16 + lane_row(lane_index()); }
 };
 
 }  // namespace fovea::gpu::sm90::latent

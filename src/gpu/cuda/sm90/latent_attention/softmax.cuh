@@ -9,10 +9,6 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Which of the lane's two rows its i-th score is of, and the column.
-__device__ constexpr int row_of_score(int i) { return i / 2 % 2; }
-__device__ inline int column_of_score(int i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
-
 /// Whether each of a lane's rows sees all keys of the tile that begins with `key`.
 __device__ inline bool sees_all(const detail::TileRange (&seen)[2], int key) {
   return key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
@@ -23,8 +19,8 @@ template <bool kAnyAbsent>
 __device__ inline void mask_scores(float (&scores)[32], const detail::TileRange (&seen)[2], int key, uint2 present, int lane) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    const int column = column_of_score(i, lane);
-    const detail::TileRange& row = seen[row_of_score(i)];
+    const int column = column_of(i) + lane_column(lane);
+    const detail::TileRange& row = seen[row_of(i)];
     const bool absent = kAnyAbsent && ((i / 16 == 0 ? present.x : present.y) >> column % 32 & 1) == 0;
     if (absent || key + column < row.begin || key + column >= row.end) scores[i] = -INFINITY;
   }
@@ -34,11 +30,12 @@ __device__ inline void mask_scores(float (&scores)[32], const detail::TileRange 
 __device__ inline void find_largest(const float (&scores)[32], float (&largest)[2]) {
   largest[0] = largest[1] = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) largest[row_of_score(i)] = fmaxf(largest[row_of_score(i)], scores[i]);
+  for (int i = 0; i < 32; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], scores[i]);
 }
 
-/// What exponents are relative to in each row: `maximum * scale_log2`, where that is plain. Elsewhere 0, and the scores become relative to
-/// the maximum themselves. Returns whether both are plain.
+/// Finds what exponents are relative to in each row: maximum * scale_log2, where that is plain. Elsewhere it is 0, and the scores become
+/// relative to the maximum themselves. Returns whether both rows are plain. The same arithmetic as in OnlineSoftmax: in one function, the
+/// machine code of dense attention is another.
 __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2, float (&scores)[32], float (&offset)[2]) {
   float base[2];
   bool both = true;
@@ -51,7 +48,7 @@ __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2,
     both &= plain;
   }
 #pragma unroll
-  for (int i = 0; i < 32; ++i) scores[i] -= base[row_of_score(i)];
+  for (int i = 0; i < 32; ++i) scores[i] -= base[row_of(i)];
   return both;
 }
 
@@ -71,19 +68,6 @@ __device__ __forceinline__ void exponentiate(const float (&scores)[32], float sc
     for (int j = 0; j < 2; ++j) two[j] = Warp::exp2(fmaf(scores[2 * i + j], scale_log2, -offset[i % 2]));
     sum[i % 2] += two[0] + two[1];
     probabilities[i] = pack<Element>(two[0], two[1]);
-  }
-}
-
-/// As rows of 128 bytes, swizzled as the operand of a product.
-__device__ __forceinline__ void store_probabilities(const std::uint32_t (&probabilities)[16], std::uint32_t to, int group_bytes, int warp,
-                                                    int lane) {
-  const int row = warp * 16 + lane % 16;
-  const std::uint32_t row_at = to + row / 8 * group_bytes + row % 8 * 128;
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    const int chunk = 2 * step + lane / 16;
-    const std::uint32_t* p = &probabilities[4 * step];
-    store_matrices(row_at + (chunk ^ (row % 8)) * 16, p[0], p[1], p[2], p[3]);
   }
 }
 

@@ -165,13 +165,21 @@ __device__ inline int* told(const Params& params, int part) {
   return params.told + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
 }
 
+/// Query token, and head among those of the kv head, of a row of the sequence's query tiles.
+struct PackedRow {
+  int token, head;
+
+  __device__ PackedRow(const Params& params, int packed)
+      : token(params.heads_per_kv.quotient(packed)), head(packed - token * params.heads_per_kv.divisor) {}
+};
+
 /// The query row behind a row of the tiles of a request, or null past the last.
 template <class Element>
 __device__ inline const Element* query_row(const Params& params, const Request& request, int packed) {
-  const int token = params.heads_per_kv.quotient(packed), head = packed - token * params.heads_per_kv.divisor;
-  if (token >= request.q_rows) return nullptr;
-  return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + token) * params.q_row +
-         (blockIdx.y * params.heads_per_kv.divisor + head) * params.q_head;
+  const PackedRow row(params, packed);
+  if (row.token >= request.q_rows) return nullptr;
+  return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + row.token) * params.q_row +
+         (blockIdx.y * params.heads_per_kv.divisor + row.head) * params.q_head;
 }
 
 /// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.

@@ -23,9 +23,9 @@ detail::AttentionCore core_of(const Problem& problem) {
 
 /// What both caches hold; of an extra one only where it lists keys.
 Row rows_of(const Problem& problem) {
-  const Row main = row_of(problem.main.cache, problem.q_dtype);
+  const Row main = row_kind_of(problem.main.cache, problem.q_dtype);
   if (!problem.extra || problem.extra->topk == 0) return main;
-  const Row extra = row_of(problem.extra->cache, problem.q_dtype);
+  const Row extra = row_kind_of(problem.extra->cache, problem.q_dtype);
   if (extra == main) return main;
   return main == Row::v41 && extra == Row::fp4 ? Row::v41_and_fp4 : Row::any;
 }

@@ -198,7 +198,8 @@ struct Math {
 
   /// P, for the other warpgroup.
   __device__ void store_probabilities(std::uint32_t to, int group_bytes) {
-    latent::store_probabilities(tiles.probabilities, to, group_bytes, rows.warp(), rows.lane());
+    const int own = rows.lane(), row = rows.warp() * 16 + own % 16;
+    store_swizzled_row<kKeyTile>(to + row / 8 * group_bytes + row % 8 * 128, row, 0, own, tiles.probabilities);
   }
 
   /// Values of keys that not all rows see, so that a probability of 0 does not meet what is not finite.

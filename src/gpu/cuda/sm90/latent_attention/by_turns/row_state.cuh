@@ -38,8 +38,7 @@ struct RowState {
     if (!__any_sync(~0u, grown)) return false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float all = Warp::largest_of_row(largest[r]);
-      rescale[r] = move_maximum(r, (all - maximum[r]) * scale_log2() > kSlack ? all : maximum[r]);
+      rescale[r] = move_maximum(r, followed(maximum[r], Warp::largest_of_row(largest[r]), scale_log2()));
       if (lane() % 4 == 0) storage.maximum[Tile::value][first_row() + 8 * r] = maximum[r];
     }
     find_offsets(maximum, scale_log2(), scores, offset);
@@ -111,7 +110,7 @@ struct RowState {
   // Recomputed where they are needed: kept, they would cost registers that the accumulators have.
   static __device__ int lane() { return lane_index(); }
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
-  static __device__ int first_row() { return warp() * 16 + lane() / 4; }
+  static __device__ int first_row() { return warp() * 16 + lane_row(lane()); }
   __device__ float scale_log2() const { return Config::kLoad == Load::codes ? scale_of_codes : params.scale_log2; }
 
   const Params& params;

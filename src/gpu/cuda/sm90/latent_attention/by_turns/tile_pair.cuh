@@ -80,10 +80,7 @@ struct TilePair {
 #pragma unroll
     for (float& x : out) x = 0;
   }
-  __device__ void rescale_out(const float (&rescale)[2]) {
-#pragma unroll
-    for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
-  }
+  __device__ void rescale_out(const float (&rescale)[2]) { scale_rows(out, rescale); }
 
   // ---- barriers -----------------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Scorer {
 
   static constexpr int kOwnSlices = Config::kSlices - Config::kSharedSlices;
 
-  __device__ int first_row() const { return warp * 16 + lane / 4; }
+  __device__ int first_row() const { return warp * 16 + lane_row(lane); }
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +130,9 @@ class Scorer {
     std::uint32_t p[16];
     latent::exponentiate<Element>(scores, scale_log2, offset, sum, p);
     if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
-    store_probabilities(p, shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes, kKeyGroup, warp, lane_index());
+    const std::uint32_t to = shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes;
+    const int own = lane_index(), row = warp * 16 + own % 16;
+    store_swizzled_row<kKeyTile>(to + row / 8 * kKeyGroup + row % 8 * 128, row, 0, own, p);
   }
 
   /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
@@ -140,8 +142,8 @@ class Scorer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float& kept = storage.maximum[slot][first_row() + 8 * r];
-      const float before = kept, all = Warp::largest_of_row(largest[r]);
-      maximum[r] = (all - before) * scale_log2 > kSlack ? all : before;
+      const float before = kept;
+      maximum[r] = followed(before, Warp::largest_of_row(largest[r]), scale_log2);
       const float factor = rescale_factor<Warp>(before, maximum[r], scale_log2);
       sum[r] *= factor;
       __syncwarp();

@@ -57,7 +57,7 @@ class Values {
   static constexpr int kHalfBytes = kHalfSlices * kGroupBytes, kPartSlices = kHalfSlices / 2;
 
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
-  static __device__ int first_row() { return warp() * 16 + lane_index() / 4; }
+  static __device__ int first_row() { return warp() * 16 + lane_row(lane_index()); }
 
   // ---- products -----------------------------------------------------------------------------------------------------------------
 
@@ -144,8 +144,7 @@ class Values {
 
   __device__ void rescale(int buffer) {
     const float factor[2] = {storage.rescale[buffer][first_row()], storage.rescale[buffer][first_row() + 8]};
-#pragma unroll
-    for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 % 2];
+    scale_rows(out, factor);
   }
 
   // ---- codes become values ------------------------------------------------------------------------------------------------------
