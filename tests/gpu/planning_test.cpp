@@ -227,7 +227,7 @@ TEST(PlanningLatent, DeclinesMoreKvHeadsThanAGridHas) {
 /// Keys of a sequence are counted in 32 bits, whatever a block table has room for.
 TEST(PlanningLatent, DeclinesMoreKeysThanItCounts) {
   LatentAttentionDesc desc = latent(latent_rows(DType::bf16, 4), 1, 1, 1 << 24);
-  EXPECT_EQ(outcome(desc), "keys of a request: got 1073741824, want less than 2^30");
+  EXPECT_EQ(outcome(desc), "keys of a sequence: got 1073741824, want less than 2^30");
   desc.max_kv_len = 4096;
   EXPECT_EQ(outcome(desc), "planned");
 }

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model of what the warps of a thread block tell each other, and finds what barriers leave unordered.
+"""Runs a model of the barriers between the warps of a thread block, and finds accesses that they leave unordered.
 
-Each warp is a generator of operations (the classes below). Warps, and the units that work for them (products, copies), take turns
-at random. Accesses of shared memory are held against vector clocks. What orders them, as PTX has it: a warp's program; a named
-barrier, of all that arrived for who waits; an mbarrier, likewise; the end of a product or a copy, for who waits for it. Products
-and bulk copies see by another proxy what threads have stored: only past a fence. Wrong is
+Each warp is a generator of operations (the classes below). Warps, and the units that work for them (MMAs, copies), take turns at
+random. Vector clocks order accesses of shared memory by the rules of PTX: the program of a warp; a named barrier or an mbarrier,
+from those that arrive to those that wait; the end of an MMA or a copy, for those that wait for it. MMAs and bulk copies access
+memory by another proxy than threads, and see their stores only after a fence. A fault is
 
-* a race: accesses, one of them a write, that nothing orders, or no fence;
-* a value that is not the one meant: of another tile, of another job;
-* a barrier that is met in another generation than is meant, by more than it counts, or left half full;
+* a race: two accesses, one of them a write, without an order between them, or without a fence;
+* a wrong value: of another key tile or work tile;
+* a barrier that is met in another generation than is meant, by more threads than it counts, or left half complete;
 * a deadlock.
 
 https://docs.nvidia.com/cuda/parallel-thread-execution: parallel synchronization instructions, asynchronous operations.
@@ -25,7 +25,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Of a piece of shared memory. Who writes says what it is then, who reads what it must be."""
+    """A write of a value to a place in shared memory, or a read that must find it."""
 
     place: tuple
     value: object
@@ -34,14 +34,14 @@ class Access:
 
 @dataclass(frozen=True)
 class Fence:
-    """fence.proxy.async: what is known to have been stored may be seen by products and bulk copies."""
+    """fence.proxy.async: MMAs and bulk copies see the stores that are known to this warp."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Meet:
-    """bar.sync, or bar.arrive of a barrier that others wait at. 32 threads; `count` of them complete it."""
+    """bar.sync, or bar.arrive at a barrier where others wait. 32 threads; `count` of them complete it."""
 
     name: str
     slot: int
@@ -70,7 +70,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Start:
-    """A group of asynchronous accesses, in any order; then it arrives. `bulk`: by the other proxy, products too."""
+    """A group of asynchronous accesses, in any order; then it arrives. `bulk`: by the other proxy, as MMAs are."""
 
     unit: str
     accesses: tuple
@@ -80,7 +80,7 @@ class Start:
 
 @dataclass(frozen=True)
 class AwaitGroups:
-    """wgmma.wait_group: until no more than so many are under way."""
+    """wgmma.wait_group: until at most `pending` groups are in flight."""
 
     name: str
     unit: str
@@ -95,7 +95,7 @@ class Clock(list):
 
 
 class Barrier:
-    """Who arrives brings what it knows, and what of that is fenced; who waits takes it along."""
+    """Passes what is known, and what of it is fenced, from those that arrive to those that wait."""
 
     def __init__(self, count, actors):
         self.count, self.actors = count, actors
@@ -146,7 +146,7 @@ class Memory:
 
 
 class Simulation:
-    """`programs`: name -> generator. `units`: names. `mbarriers`: name -> (slots, threads). `left_out`: what no program does."""
+    """`programs`: name -> generator. `units`: names. `mbarriers`: name -> (slots, threads). `left_out`: a name of operations."""
 
     def __init__(self, random, programs, units, mbarriers, left_out=None):
         self.random, self.programs, self.left_out = random, dict(programs), left_out
@@ -161,9 +161,9 @@ class Simulation:
             (name, slot): Barrier(threads, actors) for name, (slots, threads) in mbarriers.items() for slot in range(slots)
         }
         self.named, self.met = {}, defaultdict(int)
-        self.waiting = {}  # actor -> (whether it may go on, what it takes along then)
-        self.groups = {unit: [] for unit in units}  # that are under way
-        self.ends = {unit: [Clock([0] * actors)] for unit in units}  # what is known once the i-th has ended
+        self.waiting = {}  # actor -> (whether it may continue, what it learns then)
+        self.groups = {unit: [] for unit in units}  # in flight
+        self.ends = {unit: [Clock([0] * actors)] for unit in units}  # what is known after the i-th has ended
         self.started = defaultdict(int)
 
     def tick(self, actor):
@@ -174,7 +174,7 @@ class Simulation:
         if fenced:
             self.fenced[actor].join(fenced)
 
-    # ---- operations of a warp: each returns what it waits for, if it does --------------------------------------------------------
+    # ---- operations of a warp: each returns its wait, if it waits ----------------------------------------------------------------
 
     def do_access(self, actor, access):
         self.memory.access(access, (actor, self.known[actor][actor], False), self.known[actor], self.fenced[actor])
@@ -202,13 +202,13 @@ class Simulation:
     def do_await(self, actor, await_):
         barrier = self.mbarriers[await_.name, await_.slot]
 
-        def go_on():
+        def proceed():
             if barrier.generation != await_.phase + 1:
                 raise Wrong(f"generation: {await_}, but {barrier.generation} are complete")
             if await_.phase >= 0:
                 self.take(actor, *barrier.complete[await_.phase])
 
-        return (lambda: barrier.generation % 2 != await_.phase % 2), go_on
+        return (lambda: barrier.generation % 2 != await_.phase % 2), proceed
 
     def do_start(self, actor, start):
         self.groups[start.unit].append((start, list(start.accesses), Clock(self.known[actor]), Clock(self.fenced[actor])))
@@ -232,7 +232,7 @@ class Simulation:
 
     # ---- turns -------------------------------------------------------------------------------------------------------------------
 
-    def can_go_on(self, name):
+    def can_continue(self, name):
         if name in self.groups:
             return bool(self.groups[name])
         return name in self.programs and (name not in self.waiting or self.waiting[name][0]())
@@ -273,13 +273,13 @@ class Simulation:
         self.tick(unit)
 
     def choose(self):
-        """Who goes on: anybody, or some much oftener than others, or always the first of an order that changes now and then."""
+        """The next to continue: any, or some much more often than others, or the first in an order that changes now and then."""
         names = list(self.ids)
         self.random.shuffle(names)
         kind = self.random.randrange(3)
         weights = {name: self.random.choice([1, 1, 1, 5, 30, 200]) if kind == 1 else 1 for name in names}
         while self.programs:
-            able = [name for name in names if self.can_go_on(name)]
+            able = [name for name in names if self.can_continue(name)]
             if not able:
                 raise Wrong(f"deadlock: {sorted(self.waiting)} wait")
             if kind == 2:
@@ -294,6 +294,6 @@ class Simulation:
             self.step(name)
         for (name, slot), barrier in self.named.items():
             if barrier.pending != barrier.count:
-                raise Wrong(f"left: named barrier {name} {slot} is half full")
+                raise Wrong(f"left: named barrier {name} {slot} is half complete")
         if any(self.groups.values()):
-            raise Wrong("left: something is under way")
+            raise Wrong("left: a group is in flight")

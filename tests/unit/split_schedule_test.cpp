@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The split schedule against the plain statement of what it promises: every tile of every request once, equal parts, slots of their own.
+/// The split schedule against the plain statement of what it promises: every tile of every sequence once, equal parts, slots of their own.
 #include "op/common/split_schedule.hpp"
 
 #include <gtest/gtest.h>
@@ -30,23 +30,23 @@ struct Scheduled {
   SplitSchedule schedule{};
 };
 
-void check_merging(const SplitSchedule& schedule, int request) {
-  const TileRange parts = schedule.parts_of(request);
-  EXPECT_EQ(schedule.collected(parts) || schedule.merged_after(parts), parts.end - parts.begin > 1);
-  EXPECT_FALSE(schedule.collected(parts) && schedule.merged_after(parts));
-  if (schedule.collected(parts)) {
-    EXPECT_LE(parts.end - parts.begin, SplitSchedule::kCollected);
+void check_merging(const SplitSchedule& schedule, int sequence) {
+  const TileRange parts = schedule.parts_of(sequence);
+  EXPECT_EQ(schedule.reduced(parts) || schedule.combined(parts), parts.end - parts.begin > 1);
+  EXPECT_FALSE(schedule.reduced(parts) && schedule.combined(parts));
+  if (schedule.reduced(parts)) {
+    EXPECT_LE(parts.end - parts.begin, SplitSchedule::kMostReduced);
     for (int part = parts.begin + 1; part < parts.end; ++part) {  // what is waited for is done first
-      EXPECT_EQ(schedule.first_request(part), request);
-      EXPECT_GT(schedule.share(part, request).begin, 0);
+      EXPECT_EQ(schedule.first_sequence(part), sequence);
+      EXPECT_GT(schedule.share(part, sequence).begin, 0);
     }
   }
-  if (schedule.merged_after(parts)) {
+  if (schedule.combined(parts)) {
     const int part = schedule.stand_in(parts);
-    EXPECT_EQ(part % SplitSchedule::kCollected, 0);
+    EXPECT_EQ(part % SplitSchedule::kMostReduced, 0);
     EXPECT_GT(part, parts.begin);
     EXPECT_LT(part, parts.end);
-    EXPECT_EQ(schedule.first_request(part), request);
+    EXPECT_EQ(schedule.first_sequence(part), sequence);
   }
 }
 
@@ -59,17 +59,17 @@ void check(const Batch& batch) {
   std::set<int> slots;
   for (int part = 0; part < batch.parts; ++part) {
     int cost = 0;
-    for (int request = schedule.first_request(part); !schedule.past(part, request); ++request) {
-      const TileRange share = schedule.share(part, request);
+    for (int sequence = schedule.first_sequence(part); !schedule.past(part, sequence); ++sequence) {
+      const TileRange share = schedule.share(part, sequence);
       if (share.empty()) continue;
       cost += share.end - share.begin;
-      parts_of[request].insert(part);
+      parts_of[sequence].insert(part);
       for (int tile = share.begin; tile < share.end; ++tile) {
-        int& owner = owners[static_cast<std::size_t>(request)][static_cast<std::size_t>(tile)];
+        int& owner = owners[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(tile)];
         EXPECT_EQ(owner, -1);
         owner = part;
       }
-      const bool split = share.begin > 0 || share.end < schedule.tiles(request);
+      const bool split = share.begin > 0 || share.end < schedule.tiles(sequence);
       if (split) {
         EXPECT_FALSE(batch.whole);
         EXPECT_TRUE(slots.insert(schedule.slot(part, share.begin > 0)).second);
@@ -79,13 +79,13 @@ void check(const Batch& batch) {
       EXPECT_LE(cost, schedule.length);
     }
   }
-  for (std::size_t request = 0; request < owners.size(); ++request) {
-    for (const int owner : owners[request]) EXPECT_NE(owner, -1) << "a tile of request " << request << " is nobody's";
-    const TileRange parts = schedule.parts_of(static_cast<int>(request));
-    const std::set<int>& seen = parts_of[static_cast<int>(request)];
+  for (std::size_t sequence = 0; sequence < owners.size(); ++sequence) {
+    for (const int owner : owners[sequence]) EXPECT_NE(owner, -1) << "a tile of sequence " << sequence << " is nobody's";
+    const TileRange parts = schedule.parts_of(static_cast<int>(sequence));
+    const std::set<int>& seen = parts_of[static_cast<int>(sequence)];
     EXPECT_EQ(static_cast<int>(seen.size()), parts.end - parts.begin);
     EXPECT_EQ(*seen.begin(), parts.begin);
-    check_merging(schedule, static_cast<int>(request));
+    check_merging(schedule, static_cast<int>(sequence));
   }
 }
 
@@ -101,15 +101,15 @@ TEST(SplitSchedule, EveryTileOnce) {
   }
 }
 
-/// Requests of one size on the line for them, and on the one for any.
+/// Sequences of one size on the line for them, and on the one for any.
 void check_lines(int parts, int size, int batch, int overhead) {
   for (const int told : {size, 0}) {
     const SplitLine line = split_line(parts, batch, batch * size, told, overhead);
-    Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead};
-    requests.length = line.length;
+    Batch sequences{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead};
+    sequences.length = line.length;
     for (const bool whole : {false, true}) {
-      requests.whole = whole;
-      check(requests);
+      sequences.whole = whole;
+      check(sequences);
     }
   }
 }
@@ -129,10 +129,10 @@ TEST(SplitSchedule, CutsNothingThatFits) {
     const SplitLine found = split_line(parts, batch, batch * size, size, 2);
     return std::pair{found.length, found.overhead};
   };
-  EXPECT_EQ(line(66, 128, 16), std::pair(32, 0));  // two whole requests to a part
+  EXPECT_EQ(line(66, 128, 16), std::pair(32, 0));  // two whole sequences to a part
   EXPECT_EQ(line(66, 256, 16), std::pair(64, 0));  // four
   EXPECT_EQ(line(132, 128, 64), std::pair(64, 0));
-  EXPECT_EQ(line(66, 8, 64), std::pair(8, 0));   // eight parts to a request
+  EXPECT_EQ(line(66, 8, 64), std::pair(8, 0));   // eight parts to a sequence
   EXPECT_EQ(line(66, 10, 16), std::pair(3, 2));  // four parts of four would take longer than some that are cut
   EXPECT_EQ(line(132, 50, 5), std::pair(3, 1));  // two, the first of which has less
   EXPECT_EQ(line(66, 4, 16), std::pair(1, 0));
@@ -141,21 +141,21 @@ TEST(SplitSchedule, CutsNothingThatFits) {
 /// What parts do by an even schedule is what they do by the one in memory.
 void check_even(const EvenSchedule& even, int parts, int size, int batch, int overhead, bool whole) {
   const SplitLine line = split_line(parts, batch, batch * size, size, overhead);
-  Batch requests{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead, whole};
-  requests.length = line.length;
-  const Scheduled scheduled(requests);
+  Batch sequences{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead, whole};
+  sequences.length = line.length;
+  const Scheduled scheduled(sequences);
   for (int part = 0; part < parts; ++part) {
-    int request = scheduled.schedule.first_request(part), own = even.first_request(part);
-    for (; own < batch && !even.share(part, own).empty(); ++own, ++request) {
-      const TileRange share = scheduled.schedule.share(part, request), own_share = even.share(part, own);
-      const TileRange sharing = scheduled.schedule.parts_of(request), own_sharing = even.parts_of(part, own);
-      ASSERT_EQ(own, request);
+    int sequence = scheduled.schedule.first_sequence(part), own = even.first_sequence(part);
+    for (; own < batch && !even.share(part, own).empty(); ++own, ++sequence) {
+      const TileRange share = scheduled.schedule.share(part, sequence), own_share = even.share(part, own);
+      const TileRange sharing = scheduled.schedule.parts_of(sequence), own_sharing = even.parts_of(part, own);
+      ASSERT_EQ(own, sequence);
       EXPECT_EQ(std::pair(own_share.begin, own_share.end), std::pair(share.begin, share.end));
       EXPECT_EQ(std::pair(own_sharing.begin, own_sharing.end), std::pair(sharing.begin, sharing.end));
-      EXPECT_FALSE(SplitSchedule::collected(sharing));
-      EXPECT_EQ(even.shares > 1, SplitSchedule::merged_after(sharing));
+      EXPECT_FALSE(SplitSchedule::reduced(sharing));
+      EXPECT_EQ(even.shares > 1, SplitSchedule::combined(sharing));
     }
-    EXPECT_TRUE(scheduled.schedule.past(part, request) || scheduled.schedule.share(part, request).empty());
+    EXPECT_TRUE(scheduled.schedule.past(part, sequence) || scheduled.schedule.share(part, sequence).empty());
   }
 }
 
@@ -180,13 +180,13 @@ TEST(EvenSchedule, IsTheSplitSchedule) {
 
 TEST(EvenSchedule, OnlyWhereNothingIsCollected) {
   EXPECT_EQ(EvenSchedule(66, 4, 16, 2, false).shares, 16);
-  EXPECT_EQ(EvenSchedule(66, 4, 16, 2, true).size, 0);       // whole requests on a line that is cut
+  EXPECT_EQ(EvenSchedule(66, 4, 16, 2, true).size, 0);       // whole sequences on a line that is cut
   EXPECT_EQ(EvenSchedule(66, 128, 16, 2, false).shares, 1);  // two whole ones to a part
   EXPECT_EQ(EvenSchedule(66, 100, 16, 2, false).size, 0);    // cut anywhere
-  EXPECT_EQ(EvenSchedule(132, 50, 5, 2, false).size, 0);     // in two, which is collected
+  EXPECT_EQ(EvenSchedule(132, 50, 5, 2, false).size, 0);     // in two, which is reduced
 }
 
-/// Where a tile for each part is enough, whatever the sizes: with what requests cost beside them, some parts would do two.
+/// Where a tile for each part is enough, whatever the sizes: with what sequences cost beside them, some parts would do two.
 TEST(SplitSchedule, FewTilesHaveNoOverhead) {
   for (const int tiles : {3, 64, 66}) {
     const SplitLine line = split_line(66, 3, tiles, 0, 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The combination of split requests.
+/// Combines sequences of many splits, after the attention kernel.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
@@ -9,50 +9,50 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Whether blocks take the requests by turns or, where there are fewer, the parts that may stand for one. Of an even schedule always the
-/// requests: each has more than kCollected parts.
-__host__ __device__ constexpr bool by_requests(const Params& params) {
-  return params.batch <= (params.parts - 1) / detail::SplitSchedule::kCollected;
+/// Whether blocks take sequences by turns, or parts that stand in for them where these are fewer. Of an even schedule always sequences:
+/// each has more than kMostReduced splits.
+__host__ __device__ constexpr bool by_sequences(const Params& params) {
+  return params.batch <= (params.parts - 1) / detail::SplitSchedule::kMostReduced;
 }
 
-/// The request that blocks of this y may have to merge, and whether they do. It reads the schedule and the lengths before this kernel's
-/// wait, which is safe: all blocks of the attention kernel wait for what wrote these, and only then let this kernel start.
-struct Merge {
-  __device__ explicit Merge(const Params& params) {
-    const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kCollected;
-    if (by_requests(params)) {
-      request = request_at(params, index);
+/// The sequence that blocks of this y may have to combine, and whether they do. It reads the schedule and the lengths before this kernel's
+/// wait. That is safe: all blocks of the attention kernel wait for their writer, and only then let this kernel start.
+struct Combination {
+  __device__ explicit Combination(const Params& params) {
+    const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kMostReduced;
+    if (by_sequences(params)) {
+      sequence = sequence_at(params, index);
       parts = params.even.size > 0 ? params.even.parts_of(0, index) : schedule_of(params).parts_of(index);
-      wanted = Schedule::merged_after(parts);
+      wanted = Schedule::combined(parts);
     } else {
-      const Job& job = params.first_job[stand_in];
-      request = job.request;
-      parts = job.parts;
-      wanted = Schedule::merged_after(parts) && Schedule::stand_in(parts) == stand_in;
+      const WorkTile& work = params.first_work[stand_in];
+      sequence = work.sequence;
+      parts = work.parts;
+      wanted = Schedule::combined(parts) && Schedule::stand_in(parts) == stand_in;
     }
   }
 
   using Schedule = detail::SplitSchedule;
-  Request request;
+  Sequence sequence;
   detail::TileRange parts;
   bool wanted;
 };
 
-/// What each part counts for in each row, relative to 2^base.
+/// Weights of the splits of each row, relative to 2^base.
 template <int kRows>
 struct Weights {
   static constexpr int kLanes = kMathThreads / kRows;  // of each row
   float of[kMaxParts][kRows], total[kRows], base[kRows];
 
-  /// By the whole block. The lanes of a row take the parts by turns, and ask for several at once. `stats_of(part, row)`: where a part has
-  /// left its RowStats of one of the rows, of which there are so many.
+  /// By the whole block. The lanes of a row take splits by turns, and issue several loads at once. `stats_of(part, row)`: RowStats of one
+  /// of `rows` rows.
   template <class StatsOf>
   __device__ void find(int count, int rows, float scale_log2, StatsOf&& stats_of) {
     constexpr int kAtOnce = 4;
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
     const int own_count = row < rows ? count : 0;
     float largest = -INFINITY, sum = 0;
-#pragma unroll 1  // a longer text would be longer in coming
+#pragma unroll 1  // a longer code path would take longer to load
     for (int first = own; first < count; first += kAtOnce * kLanes) {
       float lse[kAtOnce];
 #pragma unroll
@@ -67,8 +67,8 @@ struct Weights {
       }
     }
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    if (largest == -INFINITY) largest = 0;  // no part has seen anything
-    const bool exact = !is_plain(largest);  // a logarithm of a sum is lost in so large a number
+    if (largest == -INFINITY) largest = 0;  // no split has seen a key
+    const bool exact = !is_plain(largest);  // the logarithm of a sum is lost in so large a number
 #pragma unroll 1
     for (int part = own; part < count; part += kLanes) {
       of[part][row] = exact ? 0 : exp2f(of[part][row] - largest);
@@ -87,7 +87,7 @@ struct Weights {
   }
 
  private:
-  /// From maxima and sums; returns the largest maximum.
+  /// From maxima and sums instead of LSE; returns the largest maximum.
   template <class StatsOf>
   __device__ float find_exact(int count, float scale_log2, float& sum, StatsOf&& stats_of) {
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
@@ -105,12 +105,12 @@ struct Weights {
   }
 };
 
-/// Half a piece, a chunk: two columns of each of two rows, which have weights of their own.
+/// Adds a chunk, half a piece: two columns of each of two rows, which have weights of their own.
 __device__ inline void add(float4& to, const float4& x, float upper, float lower) {
   to = {to.x + upper * x.x, to.y + upper * x.y, to.z + lower * x.z, to.w + lower * x.w};
 }
 
-/// Adds up what groups of warps have, into the first one's: whether this is it.
+/// Adds the sums of all groups of warps in the first group. Returns whether this thread is in it.
 template <int kGroups, int kColumns, int kPlaces>
 __device__ bool add_up(float4 (&sums)[kGroups][kColumns][kPlaces], float4 (&out)[kColumns]) {
   const int group = threadIdx.x / kPlaces, place = threadIdx.x % kPlaces;
@@ -125,7 +125,7 @@ __device__ bool add_up(float4 (&sums)[kGroups][kColumns][kPlaces], float4 (&out)
   return true;
 }
 
-/// The r-th row of a thread, from a column on.
+/// Stores the r-th row of a thread, from a column on.
 template <class Element, int kColumns>
 __device__ void store_row(const OutputRow& row, int r, int column, float normalise, const float4 (&out)[kColumns]) {
 #pragma unroll
@@ -147,10 +147,10 @@ __device__ float largest_of_parts(int count, StatsOf&& stats_of) {
   return largest;
 }
 
-/// Merges requests of many parts, each group of warps its parts in their order, then the groups in theirs. Grid (row tiles x column blocks
-/// x kGroups, y, kv heads). A thread has the rows and kColumns chunks of the accumulators that a math thread had. kGroups groups of warps
-/// share the parts of the same rows, and each asks for kAtOnce of them before it waits: with two chunks nine, so that eight groups have all
-/// parts of a request under way where pairs of SMs share it.
+/// Combines sequences of many splits: each group of warps adds its splits in their order, then groups are added in theirs. Grid (query
+/// tiles x column blocks x kGroups, y, kv heads). A thread has the rows of a math thread, and kColumns chunks of its accumulators. kGroups
+/// groups of warps share the splits of the same rows, and each issues loads of kAtOnce of them before it waits. With two chunks that is
+/// nine: eight groups then have all splits of a sequence in flight where pairs of multiprocessors share it.
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kPieces = kColumns / 2, kBlocks = kPartialPieces / kPieces, kAtOnce = kColumns == 2 ? 9 : 4;
@@ -162,39 +162,39 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int first_warp = blockIdx.x % kGroups * kWarps, math_warp = first_warp + warp % kWarps;
   const int piece = blockIdx.x / kGroups % kBlocks * kPieces, tile = blockIdx.x / kGroups / kBlocks;
   const int row_begin = first_warp % 4 * kMathWarpRows, warp_row = math_warp % 4 * kMathWarpRows, first_row = warp_row + lane / 4;
-  const Merge merge(params);
-  const int rows = merge.request.q_rows * params.heads_per_kv.divisor - tile * kRowTile, count = merge.parts.end - merge.parts.begin;
-  const int own_count = warp_row < rows ? count : 0;  // of rows that there are not, nothing has been stored
+  const Combination combination(params);
+  const int rows = combination.sequence.q_rows * params.heads_per_kv.divisor - tile * kRowTile,
+            count = combination.parts.end - combination.parts.begin;
+  const int own_count = warp_row < rows ? count : 0;  // of absent rows, nothing has been stored
   wait_for_previous_kernel();
-  if (!merge.wanted || row_begin >= rows) return;
-  const PartialPlace first_place(params, Merge::Schedule::slot(merge.parts.begin, true), blockIdx.z, tile, 0);
-  const auto place_of = [&](int part) { return first_place.slots_on(Merge::Schedule::slot(part, part > 0)); };
+  if (!combination.wanted || row_begin >= rows) return;
+  const PartialPlace first_place(params, Combination::Schedule::slot(combination.parts.begin, true), blockIdx.z, tile, 0);
+  const auto place_of = [&](int part) { return first_place.slots_on(Combination::Schedule::slot(part, part > 0)); };
   const int own = (math_warp * kPartialPieces + piece) * kPieceWords * 32 + lane;
-  Piece asked[kAtOnce][kPieces];
-  const auto ask = [&](int first) {
+  Piece loaded[kAtOnce][kPieces];
+  const auto issue = [&](int first) {
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       if (first + j * kGroups >= own_count) continue;
       const uint2* from = place_of(first + j * kGroups).sums() + own;
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) asked[j][i] = Piece(from + i * kPieceWords * 32);
+      for (int i = 0; i < kPieces; ++i) loaded[j][i] = Piece(from + i * kPieceWords * 32);
     }
   };
-  ask(group);
+  issue(group);
   const float scale_log2 = scale_log2_of(params);
   weights.find(count, rows - row_begin, scale_log2, [&](int part, int row) { return place_of(part).row_stats(row_begin + row); });
-  // Worked out while they come.
-  const int at = tile * kRowTile + first_row, kv_head = blockIdx.z;
-  const OutputRow output[2] = {{params, merge.request, kv_head, at}, {params, merge.request, kv_head, at + 8}};
+  const int at = tile * kRowTile + first_row, kv_head = blockIdx.z;  // computed while the loads are in flight
+  const OutputRow output[2] = {{params, combination.sequence, kv_head, at}, {params, combination.sequence, kv_head, at + 8}};
   float4 out[kColumns] = {};
   for (int first = group; first < count; first += kAtOnce * kGroups) {
-    if (first > group) ask(first);
+    if (first > group) issue(first);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       if (first + j * kGroups >= count) break;
       const float* weight = &weights.of[first + j * kGroups][first_row - row_begin];
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) add(out[i], asked[j][i / 2].chunk(i % 2), weight[0], weight[8]);
+      for (int i = 0; i < kColumns; ++i) add(out[i], loaded[j][i / 2].chunk(i % 2), weight[0], weight[8]);
     }
   }
   if constexpr (kGroups > 1) {
@@ -207,14 +207,14 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
     if (piece > 0 || math_warp >= 4 || lane % 4 != 0) continue;
     output[r].store_lse(lse_of(total, base));
     if (params.max_logits == nullptr) continue;
-    const auto right = [&](int part) { return place_of(part).row_stats(kRowTile + first_row + 8 * r); };  // its warps have them
+    const auto right = [&](int part) { return place_of(part).row_stats(kRowTile + first_row + 8 * r); };  // of its warps
     output[r].store_largest(largest_of_parts(own_count, right), scale_log2);
   }
 }
 
 template <class Element, int kGroups, int kColumns>
-Result<void> launch_with(const Params& params, int requests, Stream stream) {
-  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialPieces * 2 / kColumns * kGroups, requests, params.kv_heads),
+Result<void> launch_with(const Params& params, int sequences, Stream stream) {
+  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialPieces * 2 / kColumns * kGroups, sequences, params.kv_heads),
                           .block = dim3(kMathThreads),
                           .programmatic = true};
   return launch(&combine<Element, kGroups, kColumns>, shape, stream, params);
@@ -222,16 +222,16 @@ Result<void> launch_with(const Params& params, int requests, Stream stream) {
 
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
-  const int stand_ins = (params.parts - 1) / detail::SplitSchedule::kCollected;
-  if (stand_ins == 0) return {};  // no request has more parts than the first of them collects
-  const int requests = by_requests(params) ? params.batch : stand_ins;
-  const int least = params.row_tiles * kPartialPieces * requests * params.kv_heads;
+  const int stand_ins = (params.parts - 1) / detail::SplitSchedule::kMostReduced;
+  if (stand_ins == 0) return {};  // no sequence has more splits than the first of them reduces
+  const int sequences = by_sequences(params) ? params.batch : stand_ins;
+  const int least = params.row_tiles * kPartialPieces * sequences * params.kv_heads;
   const auto chosen = least * 8 <= blocks   ? &launch_with<Element, 8, 2>
                       : least * 4 <= blocks ? &launch_with<Element, 4, 2>
                       : least * 2 <= blocks ? &launch_with<Element, 2, 2>
                       : least <= blocks     ? &launch_with<Element, 1, 2>
                                             : &launch_with<Element, 1, 4>;
-  return chosen(params, requests, stream);
+  return chosen(params, sequences, stream);
 }
 
 }  // namespace fovea::gpu::sm90::latent

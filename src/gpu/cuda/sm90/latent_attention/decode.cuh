@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Codes of 8 and 4 bits as matrix operands: code * scale in f32, exactly, rounded once.
+/// Quantised values of 8 and 4 bits become MMA operands: value * scale in f32, exactly, rounded once.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// The packed format behind a kind of row; the planar v41_fp8 differs only in where its scales lie.
+/// The packed format of a kind of row. The planar v41_fp8 differs only in where its scales lie.
 template <Row kRow>
 constexpr PackedFormat format_of() {
   static_assert(kRow != Row::plain && kRow != Row::e4m3);
@@ -20,7 +20,7 @@ constexpr PackedFormat format_of() {
   return *packed_format(kFormats[static_cast<int>(kRow) - static_cast<int>(Row::v32)]);
 }
 
-/// Codes and scales of a row of `kDim` values. Rows of e4m3 have one scale for the whole cache, which the math applies.
+/// Codes of a row of `kDim` values. Rows of e4m3 have one scale for the whole cache, which consumers apply.
 template <Row kRow, int kDim>
 struct Codes {
   static constexpr int kCount = kRow == Row::e4m3 ? kDim : format_of < kRow == Row::e4m3 ? Row::v32 : kRow > ().codes;
@@ -28,7 +28,7 @@ struct Codes {
 };
 
 using gpu::halves_from_e4m3;
-/// Four e4m3 codes as two pairs of halves: an instruction takes the high ones where they are.
+/// Four e4m3 codes as two pairs of halves: an instruction reads the high ones without a shift.
 __device__ inline void halves_from_e4m3(std::uint32_t codes, std::uint32_t& first, std::uint32_t& second) {
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(first), "=r"(second)
@@ -66,8 +66,8 @@ __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int
   }
 }
 
-/// Volatile, like the stores to shared memory: ptxas would move all loads behind all stores, and then wait for them.
-/// kLine: all of a 128-byte line is to come into L2.
+/// Volatile, like the stores to shared memory: ptxas would sink all loads behind all stores, and then wait for them. kLine: prefetches the
+/// whole 128-byte line into L2.
 template <int kWords, bool kLine = false>
 __device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4]) {
   if constexpr (kWords == 1) {
@@ -83,7 +83,7 @@ __device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4])
   }
 }
 
-/// 16 codes become 16 operands: two chunks of 16 bytes.
+/// 16 codes become 16 values of an operand: two chunks of 16 bytes.
 template <Row kRow, class Element>
 __device__ inline void decode(const std::uint32_t* codes, float scale, std::uint32_t (&chunks)[2][4]) {
   std::uint32_t* values = chunks[0];

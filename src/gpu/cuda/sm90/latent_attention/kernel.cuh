@@ -13,17 +13,17 @@ namespace fovea::gpu::sm90::latent {
 template <class Config, Kernel = Config::kKernel>
 struct Roles;
 
-/// Barriers that both kernels have, the last to be initialised: `fills` arrivals once queries are there, `reads` once they have been read.
+/// Initialises the barriers that both kernels have, after all others: `fills` arrivals complete q_full, `reads` complete q_empty.
 template <class Config>
 __device__ void init_common(Storage<Config>& storage, int fills, int reads) {
-  barriers_init(storage.collected, 32);
-  barrier_init(shared_address(&storage.added), kMathThreads);
+  barriers_init(storage.partial_full, 32);
+  barrier_init(shared_address(&storage.partial_empty), kMathThreads);
   barrier_init(shared_address(&storage.q_full), fills);
   barrier_init(shared_address(&storage.q_empty), reads);
   fence_barrier_init();
 }
 
-/// Grid (row tiles, kv heads, parts), clusters along the row tiles.
+/// Grid (query tiles, kv heads, parts), clusters along the query tiles.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   wait_for_previous_kernel();
   Roles<Config>::run(params, storage, warpgroup);
   let_next_kernel_start();
-  // The other CTA may still write to this one's shared memory; and the checkers count barriers over threads that are still there.
+  // The other CTA may still write to this one's shared memory. Checkers count barriers over the threads that have not ended.
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: recipe.cu calls these, each of instances/ defines one of them.
+/// The host's side of the kernels: recipe.cu calls these, and each of instances/ defines one of them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,7 @@ Result<void> launch_schedule(const Params& params, Stream stream);
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 
-/// In up to about so many blocks.
+/// `blocks`: upper bound of the grid size.
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The query rows of a tile come into shared memory: query token major, head minor. Rows past the end are zeros.
+/// Loads the query rows of a tile into shared memory: query token major, head minor. Rows past the end are zeros.
 #pragma once
 
-#include "gpu/cuda/sm90/async_copy.cuh"
+#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
@@ -16,14 +16,14 @@ struct QueryLoader {
 
   const Params& params;
   Storage<Config>& storage;
-  const Request& request;
+  const Sequence& sequence;
 
   __device__ void operator()() const { params.copy_queries ? copy() : gather(); }
 
-  /// Into L2, all columns.
+  /// Prefetches all columns into L2.
   __device__ void prefetch() const {
     for (int row = warp() * 32 + lane_index(); row < kRowTile; row += kWarps * 32) {
-      const Element* from = query_row<Element>(params, request, blockIdx.x * kRowTile + row);
+      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kRowTile + row);
       if (from == nullptr) continue;
       for (int column = 0; column < Config::kHeadDim; column += 128 / sizeof(Element)) prefetch_line(from + column);
       prefetch_line(from + Config::kHeadDim - 1);
@@ -33,7 +33,7 @@ struct QueryLoader {
  private:
   static constexpr int kOutside = 1 << 30;  // a coordinate past every end
 
-  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32 - kFirst; }  // asked for anew: registers are dear here
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32 - kFirst; }  // recomputed, because registers are short
 
   /// Eight rows are eight heads of one token: one box.
   __device__ void copy() const {
@@ -50,17 +50,17 @@ struct QueryLoader {
     const BoxStart at{.column = 0,
                       .row = static_cast<int>(blockIdx.y) * params.heads_per_kv.divisor + row.head,
                       .slice = 0,
-                      .head = row.token < request.q_rows ? request.q_begin + row.token : kOutside,
-                      .block = request.batch};
+                      .head = row.token < sequence.q_rows ? sequence.q_begin + row.token : kOutside,
+                      .block = sequence.batch};
     copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
   }
 
-  /// Eight lanes take the eight chunks of a slice of one row: 128 contiguous bytes.
+  /// Eight lanes copy the eight chunks of a slice of one row: 128 contiguous bytes.
   __device__ void gather() const {
     const std::uint32_t to = shared_address(storage.q);
     const int lane = lane_index();
     for (int row = warp() * 4 + lane / 8; row < kRowTile; row += kWarps * 4) {
-      const Element* from = query_row<Element>(params, request, blockIdx.x * kRowTile + row);
+      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kRowTile + row);
       const bool valid = from != nullptr;
       from = valid ? from + lane % 8 * 8 : static_cast<const Element*>(params.q);
       const std::uint32_t row_at = to + row / 8 * Config::kQueryGroup + row % 8 * 128 + ((lane % 8) ^ (row % 8)) * 16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of the result, as the attention itself and the combination of its parts write them.
+/// Rows of the result, as the attention kernels and the combining kernel store them.
 #pragma once
 
 #include "gpu/common/softmax.cuh"
@@ -10,14 +10,14 @@
 
 namespace fovea::gpu::sm90::latent {
 
-inline constexpr float kLeastScale = 1.1754944e-38f;  // above 0, so that minus infinity stays what it is
+inline constexpr float kLeastScale = 1.1754944e-38f;  // above 0, so that minus infinity stays so
 
-/// log2(e) times the scale of scores: that of the call, and the magnitude of the cache's.
+/// log2(e) times the scale of scores: the scale of the call times the magnitude of the cache's.
 __device__ inline float scale_log2_of(const Params& params) {
   return fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
 }
 
-/// Which row of the result a row of a tile is.
+/// The row of the result behind a row of a query tile.
 struct RowPlace {
   int token, head;
 
@@ -28,50 +28,51 @@ struct RowPlace {
   }
 };
 
-/// The sum of a row and the sink's share of it, both relative to 2^base.
+/// The sum of a row with the sink's term, both relative to 2^base.
 __device__ inline float sum_with_sink(const Params& params, int head, float sum, float base) {
   return params.sink == nullptr ? sum : sum + exp2f(fmaf(params.sink[head], kLog2e, -base));
 }
 
-/// A row of a tile. Rows past the last token are not written.
+/// A row of a query tile. Rows past the last token are not stored.
 struct OutputRow {
-  __device__ OutputRow(const Params& params, const Request& request, int kv_head, int packed) {
+  __device__ OutputRow(const Params& params, const Sequence& sequence, int kv_head, int packed) {
     const RowPlace place(params, kv_head, packed);
-    const std::int64_t batch = request.batch, row = request.q_begin + place.token;
+    const std::int64_t batch = sequence.batch, row = sequence.q_begin + place.token;
     head = place.head;
-    valid = place.token < request.q_rows;
+    valid = place.token < sequence.q_rows;
     const int lane = lane_index();
     out = batch * params.out_batch + row * params.out_row + head * params.out_head + lane % 2 * 8 + lane % 4 / 2 * 4;
-    asm volatile("" : "+l"(out));  // or it would be worked out again for every store
+    asm volatile("" : "+l"(out));  // else it is recomputed for every store
     base = params.out;
     if (params.lse != nullptr) lse = params.lse + batch * params.lse_batch + row * params.lse_row + head * params.lse_head;
     if (params.max_logits != nullptr)
       largest = params.max_logits + batch * params.max_batch + row * params.max_row + head * params.max_head;
   }
 
-  /// Four lanes hold 16 columns between them, each two neighbours of every eight (x). They trade, so that each can store four at once, and
-  /// together whole sectors; all lanes of the warp must call.
+  /// Four lanes hold 16 columns of a row, each two neighbours of every eight (x). They exchange halves, so that each stores four columns at
+  /// once, and together whole sectors. All lanes of the warp call this.
   template <class Element>
   __device__ void store(int column, int lane, const float (&x)[4]) const {
     std::uint32_t left = pack<Element>(x[0], x[1]), right = pack<Element>(x[2], x[3]);
-    // A 2 x 2 transposition: the lower lane of two keeps its left columns and receives the other's, which keeps the right ones.
+    // A 2 x 2 transposition: the lower of two lanes keeps its left columns and receives the other's, and the upper one keeps the right
+    // columns.
     const bool upper = lane % 2 == 1;
     const std::uint32_t received = __shfl_xor_sync(~0u, upper ? left : right, 1);
     (upper ? left : right) = received;
     if (valid) *reinterpret_cast<uint2*>(static_cast<Element*>(base) + out + column) = {left, right};
   }
 
-  /// What turns the accumulators of a row, relative to 2^base, into its result: its sum with the sink's share of it, and V's scale.
+  /// The factor from accumulators, relative to 2^base, to the result: V's scale over the sum with the sink's term.
   __device__ float normalise(const Params& params, float sum, float base) const {
     if (sum == 0) return 0;
     return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum_with_sink(params, head, sum, base);
   }
 
-  /// From base 2.
+  /// `value` is in base 2.
   __device__ void store_lse(float value) const {
     if (valid && lse != nullptr) *lse = value * kLn2;
   }
-  /// Of a score as products leave it.
+  /// `score` is as MMAs leave it.
   __device__ void store_largest(float score, float scale_log2) const {
     if (valid && largest != nullptr) *largest = score * scale_log2 * kLn2;
   }
@@ -79,7 +80,7 @@ struct OutputRow {
  private:
   void* base = nullptr;
   float *lse = nullptr, *largest = nullptr;
-  std::int64_t out = 0, head = 0;  // out: where the columns of this lane begin
+  std::int64_t out = 0, head = 0;  // out: offset of this lane's first column
   bool valid = false;
 };
 

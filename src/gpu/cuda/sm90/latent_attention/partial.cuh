@@ -6,18 +6,18 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// What a partial result says of its rows, beside their sums of values: blocks of one number for each row of a math warp.
+/// Numbers of each row of a partial result: [kind][16 rows] of a math warp.
 struct RowStats {
-  static constexpr int kLse = 0, kMaximum = kMathWarpRows, kSum = 2 * kMathWarpRows, kLargest = 3 * kMathWarpRows;  // where they begin
+  static constexpr int kLse = 0, kMaximum = kMathWarpRows, kSum = 2 * kMathWarpRows,
+                       kLargest = 3 * kMathWarpRows;  // where each kind begins
   static constexpr int kFloats = kPartialRowStats * kMathWarpRows;
-  /// What has to be moved: the largest scores, which the warps of the right half have, where they are asked for.
+  /// Bytes to copy: without the largest scores, which only the right half's warps have, unless the call wants them.
   static __device__ int bytes(const Params& params) {
     return (params.max_logits != nullptr ? kFloats : kLargest) * static_cast<int>(sizeof(float));
   }
 };
 
-/// Where a math warp leaves its part of a partial result, and who waits for it looks. Where there are parts at all, they are no more than
-/// SMs: few bits will do.
+/// Where a math warp stores its rows of a partial result. Its number is small, because there are no more parts than multiprocessors.
 struct PartialPlace {
   __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
       : params(params_), at(((slot * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
@@ -27,8 +27,8 @@ struct PartialPlace {
     place.at += count * params.kv_heads * params.row_tiles * kMathWarps;
     return place;
   }
-  __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // (piece, word, lane)
-  /// Of the first of them; or of a row, where warps lie side by side.
+  __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // [piece][word][lane]
+  /// Stats of row `row`, counted from this warp's first row over the warps that follow.
   __device__ float* row_stats(int row = 0) const {
     return params.partial_rows + (at + row / kMathWarpRows) * RowStats::kFloats + row % kMathWarpRows;
   }
@@ -37,24 +37,24 @@ struct PartialPlace {
   int at;
 };
 
-/// Eight floats without their last bytes, in the order of the accumulator's registers: two columns of a row, of the row eight further on,
-/// and the same eight columns on. An error of up to 2^-15.6 of a value, next to the 2^-8 or 2^-11 to which results are
-/// rounded. Infinities stay what they are, and so does the NaN that arithmetic makes: every value has been multiplied before.
+/// Eight floats without their last bytes, in the order of the accumulator's registers: two columns of a row, two of the row eight further
+/// on, and the same eight columns on. The error of a value is up to 2^-15.6, next to 2^-8 or 2^-11 of bf16 or f16. Infinities and NaN stay
+/// so, because every value has been multiplied before.
 class Piece {
  public:
-  /// What is cut off is a part of 2^-16.5 on average: values are to be multiplied by this before.
+  /// Truncation removes 2^-16.5 of a value on average. Values are multiplied by this first.
   static constexpr float kRounding = 1 + 1.08e-5f;
 
   __device__ explicit Piece(const float (&x)[kPieceFloats]) {
 #pragma unroll
-    for (int i = 0; i < kPieceFloats; i += 4) {  // the fourth of four lies in the last bytes of the others
+    for (int i = 0; i < kPieceFloats; i += 4) {  // the fourth of four floats lies in the last bytes of the others
       const std::uint32_t fourth = __float_as_uint(x[i + 3]);
       word(i / 4 * 3) = __byte_perm(__float_as_uint(x[i]), fourth, 0x3215);
       word(i / 4 * 3 + 1) = __byte_perm(__float_as_uint(x[i + 1]), fourth, 0x3216);
       word(i / 4 * 3 + 2) = __byte_perm(__float_as_uint(x[i + 2]), fourth, 0x3217);
     }
   }
-  /// Words of a warp's lanes lie side by side.
+  /// `from`: [word][lane].
   __device__ explicit Piece(const uint2* from) {
 #pragma unroll
     for (int i = 0; i < kPieceWords; ++i) words[i] = from[i * 32];
@@ -66,7 +66,7 @@ class Piece {
     for (int i = 0; i < kPieceWords; ++i) to[i * 32] = words[i];
   }
 
-  /// The first four, or the others.
+  /// The first four floats, or the last four.
   __device__ float4 chunk(int i) const {
     const std::uint32_t own[3] = {word(3 * i), word(3 * i + 1), word(3 * i + 2)};
     const std::uint32_t fourth = (own[0] & 0xff) << 8 | (own[1] & 0xff) << 16 | own[2] << 24;

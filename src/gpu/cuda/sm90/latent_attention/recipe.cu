@@ -55,8 +55,8 @@ Attend attend_of(const Call& call) {
   return call.head_dim == 576 ? attend_of<Element, 576>(call) : attend_of<Element, 512>(call);
 }
 
-/// Lays out the workspace, from `base` on, and returns its size. Partial results are booked for all parts of the device, which is the
-/// most that any bound can need: a part has two of them.
+/// Lays out the workspace, from `base` on, and returns its size. It holds partial results of all multiprocessors, two each, which is the
+/// most that any bound needs.
 std::size_t map(Params& params, int processors, std::byte* base) {
   std::size_t at = 0;
   const auto take = [&](auto*& pointer, std::size_t count) {
@@ -65,11 +65,11 @@ std::size_t map(Params& params, int processors, std::byte* base) {
   };
   const std::size_t slots = 2 * static_cast<std::size_t>(processors);
   take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
-  take(params.first_job, static_cast<std::size_t>(processors));
+  take(params.first_work, static_cast<std::size_t>(processors));
   take(params.partial_rows, slots * kMathWarps * kMathWarpRows * kPartialRowStats);
-  take(params.told, static_cast<std::size_t>(processors) * kMathWarps);
+  take(params.partial_ready, static_cast<std::size_t>(processors) * kMathWarps);
   take(params.partial, slots * kMathThreads * kPartialPieces * kPieceWords);
-  return at + kAlignment;  // the workspace itself is aligned to less
+  return at + kAlignment;  // the workspace is aligned to less
 }
 
 }  // namespace
@@ -83,13 +83,13 @@ Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens) {
       .dtype = core.q_dtype, .head_dim = static_cast<int>(core.head_dim_qk), .rows = rows, .pairs = row_tiles_of(core, tokens) % 2 == 0};
 }
 
-Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& call_, std::int64_t requests, std::int64_t tokens)
+Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& call_, std::int64_t sequences, std::int64_t tokens)
     : device(device_), call(call_), tuning(kTunings[tuning_index(call_)]) {
   processors = properties(device)->multiprocessors;
   params.q_batch = core.q.batch, params.q_row = core.q.row, params.q_head = core.q.head;
   params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
   params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;
-  params.batch = static_cast<int>(requests);
+  params.batch = static_cast<int>(sequences);
   params.seq_q = detail::Divider(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
   params.max_kv_len = static_cast<int>(core.max_seq_k);
   params.heads_per_kv = detail::Divider(static_cast<int>(core.group()));
@@ -99,7 +99,7 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& ca
   params.parts = static_cast<int>(std::clamp<std::int64_t>(processors / tiles, 1, kMaxParts));
   params.mask = core.mask;
   params.scale_log2 = core.scale * 1.44269504088896341f;
-  params.overhead = kRequestOverhead;
+  params.overhead = kSequenceOverhead;
   params.whole = core.batch_invariant;
 }
 
@@ -154,7 +154,7 @@ Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype) {
   return cache.dtype == q_dtype ? Row::plain : Row::e4m3;
 }
 
-/// Bytes from one block and from one token to the next. The rest of a packed token, its scales, follows from there.
+/// Bytes from one block and from one token to the next. The scales of a packed token follow from these.
 static std::array<std::int64_t, 2> token_strides(const detail::LatentCacheView& cache) {
   if (const PackedFormat* format = packed_format(cache.format)) return {cache.block_stride, format->codes_at(1)};
   const auto bytes = static_cast<std::int64_t>(size_of(cache.dtype));
@@ -172,7 +172,7 @@ RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int
   RowCache rows{.row = row_kind_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
   rows.page = detail::Divider(static_cast<int>(cache.page));
-  const auto [block, token] = token_strides(cache);  // of no matter where there is but one, and perhaps no multiple of the unit
+  const auto [block, token] = token_strides(cache);  // a stride of extent 1 is never used, and may be no multiple of the unit
   rows.block_stride = static_cast<std::uint32_t>(block / unit);
   rows.token_stride = static_cast<std::uint32_t>(token / unit);
   if (const PackedFormat* format = packed_format(cache.format)) {
@@ -226,7 +226,7 @@ Result<void> Recipe::encode_results(Params& filled, const detail::AttentionCore&
   return encode(filled.results, out, results);
 }
 
-/// Strides in elements of so many bytes.
+/// `strides`: in elements of `bytes` bytes.
 static Result<void> accept_rows(std::string_view name, const std::array<std::int64_t, 3>& strides, std::int64_t bytes,
                                 std::int32_t alignment) {
   for (const std::int64_t stride : strides) {
@@ -241,21 +241,21 @@ static Result<void> accept_rows(std::string_view name, const detail::RowStrides&
   return accept_rows(name, {strides.batch, strides.row, strides.head}, 2, alignment);
 }
 
-Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows) {
+Result<void> accept_core(const detail::AttentionCore& core, std::int64_t sequences, std::int64_t rows) {
   if (core.q_dtype == DType::f32) return declined("q.dtype", "f32", "f16 or bf16");
   if (core.scale < 0) return declined("scale", "a negative one", "a positive one");
   if (Result<void> good = accept_rows("q", core.q, core.q_base_alignment); !good) return good;
   if (Result<void> good = accept_rows("out", core.out, core.out_base_alignment); !good) return good;
-  if (core.max_seq_k >= kKeyLimit) return declined("keys of a request", core.max_seq_k, "less than 2^30");
-  const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kRequestOverhead;
-  if (pairs > kMaxPairs / std::max<std::int64_t>(requests, 1))
-    return declined("keys of a request", core.max_seq_k, "fewer: " + std::to_string(kMaxPairs * kPair) + " in all requests");
+  if (core.max_seq_k >= kKeyLimit) return declined("keys of a sequence", core.max_seq_k, "less than 2^30");
+  const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kSequenceOverhead;
+  if (pairs > kMaxPairs / std::max<std::int64_t>(sequences, 1))
+    return declined("keys of a sequence", core.max_seq_k, "fewer: " + std::to_string(kMaxPairs * kPair) + " in all sequences");
   if (core.kv_heads > kMostOfGrid) return declined("kv_heads", core.kv_heads, std::to_string(kMostOfGrid) + " or fewer");
-  if (rows > (1 << 26)) return declined("query rows of a request", rows, "2^26 or fewer");
+  if (rows > (1 << 26)) return declined("query rows of a sequence", rows, "2^26 or fewer");
   return {};
 }
 
-/// Whether the places of all tokens are below 2^32 units, which stands for none.
+/// Whether all tokens lie below 2^32 - 1 units, which is Token::kNone.
 static bool places_fit(const detail::LatentCacheView& cache, std::int64_t unit) {
   const auto [block, token] = token_strides(cache);
   const std::int64_t most = (std::int64_t{1} << 32) - 2, blocks = cache.blocks - 1, tokens = cache.page - 1;

@@ -19,7 +19,7 @@ namespace fovea::gpu::sm90::latent {
 
 constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 
-inline constexpr int kRequestOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
+inline constexpr int kSequenceOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
 
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.
 struct Recipe {
@@ -29,12 +29,12 @@ struct Recipe {
   int processors = 0;
   Params params{};
 
-  /// `tokens` query tokens make a request, and `requests` the batch.
-  Recipe(const detail::AttentionCore& core, Device device, const Call& call, std::int64_t requests, std::int64_t tokens);
+  /// A sequence has `tokens` query tokens, and the batch `sequences`.
+  Recipe(const detail::AttentionCore& core, Device device, const Call& call, std::int64_t sequences, std::int64_t tokens);
 
-  /// Every request has so many keys, or lists so many: the schedule may be known then.
+  /// For sequences that all have `keys` keys, or list as many: the schedule may be known when planning.
   void fix_schedule(std::int64_t keys);
-  /// Computes the schedule where it is not.
+  /// Launches the schedule kernel, unless the schedule is known.
   Result<void> prepare(const Params& params, Stream stream) const;
 
   std::size_t workspace_bytes() const;
@@ -42,27 +42,27 @@ struct Recipe {
   Params params_in(Workspace workspace) const;
   Result<void> run(const Params& params, Stream stream, bool prepared) const;
   std::string explain() const;
-  /// Eight heads of a token come as one box where their layout allows it. Fills in `queries` of it.
+  /// Encodes `queries` for boxes of eight heads of a token, where their layout allows it.
   Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
   Result<void> encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const;
 };
 
-/// Bytes that divide the strides of the cache's blocks and tokens. Places of tokens are kept in 32 bits, so that a large unit reaches far.
+/// Bytes that divide the strides of the cache's blocks and tokens. Tokens are addressed by 32 bits of them, so a large unit reaches far.
 std::int64_t place_unit(const detail::LatentCacheView& cache);
-/// How `cache` is read token by token; a run adds the pointers.
+/// How kernels read `cache` token by token. A run adds the pointers.
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit);
 Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype);
 
-/// A call, but for what only dense attention knows. `rows`: of all its caches.
+/// A call without what only dense attention knows. `rows`: of all its caches.
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens);
 
-/// Whether the copy engine takes these strides, in elements of so many bytes.
+/// Whether the copy engine takes these strides, in elements of `bytes` bytes.
 bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes);
 
 Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc);
 
 /// Reasons to decline.
-Result<void> accept_core(const detail::AttentionCore& core, std::int64_t requests, std::int64_t rows);
+Result<void> accept_core(const detail::AttentionCore& core, std::int64_t sequences, std::int64_t rows);
 Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, Load load, std::int64_t unit);
 
 /// A plan of dense or of token-sparse attention.
@@ -79,13 +79,13 @@ class RecipeState : public PlanState<Problem, Args> {
     if (!is_empty()) this->workspace_bytes = recipe_.workspace_bytes();
   }
 
-  /// The pointers of a run that only one of the two has.
+  /// Adds the pointers that only one of the two has.
   virtual Result<void> fill(Params& params, const Args& args) const = 0;
 
   Recipe recipe_;
 
  private:
-  /// Rows may belong to no sequence: then they are not written.
+  /// Rows may belong to no sequence. Then they are not written.
   bool is_empty() const final { return problem_.total_q == 0 || problem_.batch == 0; }
   Result<void> schedule(const Args& args, Workspace workspace, Stream stream) const final {
     return with_params(args, workspace, [&](const Params& params) { return recipe_.prepare(params, stream); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What becomes of a math warpgroup's accumulators at the end of a job: the result of a request, or a partial one.
+/// What becomes of a math warpgroup's accumulators at the end of a work tile: rows of the result, or a partial result.
 #pragma once
 
 #include "gpu/cuda/sm90/global_memory.cuh"
@@ -10,22 +10,22 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Of one warpgroup, while it lasts. Sums, maxima and largest scores are those of this thread's two rows.
+/// By one warpgroup. Sums, maxima and largest scores are those of this thread's two rows.
 template <class Element>
 struct Results {
   const Params& params;
-  float (&out)[128];
+  float (&out)[128];  // accumulators: 64 rows x 256 columns
   float (&sum)[2];
   float (&maximum)[2];
   float (&largest)[2];
   float scale_log2;
   int half;          // of the columns
-  bool has_largest;  // one warpgroup has these scores of all keys, if any
+  bool has_largest;  // of the two warpgroups, one has the largest scores of all keys, if any
 
-  __device__ void store(const Request& request) const {
+  __device__ void store(const Sequence& sequence) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const OutputRow row(params, request, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const OutputRow row(params, sequence, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
       const float normalise = row.normalise(params, sum[r], maximum[r] * scale_log2);
 #pragma unroll
       for (int i = 0; i < 32; i += 2) {
@@ -40,9 +40,9 @@ struct Results {
     }
   }
 
-  /// The same of rows without a scale of V, by the copy engine, through `staging`: this half of a key tile, which all of the warpgroup has
-  /// read. Eight rows are eight heads of one token: one box. `staging` is free again after stores_wait_read().
-  __device__ void store_boxes(const Request& request, std::uint32_t staging) const {
+  /// Stores rows without a scale of V by the copy engine, through `staging`: this half of a key tile, [group][slice][8 rows][64], which all
+  /// of the warpgroup has read. Eight rows are eight heads of one token: one box. `staging` is free after stores_wait_read().
+  __device__ void store_boxes(const Sequence& sequence, std::uint32_t staging) const {
     const int lane = lane_index(), first = blockIdx.x * kRowTile + first_row();
     float factor[2];
 #pragma unroll
@@ -50,27 +50,28 @@ struct Results {
       const RowPlace place(params, blockIdx.y, first + 8 * r);
       factor[r] = sum[r] == 0 ? 0 : __fdividef(1, sum_with_sink(params, place.head, sum[r], maximum[r] * scale_log2));
     }
-    store_row_values(request, RowPlace(params, blockIdx.y, first + lane % 2 * 8));
+    store_row_values(sequence, RowPlace(params, blockIdx.y, first + lane % 2 * 8));
     const int group = warp() * 2;
+    const std::uint32_t to = staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128;
     std::uint32_t pairs[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) pairs[i] = pack<Element>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
-    store_swizzled_row<kValueDim / 2>(staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128, lane, kGroupBytes, lane, pairs);
+    store_swizzled_row<kValueDim / 2>(to, lane, kGroupBytes, lane, pairs);
     fence_shared_for_async();
     __syncwarp();
     if (lane >= 2) return;
     const RowPlace place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
     const BoxStart at{
-        .column = 0, .row = place.head, .slice = half * kHalfSlices, .head = request.q_begin + place.token, .block = request.batch};
-    if (place.token < request.q_rows) store_box(&params.results, at, staging + (group + lane) * kKeyGroup);
+        .column = 0, .row = place.head, .slice = half * kHalfSlices, .head = sequence.q_begin + place.token, .block = sequence.batch};
+    if (place.token < sequence.q_rows) store_box(&params.results, at, staging + (group + lane) * kKeyGroup);
   }
 
-  /// In the order of the accumulator's registers, so that each store of a warp is contiguous; who reads them has the same order.
-  /// `await_right`: returns once the right half of the accumulators is there.
+  /// Stores a partial result in the order of the accumulator's registers, so that each store of a warp is contiguous; it is read in the
+  /// same order. `await_right` returns once the right half of the accumulators is complete.
   template <class AwaitRight>
-  __device__ void store_partial(const Request& request, int slot, AwaitRight&& await_right) const {
+  __device__ void store_partial(const Sequence& sequence, int slot, AwaitRight&& await_right) const {
     const int own = math_warp();
-    const bool wanted = uniform(has_rows(params, request, blockIdx.x, own));
+    const bool wanted = uniform(has_rows(params, sequence, blockIdx.x, own));
     const float normalise[2] = {sum[0] == 0 ? 0.0f : Piece::kRounding / sum[0], sum[1] == 0 ? 0.0f : Piece::kRounding / sum[1]};
     const PartialPlace place(params, slot, blockIdx.y, blockIdx.x, own);
     uint2* to = place.sums() + lane_index();
@@ -85,7 +86,7 @@ struct Results {
       }
     };
     store_half(0);
-    await_right();  // by all warps of the warpgroup: with or without rows, they wait for products at one place
+    await_right();  // by all warps of the warpgroup, with or without valid rows: they wait for MMAs at one place
     store_half(1);
     if (!wanted || lane_index() % 4 != 0) return;
 #pragma unroll
@@ -98,31 +99,31 @@ struct Results {
     }
   }
 
-  /// This warp's part of a partial result is there. To be said later than it is stored: it waits until the stores have arrived.
-  __device__ void tell(const Request& request, int part) const {
+  /// Signals that this warp's rows of a partial result are stored. Called some time after the stores, because it waits for them.
+  __device__ void signal(const Sequence& sequence, int part) const {
     const int own = math_warp();
     __syncwarp();
-    flag_raise_if(lane_index() == 0 && has_rows(params, request, blockIdx.x, own), told(params, part) + own);
+    flag_raise_if(lane_index() == 0 && has_rows(params, sequence, blockIdx.x, own), ready_flags(params, part) + own);
   }
 
-  /// Adds what the parts up to `end` have of the request, as the loader brings it.
+  /// Adds the partial results of the parts up to `end`, as the load warp copies them.
   template <class Storage>
-  __device__ void collect(Storage& storage, int end) const {
+  __device__ void reduce(Storage& storage, int end) const {
     for (int part = own_part(params) + 1; part < end; ++part) {
-      const std::uint32_t uses = part - own_part(params) - 1;  // of the barriers, before
-      for (std::uint64_t& barrier : storage.collected) barrier_wait(shared_address(&barrier), uses & 1);
+      const std::uint32_t uses = part - own_part(params) - 1;  // phases of the barriers before this one
+      for (std::uint64_t& barrier : storage.partial_full) barrier_wait(shared_address(&barrier), uses & 1);
       add(storage.k[0], storage.k[1]);
       if (part + 1 == end) break;
-      fence_shared_for_async();  // these reads come before the copies that follow
-      barrier_arrive(shared_address(&storage.added));
+      fence_shared_for_async();  // orders these reads before the next copies
+      barrier_arrive(shared_address(&storage.partial_empty));
     }
   }
 
  private:
-  /// Adds a partial result that lies in shared memory, as Collected says.
+  /// Adds a partial result in shared memory, laid out as StagedPartial.
   __device__ void add(const std::byte* even, const std::byte* odd) const {
     const int lane = lane_index(), own = math_warp();
-    const float* rows = reinterpret_cast<const float*>(even + Collected::kRowsAt + own * Collected::kRowBytes) + lane / 4;
+    const float* rows = reinterpret_cast<const float*>(even + StagedPartial::kRowsAt + own * StagedPartial::kRowBytes) + lane / 4;
     float keep[2], weight[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -136,8 +137,9 @@ struct Results {
     }
 #pragma unroll
     for (int i = 0; i < kPartialPieces; ++i) {
-      const std::byte* tile = i < Collected::kPieces ? even : odd;
-      const uint2* from = reinterpret_cast<const uint2*>(tile + own * Collected::kBytes) + i % Collected::kPieces * kPieceWords * 32 + lane;
+      const std::byte* tile = i < StagedPartial::kPieces ? even : odd;
+      const uint2* from =
+          reinterpret_cast<const uint2*>(tile + own * StagedPartial::kBytes) + i % StagedPartial::kPieces * kPieceWords * 32 + lane;
       const Piece piece(from);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -151,15 +153,15 @@ struct Results {
     }
   }
 
-  /// The left half of the columns brings the LSE, the right one the largest score. Of the four lanes of two rows, the first has one and the
-  /// second the other: `place` is that of this lane's.
-  __device__ void store_row_values(const Request& request, const RowPlace& place) const {
+  /// The left half of the columns stores the LSE, the right one the largest score. Of the four lanes of two rows, the first stores one and
+  /// the second the other: `place` is that of this lane's.
+  __device__ void store_row_values(const Sequence& sequence, const RowPlace& place) const {
     const int r = lane_index() % 2;
     const float own_sum = r == 0 ? sum[0] : sum[1], base = (r == 0 ? maximum[0] : maximum[1]) * scale_log2;
     const float lse = own_sum == 0 ? -INFINITY : base + __log2f(own_sum), most = (r == 0 ? largest[0] : largest[1]) * scale_log2;
     const RowValues to = half == 0 ? params.lse_rows() : params.largest_rows();
-    if ((lane_index() % 4 >= 2) | (place.token >= request.q_rows) | (to.data == nullptr)) return;
-    to.data[request.batch * to.batch + (request.q_begin + place.token) * to.row + place.head * to.head] = (half == 0 ? lse : most) * kLn2;
+    if ((lane_index() % 4 >= 2) | (place.token >= sequence.q_rows) | (to.data == nullptr)) return;
+    to.data[sequence.batch * to.batch + (sequence.q_begin + place.token) * to.row + place.head * to.head] = (half == 0 ? lse : most) * kLn2;
   }
 
   static __device__ int warp() { return thread_index() % 128 / 32; }

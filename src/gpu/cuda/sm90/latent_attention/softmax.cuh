@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp does with the scores of a tile: 16 rows of 64 columns, in the order in which products leave them. A lane has two rows, eight
+/// What a warp does with the scores of a tile: 16 rows of 64 columns, in the order in which MMAs leave them. A lane has two rows, eight
 /// apart, and of every eight columns two neighbours; four lanes share a row.
 #pragma once
 
@@ -14,7 +14,7 @@ __device__ inline bool sees_all(const detail::TileRange (&seen)[2], int key) {
   return key >= seen[0].begin && key >= seen[1].begin && key + kKeyTile <= seen[0].end && key + kKeyTile <= seen[1].end;
 }
 
-/// Scores of keys that a row does not see, or that there are not (`present`: a bit for each key).
+/// Masks the scores of keys that a row does not see, and of absent keys (`present`: a bit for each key).
 template <bool kAnyAbsent>
 __device__ inline void mask_scores(float (&scores)[32], const detail::TileRange (&seen)[2], int key, uint2 present, int lane) {
 #pragma unroll
@@ -26,7 +26,7 @@ __device__ inline void mask_scores(float (&scores)[32], const detail::TileRange 
   }
 }
 
-/// Of each row, of the columns that this lane has.
+/// The largest score of each row, among the columns of this lane.
 __device__ inline void find_largest(const float (&scores)[32], float (&largest)[2]) {
   largest[0] = largest[1] = -INFINITY;
 #pragma unroll
@@ -34,8 +34,8 @@ __device__ inline void find_largest(const float (&scores)[32], float (&largest)[
 }
 
 /// Finds what exponents are relative to in each row: maximum * scale_log2, where that is plain. Elsewhere it is 0, and the scores become
-/// relative to the maximum themselves. Returns whether both rows are plain. The same arithmetic as in OnlineSoftmax: in one function, the
-/// machine code of dense attention is another.
+/// relative to the maximum themselves. Returns whether both rows are plain. OnlineSoftmax has this arithmetic in code of its own: with one
+/// function for both, dense attention's instructions change.
 __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2, float (&scores)[32], float (&offset)[2]) {
   float base[2];
   bool both = true;
@@ -52,12 +52,12 @@ __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2,
   return both;
 }
 
-/// Whether a tile needs more than one multiply-add a score: its row outgrows the maximum by too much, or the offset is not plain.
+/// Whether scores need more than one multiply-add each: the row outgrows its maximum, or the offset is not plain.
 __device__ inline bool outgrows(float largest, float maximum, float scale_log2, float offset) {
   return ((largest - maximum) * scale_log2 > kSlack) | !is_plain(offset);
 }
 
-/// Scores become probabilities, relative to 2^offset, and are added to `sum`.
+/// Turns scores into probabilities, relative to 2^offset, and adds them to `sum`.
 template <class Element>
 __device__ __forceinline__ void exponentiate(const float (&scores)[32], float scale_log2, const float (&offset)[2], float (&sum)[2],
                                              std::uint32_t (&probabilities)[16]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a CTA does, request by request.
+/// Work tiles of a CTA, sequence by sequence.
 #pragma once
 
 #include "gpu/cuda/sm90/global_memory.cuh"
@@ -10,15 +10,15 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// One request's bounds.
-struct Request {
+/// A sequence and its bounds.
+struct Sequence {
   int index = 0;                // in the schedule
-  int batch = 0;                // of the tensors: 0 when they are ragged
+  int batch = 0;                // index into the tensors: 0 when they are ragged
   int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the first row of the batch
   int kv_len = 0;
-  int main_len = 0;  // listed: the length of the first list
+  int main_len = 0;  // where tokens are listed: length of the first list
   detail::Band band{};
-  detail::TileRange keys{};  // that some row sees
+  detail::TileRange keys{};  // keys that some row sees
 
   __device__ int extra_begin() const { return extra_list_begin(main_len); }  // where tokens are listed
   __device__ int first_pair() const { return keys.begin / kPair; }
@@ -30,33 +30,33 @@ __device__ inline int list_length(const RowCache& cache, int at) {
   return cache.lengths == nullptr ? cache.topk : max(min(cache.lengths[at], cache.topk), 0);
 }
 
-/// One query token and the keys that it lists: those of the main cache, then, from a tile's begin on, those of the extra one.
-__device__ inline Request listed_request(const Params& params, int index) {
-  Request request{.index = index, .batch = params.seq_q.quotient(index), .q_rows = 1};
-  request.q_begin = index - request.batch * params.seq_q.divisor;
-  const int at = params.length_per_row ? request.q_begin : request.batch;
+/// A query token and the keys that it lists: those of the main cache, then, from the next key tile on, those of the extra one.
+__device__ inline Sequence listed_sequence(const Params& params, int index) {
+  Sequence sequence{.index = index, .batch = params.seq_q.quotient(index), .q_rows = 1};
+  sequence.q_begin = index - sequence.batch * params.seq_q.divisor;
+  const int at = params.length_per_row ? sequence.q_begin : sequence.batch;
   const int extra = list_length(params.extra, at);
-  request.main_len = list_length(params.main, at);
-  request.kv_len = extra > 0 ? request.extra_begin() + extra : request.main_len;
-  request.band = detail::make_band({}, 1, request.kv_len);
-  request.keys = {0, request.kv_len};
-  return request;
+  sequence.main_len = list_length(params.main, at);
+  sequence.kv_len = extra > 0 ? sequence.extra_begin() + extra : sequence.main_len;
+  sequence.band = detail::make_band({}, 1, sequence.kv_len);
+  sequence.keys = {0, sequence.kv_len};
+  return sequence;
 }
 
-__device__ inline Request request_at(const Params& params, int index) {
-  if (params.listed) return listed_request(params, index);
-  Request request{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q.divisor};
+__device__ inline Sequence sequence_at(const Params& params, int index) {
+  if (params.listed) return listed_sequence(params, index);
+  Sequence sequence{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q.divisor};
   if (params.cu_seqlens_q != nullptr) {
-    request.q_begin = params.cu_seqlens_q[index];
-    request.q_rows = max(min(params.cu_seqlens_q[index + 1] - request.q_begin, params.seq_q.divisor), 0);
+    sequence.q_begin = params.cu_seqlens_q[index];
+    sequence.q_rows = max(min(params.cu_seqlens_q[index + 1] - sequence.q_begin, params.seq_q.divisor), 0);
   }
-  request.kv_len = max(min(params.kv_len[index], params.max_kv_len), 0);
-  request.band = detail::make_band(params.mask, request.q_rows, request.kv_len);
-  if (request.q_rows > 0) {
-    const detail::KeyRange keys = detail::keys_seen_by_some(request.band, 0, request.q_rows, request.kv_len);
-    request.keys = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+  sequence.kv_len = max(min(params.kv_len[index], params.max_kv_len), 0);
+  sequence.band = detail::make_band(params.mask, sequence.q_rows, sequence.kv_len);
+  if (sequence.q_rows > 0) {
+    const detail::KeyRange keys = detail::keys_seen_by_some(sequence.band, 0, sequence.q_rows, sequence.kv_len);
+    sequence.keys = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
   }
-  return request;
+  return sequence;
 }
 
 __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
@@ -67,102 +67,103 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
           .whole = params.whole};
 }
 
-/// Keys that some of a range of query rows see, and keys that all of them do. Rows past the last token do not count.
+/// Keys that some rows of a range of query rows see, and keys that all of them see. Rows past the last token do not count.
 struct Visible {
   detail::TileRange some, every;
 };
 
-/// To the rows of `tiles` row tiles from the first_tile-th on.
-__device__ inline Visible visible_to(const Params& params, const Request& request, int first_tile, int tiles) {
+/// The same for the rows of `tiles` query tiles, from the first_tile-th on.
+__device__ inline Visible visible_to(const Params& params, const Sequence& sequence, int first_tile, int tiles) {
   const int first = params.heads_per_kv.quotient(first_tile * kRowTile);
-  const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kRowTile - 1), request.q_rows - 1);
+  const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kRowTile - 1), sequence.q_rows - 1);
   if (first > last) return {{}, {0, kKeyLimit}};
-  const detail::KeyRange some = detail::keys_seen_by_some(request.band, first, last + 1, request.kv_len);
+  const detail::KeyRange some = detail::keys_seen_by_some(sequence.band, first, last + 1, sequence.kv_len);
   const int begin = static_cast<int>(some.begin), end = static_cast<int>(some.end);
   if (first == last) return {{begin, end}, {begin, end}};
-  // Neither bound falls from a row to the next.
-  const detail::KeyRange upper = detail::keys_seen_by(request.band, first, request.kv_len);
-  const detail::KeyRange lower = detail::keys_seen_by(request.band, last, request.kv_len);
+  // Neither bound decreases from a row to the next.
+  const detail::KeyRange upper = detail::keys_seen_by(sequence.band, first, sequence.kv_len);
+  const detail::KeyRange lower = detail::keys_seen_by(sequence.band, last, sequence.kv_len);
   return {{begin, end}, {static_cast<int>(lower.begin), static_cast<int>(upper.end)}};
 }
 
-/// What a row of this CTA's tile sees; rows past the last token see as much as the last.
-__device__ inline detail::TileRange seen_by(const Params& params, const Request& request, int row) {
-  const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kRowTile + row), request.q_rows - 1), 0);
-  const detail::KeyRange keys = detail::keys_seen_by(request.band, token, request.kv_len);
+/// The keys that a row of this CTA's query tile sees. Rows past the last token see the same keys as the last.
+__device__ inline detail::TileRange seen_by(const Params& params, const Sequence& sequence, int row) {
+  const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kRowTile + row), sequence.q_rows - 1), 0);
+  const detail::KeyRange keys = detail::keys_seen_by(sequence.band, token, sequence.kv_len);
   return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
-/// A share of one request: pairs of tiles [begin, end) of the whole key sequence.
-struct alignas(16) Job {
-  Request request{.index = -1};
+/// A work tile: one sequence, and pairs of key tiles [begin, end) of all its keys. A *part* is what the schedule gives one CTA: consecutive
+/// work tiles.
+struct alignas(16) WorkTile {
+  Sequence sequence{.index = -1};
   int begin = 0, end = 0;
-  detail::TileRange parts;  // that have shares of the request; none: not placed yet, like all that follows
-  int slot = -1;            // of the partial result; -1 where this CTA writes the result of the request
-  int collects = 0;         // 1: the others' partial results
-  int collected = 0;        // 1: the partial result, by the part where the request begins
-  int unused = 0;           // so that nothing is left unwritten of the 16 bytes that are read at once
+  detail::TileRange parts;  // that hold splits of the sequence; empty: neither this nor what follows is known yet
+  int slot = -1;            // of the partial result; -1 where this CTA writes the result of the sequence
+  int reduces = 0;          // 1: this CTA reduces the other parts' partial results
+  int reduced = 0;          // 1: the part where the sequence begins reduces this partial result
+  int unused = 0;           // so that all 16 bytes of each load are written
 
-  __device__ bool done() const { return request.index < 0; }
+  __device__ bool done() const { return sequence.index < 0; }
 
-  // Only the schedules of lists may be even. `lists`: whether there may be any; who has none need not have the code for it.
+  // Only schedules of lists may be even. `lists`: whether there may be any; without them, their code is left out.
 
-  /// What a part begins with. From memory all is asked for at once: a compiler would ask for the rest once it knows that there is any.
-  static __device__ Job first_of(const Params& params, int part, bool lists) {
-    if (lists && params.even.size > 0) return even_share(params.even.first_request(part), params, part);
-    Job job;
-    load_at_once(params.first_job + part, job);
-    return job;
+  /// The first work tile of a part. All its loads are issued at once: a compiler would issue the rest after it has tested the first word.
+  static __device__ WorkTile first_of(const Params& params, int part, bool lists) {
+    if (lists && params.even.size > 0) return even_share(params.even.first_sequence(part), params, part);
+    WorkTile work;
+    load_at_once(params.first_work + part, work);
+    return work;
   }
-  /// The share after this one.
-  __device__ Job next(const Params& params, int part, bool lists) const {
-    const int index = request.index + 1;
+  /// The work tile after this one.
+  __device__ WorkTile next(const Params& params, int part, bool lists) const {
+    const int index = sequence.index + 1;
     return lists && params.even.size > 0 ? even_share(index, params, part) : from(index, params, schedule_of(params), part);
   }
 
-  /// Single tiles; half a pair that is of no use is left out.
-  __device__ int tiles() const { return max(min(2 * end, (request.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
+  /// Key tiles, without the half of a pair that holds no visible key.
+  __device__ int tiles() const { return max(min(2 * end, (sequence.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
 
-  /// The first share that `part` has of the requests from the index-th on; done() where it has none.
-  static __device__ Job from(int index, const Params& params, const detail::SplitSchedule& schedule, int part) {
+  /// The first work tile that `part` has among the sequences from the index-th on; done() where it has none.
+  static __device__ WorkTile from(int index, const Params& params, const detail::SplitSchedule& schedule, int part) {
     for (;; ++index) {
-      const Request request = request_at(params, min(index, params.batch - 1));  // asked for beside the schedule
+      const Sequence sequence = sequence_at(params, min(index, params.batch - 1));  // issued beside the loads of the schedule
       if (schedule.past(part, index)) return {};
       const detail::TileRange share = schedule.share(part, index);
       if (share.empty()) continue;
-      const int first = request.first_pair();
-      return {request, first + share.begin, first + share.end};
+      const int first = sequence.first_pair();
+      return {sequence, first + share.begin, first + share.end};
     }
   }
-  /// The one that it has of the index-th request, of an even schedule, with its place; done() where it has none.
-  static __device__ Job even_share(int index, const Params& params, int part) {
+  /// The work tile that `part` has of the index-th sequence, of an even schedule, with its place; done() where it has none.
+  static __device__ WorkTile even_share(int index, const Params& params, int part) {
     const detail::TileRange share = params.even.share(part, index);
     if (index >= params.batch || share.empty()) return {};
-    Job job{listed_request(params, index), share.begin, share.end, params.even.parts_of(part, index)};
-    if (params.even.shares > 1) job.slot = detail::SplitSchedule::slot(part, share.begin > 0);
-    return job;
+    WorkTile work{listed_sequence(params, index), share.begin, share.end, params.even.parts_of(part, index)};
+    if (params.even.shares > 1) work.slot = detail::SplitSchedule::slot(part, share.begin > 0);
+    return work;
   }
 
-  /// Where its result goes, unless that is known or there is none. Apart from from(): load warps have no registers for both in one.
+  /// Finds where the result goes, unless that is known. Not a part of from(): load warps have no registers for both in one function.
   __device__ void place(const detail::SplitSchedule& schedule, int part) {
     if (done() || !parts.empty()) return;
-    parts = schedule.parts_of(request.index);
-    const bool begins = part == parts.begin, some_collect = schedule.collected(parts);
-    collects = begins && some_collect;
-    collected = !begins && some_collect;
-    slot = !begins || schedule.merged_after(parts) ? schedule.slot(part, !begins) : -1;
+    parts = schedule.parts_of(sequence.index);
+    const bool begins = part == parts.begin, some_reduce = schedule.reduced(parts);
+    reduces = begins && some_reduce;
+    reduced = !begins && some_reduce;
+    slot = !begins || schedule.combined(parts) ? schedule.slot(part, !begins) : -1;
   }
   __device__ void place(const Params& params, int part, bool lists) {
-    if (!lists || params.even.size == 0) place(schedule_of(params), part);  // of an even one nothing lies in memory
+    if (!lists || params.even.size == 0) place(schedule_of(params), part);  // an even schedule lies in no memory
   }
 };
 
-/// Which part a CTA computes: the last ones start first, since others wait for them.
+/// The part that a CTA computes. The last ones start first, because others wait for them.
 __device__ inline int own_part(const Params& params) { return params.parts - 1 - static_cast<int>(blockIdx.z); }
 
-/// Flags of this CTA's row tile in another part, one for each math warp.
-__device__ inline int* told(const Params& params, int part) {
-  return params.told + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
+/// Flags of this CTA's query tile in another part: [math warp].
+__device__ inline int* ready_flags(const Params& params, int part) {
+  return params.partial_ready + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
 }
 
 /// Query token, and head among those of the kv head, of a row of the sequence's query tiles.
@@ -173,18 +174,18 @@ struct PackedRow {
       : token(params.heads_per_kv.quotient(packed)), head(packed - token * params.heads_per_kv.divisor) {}
 };
 
-/// The query row behind a row of the tiles of a request, or null past the last.
+/// The query row behind a row of the sequence's query tiles, or null past the last.
 template <class Element>
-__device__ inline const Element* query_row(const Params& params, const Request& request, int packed) {
+__device__ inline const Element* query_row(const Params& params, const Sequence& sequence, int packed) {
   const PackedRow row(params, packed);
-  if (row.token >= request.q_rows) return nullptr;
-  return static_cast<const Element*>(params.q) + request.batch * params.q_batch + (request.q_begin + row.token) * params.q_row +
+  if (row.token >= sequence.q_rows) return nullptr;
+  return static_cast<const Element*>(params.q) + sequence.batch * params.q_batch + (sequence.q_begin + row.token) * params.q_row +
          (blockIdx.y * params.heads_per_kv.divisor + row.head) * params.q_head;
 }
 
-/// Whether a math warp's rows hold any: a tile of fewer than 64 need not be moved whole.
-__device__ inline bool has_rows(const Params& params, const Request& request, int row_tile, int warp) {
-  return row_tile * kRowTile + warp % 4 * kMathWarpRows < request.q_rows * params.heads_per_kv.divisor;
+/// Whether a math warp has valid rows. Of a tile with fewer than 64, only these warps store and load partial results.
+__device__ inline bool has_rows(const Params& params, const Sequence& sequence, int row_tile, int warp) {
+  return row_tile * kRowTile + warp % 4 * kMathWarpRows < sequence.q_rows * params.heads_per_kv.divisor;
 }
 
 }  // namespace fovea::gpu::sm90::latent

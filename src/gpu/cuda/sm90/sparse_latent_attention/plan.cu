@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Token-sparse attention, flat and paged: every query token is a request of its own, whose keys are the tokens that it lists.
+/// Token-sparse attention, flat and paged: every query token is a sequence of its own, whose keys are the tokens that it lists.
 #include <numeric>
 
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -14,7 +14,7 @@ using Problem = detail::SparseLatentAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.sparse_latent_attention";
 
-/// The core of a problem whose requests are its query tokens. The extra list begins with a tile.
+/// The core of a problem whose sequences are its query tokens. The extra list begins with a tile.
 detail::AttentionCore core_of(const Problem& problem) {
   detail::AttentionCore core = problem;
   core.max_seq_k = problem.main.topk + (problem.extra ? kKeyTile + problem.extra->topk : 0);

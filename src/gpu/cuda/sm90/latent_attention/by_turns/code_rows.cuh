@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What lies in a row of codes, and how a lane asks for its part. Four lanes share a row, each has 16 codes of every slice.
+/// The layout of a row of codes, and how lanes load it. Four lanes share a row; each has 16 codes of every slice.
 #pragma once
 
 #include <type_traits>
@@ -9,15 +9,15 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Where a key that there is not is read, like any other, without a branch.
+/// The dummy row, which is read for absent keys, without a branch.
 alignas(16) __device__ constexpr std::byte kNoRow[(kHalfSlices + 1) * kSlice]{};
 
-/// Signs of e4m3 rows under a negative scale, of which the math takes the magnitude: to be flipped.
+/// Mask that flips the signs of e4m3 rows under a negative scale. Consumers apply the magnitude of the scale.
 __device__ inline std::uint32_t flip_of(const Params& params) {
   return params.cache_scale != nullptr && *params.cache_scale < 0 ? 0x80808080 : 0;
 }
 
-/// What of a half row has been asked for: 16 codes of each slice, and the scales of all as they lie in memory.
+/// What a lane loads of half a row: 16 codes of each slice, and the scales of all slices as they are stored.
 struct HalfRow {
   std::uint32_t codes[kHalfSlices + 1][4];
   std::uint32_t scales[4];
@@ -27,7 +27,7 @@ template <class Config, Row kRow>
 struct CodeRows {
   using Format = Codes<kRow, Config::kHeadDim>;
 
-  /// Slices of codes in a half, the left one has no others, and of the rotary part.
+  /// Slices of codes in a half, and of the rotary part. The left half has codes alone.
   static __device__ constexpr int slices(int half) { return half == 0 ? kHalfSlices : Format::kCount / kSlice - kHalfSlices; }
   static __device__ constexpr int rope_slices(int half) { return half == 0 ? 0 : Config::kSlices - Format::kCount / kSlice; }
   static __device__ constexpr int rope_at() {
@@ -41,29 +41,29 @@ struct CodeRows {
   struct Source {
     const std::byte *codes, *scales;
   };
-  /// `row`: null where there is none. Known once `zero` is.
+  /// `row`: null for an absent key. The address depends on `zero`.
   static __device__ __forceinline__ Source source_of(const std::byte* row, int scales_at, int half, int quarter, std::uint32_t zero = 0) {
     if (row == nullptr) return {kNoRow + zero, kNoRow + zero};
-    // Where they follow the codes, what the token says of them need not be kept.
+    // Scales that follow the codes are found without the token's offset.
     const std::byte* scales = row + (kRow == Row::v32 ? Format::kCount : scales_at);
     return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4};
   }
 
-  /// kLine: who reads a row's slices one after the other wants the line that a slice is half of in L2.
+  /// kLine: the whole line of a slice is prefetched into L2, because its other half is the next slice.
   template <bool kLine = false>
-  static __device__ __forceinline__ void ask_slice(const Source& source, int slice, HalfRow& to) {
+  static __device__ __forceinline__ void load_slice(const Source& source, int slice, HalfRow& to) {
     load_words<Format::kBits / 2, kLine>(source.codes + slice * (kSlice * Format::kBits / 8), to.codes[slice]);
   }
-  static __device__ __forceinline__ void ask_scales(const Source& source, HalfRow& to) {
+  static __device__ __forceinline__ void load_scales(const Source& source, HalfRow& to) {
     load_words<scale_words<kRow>()>(source.scales, to.scales);
   }
-  static __device__ __forceinline__ void ask_codes(const Source& source, int half, HalfRow& to) {
-    ask_scales(source, to);
+  static __device__ __forceinline__ void load_codes(const Source& source, int half, HalfRow& to) {
+    load_scales(source, to);
 #pragma unroll
-    for (int slice = 0; slice < slices(half); ++slice) ask_slice(source, slice, to);
+    for (int slice = 0; slice < slices(half); ++slice) load_slice(source, slice, to);
   }
 
-  /// 16 codes become two chunks, side by side. `flip`: as of flip_of().
+  /// 16 codes become two chunks, side by side. `flip`: of flip_of().
   static __device__ __forceinline__ void decode_slice(const HalfRow& from, int slice, int quarter, std::uint32_t flip,
                                                       std::uint32_t (&chunks)[2][4]) {
     std::uint32_t words[4];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Values of tiles whose keys not all rows see. A probability of 0 does not hide a value: zero times NaN is NaN. So values of keys that no
-/// row sees become zeros, and of keys that some rows see those that are not finite. The rows that see such a key become NaN all the same: a
+/// row sees become zeros, and of keys that some rows see those that are not finite. Rows that see such a key become NaN all the same: a
 /// value is a part of its key, so the key's score is not finite either.
 #pragma once
 
@@ -13,36 +13,36 @@ namespace fovea::gpu::sm90::latent {
 /// One warpgroup's half of the columns of a tile.
 template <class Element>
 struct EdgeTile {
-  std::uint32_t values;  // address of the half's first slice
+  std::uint32_t values;  // address of the half's first slice: [group][slice][8 keys][64], as part of a key tile
   int half;
-  int key;       // the first of the tile
-  Visible keys;  // to the rows of this row tile
+  int key;       // the first key of the tile
+  Visible keys;  // to the rows of this query tile
 
-  /// By the warpgroup, where all rows see the same keys: what the others hold never reaches a product.
+  /// By the warpgroup, where all rows see the same keys: values of the other keys reach no MMA.
   __device__ void clear() const {
     clear_unseen();
     fence_shared_for_async();
     named_sync(kWarpgroup + half, 128);
   }
 
-  /// By the warpgroup, before the products with these values.
+  /// By the warpgroup, before the MMAs with these values.
   __device__ void hide() const {
     clear_unseen();
-    named_sync(kWarpgroup + half, 128);  // every warp's scores of these keys are done
+    named_sync(kWarpgroup + half, 128);  // every warp arrives once its scores of these keys are complete
     clear_not_finite();
     fence_shared_for_async();
     named_sync(kWarpgroup + half, 128);
   }
 
  private:
-  static constexpr int kChunks = kHalfSlices * 8;  // of 16 bytes in half a row: one for each lane
+  static constexpr int kChunks = kHalfSlices * 8;  // chunks of 16 bytes in half a row: one for each lane
   static constexpr std::uint32_t kExponent = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
   static_assert(kChunks == 32);
 
   static __device__ bool low_is_finite(std::uint32_t pair) { return (pair & kExponent) != kExponent; }
   static __device__ bool high_is_finite(std::uint32_t pair) { return (pair >> 16 & kExponent) != kExponent; }
 
-  /// Address of the i-th 16 bytes of a row.
+  /// Address of the i-th chunk of a row.
   __device__ std::uint32_t chunk(int row, int i) const {
     return values + row / 8 * kKeyGroup + i / 8 * kGroupBytes + row % 8 * 128 + (i % 8 ^ row % 8) * 16;
   }

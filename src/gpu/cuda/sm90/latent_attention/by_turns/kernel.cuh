@@ -11,7 +11,7 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 struct Roles<Config, Kernel::by_turns> {
   static __device__ void init(Storage<Config>& storage) {
-    storage.jobs[1].collected = 0;  // there is no job before the first
+    storage.work_tiles[1].reduced = 0;  // there is no work tile before the first
     barriers_init(storage.full, Loader<Config>::KeyLoader::kArrivals);
     barriers_init(storage.empty, 4 * Config::kCluster);
     init_common<Config>(storage, Config::kLoadThreads, kMathThreads);

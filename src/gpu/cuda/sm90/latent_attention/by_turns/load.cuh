@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The load warps: keys as its key loader brings them, and before the first keys of a request its query rows.
+/// The load warps: keys by a key loader, and before the first keys of a work tile its query rows.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 #include "gpu/cuda/sm90/latent_attention/by_turns/load_codes.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/load_codes_shared.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/load_rows.cuh"
-#include "gpu/cuda/sm90/latent_attention/collect.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -23,43 +23,43 @@ struct Loader {
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
-    for (Job& job = keep(Job::first_of(params, own_part(params), Config::kLists)); !job.done();
-         keep(job.next(params, own_part(params), Config::kLists))) {
-      load_keys(job.request, job.begin, job.end, first, [&] {
-        announce(job);
-        QueryLoader<Config>(params, storage, job.request)();
+    for (WorkTile& work = keep(WorkTile::first_of(params, own_part(params), Config::kLists)); !work.done();
+         keep(work.next(params, own_part(params), Config::kLists))) {
+      load_keys(work.sequence, work.begin, work.end, first, [&] {
+        announce(work);
+        QueryLoader<Config>(params, storage, work.sequence)();
       });
       first = false;
-      if (job.collects) break;  // who collects does so last
+      if (work.reduces) break;  // a part reduces at its end
     }
-    announce(Job{});
+    announce(WorkTile{});
     barrier_arrive(shared_address(&storage.q_full));
-    // announce() has seen all halves of the last pair full, so `empty` can only be of that pair.
+    // announce() has waited until all halves of the last pair were full, so `empty` can only complete for that pair.
     if (warp() == 0) {
-      collect(params, storage, storage.loading[0], [&](int buffer) {
+      load_partials(params, storage, storage.loading[0], [&](int buffer) {
         for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
       });
     }
   }
 
  private:
-  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // asked for anew: registers are dear here
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // recomputed, because registers are short
 
-  __device__ Job& keep(const Job& job) {
+  __device__ WorkTile& keep(const WorkTile& work) {
     __syncwarp();
     if (lane_index() == 0) {
-      storage.loading[warp()] = job;
+      storage.loading[warp()] = work;
       storage.loading[warp()].place(params, own_part(params), Config::kLists);
-      if (Config::kLoad != Load::boxes && !job.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, job.request);
+      if (Config::kLoad != Load::boxes && !work.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, work.sequence);
     }
     __syncwarp();
     return storage.loading[warp()];
   }
 
-  /// Once the math has used the query rows of the last job, it may be told the next.
-  __device__ void announce(const Job& job) {
+  /// Announces the next work tile, once consumers have read the query rows of the last one.
+  __device__ void announce(const WorkTile& work) {
     barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
-    if (warp() == 0 && lane_index() == 0) storage.jobs[q_parity] = job;
+    if (warp() == 0 && lane_index() == 0) storage.work_tiles[q_parity] = work;
     q_parity ^= 1;
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys by the copy engine: eight whole ones to a box, each CTA of the cluster a share of them for all.
+/// Keys by TMA: eight keys to a box. Each CTA of the cluster copies a share of them to all.
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
@@ -12,32 +12,32 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class BoxLoader {
  public:
-  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
 
-  static constexpr int kArrivals = 1;  // at a half's `full`
+  static constexpr int kArrivals = 1;  // at a half's `full`: one lane expects the bytes
 
   __device__ BoxLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
     group = (Config::kCluster > 1 ? cluster_rank() * kShare : 0) + lane;
   }
 
-  /// Warp w brings half w of the tiles (buffer w / 2, columns [0, 256) or the rest) as soon as its last reader is done, in each of the
-  /// pairs [begin, end). `before` the second pair, or the first of all, something else: later, space for keys is free sooner than space
-  /// for queries. The block table is read one pair ahead of the wait for space. Nothing is asked for while what is needed sooner is on its
-  /// way: of the first pair the odd tile waits for the even one, and what is prefetched for what it follows.
+  /// Warp w loads half w of the tiles (buffer w / 2, columns [0, 256) or the rest) of the pairs [begin, end), as soon as the half's last
+  /// reader has released it. `before` is called ahead of the second pair, or of the first of all: later, a stage for keys is free sooner
+  /// than one for queries. The block table is read a pair ahead. No copy is issued while one that is needed sooner is in flight: the first
+  /// pair's odd tile waits for the even tile, and a prefetch for the boxes before it.
   template <class Before>
-  __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
+  __device__ __forceinline__ void operator()(const Sequence& sequence, int begin, int end, bool first, Before&& before) {
     const int buffer = warp / 2, half = warp % 2;
     const int slices = half == 0 ? kHalfSlices : Config::kSlices - kHalfSlices;
     const std::uint32_t full = shared_address(&storage.full[warp]), empty = shared_address(&storage.empty[warp]);
     const std::uint32_t to = shared_address(storage.k[buffer]) + group * kKeyGroup + half * kHalfSlices * kGroupBytes;
-    Keys next = find_keys(request, begin * kPair + buffer * kKeyTile);
+    Keys next = find_keys(sequence, begin * kPair + buffer * kKeyTile);
     for (int pair = begin;; ++pair) {
       if (pair == (first ? begin : begin + 1)) before();
       if (pair == end) return;
       const Keys keys = next;
-      next = find_keys(request, (pair + 1) * kPair + buffer * kKeyTile);
-      if (Config::kCluster > 1 && pair > begin) {  // what is before them has come
+      next = find_keys(sequence, (pair + 1) * kPair + buffer * kKeyTile);
+      if (Config::kCluster > 1 && pair > begin) {  // the boxes before them have arrived
         barrier_wait(full, parity ^ 1);
         if (lane < kShare) prefetch_box(map(), box_of(keys));
       }
@@ -51,20 +51,20 @@ class BoxLoader {
   }
 
  private:
-  /// Not the left one: that may be filled for the second time before the odd tile has been multiplied.
+  /// Not the left half, which may be filled for the second time before the odd tile has been multiplied.
   static constexpr int kEvenRight = 1;
   static constexpr int kShare = kGroups / Config::kCluster;  // groups of eight keys that this CTA copies
 
-  /// Where eight keys lie in the cache. A block past the end makes the copy engine fill in zeros.
+  /// Where eight keys lie in the cache. For a block past the end, the copy engine fills in zeros.
   struct Keys {
     int block, row;
   };
 
-  __device__ Keys find_keys(const Request& request, int first_key) const {
+  __device__ Keys find_keys(const Sequence& sequence, int first_key) const {
     const int key = first_key + group * kBoxRows;
-    if (lane >= kShare || key >= request.keys.end || key + kBoxRows <= request.keys.begin) return {params.main.blocks, 0};
+    if (lane >= kShare || key >= sequence.keys.end || key + kBoxRows <= sequence.keys.begin) return {params.main.blocks, 0};
     const int entry = params.main.page.quotient(key);
-    const int block = params.block_table[request.index * params.table_stride + entry];
+    const int block = params.block_table[sequence.index * params.table_stride + entry];
     return {block < 0 ? params.main.blocks : block, key - entry * params.main.page.divisor};
   }
 
@@ -82,7 +82,7 @@ class BoxLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  int group;  // of eight keys, that this lane copies
+  int group;  // of eight keys, copied by this lane
 };
 
 }  // namespace fovea::gpu::sm90::latent

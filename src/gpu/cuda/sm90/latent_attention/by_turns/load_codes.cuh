@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys one by one, decoded, for a CTA alone: eight warps of few registers, each with a group of eight rows of each tile. As soon as a
-/// slice is decoded, the same of the next half is asked for into the registers that it leaves.
+/// Keys row by row, decoded, for a CTA alone: eight warps of few registers, each with a group of eight rows of each tile. As soon as a
+/// slice is decoded, the load of the same slice of the next half is issued into its registers.
 #pragma once
 
-#include "gpu/cuda/sm90/async_copy.cuh"
+#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/code_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
 
@@ -12,37 +12,38 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class CodeLoader {
  public:
-  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
 
-  /// At a half's `full`: every thread, when it has decoded its part, and once more when its copies are there.
+  /// At a half's `full`: every thread arrives after it has decoded its codes, and once more when its copies are complete.
   static constexpr int kArrivals = 2 * Config::kLoadThreads;
 
   __device__ CodeLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to[0] = shared_address(storage.k[0]) + warp * kKeyGroup + row * 128 + (chunk ^ row) * 16;
     to[1] = to[0] ^ 16;
     flip = flip_of(params);
   }
 
-  /// Pairs [begin, end) of tiles. `before` their first keys of a job, something else; space for it comes with the first half of the keys.
+  /// Loads pairs [begin, end) of tiles. `before` is called ahead of a work tile's first keys, or after their first half, when a stage for
+  /// queries is free.
   template <class Before>
-  __device__ __forceinline__ void operator()(const Request& request, int begin, int end, bool first, Before&& before) {
+  __device__ __forceinline__ void operator()(const Sequence& sequence, int begin, int end, bool first, Before&& before) {
     Tile tiles[2];
     const int wanted = look_up(begin);
     int found = look_up(begin + 1);
     if (first) before();
-    settle(request, begin, wanted, tiles);
+    settle(sequence, begin, wanted, tiles);
     HalfRow codes;
-    ask(tiles[0], 0, codes);
+    issue_half(tiles[0], 0, codes);
 #pragma unroll 1
     for (int pair = begin; pair < end; ++pair) {
-      bring<0>(request, pair, found, tiles, codes);
-      bring<1>(request, pair, found, tiles, codes);
+      store_half<0>(sequence, pair, found, tiles, codes);
+      store_half<1>(sequence, pair, found, tiles, codes);
       if (pair == begin && !first) before();
-      bring<2>(request, pair, found, tiles, codes);
-      bring<3>(request, pair, found, tiles, codes);
+      store_half<2>(sequence, pair, found, tiles, codes);
+      store_half<3>(sequence, pair, found, tiles, codes);
       parity ^= 1;
     }
   }
@@ -56,23 +57,23 @@ class CodeLoader {
   /// A tile's cache, and this lane's row.
   struct Tile {
     Row row;
-    const std::byte* token;  // or null
-    int scales;              // bytes from there on
+    const std::byte* token;  // or null for an absent key
+    int scales;              // bytes from there to the scales
     std::uint32_t present;   // a bit for each row of the warp
   };
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
 
-  /// The first eight lanes look for the warp's rows of the even tile, as many others for those of the odd one.
+  /// The first eight lanes look up the warp's rows of the even tile, the next eight those of the odd tile.
   __device__ int own_key(int pair) const { return pair * kPair + lane / 8 % 2 * kKeyTile + warp * 8 + lane % 8; }
   __device__ int look_up(int pair) const { return latent::look_up(params, storage.lists[warp], own_key(pair)); }
 
-  __device__ void settle(const Request& request, int pair, int found, Tile (&tiles)[2]) const {
-    const Token own = locate(params, cache_of(params, request, pair, lane / 8 % 2), own_key(pair), found);
+  __device__ void settle(const Sequence& sequence, int pair, int found, Tile (&tiles)[2]) const {
+    const Token own = locate(params, cache_of(params, sequence, pair, lane / 8 % 2), own_key(pair), found);
     const std::uint32_t present = __ballot_sync(~0u, own.present());
 #pragma unroll
     for (int buffer = 0; buffer < 2; ++buffer) {
-      const RowCache& cache = cache_of(params, request, pair, buffer);
+      const RowCache& cache = cache_of(params, sequence, pair, buffer);
       const int source = buffer * 8 + lane / 4;
       const std::uint32_t at = __shfl_sync(~0u, own.at, source);
       tiles[buffer] = {kAny ? cache.row : Config::kRow, at != Token::kNone ? token_at(params, data_of(cache), at) : nullptr,
@@ -80,7 +81,7 @@ class CodeLoader {
     }
   }
 
-  /// Calls f<CodeRows>() for the kind of row that the cache has, if this kernel decodes it: packed caches have queries of bf16.
+  /// Calls f<CodeRows>() for the cache's kind of row, if this kernel decodes it. Queries of packed caches are bf16.
   template <class F>
   static __device__ __forceinline__ void with_rows(Row row, F&& f) {
     if constexpr (!kAny) {
@@ -100,21 +101,21 @@ class CodeLoader {
 
   // ---- a half -------------------------------------------------------------------------------------------------------------------
 
-  /// The i-th half of a pair, whose codes have been asked for; then those of the next one are.
+  /// Stores the i-th half of a pair, whose loads are in flight, and issues the loads of the next half.
   template <int i>
-  __device__ __forceinline__ void bring(const Request& request, int pair, int& found, Tile (&tiles)[2], HalfRow& codes) {
+  __device__ __forceinline__ void store_half(const Sequence& sequence, int pair, int& found, Tile (&tiles)[2], HalfRow& codes) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf, kNext = (i + 1) % kHalves;
     constexpr bool kLast = i + 1 == kHalves;
     constexpr int kAt = place_of(i);
     const std::uint32_t full = shared_address(&storage.full[kSlot]);
     const Tile tile = tiles[kBuffer];
-    if (kLast) settle(request, pair + 1, found, tiles);  // nothing else of this pair is to be asked for
+    if (kLast) settle(sequence, pair + 1, found, tiles);  // no other load of this pair follows
     const Tile& next = tiles[buffer_of(kNext)];
     barrier_wait(shared_address(&storage.empty[kSlot]), parity ^ 1);
     if (kHalf == kBuffer && lane == 0) storage.present[kBuffer][warp] = static_cast<std::uint8_t>(tile.present);
     copy_plain<kHalf>(tile, kAt);
     copy_async_arrive(full);
-    // Looked up with the rows: who waits for them waits for this too.
+    // Looked up beside the rows: a wait for them is a wait for this too.
     const auto look_further = [&] {
       if (kLast) found = look_up(pair + 2);
     };
@@ -123,26 +124,26 @@ class CodeLoader {
 #pragma unroll
         for (int slice = 0; slice < rows.slices(kHalf); ++slice) store(rows, codes, slice, kAt);
       });
-      ask(next, half_of(kNext), codes);
+      issue_half(next, half_of(kNext), codes);
       look_further();
     } else {
       constexpr CodeRows<Config, Config::kRow> kRows{};
       const auto source = kRows.source_of(next.token, next.scales, half_of(kNext), lane % 4);
       look_further();
       HalfRow after;
-      kRows.ask_scales(source, after);
+      kRows.load_scales(source, after);
 #pragma unroll
       for (int slice = 0; slice < kHalfSlices + 1; ++slice) {
         if (slice < kRows.slices(kHalf)) store(kRows, codes, slice, kAt);
-        if (slice < kRows.slices(half_of(kNext))) kRows.template ask_slice<true>(source, slice, after);
+        if (slice < kRows.slices(half_of(kNext))) kRows.template load_slice<true>(source, slice, after);
       }
       codes = after;
     }
-    barrier_arrive(full);  // the math's fence is enough; one here would wait for what has been asked for
+    barrier_arrive(full);  // consumers fence; a fence here would wait for loads in flight
   }
 
-  __device__ __forceinline__ void ask(const Tile& tile, int half, HalfRow& codes) const {
-    with_rows(tile.row, [&](auto rows) { rows.ask_codes(rows.source_of(tile.token, tile.scales, half, lane % 4), half, codes); });
+  __device__ __forceinline__ void issue_half(const Tile& tile, int half, HalfRow& codes) const {
+    with_rows(tile.row, [&](auto rows) { rows.load_codes(rows.source_of(tile.token, tile.scales, half, lane % 4), half, codes); });
   }
 
   template <class Rows>
@@ -153,7 +154,7 @@ class CodeLoader {
     for (int i = 0; i < 2; ++i) store_shared(to[i] + at + slice * kGroupBytes, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
   }
 
-  /// What of a half is no code: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
+  /// Copies what is not coded of a half: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
   template <int kHalf>
   __device__ __forceinline__ void copy_plain(const Tile& tile, int at) const {
     constexpr int kSlices = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices;
@@ -175,7 +176,7 @@ class CodeLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t to[2];  // where the lane's two chunks of its row go, in slice 0 of the even tile
+  std::uint32_t to[2];  // addresses of the lane's two chunks of its row, in slice 0 of the even tile
   std::uint32_t flip;   // signs of e4m3 rows
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys one by one, e4m3 rows decoded, for two CTAs: of each tile, each decodes every other group of eight rows and sends it to the other.
-/// A warp has one of these groups, a lane a quarter of its row. Two half rows are on their way at a time, and what is to be stored is
-/// decoded before there is room for it.
+/// Keys row by row, e4m3 decoded, for two CTAs. Of each tile, each CTA decodes every other group of eight rows and sends it to the other. A
+/// warp has one of these groups, a lane a quarter of its row. Two half rows are in flight at a time, and values are decoded before their
+/// stage is free.
 ///
-/// ptxas gives all these loads one scoreboard, and moves arithmetic to where its results are used. So order is made by data: `zero` comes
-/// from what has to be there first, and goes into what is to be done later.
+/// ptxas gives all these loads one scoreboard, and moves arithmetic to where its results are used. So data make the order: `zero` is
+/// computed from what must complete first, and is added to what must follow.
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
@@ -16,44 +16,44 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class SharedCodeLoader {
  public:
-  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: how often they have been filled
+  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
 
-  /// At a half's `full`: every thread, when it has stored its part. The other CTA's part counts by its bytes.
+  /// At a half's `full`: every thread arrives after it has stored its values. The other CTA's values count by their bytes.
   static constexpr int kArrivals = Config::kLoadThreads;
 
   __device__ SharedCodeLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to = shared_address(storage.k[0]) + (warp * 2 + cluster_rank()) * kKeyGroup + row * 128 + (chunk ^ row) * 16;
     flip = flip_of(params);
   }
 
-  /// Pairs [begin, end) of tiles, and `before` their first keys, something else. Whether it is the first job does not matter here.
+  /// Loads pairs [begin, end) of tiles. `before` is called ahead of their first keys.
   template <class Before>
-  __device__ __forceinline__ void operator()(const Request&, int begin, int end, bool, Before&& before) {
-    const KeyList list = storage.lists[warp];  // in registers: products of scores leave reads of shared memory no time
+  __device__ __forceinline__ void operator()(const Sequence&, int begin, int end, bool, Before&& before) {
+    const KeyList list = storage.lists[warp];  // in registers: reads of shared memory are late beside MMAs of scores
     const Found wanted = look_up(list, begin, end);
     Found found = look_up(list, begin + 1, end);
     Pair rows = find(list, begin, wanted);
     HalfRow a, b;  // by turns
-    ask<0>(list, begin, rows, 0, a);
-    ask<1>(list, begin, rows, 0, b);  // the loop does so again, and then finds it near: nothing may be on its way where it begins
+    issue_half<0>(list, begin, rows, 0, a);
+    issue_half<1>(list, begin, rows, 0, b);  // again at the loop's begin, where no load may be in flight; then the rows are near
     before();
     std::uint32_t zero = wait_for<half_of(0)>(a) + wait_for<half_of(1)>(b) + (params.zero & found.own[0] & found.own[1] & found.any);
 #pragma unroll 1
     for (int pair = begin; pair < end; ++pair) {
-      ask<1>(list, pair, rows, zero, b);
-      const Pair next = find(list, pair + 1, found);  // here, where it waits for the even tile's room
+      issue_half<1>(list, pair, rows, zero, b);
+      const Pair next = find(list, pair + 1, found);  // here, where it waits for a free stage of the even tile
       found = look_up(list, pair + 2, end);
-      zero = bring<0>(rows.present, a, b);
-      ask<2>(list, pair, rows, zero, a);
-      zero = bring<1>(0, b, a);
-      ask<3>(list, pair, rows, zero, b);
-      zero = bring<2>(rows.present, a, b);
+      zero = store_half<0>(rows.present, a, b);
+      issue_half<2>(list, pair, rows, zero, a);
+      zero = store_half<1>(0, b, a);
+      issue_half<3>(list, pair, rows, zero, b);
+      zero = store_half<2>(rows.present, a, b);
       rows = next;
-      ask<0>(list, pair + 1, rows, zero, a);
-      zero = bring<3>(0, b, a);
+      issue_half<0>(list, pair + 1, rows, zero, a);
+      zero = store_half<3>(0, b, a);
       parity ^= 1;
     }
   }
@@ -65,8 +65,8 @@ class SharedCodeLoader {
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
 
-  /// What the lists say of this lane's row of the even tile and of the odd one; and of one of the warp's rows, of both CTAs: the even
-  /// tile's come first.
+  /// What the lists hold for this lane's row of the even tile and of the odd one, and for one row of the warp's groups of both CTAs: those
+  /// of the even tile come first.
   struct Found {
     int own[2], any;
   };
@@ -78,7 +78,7 @@ class SharedCodeLoader {
   __device__ int own_key(int pair, int buffer) const {
     return pair * kPair + buffer * kKeyTile + (warp * 2 + cluster_rank()) * 8 + lane / 4;
   }
-  /// There is nothing to bring from `end` on.
+  /// Keys from `end` on are absent.
   __device__ Found look_up(const KeyList& list, int pair, int end) const {
     if (pair >= end) return {{-1, -1}, -1};
     const int any = pair * kPair + lane / 16 * kKeyTile + warp * 16 + lane % 16;
@@ -94,10 +94,10 @@ class SharedCodeLoader {
 
   // ---- a half -------------------------------------------------------------------------------------------------------------------
 
-  /// The i-th half of a pair, of which `a` has come. Then the next one, `b`, is waited for, before more is asked for: who waits for a load
-  /// waits for all that have been asked for.
+  /// Stores the i-th half of a pair, `a`, whose loads are complete. Then it waits for the next half, `b`, before more loads are issued: a
+  /// wait for one load is a wait for all in flight.
   template <int i>
-  __device__ __forceinline__ std::uint32_t bring(std::uint32_t present, const HalfRow& a, const HalfRow& b) {
+  __device__ __forceinline__ std::uint32_t store_half(std::uint32_t present, const HalfRow& a, const HalfRow& b) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf;
     constexpr int kAt = place_of(i), kCodes = Rows::slices(kHalf);
     std::uint32_t chunks[kCodes][2][4];
@@ -123,8 +123,8 @@ class SharedCodeLoader {
     for (int i = 0; i < 2; ++i) store_shared((to ^ 16 * i) + at, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
   }
 
-  /// Whether a half's last slice becomes P of the even tile, for which the math does not ask whether a copy has been read: that slice goes
-  /// to the other CTA from registers.
+  /// Whether a half's last slice becomes P of the even tile. Consumers do not wait for copies out of that slice, so it is sent to the other
+  /// CTA from registers.
   template <int i>
   static constexpr bool kUnderP = buffer_of(i) == 0 && half_of(i) == 1 && Config::kSlices == kKeySlices;
 
@@ -134,7 +134,7 @@ class SharedCodeLoader {
     for (int i = 0; i < 2; ++i) store_async(remote_address((to ^ 16 * i) + at, peer), chunks[i], remote_address(full, peer));
   }
 
-  /// What this warp has stored of a half, to the other CTA.
+  /// Sends what this warp has stored of a half to the other CTA.
   template <int i>
   __device__ __forceinline__ void send(int at, std::uint32_t full) const {
     constexpr int kBytes = Rows::slices(half_of(i)) * kGroupBytes;
@@ -146,16 +146,16 @@ class SharedCodeLoader {
     threadIdx.x % Config::kLoadThreads == 0 ? barrier_arrive_expect(full, kGroups / 2 * kBytes) : barrier_arrive(full);
   }
 
-  /// The i-th half of a pair's rows, once `zero` is known.
+  /// Issues the loads of the i-th half of a pair's rows; their addresses depend on `zero`.
   template <int i>
-  __device__ __forceinline__ void ask(const KeyList& list, int pair, const Pair& rows, std::uint32_t zero, HalfRow& half) const {
+  __device__ __forceinline__ void issue_half(const KeyList& list, int pair, const Pair& rows, std::uint32_t zero, HalfRow& half) const {
     const std::byte* data = data_of(list.cache_of(params, pair * kPair + buffer_of(i) * kKeyTile)) + zero;
     const Token& token = rows.own[buffer_of(i)];
     const std::byte* row = token.present() ? token_at(params, data, token.at) : nullptr;
-    Rows::ask_codes(Rows::source_of(row, token.scales, half_of(i), lane % 4, zero), half_of(i), half);
+    Rows::load_codes(Rows::source_of(row, token.scales, half_of(i), lane % 4, zero), half_of(i), half);
   }
 
-  /// A bit that all loads go into, and that params.zero clears: who needs it waits for them.
+  /// A word made of all loads, and cleared by params.zero: its use waits for them.
   template <int kHalf>
   __device__ __forceinline__ std::uint32_t wait_for(const HalfRow& half) const {
     std::uint32_t zero = params.zero;
@@ -167,7 +167,7 @@ class SharedCodeLoader {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  std::uint32_t to;    // where the lane's first chunk of its row goes, in slice 0 of the even tile; the other is beside it
+  std::uint32_t to;    // address of the lane's first chunk of its row, in slice 0 of the even tile; the other chunk is beside it
   std::uint32_t flip;  // signs of e4m3 rows
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The math warpgroups. A 64 x 512 accumulator needs half of the register file, so the two split it by columns: warpgroup 0 owns columns
-/// [0, 256), warpgroup 1 the rest. Each scores every other key tile (0 the even ones, 1 the odd ones of the share), and both multiply the
-/// probabilities of all tiles with their half of V. The order below lets one's softmax run beside the other's products, and gives each
-/// quarter of a tile pair back to the loader as soon as its last reader is done.
+/// The math warpgroups. A 64 x 512 accumulator needs half of the register file, so two warpgroups split it by columns: warpgroup 0 has
+/// columns [0, 256), warpgroup 1 the rest. Each scores every other key tile (0 the even ones, 1 the odd ones), and both multiply P of all
+/// tiles with their half of V. In the order below, one's softmax runs beside the other's MMAs, and each half of a tile is released as soon
+/// as its last reader is done.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/by_turns/edge.cuh"
@@ -26,35 +26,34 @@ struct Math {
     for (;;) {
       if constexpr (Config::kStages) tiles.clear_out();
       barrier_wait(shared_address(&storage.q_full), q_parity);
-      const Job& job = storage.jobs[q_parity];
+      const WorkTile& work = storage.work_tiles[q_parity];
       q_parity ^= 1;
-      if (job.done()) {
+      if (work.done()) {
         if constexpr (Config::kStages) stores_wait_read();
-        return tell();
+        return signal();
       }
-      begin(job.request);
-      if constexpr (Config::kStages) stages = params.store_boxes && uniform((job.slot < 0) & (job.collects == 0));
-      const int first = uniform(job.begin), end = uniform(job.end);
+      begin(work.sequence);
+      if constexpr (Config::kStages) stages = params.store_boxes && uniform((work.slot < 0) & (work.reduces == 0));
+      const int first = uniform(work.begin), end = uniform(work.end);
       if (half == 0) {
         even_tiles(first, end);
       } else {
         odd_tiles(first, end);
       }
-      finish(job);
+      finish(work);
     }
   }
 
  private:
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
-  /// Both go over pairs of an even and an odd tile, and both do O = O * rescale + P V for the even tile, then for the odd one. Between
-  /// them a product whose accumulators are not waited for stands only where nothing else touches `out`: ptxas serialises the rest, and
-  /// any product in a branch.
+  /// Both go over pairs of an even and an odd tile, and compute O = O * rescale + P V for the even tile, then for the odd one. An MMA is in
+  /// flight only where nothing else accesses `out`, and never over a branch: ptxas serialises all others.
   __device__ void even_tiles(int pair, int end) {
     tiles.start_scores(Even{});
     tiles.end_scores(Even{});
     give_back_staging();
-    tell();
+    signal();
     for (bool first = true;; first = false) {
       const bool last = pair + 1 == end;
       even_tile(pair * kPair, first, last);
@@ -87,7 +86,7 @@ struct Math {
     if (last) rows.publish_sum(Even{});
     if (last) rows.publish_largest();
     hide_values(Even{}, key);
-    named_sync(kWarpgroup, 128);  // every warp's scores are done: their slice of K may become P
+    named_sync(kWarpgroup, 128);  // every warp arrives once its scores are complete: their slice of K may become P
     store_probabilities(shared_address(storage.k[0]) + 8 * kGroupBytes, kKeyGroup);
     fence_shared_for_async();
     named_arrive(kEvenReady, kMathThreads);
@@ -107,14 +106,14 @@ struct Math {
     give_back_staging();
     tiles.start_scores(Odd{});
     if (!Config::kEvenFirst) tiles.end_scores(Odd{});
-    tell();
+    signal();
     for (bool first = true;; first = false) {
       const bool last = pair + 1 == end;
       odd_tile(pair * kPair, first, last);
       tiles.parity ^= 1;
       if (last) break;
       ++pair;
-      named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax run beside a product
+      named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax would run beside an MMA
       tiles.start_scores(Odd{});
       if (!Config::kEvenFirst) tiles.end_scores(Odd{});
     }
@@ -159,7 +158,7 @@ struct Math {
 
   __device__ void even_values(int key, bool first, bool last) {
     named_sync(kEvenReady, kMathThreads);
-    if constexpr (Config::kEvenFirst) {  // long done; but rescaling, which not all warps do, may not have products beside it
+    if constexpr (Config::kEvenFirst) {  // long complete; but rescaling, which not all warps do, may have no MMA beside it
       products_wait<0>();
       pin(tiles.scores);
     }
@@ -177,7 +176,7 @@ struct Math {
   __device__ void mask(Tile, int key) {
     const bool whole = sees_all(seen, key);
     uint2 bits{~0u, ~0u};  // one for each key
-    // By the lane that gives the tile back: then even a checker that knows no warps sees that this comes before.
+    // By the lane that releases the tile, so that a checker of single threads sees this read before the release.
     if (Config::kSingleKeys) load_shared_if(rows.lane() == 0, shared_address(storage.present[Tile::value]), bits);
     if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
     const uint2 present{__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
@@ -188,7 +187,7 @@ struct Math {
     latent::exponentiate<Element>(tiles.scores, rows.scale_log2(), offset, rows.sum, tiles.probabilities);
   }
 
-  /// `first`: before this warpgroup's first MMA with values, whose accumulators are zeros.
+  /// `first`: before this warpgroup's first MMA with values. Its accumulators are zeros.
   template <class Tile>
   __device__ void follow_maximum(Tile, bool first) {
     rows.follow_maximum(Tile{}, [&](const float(&rescale)[2]) {
@@ -196,22 +195,23 @@ struct Math {
     });
   }
 
-  /// P, for the other warpgroup.
+  /// Stores P for the other warpgroup: [group][8 rows][64 keys].
   __device__ void store_probabilities(std::uint32_t to, int group_bytes) {
     const int own = rows.lane(), row = rows.warp() * 16 + own % 16;
     store_swizzled_row<kKeyTile>(to + row / 8 * group_bytes + row % 8 * 128, row, 0, own, tiles.probabilities);
   }
 
-  /// Values of keys that not all rows see, so that a probability of 0 does not meet what is not finite.
+  /// Hides values of keys that not all rows see, so that a probability of 0 meets no value that is not finite.
   template <class Tile>
   __device__ void hide_values(Tile, int key) {
-    if (!Config::kEdges && Config::kSingleKeys && Config::kCluster == 1) return;  // keys that no row of the tile sees come as zeros
+    if (!Config::kEdges && Config::kSingleKeys && Config::kCluster == 1)
+      return;  // the loader fills in zeros for keys that no row of the tile sees
     const detail::TileRange all = Config::kEdges ? seen_by_all : seen[0];
     if (key >= all.begin && key + kKeyTile <= all.end) return;
     const std::uint32_t values = tiles.own_half(Tile{});
     if constexpr (Config::kEdges) {
-      const Request& request = storage.jobs[q_parity ^ 1].request;
-      EdgeTile<Element>{values, half, key, visible_to(params, request, blockIdx.x, 1)}.hide();
+      const Sequence& sequence = storage.work_tiles[q_parity ^ 1].sequence;
+      EdgeTile<Element>{values, half, key, visible_to(params, sequence, blockIdx.x, 1)}.hide();
     } else {
       EdgeTile<Element>{values, half, key, {all, all}}.clear();
     }
@@ -219,40 +219,40 @@ struct Math {
 
   __device__ void release_queries() { barrier_arrive(shared_address(&storage.q_empty)); }
 
-  // ---- a request ----------------------------------------------------------------------------------------------------------------
+  // ---- a work tile --------------------------------------------------------------------------------------------------------------
 
-  __device__ void begin(const Request& request) {
-    if (Config::kEdges) seen_by_all = visible_to(params, request, blockIdx.x, 1).every;
+  __device__ void begin(const Sequence& sequence) {
+    if (Config::kEdges) seen_by_all = visible_to(params, sequence, blockIdx.x, 1).every;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.begin(r);
-      seen[r] = Config::kStages && params.listed ? request.keys : seen_by(params, request, rows.first_row() + 8 * r);
+      seen[r] = Config::kStages && params.listed ? sequence.keys : seen_by(params, sequence, rows.first_row() + 8 * r);
     }
     if constexpr (!Config::kStages) tiles.clear_out();
   }
 
-  /// Accumulators of zeros are not rescaled. Of codes, who decodes has no register left for the question.
+  /// Whether the first rescaling of zeros is left out. With codes, no register is left for the test.
   static __device__ bool skips_first(bool first) { return Config::kStages && first; }
 
-  __device__ void finish(const Job& job) {
+  __device__ void finish(const WorkTile& work) {
     rows.reduce_sum();
     if constexpr (Config::kSingleKeys) {
 #pragma unroll
       for (float& x : rows.top) x = Warp::largest_of_row(x);
     }
     if (Config::kStages && stages) {
-      named_sync(kWarpgroup + half, 128);  // every warp has read this half of the odd tile
-      results().store_boxes(job.request, staging());
+      named_sync(kWarpgroup + half, 128);  // every warp arrives once it has read this half of the odd tile
+      results().store_boxes(work.sequence, staging());
       staged = true;
       return;
     }
-    if (job.slot >= 0) return results().store_partial(job.request, job.slot, [] {});
-    if (uniform(job.collects)) results().collect(storage, uniform(job.parts.end));
-    results().store(job.request);
+    if (work.slot >= 0) return results().store_partial(work.sequence, work.slot, [] {});
+    if (uniform(work.reduces)) results().reduce(storage, uniform(work.parts.end));
+    results().store(work.sequence);
   }
 
-  /// Half of the odd tile, through which a whole result leaves. It goes back to the loader once the result has been read, which the next
-  /// job's first scores need not wait for.
+  /// Half of the odd tile, through which a whole result is stored. It is released once the copy engine has read it, beside the next work
+  /// tile's first scores.
   __device__ std::uint32_t staging() const { return tiles.own_half(Odd{}); }
   __device__ void give_back_staging() {
     if (!Config::kStages || !staged) return;
@@ -262,10 +262,10 @@ struct Math {
     staged = false;
   }
 
-  /// The last job's partial result is there, for a part that waits for it. Said while the first scores of the next are computed.
-  __device__ void tell() {
-    const Job& last = storage.jobs[q_parity];
-    if (uniform(last.collected)) results().tell(last.request, own_part(params));
+  /// Signals the last work tile's partial result to the part that reduces it, beside the first scores of the next.
+  __device__ void signal() {
+    const WorkTile& last = storage.work_tiles[q_parity];
+    if (uniform(last.reduced)) results().signal(last.sequence, own_part(params));
   }
 
   __device__ Results<Element> results() {
@@ -277,8 +277,8 @@ struct Math {
   int half;                       // of the columns: the warpgroup
   detail::TileRange seen_by_all;  // keys that all rows of the tile see (kEdges; otherwise as any row)
   detail::TileRange seen[2];      // keys that this thread's two rows see
-  bool stages = false;            // whether this job's result leaves through half of the odd tile
-  bool staged = false;            // whether the last one's may still be in flight through it
+  bool stages = false;            // whether this work tile's result is stored through half of the odd tile
+  bool staged = false;            // whether the last one's may still be in flight from there
   std::uint32_t q_parity = 0;
   TilePair<Config> tiles;
   RowState<Config> rows;

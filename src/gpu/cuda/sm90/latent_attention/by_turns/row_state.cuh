@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Maxima, sums and largest scores of a lane's two rows, which the math warpgroups exchange through shared memory.
 ///
-/// The maximum follows only when a row outgrows it by kSlack: the sum absorbs the factor, and the accumulators stay as they are. So after
-/// a work tile's first key tiles a vote is enough. Exchanges through shared memory, and shuffles too, would wait for the MMAs of scores
-/// beside them, whose operands take all that shared memory gives.
+/// A row's maximum grows only when a score exceeds it by kSlack: the sum absorbs the factor, and the accumulators stay. So after a work
+/// tile's first key tiles a vote is enough. Exchanges through shared memory, and shuffles too, would wait for the MMAs of scores beside
+/// them, whose operands take its whole bandwidth.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
@@ -24,7 +24,8 @@ struct RowState {
 
   // ---- maxima -------------------------------------------------------------------------------------------------------------------
 
-  /// Whether rows of this warp have new maxima, which are stored for the other warpgroup. The first tile of a work tile always sets them.
+  /// Whether rows of this warp have new maxima, which are stored for the other warpgroup. The first key tile of a work tile always sets
+  /// them.
   template <class Tile>
   __device__ bool grow_maximum(Tile, bool first, float (&scores)[32], const float (&largest)[2], float (&rescale)[2], float (&offset)[2]) {
     bool grown = first;
@@ -45,8 +46,8 @@ struct RowState {
     return true;
   }
 
-  /// Takes over the maxima of the other warpgroup's tile, and passes the factors of what is relative to them to `rescale_out`. Where none
-  /// has grown, an older and lower one is stored.
+  /// Takes over the maxima of the other warpgroup's tile, and calls `rescale_out` with the factors. Where no row has grown, an older and
+  /// lower maximum is stored.
   template <class Tile, class Rescale>
   __device__ void follow_maximum(Tile, Rescale&& rescale_out) {
     float other[2], rescale[2];
@@ -60,7 +61,7 @@ struct RowState {
 
   // ---- largest scores -----------------------------------------------------------------------------------------------------------
 
-  // The odd tiles' warpgroup takes over the largest scores of the even tiles, with the last of them.
+  // The odd tiles' warpgroup takes over the largest scores of the even tiles, after the last of them.
   __device__ void publish_largest() {
     if constexpr (Config::kSingleKeys) {
 #pragma unroll
@@ -79,8 +80,8 @@ struct RowState {
 
   // ---- sums ---------------------------------------------------------------------------------------------------------------------
 
-  // The sum of a row is spread over four lanes. With the last pair the warpgroups also exchange their shares of it: the even tiles' sum
-  // goes to the odd ones' warpgroup, which adds its own and gives the total back.
+  // The sum of a row is spread over four lanes. After the last pair the warpgroups exchange their sums: that of the even tiles goes to the
+  // odd tiles' warpgroup, which adds its own and returns the total.
   __device__ void reduce_sum() {
 #pragma unroll
     for (float& x : sum) x = Warp::sum_of_row(x);
@@ -107,7 +108,7 @@ struct RowState {
     add_sum(Tile{});
   }
 
-  // Recomputed where they are needed: kept, they would cost registers that the accumulators have.
+  // Recomputed where they are used, which saves registers for accumulators.
   static __device__ int lane() { return lane_index(); }
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane_row(lane()); }
@@ -116,11 +117,11 @@ struct RowState {
   const Params& params;
   Storage<Config>& storage;
   float maximum[2], sum[2];
-  float top[2];              // this lane's largest scores: the maximum does not follow its row closely (not Load::boxes)
-  float scale_of_codes = 0;  // scale_log2 and the magnitude of the cache's scale; above 0, so that minus infinity stays what it is
+  float top[2];              // this lane's largest scores, because the maximum does not follow its row closely (not Load::boxes)
+  float scale_of_codes = 0;  // scale_log2 times the magnitude of the cache's scale; above 0, so that minus infinity stays so
 
  private:
-  /// Returns what the sum has been multiplied by.
+  /// Returns the factor of the sum.
   __device__ float move_maximum(int r, float to) {
     const float rescale = rescale_factor<Warp>(maximum[r], to, scale_log2());
     maximum[r] = to;

@@ -6,33 +6,35 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Named barriers, with who arrives and who waits.
+/// Named barriers.
 enum : int {
-  kEvenReady = 1,   // maximum[0] if it has grown, and P of the even tile, with the last also sum[0]: warpgroup 0 arrives, 1 waits
-  kOddReady = 2,    // maximum[1] if it has grown, and P of the odd tile, with the last also sum[1]: 1 arrives, 0 waits
-  kEvenScored = 3,  // the scores of the next even tile are issued, so those of the odd one queue behind them: 0 arrives, 1 waits
+  kEvenReady = 1,   // warpgroup 0 arrives with P of the even tile, maximum[0] if it grew, and with the last tile sum[0]; 1 waits
+  kOddReady = 2,    // warpgroup 1 arrives with P of the odd tile, maximum[1] if it grew, and with the last tile sum[1]; 0 waits
+  kEvenScored = 3,  // warpgroup 0 arrives once it has issued the next even tile's scores; 1 waits, so its MMAs queue behind them
 };
 
 /// Where two warpgroups score by turns.
 template <class Config>
 struct Storage<Config, Kernel::by_turns> {
-  alignas(1024) std::byte p[kRowTile * 128];  // P of the odd tile
-  alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];
-  alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // slice 8 of buffer 0 becomes P of the even tile once QK has read it
-  Job jobs[2];                               // by turns: written by the loader before it fills q, read by the math until it gives back
-                                             // the queries of the next
-  Job loading[Config::kLoadThreads / 32];    // of each load warp: kept here, it costs them no registers
-  KeyList lists[Config::kLoadThreads / 32];  // likewise
-  float maximum[2][kRowTile];                // of the rows, as warpgroup 0 and as 1 last told it: it does when one has changed
-  float sum[2][kRowTile];                    // after the last even tile, of those tiles; after the last odd one, of all
-  float largest[kRowTile];                   // scores of the even tiles, with the last of them (not Load::boxes)
-  alignas(8) std::uint8_t present[2][8];     // a bit for each key of the even and the odd tile: whether there is one (not Load::boxes)
-  alignas(8) std::uint64_t full[kHalves];    // by the copy engine, or by every load thread: the half has arrived
-  std::uint64_t empty[kHalves];              // by the four warps of the half's last reader, in each CTA of the cluster
-  std::uint64_t collected[2];                // by a load warp and the copy engine: half of a partial result is in this tile
-  std::uint64_t added;                       // by every math thread: it is added, the tiles may take the next part's
-  std::uint64_t q_full;                      // by every load thread
-  std::uint64_t q_empty;                     // by every math thread
+  alignas(1024) std::byte p[kRowTile * 128];                      // P of the odd tile: [row][64 keys]
+  alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
+  // [even, odd tile][group][slice][8 keys][64]. Slice 8 of the even tile becomes its P once its scores are complete.
+  alignas(1024) std::byte k[2][kGroups * kKeyGroup];
+  WorkTile work_tiles[2];  // by turns. A load warp writes one before q is filled; consumers read it until they release the next one's q
+  WorkTile loading[Config::kLoadThreads / 32];  // [load warp]: here, it costs the warps no registers
+  KeyList lists[Config::kLoadThreads / 32];     // likewise
+  float maximum[2][kRowTile];                   // [warpgroup][row], as the warpgroup last published it: only growth is
+  float sum[2][kRowTile];                 // [tile][row]: [0] of the even tiles, after the last of them; [1] of all, after the last odd one
+  float largest[kRowTile];                // [row]: scores of the even tiles, after the last of them (not Load::boxes)
+  alignas(8) std::uint8_t present[2][8];  // [tile][group]: a bit for each key, clear for absent ones (not Load::boxes)
+  // [half of a tile] full: the copy engine, or every load thread, arrives once the half is loaded; consumers wait.
+  // empty: the four warps of the half's last reader arrive, in each CTA of the cluster; the producer waits.
+  alignas(8) std::uint64_t full[kHalves], empty[kHalves];
+  // [tile] A load warp and the copy engine arrive once half of a partial result lies in the tile; consumers wait.
+  std::uint64_t partial_full[2];
+  std::uint64_t partial_empty;  // every consumer thread arrives once it has added a partial result; the load warp waits
+  std::uint64_t q_full;         // every load thread, and the copy engine, arrives once q and the work tile are written; consumers wait
+  std::uint64_t q_empty;        // every consumer thread arrives after its last scores of a work tile; the load warps wait
 };
 
 }  // namespace fovea::gpu::sm90::latent

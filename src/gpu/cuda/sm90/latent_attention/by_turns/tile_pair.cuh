@@ -23,8 +23,8 @@ struct TilePair {
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
 
-  /// The first slice of scores = Q K^T, so that the products have something to go on with while those before it are waited for. The half
-  /// that arrives first goes first: the left of even tiles, the right of odd ones.
+  /// Issues the first slice of scores = Q K^T, so that MMAs continue while earlier ones are waited for. The half that is loaded first comes
+  /// first: the left one of even tiles, the right one of odd tiles.
   template <class Tile>
   __device__ void start_scores(Tile) {
     wait_full(Tile{}, Tile{});
@@ -87,14 +87,14 @@ struct TilePair {
   template <class Tile, class Half>
   __device__ void wait_full(Tile, Half) {
     barrier_wait(shared_address(&storage.full[Tile::value * 2 + Half::value]), parity);
-    if (Config::kSingleKeys) fence_shared_for_async();  // their loaders do not wait for their copies until they could do it
+    if (Config::kSingleKeys) fence_shared_for_async();  // loaders do not wait for their copies, so they cannot fence
   }
 
-  /// This warp has read the half for the last time.
+  /// Releases the half, which this warp has read for the last time.
   template <class Tile, class Half>
   __device__ void release(Tile, Half) {
     const std::uint32_t empty = shared_address(&storage.empty[Tile::value * 2 + Half::value]);
-    if (lane_index() != 0) return;  // one lane signals to both CTAs: the one that has read which keys are present
+    if (lane_index() != 0) return;  // the lane that has read which keys are present signals to both CTAs
     if constexpr (Config::kCluster > 1) {
       static_assert(Config::kCluster == 2);
       barrier_arrive_at(empty, cluster_rank() ^ 1);
@@ -110,8 +110,8 @@ struct TilePair {
 
   Storage<Config>& storage;
   int half;                         // of the columns: the warpgroup
-  float out[128], scores[32];       // accumulators
-  std::uint32_t probabilities[16];  // P of the tile that this warpgroup has scored, as an operand
+  float out[128], scores[32];       // accumulators: 64 rows x 256 columns, and 64 rows x 64 keys
+  std::uint32_t probabilities[16];  // P of the tile that this warpgroup has scored, as operand A
   std::uint32_t parity = 0;         // of `full` of this pair's halves
 
  private:
@@ -135,17 +135,17 @@ struct TilePair {
     return operand_at(own_half(Tile{}), kGroupBytes, kKeyGroup);
   }
 
-  /// Of 16 keys: one MMA, or one for each half of the columns.
+  /// Adds P V of 16 keys: one MMA, or one for each half of the columns.
   template <class Probabilities>
   __device__ void add_values(Probabilities p, std::uint64_t v) {
-    if constexpr (Config::kWideProducts) {
+    if constexpr (Config::kWideMmas) {
       multiply<256>(out, p, v);
     } else {
       multiply<128>(columns_from<64>(out, 0), p, v);
       multiply<128>(columns_from<64>(out, 64), p, advanced(v, kHalfSlices / 2 * kGroupBytes));
     }
   }
-  /// P in shared memory, or in registers.
+  /// P from shared memory, or from registers.
   template <int kColumns>
   static __device__ void multiply(float (&to)[kColumns / 2], std::uint64_t p, std::uint64_t v) {
     Wgmma<Element, kColumns>::template ss<Major::mn>(to, p, v, true);

@@ -13,8 +13,8 @@ template <class Config>
 struct Roles<Config, Kernel::four_roles> {
   static __device__ void init(Storage<Config>& storage) {
     constexpr int kKeyThreads = 32 * StagedLoader<Config>::kWarps;
-    barriers_init(storage.job_full, 1);
-    barriers_init(storage.job_empty, kMathThreads + Config::kScoreThreads + 32);
+    barriers_init(storage.work_full, 1);
+    barriers_init(storage.work_empty, kMathThreads + Config::kScoreThreads + 32);
     barriers_init(storage.plan_full, 32);
     barriers_init(storage.plan_empty, kKeyThreads + Config::kScoreThreads / 32);
     barriers_init(storage.staged, 2 * kKeyThreads);

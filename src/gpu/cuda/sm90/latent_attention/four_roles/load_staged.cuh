@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The load warps of four roles. Nothing here waits for what it could have asked for earlier: one warp plans, a few tiles ahead, where the
-/// keys are; two bring them, as they lie in the cache; the fourth brings queries, and at the end what other parts have.
+/// The load warps of four roles. One warp plans, a few tiles ahead, where the keys are. Two copy them as they are stored in the cache. The
+/// fourth loads queries, and at the end other parts' partial results.
 #pragma once
 
-#include "gpu/cuda/sm90/async_copy.cuh"
-#include "gpu/cuda/sm90/latent_attention/collect.cuh"
+#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/four_roles/staging.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
-/// By one warp: there is a job.
+/// Announces a work tile; by one warp.
 template <class Config>
-__device__ __forceinline__ void tell_job(Storage<Config>& storage, int slot, const Job& job) {
+__device__ __forceinline__ void announce_work(Storage<Config>& storage, int slot, const WorkTile& work) {
   if (lane_index() != 0) return;
-  storage.jobs[slot] = job;
-  barrier_arrive(shared_address(&storage.job_full[slot]));
+  storage.work_tiles[slot] = work;
+  barrier_arrive(shared_address(&storage.work_full[slot]));
 }
 
-/// Jobs and the places of their keys.
+/// Announces work tiles, and plans where their keys are.
 template <class Config>
 class Planner {
  public:
@@ -27,14 +27,14 @@ class Planner {
 
   __device__ __forceinline__ void operator()() {
     bool single = false;
-    for (Job job = Job::first_of(params, own_part(params), Config::kLists); !job.done();
-         job = job.next(params, own_part(params), Config::kLists)) {
-      plan(job);
-      single = job.tiles() == 1;
-      if (job.collects) break;  // who collects does so last
+    for (WorkTile work = WorkTile::first_of(params, own_part(params), Config::kLists); !work.done();
+         work = work.next(params, own_part(params), Config::kLists)) {
+      plan(work);
+      single = work.tiles() == 1;
+      if (work.reduces) break;  // a part reduces at its end
     }
-    tell(Job{});
-    // The value warps begin a job with two decoded tiles: where the last job has but one, a blank one follows.
+    announce(WorkTile{});
+    // Value warps begin a work tile with two decoded tiles. Where the last work tile has but one, a blank tile follows.
     if (single) post(params.main, {}, {});
     begin_plan();
     if (lane_index() == 0) slot().end = true;
@@ -43,29 +43,29 @@ class Planner {
 
  private:
   using Found = int[2];  // of two keys of this lane
-  using Jobs = typename Storage<Config>::Jobs;
+  using WorkTiles = typename Storage<Config>::WorkTiles;
   using Plans = typename Storage<Config>::Plans;
 
-  /// The first, or that there is none, has been told by who brings queries.
-  __device__ void tell(const Job& job) {
-    const int at = Jobs::stage_of(jobs);
-    if (jobs > 0) {
-      barrier_wait(shared_address(&storage.job_empty[at]), Jobs::parity_of(jobs) ^ 1);
-      tell_job<Config>(storage, at, job);
+  /// The companion warp has announced the first work tile, or that there is none.
+  __device__ void announce(const WorkTile& work) {
+    const int at = WorkTiles::stage_of(work_index);
+    if (work_index > 0) {
+      barrier_wait(shared_address(&storage.work_empty[at]), WorkTiles::parity_of(work_index) ^ 1);
+      announce_work<Config>(storage, at, work);
     }
-    ++jobs;
+    ++work_index;
   }
 
-  __device__ void plan(Job& job) {
+  __device__ void plan(WorkTile& work) {
     __syncwarp();
-    if (lane_index() == 0) storage.list = list_of<1>(params, job.request);
+    if (lane_index() == 0) storage.list = list_of<1>(params, work.sequence);
     __syncwarp();
     const KeyList& list = storage.list;
-    const int first = job.begin * 2, last = first + job.tiles();
+    const int first = work.begin * 2, last = first + work.tiles();
     Found found, next;
     look_up(list, first, found);
-    job.place(params, own_part(params), Config::kLists);  // while that is on its way
-    tell(job);
+    work.place(params, own_part(params), Config::kLists);  // while these loads are in flight
+    announce(work);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {
       look_up(list, tile + 1, next);
@@ -113,7 +113,7 @@ class Planner {
 
   const Params& params;
   Storage<Config>& storage;
-  std::uint32_t jobs = 0, plans = 0;
+  std::uint32_t work_index = 0, plans = 0;
 };
 
 /// Codes of a tile, by one of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
@@ -124,7 +124,7 @@ class StagedLoader {
 
   __device__ StagedLoader(const Params& params_, Storage<Config>& storage_, int warp)
       : params(params_), storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
-    asm("" : "+r"(lane), "+r"(first_row));  // kept: to ask for them again takes longer
+    asm("" : "+r"(lane), "+r"(first_row));  // kept: to read them again takes longer
   }
 
   __device__ __forceinline__ void operator()() {
@@ -133,8 +133,8 @@ class StagedLoader {
       barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
       const Plan& plan = storage.plans[slot];
       if (plan.end) return;
-      bring<0>(tile, plan);
-      bring<1>(tile, plan);
+      load_part<0>(tile, plan);
+      load_part<1>(tile, plan);
       barrier_arrive(shared_address(&storage.plan_empty[slot]));
     }
   }
@@ -145,12 +145,12 @@ class StagedLoader {
   static constexpr int kStepRows = 4, kWarpRows = kKeyTile / kWarps, kSteps = kWarpRows / kStepRows;
   static_assert(kWarpRows == 32);
 
-  /// Whose scales this lane brings.
+  /// The row whose scales this lane loads.
   __device__ int own_row() const { return first_row / kWarpRows * kWarpRows + lane; }
 
-  /// The plan is read for each part anew, before there is room for it: there are not the registers to keep it.
+  /// The plan is read again for each part, before the part's stage is free, because registers to keep it are short.
   template <int kPart>
-  __device__ __forceinline__ void bring(std::uint32_t tile, const Plan& plan) {
+  __device__ __forceinline__ void load_part(std::uint32_t tile, const Plan& plan) {
     const std::byte* data = plan.data;
     const std::uint32_t own = plan.at[Plan::order(own_row())];
     const std::byte* scales = own != Token::kNone ? token_at(params, data, own) + plan.scales[own_row()] : nullptr;
@@ -164,18 +164,18 @@ class StagedLoader {
     barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
     if (Config::kTwoKinds && own_row() == 0) storage.fp4[kPart] = plan.fp4;
     if (Config::kTwoKinds && plan.fp4) {
-      bring_fp4<kPart>(data, at, scales);
+      load_fp4<kPart>(data, at, scales);
     } else {
-      bring_rows<kPart>(data, at);
-      bring_scales<kPart>(scales);
+      load_rows<kPart>(data, at);
+      load_scales<kPart>(scales);
     }
     copy_async_arrive(shared_address(&storage.staged[kPart]));
-    // The arrival of copies is of these alone; this one also tells what the thread itself has stored.
+    // The arrival of copies covers these alone. This arrival covers what the thread itself has stored.
     barrier_arrive(shared_address(&storage.staged[kPart]));
   }
 
   template <int kPart>
-  __device__ __forceinline__ void bring_rows(const std::byte* data, const std::uint32_t (&at)[kSteps]) const {
+  __device__ __forceinline__ void load_rows(const std::byte* data, const std::uint32_t (&at)[kSteps]) const {
     const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
     data += lane % 8 * 16;
 #pragma unroll
@@ -191,9 +191,9 @@ class StagedLoader {
     }
   }
 
-  /// Four lanes for each half of the columns; of the scales two chunks of 8 bytes.
+  /// Four lanes load each half of the columns. Scales are two chunks of 8 bytes.
   template <int kPart>
-  __device__ __forceinline__ void bring_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], const std::byte* scales) const {
+  __device__ __forceinline__ void load_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], const std::byte* scales) const {
     const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kPart, lane % 4);
     const std::uint32_t scales_to = shared_address(&storage.scales[kPart][own_row()]);
     const int offset = lane % 8 / 4 * 128 + kPart * 64 + lane % 4 * 16;
@@ -208,7 +208,7 @@ class StagedLoader {
   }
 
   template <int kPart>
-  __device__ __forceinline__ void bring_scales(const std::byte* scales) const {
+  __device__ __forceinline__ void load_scales(const std::byte* scales) const {
     const std::uint32_t to = shared_address(&storage.scales[kPart][own_row()]);
     const bool present = scales != nullptr;
     const std::byte* from = present ? scales : static_cast<const std::byte*>(params.q);
@@ -224,52 +224,53 @@ class StagedLoader {
   int lane, first_row;
 };
 
-/// Queries, job by job; and the results of parts that are collected, this one's and others'.
+/// Loads queries, work tile by work tile, signals this part's partial result, and loads those of others.
 template <class Config>
 class CompanionLoader {
  public:
   __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
-    tell_job<Config>(storage, 0, Job::first_of(params, own_part(params), Config::kLists));  // who plans has other things to do first
-    bool wanted = false;  // what the first job has of a math warp's rows, by a part that waits for it
+    // The planner has other things to do first.
+    announce_work<Config>(storage, 0, WorkTile::first_of(params, own_part(params), Config::kLists));
+    bool wanted = false;  // whether another part reduces the first work tile, and a math warp has valid rows
     for (std::uint32_t count = 0;; ++count) {
-      const int slot = Jobs::stage_of(count);
-      const Job& job = storage.job_at(count);
-      const bool done = job.done();
-      if (count == 0) wanted = job.collected && lane_index() < kMathWarps && has_rows(params, job.request, blockIdx.x, lane_index());
+      const int slot = WorkTiles::stage_of(count);
+      const WorkTile& work = storage.work_at(count);
+      const bool done = work.done();
+      if (count == 0) wanted = work.reduced && lane_index() < kMathWarps && has_rows(params, work.sequence, blockIdx.x, lane_index());
       if (!done) {
-        const QueryLoader<Config, kWarp> load(params, storage, job.request);
-        if (count > 0) load.prefetch();  // the first ones there is room for at once
+        const QueryLoader<Config, kWarp> load(params, storage, work.sequence);
+        if (count > 0) load.prefetch();  // of the first work tile, the stage is free at once
         barrier_wait(shared_address(&storage.q_empty), (count & 1) ^ 1);
         load();
-        barrier_arrive(shared_address(&storage.job_empty[slot]));
+        barrier_arrive(shared_address(&storage.work_empty[slot]));
       }
-      if (count == 1) tell_first(wanted);
+      if (count == 1) signal_first(wanted);
       if (!done) continue;
       if (count == 0) return;
-      // Nothing is told after the last job: it lies there still.
-      return collect(params, storage, storage.jobs[Jobs::stage_of(count - 1)],
-                     [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
+      // Nothing is announced after the last work tile, so it is still there.
+      return load_partials(params, storage, storage.work_tiles[WorkTiles::stage_of(count - 1)],
+                           [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
     }
   }
 
  private:
-  using Jobs = typename Storage<Config>::Jobs;
+  using WorkTiles = typename Storage<Config>::WorkTiles;
   static constexpr int kWarp = Config::kLoadThreads / 32 - 1;
 
-  /// Once all are done with the first job.
-  __device__ void tell_first(bool wanted) {
+  /// Signals the first work tile's partial result, once all roles are done with it.
+  __device__ void signal_first(bool wanted) {
     if (!__any_sync(~0u, wanted)) return;
-    barrier_wait(shared_address(&storage.job_empty[0]), 0);
-    flag_raise_if(wanted, told(params, own_part(params)) + lane_index());
+    barrier_wait(shared_address(&storage.work_empty[0]), 0);
+    flag_raise_if(wanted, ready_flags(params, own_part(params)) + lane_index());
   }
 
   const Params& params;
   Storage<Config>& storage;
 };
 
-/// What the load warps do.
+/// The roles of the load warps.
 template <class Config>
 class RolesLoader {
  public:
@@ -279,16 +280,16 @@ class RolesLoader {
     const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);
     if (warp == 0) {
       Planner<Config>(params, storage)();
-    } else if (warp <= Bringer::kWarps) {
-      Bringer(params, storage, warp - 1)();
+    } else if (warp <= KeyLoader::kWarps) {
+      KeyLoader(params, storage, warp - 1)();
     } else {
       CompanionLoader<Config>(params, storage)();
     }
   }
 
  private:
-  using Bringer = StagedLoader<Config>;
-  static_assert(Config::kLoadThreads / 32 == Bringer::kWarps + 2);
+  using KeyLoader = StagedLoader<Config>;
+  static_assert(Config::kLoadThreads / 32 == KeyLoader::kWarps + 2);
 
   const Params& params;
   Storage<Config>& storage;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The score warpgroup of four roles: Q K^T, softmax, P. The left half of Q is in shared memory, the rest in registers, which makes room
-/// for codes to be staged.
+/// The score warpgroup of four roles: Q K^T, softmax, P. The left half of Q is in shared memory, the rest in registers, which leaves room
+/// for the stage of codes.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/four_roles/storage.cuh"
@@ -14,57 +14,57 @@ class Scorer {
  public:
   __device__ Scorer(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kScoreThreads / 32), lane(threadIdx.x % 32) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to ask for them again takes longer
+    asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
     scale_log2 = scale_log2_of(params);
   }
 
   __device__ __forceinline__ void operator()() {
-    bool done = storage.job_at(0).done();
-    if (!done) ask_queries(storage.jobs[0].request);  // to return here instead makes the loop below a quarter longer
+    bool done = storage.work_at(0).done();
+    if (!done) load_queries(storage.work_tiles[0].sequence);  // a return here would make the loop below a quarter longer
     std::uint32_t tile = 0;
-    for (std::uint32_t jobs = 0; !done; ++jobs) {
-      const int slot = Jobs::stage_of(jobs);
-      const Job& job = storage.jobs[slot];
-      begin(job.request, slot);
-      barrier_wait(shared_address(&storage.q_full), jobs & 1);
-      const std::uint32_t end = tile + uniform(job.tiles());
+    for (std::uint32_t work_index = 0; !done; ++work_index) {
+      const int slot = WorkTiles::stage_of(work_index);
+      const WorkTile& work = storage.work_tiles[slot];
+      begin(work.sequence, slot);
+      barrier_wait(shared_address(&storage.q_full), work_index & 1);
+      const std::uint32_t end = tile + uniform(work.tiles());
 #pragma unroll 1
-      for (int key = job.begin * kPair; tile != end; key += kKeyTile) {
+      for (int key = work.begin * kPair; tile != end; key += kKeyTile) {
         const int buffer = Tiles::stage_of(tile);
         start_scores(buffer);
-        // What can be known before the scores are:
+        // What does not depend on the scores:
         const uint2 present = present_in(tile);
         const bool whole = key >= seen.begin && key + kKeyTile <= seen.end && (present.x & present.y) == ~0u;
         products_wait<0>();
         pin(scores);
-        if (!whole) {  // the lane is asked for anew: what follows from it would be kept throughout the loop
+        if (!whole) {  // the lane is read again: what follows from it would be kept throughout the loop
           mask_scores<true>(scores, {seen, seen}, key, present, lane_index());
         }
         const bool last = tile + 1 == end;
         if (last) {
           barrier_arrive(shared_address(&storage.q_empty));
-          const Job& next = storage.job_at(jobs + 1);
+          const WorkTile& next = storage.work_at(work_index + 1);
           done = next.done();
-          if (!done) ask_queries(next.request);  // they come while there is softmax to do
+          if (!done) load_queries(next.sequence);  // in flight beside the softmax
         }
-        exponentiate(buffer, slot, key == job.begin * kPair);
+        exponentiate(buffer, slot, key == work.begin * kPair);
         if (last) finish(slot);
-        // For the value warps too, whose fence would wait for shared memory beside the next scores.
+        // For value warps too, whose own fence would wait for shared memory beside the next scores.
         fence_shared_for_async();
         named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
       }
-      if (uniform(job.collects)) barrier_arrive(shared_address(&storage.tiles_done));
-      barrier_arrive(shared_address(&storage.job_empty[slot]));
+      if (uniform(work.reduces)) barrier_arrive(shared_address(&storage.tiles_done));
+      barrier_arrive(shared_address(&storage.work_empty[slot]));
     }
-    if (tile == 0) return;                                                // there was no job
-    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::stage_of(tile));  // the value warps arrive for two tiles more
+    if (tile == 0) return;                                                // there was no work tile
+    for (int i = 0; i < 2; ++i, ++tile) wait_for(Tiles::stage_of(tile));  // value warps arrive for two tiles more
   }
 
  private:
   using Element = typename Config::Element;
   using Mma = Wgmma<Element, kKeyTile>;
-  using Jobs = typename Storage<Config>::Jobs;
+  using WorkTiles = typename Storage<Config>::WorkTiles;
   using Plans = typename Storage<Config>::Plans;
   using Tiles = typename Storage<Config>::Tiles;
 
@@ -74,7 +74,7 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  /// A bit for each key. One lane reads them, and gives the plan back.
+  /// A bit for each present key. One lane reads them, and releases the plan.
   __device__ __forceinline__ uint2 present_in(std::uint32_t tile) const {
     const int slot = Plans::stage_of(tile);
     barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
@@ -84,7 +84,7 @@ class Scorer {
     return {static_cast<std::uint32_t>(uniform(present.x)), static_cast<std::uint32_t>(uniform(present.y))};
   }
 
-  /// The tile is decoded.
+  /// Waits until the tile is decoded.
   static __device__ void wait_for(int buffer) {
     named_sync(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
     fence_shared_for_async();
@@ -114,7 +114,8 @@ class Scorer {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// Scores become probabilities, as rows of 128 bytes, where the ninth slice of the buffer is. first: nothing is there to be rescaled.
+  /// Turns scores into probabilities and stores them to the ninth slice of the stage: [group][8 rows][64 keys]. first: there is nothing to
+  /// rescale.
   __device__ __forceinline__ void exponentiate(int buffer, int slot, bool first) {
     float largest[2];
     find_largest(scores, largest);
@@ -129,16 +130,17 @@ class Scorer {
     if (lane == 0) storage.grown[buffer][warp] = grown && !first;
     std::uint32_t p[16];
     latent::exponentiate<Element>(scores, scale_log2, offset, sum, p);
-    if (Config::kRopeBecomesP) named_sync(kScorers, Config::kScoreThreads);  // every warp's scores are done: their slice of K may become P
+    if (Config::kRopeBecomesP)
+      named_sync(kScorers, Config::kScoreThreads);  // every warp arrives once its scores are complete: their slice of K may become P
     const std::uint32_t to = shared_address(storage.k[buffer]) + (kKeySlices - 1) * kGroupBytes;
     const int own = lane_index(), row = warp * 16 + own % 16;
     store_swizzled_row<kKeyTile>(to + row / 8 * kKeyGroup + row % 8 * 128, row, 0, own, p);
   }
 
-  /// The maxima that have been outgrown follow; the value warpgroups are told by what to rescale.
+  /// Sets the maxima that have been outgrown, and stores the factors for the value warpgroups.
   __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
     float maximum[2];
-    __syncwarp();  // the maxima lie where the first of the four lanes of a row has put them
+    __syncwarp();  // the first of the four lanes of a row has stored its maximum
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float& kept = storage.maximum[slot][first_row() + 8 * r];
@@ -154,13 +156,13 @@ class Scorer {
     plain = __all_sync(~0u, find_offsets(maximum, scale_log2, scores, offset));
   }
 
-  // ---- a job --------------------------------------------------------------------------------------------------------------------
+  // ---- a work tile --------------------------------------------------------------------------------------------------------------
 
-  /// This lane's part of the slices of Q that are kept in registers.
-  __device__ __forceinline__ void ask_queries(const Request& request) {
+  /// Loads this lane's part of the slices of Q that are kept in registers.
+  __device__ __forceinline__ void load_queries(const Sequence& sequence) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Element* row = query_row<Element>(params, request, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const Element* row = query_row<Element>(params, sequence, blockIdx.x * kRowTile + first_row() + 8 * r);
       const auto* from = reinterpret_cast<const std::uint32_t*>(row + Config::kSharedSlices * kSlice) + lane % 4;
 #pragma unroll
       for (int slice = 0; slice < kOwnSlices; ++slice) {
@@ -170,9 +172,9 @@ class Scorer {
     }
   }
 
-  __device__ void begin(const Request& request, int slot) {
+  __device__ void begin(const Sequence& sequence, int slot) {
     plain = false;
-    seen = seen_by(params, request, 0);
+    seen = seen_by(params, sequence, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       top[r] = -INFINITY;
@@ -181,7 +183,7 @@ class Scorer {
     }
   }
 
-  /// Sums and largest scores for the value warpgroups, which find the maxima there already.
+  /// Stores sums and largest scores for the value warpgroups, which find the maxima there already.
   __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -196,13 +198,13 @@ class Scorer {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  detail::TileRange seen;  // keys that the rows of the tile see: not Config::kEdges
+  detail::TileRange seen;  // keys that all rows of the tile see: not Config::kEdges
   float scale_log2;
-  float scores[32], sum[2];
-  float offset[2];                    // of find_offsets(); the maxima lie in shared memory
+  float scores[32], sum[2];           // accumulators: 64 rows x 64 keys; this lane's sums of its two rows
+  float offset[2];                    // of find_offsets(); the maxima are in shared memory
   bool plain;                         // whether all rows of the warp have plain offsets
   float top[2];                       // this lane's largest scores: the maximum does not follow its row closely
-  std::uint32_t own[kOwnSlices][16];  // slices of Q
+  std::uint32_t own[kOwnSlices][16];  // slices of Q: fragments of operand A
 };
 
 }  // namespace fovea::gpu::sm90::latent

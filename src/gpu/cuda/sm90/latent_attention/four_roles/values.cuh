@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The value warpgroups of four roles: each decodes half the columns of every key tile for all, and does O = O * rescale + P V with them.
+/// The value warpgroups of four roles: each decodes half the columns of every key tile, and computes O = O * rescale + P V with them.
 ///
-/// Tiles are decoded two ahead of the one that is multiplied, into the same buffer: the left part of a warpgroup's columns as soon as
-/// these are multiplied, while the products of the right part are under way. Tiles follow each other whatever their jobs are, so what is
-/// decoded during a job's last products belongs to the next. The first two are only decoded, the last job's last two only multiplied (its
-/// only one, after which a blank one has been decoded).
+/// A tile is decoded two tiles ahead of the one that is multiplied, into the same stage: the left part of a warpgroup's columns as soon as
+/// it is multiplied, while MMAs of the right part are in flight. Key tiles follow each other whatever their work tiles are, so what is
+/// decoded during a work tile's last MMAs belongs to the next. The first two tiles are only decoded, the last two of all only multiplied.
+/// Where the last work tile has one tile, a blank one is decoded after it.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
@@ -19,22 +19,22 @@ class Values {
   __device__ Values(const Params& params_, Storage<Config>& storage_, int half_) : params(params_), storage(storage_), half(half_) {}
 
   __device__ __forceinline__ void operator()() {
-    bool done = storage.job_at(0).done();
+    bool done = storage.work_at(0).done();
     if (done) return;
     std::uint32_t step = 0;
 #pragma unroll 1
     for (; step < 2; ++step) decode_tile(step);
-    for (std::uint32_t jobs = 0; !done; ++jobs) {
-      const int slot = Jobs::stage_of(jobs), tiles = uniform(storage.jobs[slot].tiles());
+    for (std::uint32_t work_index = 0; !done; ++work_index) {
+      const int slot = WorkTiles::stage_of(work_index), tiles = uniform(storage.work_tiles[slot].tiles());
       const std::uint32_t end = step + tiles;
-      std::uint32_t stop = end - min(tiles, 2);  // the tiles decoded beside the last two are the next job's
+      std::uint32_t stop = end - min(tiles, 2);  // the tiles decoded beside the last two are the next work tile's
 #pragma unroll
       for (float& x : out) x = 0;
 #pragma unroll 1
       for (;; ++step) {
         if (step == stop) {
           if (step == end) break;
-          done = storage.job_at(jobs + 1).done();
+          done = storage.work_at(work_index + 1).done();
           if (done) break;
           stop = end;
         }
@@ -42,8 +42,8 @@ class Values {
       }
 #pragma unroll 1
       for (; step != end; ++step) multiply_tile(step);
-      finish(storage.jobs[slot], slot);
-      barrier_arrive(shared_address(&storage.job_empty[slot]));
+      finish(storage.work_tiles[slot], slot);
+      barrier_arrive(shared_address(&storage.work_empty[slot]));
     }
   }
 
@@ -52,23 +52,23 @@ class Values {
   using Rows = StagedRow<Config::kRow>;
   using Chunks = std::uint32_t[2][4];
   using Scales = std::uint32_t[4];  // of half a row of one key
-  using Jobs = typename Storage<Config>::Jobs;
+  using WorkTiles = typename Storage<Config>::WorkTiles;
   using Tiles = typename Storage<Config>::Tiles;
   static constexpr int kHalfBytes = kHalfSlices * kGroupBytes, kPartSlices = kHalfSlices / 2;
 
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane_row(lane_index()); }
 
-  // ---- products -----------------------------------------------------------------------------------------------------------------
+  // ---- MMAs ---------------------------------------------------------------------------------------------------------------------
 
   /// P and V of a tile.
   struct Operands {
     std::uint64_t p, v;
   };
 
-  /// Waits for them, and rescales if need be.
-  __device__ __forceinline__ Operands begin_products(int buffer) {
-    // Before they said so, the score warps have fenced: what they stored as P, and what was decoded, which kDecoded told them.
+  /// Waits for P and V, and rescales where rows have grown.
+  __device__ __forceinline__ Operands begin_mmas(int buffer) {
+    // Score warps have fenced before they arrive: P, and the decoded values for which they waited at kDecoded.
     named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
     const int grown = storage.grown[buffer][warp()];
     if (__any_sync(~0u, grown)) rescale(buffer);
@@ -78,32 +78,32 @@ class Values {
     return {operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup), operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup)};
   }
 
-  /// The i-th of four products of the left columns, or of the right ones.
+  /// The i-th of four MMAs of the left columns, or of the right ones.
   __device__ __forceinline__ void multiply(const Operands& of, int right, int i) {
     Wgmma<Element, 128>::template ss<Major::mn>(columns_from<64>(out, 64 * right), advanced(of.p, i * 32),
                                                 advanced(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
   }
 
-  /// Tile step - 2. Its products are still under way afterwards.
+  /// Multiplies tile step - 2. Its MMAs are in flight afterwards.
   __device__ __forceinline__ void multiply_tile(std::uint32_t step) {
-    await_products();
-    const Operands of = begin_products(Tiles::stage_of(step));
+    await_mmas();
+    const Operands of = begin_mmas(Tiles::stage_of(step));
 #pragma unroll
     for (int right = 0; right < 2; ++right) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
       products_commit();
     }
-    // Nothing has been decoded. The score warps wait for this before they end, so that no barrier is left half full.
+    // Nothing has been decoded. Score warps wait for this arrival before they end, so that no barrier is left half complete.
     named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
-  __device__ __forceinline__ void await_products() {
+  __device__ __forceinline__ void await_mmas() {
     products_wait<0>();
     pin(out);
   }
 
-  /// Tile `step`, the first that its buffer has.
+  /// Decodes tile `step`, the first of its stage.
   __device__ __forceinline__ void decode_tile(std::uint32_t step) {
     Part part;
     const auto nothing = [](int) {};
@@ -112,31 +112,31 @@ class Values {
     read_part<1>(step, part);
     decode_part<1, true>(step, part, nothing);
     __syncwarp();  // lanes may have parted where they waited for codes
-    // Who waits for it fences.
+    // Score warps fence, which wait for it.
     named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
-  /// Multiplies tile step - 2, and decodes tile `step` into its place.
+  /// Multiplies tile step - 2, and decodes tile `step` into its stage.
   __device__ __forceinline__ void multiply_and_decode(std::uint32_t step) {
     const int buffer = Tiles::stage_of(step);
-    const Operands of = begin_products(buffer);
+    const Operands of = begin_mmas(buffer);
 #pragma unroll
     for (int i = 0; i < 4; ++i) multiply(of, 0, i);
     products_commit();
     Part part;
     read_part<0>(step, part);
     products_wait<0>();
-    named_sync(kWarpgroup + half, 128);  // every warp has multiplied the left part
-    // A product that finds others before it holds up its warp: so those of the right part stand between pieces of other work.
+    named_sync(kWarpgroup + half, 128);  // every warp arrives once it has multiplied the left part
+    // An MMA that finds others before it stalls its warp. So those of the right part stand between pieces of other work.
     decode_part<0>(step, part, [&](int i) {
       if (i == 0) products_begin();
       multiply(of, 1, i);
       if (i == 3) products_commit();
     });
     read_part<1>(step, part);
-    await_products();
+    await_mmas();
     if (Config::kRopeBecomesP && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
-    named_sync(kWarpgroup + half, 128);  // likewise the right one
+    named_sync(kWarpgroup + half, 128);  // likewise the right part
     decode_part<1>(step, part, [](int) {});
     if (Config::kRopeBecomesP) __syncwarp();  // lanes may have parted where they waited to copy the rotary part
     named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
@@ -156,7 +156,7 @@ class Values {
     bool fp4;
   };
 
-  /// Into registers, while products are under way.
+  /// Reads codes and scales into registers, while MMAs are in flight.
   template <int kPart>
   __device__ __forceinline__ void read_part(std::uint32_t tile, Part& part) const {
     barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
@@ -175,7 +175,7 @@ class Values {
     for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], part.scales[key]);
   }
 
-  /// `before(i)`: what is to be done before the i-th of four pieces. kFirst: nothing lies in the buffer yet.
+  /// `before(i)` is called ahead of the i-th of four pieces. kFirst: the stage is empty.
   template <int kPart, bool kFirst = false, class Before>
   __device__ __forceinline__ void decode_part(std::uint32_t tile, Part& part, const Before& before) const {
     if (part.fp4) {
@@ -206,7 +206,7 @@ class Values {
         }
       }
     }
-    if (kPart == 1) {  // the rotary part at last: by now P, in whose room it may go, has mostly been multiplied
+    if (kPart == 1) {  // the rotary part at last: by now P, which it may overwrite, has mostly been multiplied
       copy_rope<kFirst>(buffer, tile, row, quarter);
       free_part<kPart>(part.codes[kPartSlices - 1][1]);
     }
@@ -214,7 +214,7 @@ class Values {
 
   template <int kPart, Row kRow>
   __device__ __forceinline__ void read_codes(int row, int quarter, Chunks (&codes)[kPartSlices]) const {
-    constexpr int kBytes = kRow == Row::fp4 ? 8 : 16, kLanes = 16 / kBytes;  // of a lane, of each slice; and lanes that share a chunk
+    constexpr int kBytes = kRow == Row::fp4 ? 8 : 16, kLanes = 16 / kBytes;  // bytes of a lane, of each slice; and lanes that share a chunk
     const std::uint32_t from =
         shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter / kLanes) + quarter % kLanes * kBytes;
 #pragma unroll
@@ -227,7 +227,7 @@ class Values {
     }
   }
 
-  /// What of the scales is of this part, where the scales of the half have it.
+  /// Reads the scales of this part, which are stored by halves of the columns.
   template <int kPart, Row kRow>
   __device__ __forceinline__ void read_scales(const std::uint32_t (&words)[4], Scales& scales) const {
     if constexpr (kRow == Row::fp4) {
@@ -238,14 +238,15 @@ class Values {
     }
   }
 
-  /// `last`: of what this lane has read, to have it by then. The rest was asked for before this arrives, and reads come in order.
+  /// `last`: what this lane has read last. Reads complete in order, so all are complete when it is.
   template <int kPart>
   __device__ __forceinline__ void free_part(std::uint32_t (&last)[4]) const {
-    asm volatile("" : "+r"(last[0])::"memory");  // of fp4 there is no more than two words; to have one is to have all
+    asm volatile("" : "+r"(last[0])::"memory");  // of fp4 there are two words at most
     barrier_arrive(shared_address(&storage.staged_free[kPart]));
   }
 
-  /// Where it is no part of the values, by both warpgroups, each of one of the lane's keys, once both have multiplied what it becomes: P.
+  /// Copies the rotary part. Where it is no part of the values, each warpgroup copies one of the lane's keys, once both have multiplied P,
+  /// which lies there.
   template <bool kFirst>
   __device__ __forceinline__ void copy_rope(int buffer, std::uint32_t tile, int row, int quarter) const {
     if (Config::kRopeBecomesP) {
@@ -268,9 +269,9 @@ class Values {
     for (int i = 0; i < 2; ++i) store_shared(to + ((quarter + i * 4) ^ row % 8) * 16, rope[i][0], rope[i][1], rope[i][2], rope[i][3]);
   }
 
-  // ---- a job --------------------------------------------------------------------------------------------------------------------
+  // ---- a work tile --------------------------------------------------------------------------------------------------------------
 
-  __device__ void finish(const Job& job, int slot) {
+  __device__ void finish(const WorkTile& work, int slot) {
     float sum[2], maximum[2], largest[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -279,24 +280,24 @@ class Values {
       largest[r] = storage.largest[slot][first_row() + 8 * r];
     }
     const Results<Element> results{params, out, sum, maximum, largest, scale_log2_of(params), half, half == 1};
-    if (job.slot >= 0) {
-      products_wait<1>();  // those of the left part, which goes out beside the others
+    if (work.slot >= 0) {
+      products_wait<1>();  // those of the left part, which is stored beside the others
       pin_first<64>(out);
-      return results.store_partial(job.request, job.slot, [&] { await_products(); });
+      return results.store_partial(work.sequence, work.slot, [&] { await_mmas(); });
     }
-    await_products();
-    if (uniform(job.collects)) {
-      fence_shared_for_async();  // what has been decoded comes before the copies
+    await_mmas();
+    if (uniform(work.reduces)) {
+      fence_shared_for_async();  // orders what has been decoded before the copies
       barrier_arrive(shared_address(&storage.tiles_done));
-      results.collect(storage, uniform(job.parts.end));
+      results.reduce(storage, uniform(work.parts.end));
     }
-    results.store(job.request);
+    results.store(work.sequence);
   }
 
   const Params& params;
   Storage<Config>& storage;
-  int half;  // of the columns
-  float out[128];
+  int half;        // of the columns
+  float out[128];  // accumulators: 64 rows x 256 columns
 };
 
 }  // namespace fovea::gpu::sm90::latent

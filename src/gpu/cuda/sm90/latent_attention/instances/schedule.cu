@@ -9,20 +9,20 @@ namespace {
 
 inline constexpr int kScheduleThreads = 1024;  // at most
 
-/// Tiles of all requests, summed; the line that they lie on; what parts begin with. One block.
-__global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __grid_constant__ Params params) {
+/// One block: sums the costs of all sequences, chooses the line on which they lie, and writes the first work tile of each part.
+__global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __grid_constant__ Params params) {
   __shared__ int kept[kScheduleThreads + 1], warp_sums[32], carry, size;
   const int threads = blockDim.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  int* sums = params.batch <= kScheduleThreads ? kept : params.prefix;  // where they are found soonest
+  int* sums = params.batch <= kScheduleThreads ? kept : params.prefix;  // the nearer memory
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (thread == 0) sums[0] = carry = 0;
   const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
-  for (int i = thread; i < flags; i += threads) params.told[i] = 0;
+  for (int i = thread; i < flags; i += threads) params.partial_ready[i] = 0;
   bool alike = true;
   __syncthreads();
   for (int first = 0; first < params.batch; first += threads) {
-    const int index = first + thread, pairs = index < params.batch ? request_at(params, index).pairs() : 0;
+    const int index = first + thread, pairs = index < params.batch ? sequence_at(params, index).pairs() : 0;
     int sum = pairs;
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(~0u, sum, step);
@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
   const detail::SplitSchedule schedule{
       .prefix = sums, .batch = params.batch, .length = line.length, .overhead = line.overhead, .whole = params.whole};
   for (int part = thread; part < params.parts; part += threads) {
-    Job job = Job::from(schedule.first_request(part), params, schedule, part);
-    job.place(schedule, part);
-    params.first_job[part] = job;
+    WorkTile work = WorkTile::from(schedule.first_sequence(part), params, schedule, part);
+    work.place(schedule, part);
+    params.first_work[part] = work;
   }
 }
 
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_requests(const __gr
 Result<void> launch_schedule(const Params& params, Stream stream) {
   const int threads = params.batch <= 256 ? 256 : kScheduleThreads;  // each step waits for all of them
   const LaunchShape shape{.grid = dim3(1), .block = dim3(threads), .programmatic = true};
-  return launch(&schedule_requests, shape, stream, params);
+  return launch(&schedule_sequences, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::sm90::latent
