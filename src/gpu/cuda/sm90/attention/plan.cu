@@ -9,6 +9,7 @@
 
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/plan_state.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
@@ -119,11 +120,10 @@ Result<void> encode(Rows& to, const RowsDesc& tensor, DType dtype, const void* d
   return {};
 }
 
-class State final : public detail::PlanState<AttentionArgs> {
+class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
-      : problem_(problem), device_(device), multiprocessors_(properties.multiprocessors) {
-    implementation = kName;
+      : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
     const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window));
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
@@ -145,21 +145,6 @@ class State final : public detail::PlanState<AttentionArgs> {
 
   std::int64_t work_tiles() const { return work_tiles_; }
 
-  Result<void> prepare(const AttentionArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
-
-  Result<void> run(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0) return {};
-    const ScopedDevice device(device_.ordinal);
-    if (!device.status()) return device.status();
-    Params params = params_;
-    if (Result<void> good = fill(params, args, workspace); !good) return good;
-    const bool transform = params.softcap != 0 || problem_.scale < 0;
-    Result<void> done = launch_of(problem_.q_dtype, transform, tuning_)(params, ctas(), device_.ordinal, stream);
-    return done && params.splits > 1 ? launch_combine(params, problem_.q_dtype, stream) : done;
-  }
-
   std::string tuning() const override {
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
     std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
@@ -171,6 +156,16 @@ class State final : public detail::PlanState<AttentionArgs> {
   }
 
  private:
+  bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
+
+  Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    Params params = params_;
+    if (Result<void> good = fill(params, args, workspace); !good) return good;
+    const bool transform = params.softcap != 0 || problem_.scale < 0;
+    Result<void> done = launch_of(problem_.q_dtype, transform, tuning_)(params, ctas(), device_.ordinal, stream);
+    return done && params.splits > 1 ? launch_combine(params, problem_.q_dtype, stream) : done;
+  }
+
   int ctas() const {
     const int cluster = kTunings[static_cast<std::size_t>(tuning_)].cluster;
     return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_ / cluster)) * cluster;
@@ -225,8 +220,6 @@ class State final : public detail::PlanState<AttentionArgs> {
     return {};
   }
 
-  Problem problem_;
-  Device device_;
   int multiprocessors_, tuning_ = 0;
   std::int64_t work_tiles_ = 0;
   Params params_{};
