@@ -6,7 +6,8 @@
 
 namespace fovea::gpu::sm90 {
 
-/// Issues a copy of 16 bytes, or of zeros unless `valid`.
+/// Issues a copy of 16 bytes, or of zeros unless `valid`. Unlike that of gpu/cuda/common, it does not convert the address, which changes
+/// the instructions of gathered rows.
 __device__ inline void copy_async(std::uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }

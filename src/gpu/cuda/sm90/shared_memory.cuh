@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Shared memory by its 32-bit address, which is what instructions take.
+/// Accesses of shared memory beside those of gpu/cuda/common/shared.cuh.
 #pragma once
 
 #include <cstdint>
 
-namespace fovea::gpu::sm90 {
+#include "gpu/cuda/common/shared.cuh"
 
-__device__ inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace fovea::gpu::sm90 {
 
 /// Stores 16 bytes. Volatile, so that stores keep their order among volatile loads.
 __device__ inline void store_shared(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   asm volatile("st.volatile.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-/// Stores the lower 16 bits.
-__device__ inline void store_shared_16(std::uint32_t shared, std::uint32_t x) {
-  asm volatile("st.shared.b16 [%0], %1;" ::"r"(shared), "h"(static_cast<std::uint16_t>(x)) : "memory");
 }
 /// Loads 16 bytes.
 __device__ inline void load_shared(std::uint32_t shared, std::uint32_t (&to)[4]) {
