@@ -9,6 +9,7 @@
 
 #include "gpu/cuda/portable/attention/launch.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
+#include "gpu/plan_state.hpp"
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
 
@@ -55,10 +56,9 @@ Launch launch_of(int tuning) {
   return kLaunches[static_cast<std::size_t>(tuning)];
 }
 
-class State final : public detail::PlanState<AttentionArgs> {
+class State final : public PlanState<Problem, AttentionArgs> {
  public:
-  State(const Problem& problem, Device device, const DeviceProperties& properties) : problem_(problem), device_(device) {
-    implementation = kName;
+  State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
@@ -79,21 +79,6 @@ class State final : public detail::PlanState<AttentionArgs> {
 
   std::int64_t work_tiles() const { return work_tiles_; }
 
-  Result<void> prepare(const AttentionArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
-
-  Result<void> run(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (problem_.total_q == 0 || work_tiles_ == 0) return {};
-    const ScopedDevice device(device_.ordinal);
-    if (!device.status()) return device.status();
-    const Params params = filled(args, workspace);
-    const DType dtype = problem_.q_dtype;
-    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
-    Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
-    return done && params.splits.count > 1 ? launch_combine(params.splits, dtype, stream) : done;
-  }
-
   std::string tuning() const override {
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
     std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
@@ -106,6 +91,16 @@ class State final : public detail::PlanState<AttentionArgs> {
   }
 
  private:
+  bool is_empty() const override { return problem_.total_q == 0 || work_tiles_ == 0; }
+
+  Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    const Params params = filled(args, workspace);
+    const DType dtype = problem_.q_dtype;
+    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
+    return done && params.splits.count > 1 ? launch_combine(params.splits, dtype, stream) : done;
+  }
+
   std::int64_t partial_rows() const { return params_.splits.count * problem_.total_q * problem_.heads; }
 
   /// The tensors whose rows are not aligned to 16 bytes.
@@ -176,8 +171,6 @@ class State final : public detail::PlanState<AttentionArgs> {
     return params;
   }
 
-  Problem problem_;
-  Device device_;
   int tuning_ = 0;
   std::int64_t work_tiles_ = 0;
   Params params_{};

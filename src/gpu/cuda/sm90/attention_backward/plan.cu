@@ -8,6 +8,7 @@
 
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"
 #include "op/common/attention_checks.hpp"
 
@@ -86,10 +87,9 @@ class Parts {
   std::size_t bytes_ = 0;
 };
 
-class State final : public detail::PlanState<AttentionBackwardArgs> {
+class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
-  State(const Problem& problem, Device device, const DeviceProperties& properties) : problem_(problem), device_(device) {
-    implementation = kName;
+  State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     params_.group = std::min(128, properties.multiprocessors);
     fill_shape();
     workspace_bytes = place_workspace(params_, nullptr);
@@ -100,14 +100,12 @@ class State final : public detail::PlanState<AttentionBackwardArgs> {
                     tiles_of(problem_, problem_.total_k, problem_.max_seq_k, kKeyTile) * problem_.kv_heads);
   }
 
-  Result<void> prepare(const AttentionBackwardArgs& args, Workspace, Stream) const override { return check_args(problem_, args); }
+  std::string tuning() const override { return "64 queries x 128 keys for head dims up to " + std::to_string(padded(problem_)); }
 
-  Result<void> run(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
-    if (Result<void> good = check_args(problem_, args); !good) return good;
-    if (Result<void> good = detail::check_workspace(workspace, workspace_bytes); !good) return good;
-    if (problem_.batch == 0) return {};
-    const ScopedDevice device(device_.ordinal);
-    if (!device.status()) return device.status();
+ private:
+  bool is_empty() const override { return problem_.batch == 0; }
+
+  Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
     place_workspace(params, workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
@@ -120,9 +118,6 @@ class State final : public detail::PlanState<AttentionBackwardArgs> {
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
   }
 
-  std::string tuning() const override { return "64 queries x 128 keys for head dims up to " + std::to_string(padded(problem_)); }
-
- private:
   void fill_shape() {
     const Problem& p = problem_;
     params_.batch = static_cast<int>(p.batch);
@@ -189,8 +184,6 @@ class State final : public detail::PlanState<AttentionBackwardArgs> {
     return {};
   }
 
-  Problem problem_;
-  Device device_;
   Params params_{};
 };
 
