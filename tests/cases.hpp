@@ -108,7 +108,9 @@ inline void attention_ragged(Table& table) {
 }
 
 inline void attention_scales(Table& table) {
-  for (const auto& [name, scales] : {std::pair{"none", Scales::none}, {"one", Scales::one_value}, {"per-head", Scales::per_head}})
+  constexpr std::pair<const char*, Scales> kScales[] = {
+      {"none", Scales::none}, {"one", Scales::one_value}, {"negative", Scales::negative}, {"per-head", Scales::per_head}};
+  for (const auto& [name, scales] : kScales)
     for (const DType out : {DType::bf16, DType::f32}) {
       Case spec = attention(DType::e4m3, {{40, 66}, {40, 66}}, causal());
       spec.scales = scales;

@@ -6,6 +6,35 @@
 
 namespace fovea::check {
 
+/// Values are transposed tile by tile: ends around tiles of 128 and 192 keys, sequences without any, results in f32 whole and merged.
+inline void e4m3_tiles(Table& table) {
+  const auto wide = [](Case spec) { return with_heads(with_dims(std::move(spec), 128, 128), 2, 2); };
+  for (const std::int64_t n : {127, 128, 129, 191, 192, 193, 383, 384, 385})
+    add(table, fmt::format("tiles/e4m3-{}-causal", n), wide(attention(DType::e4m3, {{n, n}}, causal())),
+        n < 193 ? Tier::quick : Tier::full);
+  Case spec = wide(ragged(DType::e4m3, {{5, 191}, {3, 0}, {64, 192}, {0, 7}, {1, 193}, {130, 1}, {17, 577}, {2, 128}}, causal()));
+  spec.padding_rows = 3;
+  add(table, "tiles/e4m3-ragged", spec, Tier::quick);
+  spec.out_dtype = DType::f32;
+  add(table, "tiles/e4m3-ragged-out-f32", spec);
+  for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {
+    spec = wide(attention(DType::e4m3, {{300, 400}}, {.left = 100, .right = 0}));
+    spec.values = values;
+    add(table, fmt::format("tiles/e4m3-{}-window", name), spec);
+    spec.out_dtype = DType::f32;
+    add(table, fmt::format("tiles/e4m3-{}-window-out-f32", name), spec);
+  }
+  for (const DType out : {DType::bf16, DType::f32}) {
+    spec = with_heads(with_dims(attention(DType::e4m3, {{3, 3000}}, causal()), 128, 128), 8, 2);
+    spec.out_dtype = out;
+    add(table, fmt::format("tiles/e4m3-few-queries-out-{}", name_of(out)), spec, Tier::quick);
+  }
+  // Sums over more keys than a matrix unit of e4m3 can add alone; ragged batches are not split.
+  spec = wide(ragged(DType::e4m3, {{2, 20000}}));
+  spec.values = Values::positive;
+  add(table, "tiles/e4m3-long-sums", spec);
+}
+
 /// Many tiles of queries and keys, with ends inside of them; two queries to a cluster where nothing is masked.
 inline void attention_tiles(Table& table) {
   constexpr Pair kTiled[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
@@ -17,6 +46,9 @@ inline void attention_tiles(Table& table) {
     add_tiled("causal", attention(DType::bf16, {{577, 640}}, causal()));
     add_tiled("window", attention(DType::bf16, {{450, 800}}, {.left = 150, .right = 40}));
     add_tiled("full", attention(DType::f16, {{513, 385}}));
+    add_tiled("full", attention(DType::e4m3, {{449, 700}, {449, 700}}));
+    add_tiled("causal", attention(DType::e4m3, {{577, 640}}, causal()));
+    add_tiled("window", attention(DType::e4m3, {{450, 800}}, {.left = 150, .right = 40}));
   }
   // Tiles of columns past one of the head dims; clusters whose second tile has neither queries nor keys.
   constexpr Pair kUneven[] = {{64, 128}, {128, 64}, {40, 112}, {192, 64}, {256, 64}};
@@ -37,6 +69,7 @@ inline void attention_tiles(Table& table) {
   capped.values = Values::huge_scores;
   capped.softcap = 4000;
   add(table, "tiles/bf16-softcap4000", capped);
+  e4m3_tiles(table);
   const Case few = with_heads(with_dims(attention(DType::bf16, {{3, 3000}}, causal()), 128, 128), 8, 2);
   add(table, "tiles/bf16-few-queries", few, Tier::quick);
   add(table, "tiles/bf16-few-queries-nan-value", [&] {

@@ -26,7 +26,8 @@ struct RaggedDesc {
 ///
 /// dtypes: q, k, v of one dtype, f32 (CPU), f16, bf16, e4m3 or f64; out has the dtype of q, bf16 or f32 for e4m3. lse is f32.
 /// f64 is for checking: only the reference computes it, in double precision throughout.
-/// On NVIDIA GPUs: f16, and bf16 from compute capability 8.0 on; fast with rows aligned to 16 bytes (TensorDesc::alignment).
+/// On NVIDIA GPUs: f16, bf16 from compute capability 8.0 on, and e4m3 on Hopper. Rows aligned to 16 bytes (TensorDesc::alignment) are fast,
+/// and e4m3 needs them.
 /// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
 ///
 /// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.

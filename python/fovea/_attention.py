@@ -73,7 +73,8 @@ def attention(
 
     Args:
         q: ``[batch, seq_q, head, dqk]``, or ``[total_q, head, dqk]`` of a ragged batch. float32, float16, bfloat16 or
-            float8_e4m3fn; or float64, which the reference alone computes, slowly. On NVIDIA GPUs float16 and bfloat16, forward.
+            float8_e4m3fn; or float64, which the reference alone computes, slowly. On NVIDIA GPUs float16 and bfloat16,
+            on Hopper float8_e4m3fn too, forward.
         k: ``[batch, seq_k, kv_head, dqk]`` or ``[total_k, kv_head, dqk]``, dtype of q. ``head`` is a multiple of ``kv_head`` (GQA).
         v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 256.
         causal: A query sees the keys up to its own position.

@@ -44,7 +44,7 @@ int for_each_plan(Stream stream, F&& f) {
 void expect_right(Trial& trial, const PlacedTrial& placed) {
   const Result<void> done = placed.download(trial);
   ASSERT_TRUE(done) << done.error().message;
-  const Judgement verdict = trial.judge();
+  const Judgement verdict = trial.judge(placed.products());
   EXPECT_TRUE(verdict.ok) << verdict.message;
 }
 

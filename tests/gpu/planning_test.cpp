@@ -118,6 +118,29 @@ TEST(Planning, PortableAttentionFitsTheDevice) {
   EXPECT_EQ(tiles(kTuring, DType::bf16, 128), "q.dtype: got bf16, want f16, on compute capability 7.5");
 }
 
+/// V^T by key tiles: of a fixed batch whole tiles for each sequence, of a ragged one a tile more.
+TEST(Planning, HopperAttentionTransposesE4m3Values) {
+  const auto workspace = [](std::int64_t batch, std::int64_t keys, bool ragged) {
+    const auto shape = [&](std::int64_t rows, std::int64_t heads, DType dtype) {
+      TensorDesc desc = ragged ? contiguous(dtype, {batch * rows, heads, 64}) : contiguous(dtype, {batch, rows, heads, 64});
+      desc.alignment = 16;
+      return desc;
+    };
+    AttentionDesc desc{.q = shape(3, 4, DType::e4m3), .k = shape(keys, 2, DType::e4m3), .v = shape(keys, 2, DType::e4m3)};
+    desc.out = shape(3, 4, DType::bf16);
+    if (ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = 3, .max_seq_k = keys};
+    const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention", .batch_invariant = true});
+    return planned ? planned->workspace_bytes() : 0;
+  };
+  constexpr std::size_t kTile = 128 * 64 * 2;  // keys, columns, kv heads
+  EXPECT_EQ(workspace(3, 128, false), 3 * kTile);
+  EXPECT_EQ(workspace(3, 129, false), 6 * kTile);
+  EXPECT_EQ(workspace(3, 0, false), 3 * kTile);
+  EXPECT_EQ(workspace(3, 128, true), 6 * kTile);
+  EXPECT_EQ(workspace(3, 100, true), 5 * kTile);
+  EXPECT_EQ(workspace(0, 128, false), 0U);
+}
+
 /// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
 TEST(Planning, RaggedAttentionWantsNoWorkspace) {
   TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});

@@ -10,17 +10,19 @@ void Judgement::fail(const std::string& what) {
   ok = false;
 }
 
-void Answer::expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain) {
+void Answer::expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain, std::span<const float> native) {
   runs_.push_back({offset, static_cast<std::int64_t>(exact.size()), true});
   exact_.insert(exact_.end(), exact.begin(), exact.end());
   plain_.insert(plain_.end(), plain.begin(), plain.end());
+  native_.insert(native_.end(), native.begin(), native.end());
 }
 
 void Answer::expect_finite(std::int64_t offset, std::int64_t count) { runs_.push_back({offset, count, false}); }
 
-Tolerance Answer::tolerance() const {
+Tolerance Answer::tolerance(E4m3Products products) const {
   if (tolerance_) return *tolerance_;
-  const double twice = 2 * largest_error(plain_, exact_);
+  const bool native = products == E4m3Products::native && !native_.empty();
+  const double twice = 2 * largest_error(native ? native_ : plain_, exact_);
   if (logarithm_) return {.absolute = twice, .relative = kLseRelative};
   return {.absolute = twice + 0.5 * ulp(tensor_.desc().dtype, largest_magnitude(exact_))};
 }
@@ -54,7 +56,7 @@ void Answer::judge(Judgement& verdict) const {
     }
     tensor_.restore(run.offset, run.count);
   }
-  const Comparison result = compare(got, exact_, tolerance());
+  const Comparison result = compare(got, exact_, tolerance(verdict.products));
   verdict.worst = std::max(verdict.worst, result.largest_ratio);
   std::int64_t row = 1;
   for (const std::int64_t extent : row_) row *= extent;

@@ -14,7 +14,11 @@
 
 namespace fovea::check {
 
+/// How an implementation multiplies e4m3 inputs: widened to bf16 or f32, or in a matrix unit of e4m3 (plain.hpp).
+enum class E4m3Products : std::uint8_t { widened, native };
+
 struct Judgement {
+  E4m3Products products = E4m3Products::widened;  ///< whose rounding is allowed
   bool ok = true;
   std::string message{};  ///< empty when all is right
   double worst = 0;       ///< largest error / tolerance
@@ -49,13 +53,14 @@ class Answer {
     return *this;
   }
 
-  /// Elements at `offset` that must be `exact`. `plain` is the result of a plain same-precision implementation.
-  void expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain = {});
+  /// Elements at `offset` that must be `exact`. `plain` is the result of a plain same-precision implementation, `native` that of one with
+  /// E4m3Products::native; of all rows or of none.
+  void expect(std::int64_t offset, std::span<const double> exact, std::span<const float> plain = {}, std::span<const float> native = {});
   /// Elements that must be finite. Nothing else is known of them.
   void expect_finite(std::int64_t offset, std::int64_t count);
 
   /// 2 E + half an output ulp at the largest magnitude, where E is the largest error of the plain implementation.
-  Tolerance tolerance() const;
+  Tolerance tolerance(E4m3Products products = E4m3Products::widened) const;
   /// Of the elements with known results.
   Accuracy accuracy() const;
   /// Judges the tensor, then restores its contents at the time it was sealed.
@@ -73,7 +78,7 @@ class Answer {
   bool logarithm_ = false;
   std::vector<Run> runs_{};
   std::vector<double> exact_{};
-  std::vector<float> plain_{};
+  std::vector<float> plain_{}, native_{};
 };
 
 }  // namespace fovea::check

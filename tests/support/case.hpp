@@ -32,6 +32,7 @@ enum class Values : std::uint8_t {
   large_offset,   ///< all scores near +5000, differing by units
   ties,           ///< all keys equal
   dominant_key,   ///< one key takes nearly all the weight
+  positive,       ///< all of V near 1, so that sums grow with the keys
   nan_value,      ///< a NaN in a V row that some queries see
   nan_key,        ///< a NaN in a K row that some queries see
 };
@@ -49,8 +50,8 @@ enum class Layout : std::uint8_t {
   far,          ///< offsets beyond 2^31 elements
 };
 
-/// Scale tensors of e4m3 values.
-enum class Scales : std::uint8_t { none, one_value, per_head };
+/// Scale tensors of e4m3 values. negative: one value each, that of q below 0.
+enum class Scales : std::uint8_t { none, one_value, negative, per_head };
 
 /// merge_states: the (part, row, head) triples that carry the mark of an empty part, with NaN in out.
 enum class Empties : std::uint8_t { none, some, all };

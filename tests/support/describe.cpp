@@ -83,7 +83,7 @@ void caches(const Case& spec, std::int64_t blocks, TensorDesc& k, TensorDesc& v)
 
 std::optional<ScaleDesc> scale_desc(const Case& spec) {
   if (spec.scales == Scales::none) return std::nullopt;
-  if (spec.scales == Scales::one_value) return ScaleDesc{};
+  if (spec.scales != Scales::per_head) return ScaleDesc{};
   return ScaleDesc{.batch_stride = spec.kv_head, .head_stride = 1};
 }
 

@@ -158,6 +158,11 @@ std::vector<Answer> BoundCase::expect() const {
   std::visit(Exact{*this, expected}, request);
   const bool merge = spec.operation == Operation::merge_states;
   const PlainOutput plain = merge ? plain_merge_states(*this) : plain_attention(*this, expected.judged);
+  const bool has_native = spec.operation == Operation::attention && spec.dtype == DType::e4m3;
+  const PlainOutput native = has_native ? plain_attention(*this, expected.judged, E4m3Products::native) : PlainOutput(0, 0);
+  const auto part = [](const std::vector<float>& results, std::int64_t at, std::int64_t count) {
+    return results.empty() ? std::span<const float>() : std::span(results).subspan(index(at), index(count));
+  };
   Answer outs("out", out, {spec.head, spec.dv}), lses("lse", lse, {spec.head});
   for (std::int64_t flat = 0; flat < flat_rows(); ++flat)
     for (std::int64_t head = 0; expected.written[index(flat)] && head < spec.head; ++head) {
@@ -165,12 +170,12 @@ std::vector<Answer> BoundCase::expect() const {
       const std::span exact(&expected.out[index(known * spec.dv)], index(spec.dv));
       const bool judged = expected.judged[index(flat)] != 0;
       if (judged)
-        outs.expect(at, exact, {&plain.out[index(known * spec.dv)], exact.size()});
+        outs.expect(at, exact, part(plain.out, known * spec.dv, spec.dv), part(native.out, known * spec.dv, spec.dv));
       else
         outs.expect_finite(at, spec.dv);
       if (!lse) continue;
       if (judged)
-        lses.expect(lse_offset(flat, head), {&expected.lse[index(known)], 1}, {&plain.lse[index(known)], 1});
+        lses.expect(lse_offset(flat, head), {&expected.lse[index(known)], 1}, part(plain.lse, known, 1), part(native.lse, known, 1));
       else
         lses.expect_finite(lse_offset(flat, head), 1);
     }

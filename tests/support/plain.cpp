@@ -2,6 +2,7 @@
 #include "plain.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -22,8 +23,41 @@ float dot(const float* a, const float* b, std::size_t size) {
 /// The usual f32 form that survives large arguments. libm's is closer to exact than any kernel needs to be.
 float saturating_tanh(float x) { return 1.0f - 2.0f / (std::exp(2.0f * x) + 1.0f); }
 
+/// Hopper's sum of e4m3 products: of 32 products and the sum so far, what lies 13 bits below the largest exponent is cut off.
+constexpr std::size_t kE4m3Terms = 32;
+constexpr int kE4m3Bits = 13;
+/// Terms after which such a sum is added to one in f32.
+constexpr std::int64_t kE4m3Chain = 128;
+
+class E4m3Sum {
+ public:
+  void add(float product) {
+    terms_[count_++] = product;
+    if (count_ == terms_.size()) flush();
+  }
+  float total() {
+    flush();
+    return terms_[0];
+  }
+
+ private:
+  void flush() {
+    float largest = 0, sum = 0;
+    for (std::size_t i = 0; i < count_; ++i) largest = std::max(largest, std::fabs(terms_[i]));
+    const bool exact = largest == 0 || !std::isfinite(largest);
+    const float unit = exact ? 0 : std::ldexp(1.0f, std::ilogb(largest) - kE4m3Bits);
+    for (std::size_t i = 0; i < count_; ++i) sum += exact ? terms_[i] : std::trunc(terms_[i] / unit) * unit;
+    terms_[0] = sum;
+    count_ = 1;
+  }
+  std::array<float, kE4m3Terms + 1> terms_{};  // the first is the sum so far
+  std::size_t count_ = 1;
+};
+
 /// The operand P as a matrix unit would take it.
-DType weight_dtype(DType input) { return input == DType::e4m3 ? DType::bf16 : input; }
+DType weight_dtype(DType input, E4m3Products products) {
+  return input == DType::e4m3 && products == E4m3Products::widened ? DType::bf16 : input;
+}
 
 /// K or V of one sequence and kv head, dense, as stored (scales come later).
 std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, std::int64_t sequence, std::int64_t kv_head,
@@ -38,12 +72,13 @@ std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, s
 }
 
 /// What the query heads of a kv head share.
-PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head) {
+PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head, E4m3Products products) {
   const Case& spec = bound.spec;
   const auto of = [&](const HostileTensor& scale) { return scale ? scale.at(spec.scales == Scales::per_head ? kv_head : 0) : 1.0f; };
   const float scale = spec.scale != 0 ? spec.scale : 1.0f / std::sqrt(static_cast<float>(spec.dqk));
   return {.operands = spec.dtype,
           .out = spec.out_dtype,
+          .products = products,
           .dqk = spec.dqk,
           .dv = spec.dv,
           .score_scale = scale * of(bound.q_scale) * of(bound.k_scale),
@@ -51,14 +86,15 @@ PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head) {
           .softcap = spec.softcap};
 }
 
-void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, PlainOutput& result) {
+void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, E4m3Products products,
+                   PlainOutput& result) {
   const Case& spec = bound.spec;
   const Sequence sequence = spec.sequences[index(b)];
   const std::vector<float> k = gather(bound, bound.k, b, kv_head, spec.dqk), v = gather(bound, bound.v, b, kv_head, spec.dv);
   const std::int64_t group = spec.head / spec.kv_head;
   std::vector<float> q(index(spec.dqk));
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    PlainRow plain = plain_row(bound, kv_head);
+    PlainRow plain = plain_row(bound, kv_head, products);
     if (bound.sink) plain.sink = bound.sink.at(head);
     for (std::int64_t row = 0; row < sequence.q; ++row) {
       const std::int64_t flat = bound.flat_row(b, row);
@@ -75,38 +111,64 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
 
 }  // namespace
 
+float PlainRow::score(const float* q, const float* k) const {
+  float product = 0;
+  if (products == E4m3Products::native) {
+    E4m3Sum sum;
+    for (std::int64_t x = 0; x < dqk; ++x) sum.add(q[x] * k[x]);
+    product = sum.total();
+  } else {
+    product = dot(q, k, index(dqk));
+  }
+  const float s = score_scale * product;
+  return softcap > 0 ? softcap * saturating_tanh(s / softcap) : s;
+}
+
+void PlainRow::add_values(const PlainKeys& keys, const std::vector<float>& weights) {
+  for (std::int64_t x = 0; x < dv; ++x) {
+    for (std::int64_t begin = 0; begin < keys.count; begin += kE4m3Chain) {
+      E4m3Sum sum;
+      for (std::int64_t key = begin; key < std::min(keys.count, begin + kE4m3Chain); ++key)
+        sum.add(weights[index(key)] * keys.v[key * keys.v_stride + x]);
+      sums[index(x)] += sum.total();
+    }
+  }
+}
+
 void PlainRow::attend(const float* q, const PlainKeys& keys, float* result) {
   scores.resize(index(keys.count));
   sums.assign(index(dv), 0.0f);
   float largest = -kInf;
   for (std::int64_t key = 0; key < keys.count; ++key) {
-    float s = score_scale * dot(q, keys.k + key * keys.k_stride, index(dqk));
-    if (softcap > 0) s = softcap * saturating_tanh(s / softcap);
-    scores[index(key)] = s;
-    largest = std::max(largest, s);
+    scores[index(key)] = score(q, keys.k + key * keys.k_stride);
+    largest = std::max(largest, scores[index(key)]);
   }
+  const bool native = products == E4m3Products::native;
+  const float one = native ? kLargestE4m3Weight : 1;
   float denominator = 0;
   for (std::int64_t key = 0; key < keys.count; ++key) {
     const float weight = std::exp(scores[index(key)] - largest);
     denominator += weight;
-    const float operand = rounded(weight_dtype(operands), weight);
-    for (std::int64_t x = 0; x < dv; ++x) sums[index(x)] += operand * keys.v[key * keys.v_stride + x];
+    const float operand = rounded(weight_dtype(operands, products), weight * one);
+    scores[index(key)] = operand;
+    for (std::int64_t x = 0; !native && x < dv; ++x) sums[index(x)] += operand * keys.v[key * keys.v_stride + x];
   }
+  if (native) add_values(keys, scores);
   lse = largest + std::log(denominator);
   max_logit = largest;
   denominator += std::exp(sink - largest);
-  for (std::int64_t x = 0; x < dv; ++x) result[x] = rounded(out, sums[index(x)] / denominator * value_scale);
+  for (std::int64_t x = 0; x < dv; ++x) result[x] = rounded(out, sums[index(x)] / one / denominator * value_scale);
 }
 
 PlainOutput::PlainOutput(std::int64_t rows, std::int64_t dv) : out(index(rows * dv)), lse(index(rows), -kInf), max_logits(lse) {}
 
-PlainOutput plain_attention(const BoundCase& bound, const std::vector<char>& wanted) {
+PlainOutput plain_attention(const BoundCase& bound, const std::vector<char>& wanted, E4m3Products products) {
   const Case& spec = bound.spec;
   PlainOutput result(bound.flat_rows() * spec.head, spec.dv);
   for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
     bool any = false;
     for (std::int64_t row = 0; row < spec.sequences[index(b)].q; ++row) any |= wanted[index(bound.flat_row(b, row))] != 0;
-    for (std::int64_t kv_head = 0; any && kv_head < spec.kv_head; ++kv_head) plain_kv_head(bound, b, kv_head, wanted, result);
+    for (std::int64_t kv_head = 0; any && kv_head < spec.kv_head; ++kv_head) plain_kv_head(bound, b, kv_head, wanted, products, result);
   }
   return result;
 }

@@ -30,7 +30,8 @@ bool HostileWorkspace::red_zones_intact() const {
 }
 
 PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
-    : place_{.device = device_of(implementation), .stream = stream} {
+    : place_{.device = device_of(implementation), .stream = stream},
+      products_(implementation == "cuda.sm90.attention" ? E4m3Products::native : E4m3Products::widened) {
   if (place_.device.backend == Backend::cpu) return;
   memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
   memory_->upload(trial.tensors());
@@ -67,7 +68,7 @@ Report run_case(Trial& trial, std::string_view implementation, bool batch_invari
     const std::string changed = trial.what_changed();
     return {Status::failed, fmt::format("run: {}{}{}", to_string(ran.error()), changed.empty() ? "" : "; and ", changed)};
   }
-  const Judgement verdict = trial.judge();
+  const Judgement verdict = trial.judge(placed.products());
   Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst, verdict.note};
   if (!workspace.red_zones_intact()) {
     report.status = Status::failed;

@@ -12,8 +12,8 @@ void Trial::judge_outputs(Judgement& verdict) {
   for (const Answer& answer : answers()) answer.judge(verdict);
 }
 
-Judgement Trial::judge() {
-  Judgement verdict;
+Judgement Trial::judge(E4m3Products products) {
+  Judgement verdict{.products = products};
   judge_outputs(verdict);
   if (const std::string changed = what_changed(); !changed.empty()) verdict.fail(changed);
   reset_outputs();

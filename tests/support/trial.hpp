@@ -75,7 +75,7 @@ class Trial {
   /// What the outputs must hold. Computed at the first call, which must come before a run that works in place.
   const std::vector<Answer>& answers();
   /// Judges the outputs and everything around them, and restores the poison.
-  Judgement judge();
+  Judgement judge(E4m3Products products = E4m3Products::widened);
   /// Whether outputs, inputs and red zones are all as they were sealed. Otherwise names what is not.
   std::string what_changed() const;
   void reset_outputs() const;

@@ -73,6 +73,7 @@ float Generator::k(Index at, std::int64_t kv_len) const {
 
 float Generator::v(Index at, std::int64_t kv_len) const {
   if (spec_.values == Values::nan_value && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
+  if (spec_.values == Values::positive) return 1.0f + 0.1f * normal(3, at);
   return normal(3, at);
 }
 
@@ -90,6 +91,7 @@ float Generator::sink(std::int64_t head) const {
 }
 
 float Generator::scale(char tensor, std::int64_t kv_head) const {
+  if (spec_.scales == Scales::negative && tensor == 'q') return -2.0f;
   const float base = tensor == 'q' ? 2.0f : tensor == 'k' ? 0.5f : 0.25f;
   return spec_.scales == Scales::per_head ? base * (1.0f + 0.37f * static_cast<float>(kv_head % 4)) : base;
 }

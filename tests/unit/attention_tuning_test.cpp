@@ -7,19 +7,21 @@ namespace fovea::gpu::sm90::attention {
 namespace {
 
 TEST(AttentionTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
-  for (std::int64_t dqk = 8; dqk <= 256; dqk += 8)
-    for (std::int64_t dv = 8; dv <= 256; dv += 8)
-      for (const bool pairs : {false, true}) {
-        const int index = tuning_index(dqk, dv, pairs);
-        ASSERT_LT(static_cast<std::size_t>(index), kTunings.size());
-        const Tuning& chosen = kTunings[static_cast<std::size_t>(index)];
-        EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && (pairs || chosen.cluster == 1));
-        for (const Tuning& row : kTunings) {
-          if (row.head_dim_qk >= dqk && row.head_dim_v >= dv && row.cluster == 1) {
-            EXPECT_LE(chosen.head_dim_qk * chosen.head_dim_v, row.head_dim_qk * row.head_dim_v) << dqk << "/" << dv;
+  for (const bool eight_bit : {false, true})
+    for (std::int64_t dqk = 8; dqk <= 256; dqk += 8)
+      for (std::int64_t dv = 8; dv <= 256; dv += 8)
+        for (const bool pairs : {false, true}) {
+          const auto rows = tunings_of(eight_bit);
+          const int index = tuning_index(rows, dqk, dv, pairs);
+          ASSERT_LT(static_cast<std::size_t>(index), rows.size());
+          const Tuning& chosen = rows[static_cast<std::size_t>(index)];
+          EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && (pairs || chosen.cluster == 1));
+          for (const Tuning& row : rows) {
+            if (row.head_dim_qk >= dqk && row.head_dim_v >= dv && row.cluster == 1) {
+              EXPECT_LE(chosen.head_dim_qk * chosen.head_dim_v, row.head_dim_qk * row.head_dim_v) << dqk << "/" << dv;
+            }
           }
         }
-      }
 }
 
 TEST(AttentionTuning, PackedHeadsFillTheTileAndDivideTheGroup) {

@@ -27,15 +27,24 @@ __device__ inline float rescale_factor(float from, float to, float scale) {
 }
 
 /// The maximum of a row whose largest score is `largest`: it follows when the row outgrows it.
-__device__ inline float followed(float maximum, float largest, float scale) {
-  return (largest - maximum) * scale > kSlack ? largest : maximum;
+__device__ inline float followed(float maximum, float largest, float scale, float slack = kSlack) {
+  return (largest - maximum) * scale > slack ? largest : maximum;
 }
 
 /// In base 2, of a sum relative to 2^base.
 __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
+/// How large probabilities are: 2^kShift at the maximum, up to 2^(kShift + kSlack) before the maximum follows.
+struct FloatRange {
+  static constexpr float kShift = 0, kSlack = gpu::kSlack;
+};
+/// e4m3 ends at 448 = 2^8.8 and has its last full digit at 2^-6.
+struct E4m3Range {
+  static constexpr float kShift = 7, kSlack = 1;
+};
+
 /// `Lanes`: the operations of a warp on rows of accumulators, such as Warp of gpu/cuda/common/warp.cuh.
-template <class Lanes, int kScores>
+template <class Lanes, int kScores, class Range = FloatRange>
 struct OnlineSoftmax {
   float maximum[2], sum[2];  // of the lane's two rows; `sum` is the lane's share
   float rescale[2];          // what the accumulators are to be multiplied by, where `grown`
@@ -59,12 +68,26 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       offset[r] = maximum[r] * scale;
-      outgrown |= ((largest[r] - maximum[r]) * scale > kSlack) | !is_plain(offset[r]);
+      outgrown |= ((largest[r] - maximum[r]) * scale > Range::kSlack) | !is_plain(offset[r]);
     }
     const bool grown = Lanes::any(outgrown);
     if (grown) grow(scores, scale, largest, offset);
+    if constexpr (Range::kShift != 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) offset[r] = __fadd_rn(offset[r], -Range::kShift);
+    }
     exponentiate(scores, scale, offset, zero);
     return grown;
+  }
+
+  /// Sums are relative to 2^base.
+  __device__ __forceinline__ float base(int r, float scale) const {
+    if constexpr (Range::kShift == 0) return maximum[r] * scale;
+    return __fadd_rn(__fmul_rn(maximum[r], scale), -Range::kShift);
+  }
+  /// The probability of a key at the maximum, 2^kShift but for the rounding of `base`.
+  __device__ __forceinline__ float top(int r, float scale) const {
+    return Lanes::exp2(is_plain(maximum[r] * scale) ? fmaf(maximum[r], scale, -base(r, scale)) : Range::kShift);
   }
 
   /// Each lane has the sum of its rows then.
@@ -116,13 +139,13 @@ struct OnlineSoftmax {
     bool slow = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float to = followed(maximum[r], Lanes::largest_of_row(largest[r]), scale);
+      const float to = followed(maximum[r], Lanes::largest_of_row(largest[r]), scale, Range::kSlack);
       rescale[r] = rescale_factor<Lanes>(maximum[r], to, scale);
       sum[r] *= rescale[r];
       maximum[r] = to;
       offset[r] = to * scale;
       const bool plain = is_plain(offset[r]);
-      slow |= !plain | (offset[r] < -kSlack);
+      slow |= !plain | (offset[r] < -Range::kSlack);
       base[r] = plain | (to == -INFINITY) ? 0 : to;
       offset[r] = plain ? offset[r] : 0;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// MMAs of a warpgroup: d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory, as
 /// kN rows of 16 contiguous elements (Major::k) or as 16 rows of kN (Major::mn), and likewise `a` in shared memory.
+/// Of e4m3, 32 elements are contracted, and both operands are Major::k.
 ///
 /// Operands in shared memory are rows of 128 bytes in the 128-byte swizzle. Eight rows are a group of 1024 bytes, aligned to as much; the
 /// stride between groups is the caller's.
@@ -8,6 +9,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -15,13 +17,18 @@ namespace fovea::gpu::sm90 {
 
 inline constexpr int kGroupBytes = 1024;  // 8 rows x 128 bytes
 
-/// The 64-bit descriptor of an operand. `across`: bytes between groups of 64 contiguous elements, which matters where the contiguous
-/// dimension is not the contracted one. `along`: bytes between groups of eight rows.
-__device__ inline std::uint64_t operand_at(std::uint32_t address, int across, int along) {
+/// The 64-bit descriptor of an operand of pieces, 8 rows of 16 bytes, each contiguous. `across`: bytes between pieces along the contracted
+/// dimension. `along`: bytes between pieces along the other one.
+__device__ inline std::uint64_t pieces_at(std::uint32_t address, int across, int along) {
   asm volatile("" : "+r"(address));  // else the compiler keeps the descriptors of every step in registers throughout a loop
+  return (address & 0x3FFFF) >> 4 | static_cast<std::uint64_t>(across >> 4) << 16 | static_cast<std::uint64_t>(along >> 4) << 32;
+}
+
+/// That of swizzled rows. `across`: bytes between groups of 64 contiguous elements, which matters where the contiguous dimension is not the
+/// contracted one. `along`: bytes between groups of eight rows.
+__device__ inline std::uint64_t operand_at(std::uint32_t address, int across, int along) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-  return kSwizzle128 | (address & 0x3FFFF) >> 4 | static_cast<std::uint64_t>(across >> 4) << 16 |
-         static_cast<std::uint64_t>(along >> 4) << 32;
+  return kSwizzle128 | pieces_at(address, across, along);
 }
 
 /// Moves a descriptor by `bytes`, a multiple of 16, within the 256 KiB of its address field. Only the lower word changes: a sum of 64 bits
@@ -106,39 +113,48 @@ struct Wgmma;
 #define FOVEA_OPERANDS_96 FOVEA_OPERANDS_80, FOVEA_OPERANDS_8(80), FOVEA_OPERANDS_8(88)
 #define FOVEA_OPERANDS_128 FOVEA_OPERANDS_96, FOVEA_OPERANDS_8(96), FOVEA_OPERANDS_8(104), FOVEA_OPERANDS_8(112), FOVEA_OPERANDS_8(120)
 
+// How an instruction says the majors of a and b, and of b alone.
+#define FOVEA_MAJORS(A, B) ", " A ", " B
+#define FOVEA_MAJOR(R) ", " R
+#define FOVEA_NO_MAJOR(...) ""
+
 // R0 to R6: names of the operands that follow the accumulators.
-#define FOVEA_WGMMA(ELEMENT, TYPE, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                                           \
-  template <>                                                                                                                      \
-  struct Wgmma<ELEMENT, N> {                                                                                                       \
-    template <Major kB, Major kA = Major::k>                                                                                       \
-    static __device__ __forceinline__ void ss(float (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {              \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE    \
-                   " {" FOVEA_NAMES_##COUNT "}, " R0 ", " R1 ", p, 1, 1, " R4 ", " R3 ";\n}"                                       \
-                   : FOVEA_OPERANDS_##COUNT                                                                                        \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn), "n"(kA == Major::mn));               \
-    }                                                                                                                              \
-    template <Major kB>                                                                                                            \
-    static __device__ __forceinline__ void rs(float (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {       \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE    \
-                   " {" FOVEA_NAMES_##COUNT "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p, 1, 1, " R6 ";\n}"                     \
-                   : FOVEA_OPERANDS_##COUNT                                                                                        \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn)); \
-    }                                                                                                                              \
+#define FOVEA_WGMMA(ELEMENT, TYPES, SS_MAJOR, RS_MAJOR, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                         \
+  template <>                                                                                                                         \
+  struct Wgmma<ELEMENT, N> {                                                                                                          \
+    template <Major kB, Major kA = Major::k>                                                                                          \
+    static __device__ __forceinline__ void ss(float (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {                 \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FOVEA_NAMES_##COUNT \
+                   "}, " R0 ", " R1 ", p, 1, 1" SS_MAJOR(R4, R3) ";\n}"                                                               \
+                   : FOVEA_OPERANDS_##COUNT                                                                                           \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn), "n"(kA == Major::mn));                  \
+    }                                                                                                                                 \
+    template <Major kB>                                                                                                               \
+    static __device__ __forceinline__ void rs(float (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {          \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FOVEA_NAMES_##COUNT \
+                   "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p, 1, 1" RS_MAJOR(R6) ";\n}"                                         \
+                   : FOVEA_OPERANDS_##COUNT                                                                                           \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn));    \
+    }                                                                                                                                 \
   }
 
-#define FOVEA_WGMMA_BOTH(N, COUNT, ...)                      \
-  FOVEA_WGMMA(__nv_bfloat16, "bf16", N, COUNT, __VA_ARGS__); \
-  FOVEA_WGMMA(__half, "f16", N, COUNT, __VA_ARGS__)
+#define FOVEA_WGMMA_ALL(N, COUNT, ...)                                                               \
+  FOVEA_WGMMA(__nv_bfloat16, "k16.f32.bf16.bf16", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__); \
+  FOVEA_WGMMA(__half, "k16.f32.f16.f16", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__);          \
+  FOVEA_WGMMA(__nv_fp8_e4m3, "k32.f32.e4m3.e4m3", FOVEA_NO_MAJOR, FOVEA_NO_MAJOR, N, COUNT, __VA_ARGS__)
 
-FOVEA_WGMMA_BOTH(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38");
-FOVEA_WGMMA_BOTH(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46");
-FOVEA_WGMMA_BOTH(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54");
-FOVEA_WGMMA_BOTH(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
-FOVEA_WGMMA_BOTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102");
-FOVEA_WGMMA_BOTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134");
+FOVEA_WGMMA_ALL(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+FOVEA_WGMMA_ALL(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46");
+FOVEA_WGMMA_ALL(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54");
+FOVEA_WGMMA_ALL(128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+FOVEA_WGMMA_ALL(192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102");
+FOVEA_WGMMA_ALL(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134");
 
-#undef FOVEA_WGMMA_BOTH
+#undef FOVEA_WGMMA_ALL
 #undef FOVEA_WGMMA
+#undef FOVEA_MAJORS
+#undef FOVEA_MAJOR
+#undef FOVEA_NO_MAJOR
 #undef FOVEA_OPERANDS_8
 #undef FOVEA_OPERANDS_32
 #undef FOVEA_OPERANDS_40

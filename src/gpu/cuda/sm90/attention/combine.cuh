@@ -12,7 +12,7 @@ namespace fovea::gpu::sm90::attention {
 inline constexpr int kCombineWarps = 8;
 
 /// A warp for each row and head: out = sum_s 2^(lse_s - lse) out_s, with the sink's share of the denominator.
-template <class Element>
+template <class Result>
 __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_constant__ Params params) {
   wait_for_previous_kernel();
   const std::int64_t cell = std::int64_t{blockIdx.x} * kCombineWarps + threadIdx.x / 32, cells = params.rows * params.heads;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
   const float total = sum + (params.sink != nullptr ? exp2f(fmaf(params.sink[head], kLog2e, -largest)) : 0.0f);
   const float factor = sum == 0 ? 0 : 1 / total;
   const detail::RowStrides& strides = params.out.strides;
-  auto* out = static_cast<Element*>(const_cast<void*>(params.out.data)) + batch * strides.batch + row * strides.row + head * strides.head;
+  auto* out = static_cast<Result*>(const_cast<void*>(params.out.data)) + batch * strides.batch + row * strides.row + head * strides.head;
   for (int column = lane; column - lane < params.head_dim_v; column += 32) {
     float x = 0;
     for (int split = 0; split < params.splits; ++split) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine(const __grid_const
       if (__shfl_sync(~0u, own, split) == -INFINITY || column >= params.head_dim_v) continue;
       x = fmaf(of, params.partial_out[(split * cells + cell) * params.head_dim_v + column], x);
     }
-    if (column < params.head_dim_v) out[column] = static_cast<Element>(factor == 0 ? 0.0f : x * factor);
+    if (column < params.head_dim_v) out[column] = static_cast<Result>(factor == 0 ? 0.0f : x * factor);
   }
 }
 

@@ -2,24 +2,31 @@
 /// Constants of a forward kernel that follow from its row of tuning.hpp.
 #pragma once
 
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <type_traits>
+
 #include "gpu/cuda/sm90/attention/tuning.hpp"
 
 namespace fovea::gpu::sm90::attention {
 
-inline constexpr int kSlice = 64;          // columns of a slice: rows of 128 bytes
+inline constexpr int kSlice = 64;          // columns of a slice of 16-bit elements: rows of 128 bytes
 inline constexpr int kRowBytes = 128;      // of a slice
 inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 inline constexpr int kLimit = 1 << 30;     // tokens of a tensor, and work tiles: they are counted in ints
-constexpr int slices_of(int columns) { return (columns + kSlice - 1) / kSlice; }
+constexpr int slices_of(int row_bytes) { return (row_bytes + kRowBytes - 1) / kRowBytes; }
 
 /// kTransform_: scores are softcapped, or their scale is negative.
 template <class Element_, int kTuning_, bool kTransform_>
 struct Config {
   using Element = Element_;
-  static constexpr Tuning kTuning = kTunings[kTuning_];
+  static constexpr bool k8Bit = sizeof(Element) == 1;
+  using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;  // or f32, where inputs are e4m3
+  static constexpr Tuning kTuning = tunings_of(k8Bit)[kTuning_];
   static constexpr bool kTransform = kTransform_;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
-  static constexpr int kSlicesQk = slices_of(kHeadDimQk), kSlicesV = slices_of(kHeadDimV);
+  static constexpr int kSlicesQk = slices_of(kHeadDimQk * sizeof(Element)), kSlicesV = slices_of(kHeadDimV * sizeof(Result));
   static constexpr int kKeyTile = kTuning.key_tile, kRowTile = kTuning.row_tile();
   static constexpr int kKeyStages = kTuning.key_stages, kValueStages = kTuning.value_stages, kQueryBuffers = kTuning.query_buffers;
   static constexpr int kCluster = kTuning.cluster;
@@ -29,10 +36,14 @@ struct Config {
   static constexpr int kMathRegisters = kTuning.math_registers;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / 128 / 8 * 8;
   static constexpr int kQuerySliceBytes = kRowTile * kRowBytes, kKeySliceBytes = kKeyTile * kRowBytes;
-  static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes;
-  static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
-  static_assert(kKeyPart % 8 == 0 && kKeyTile % 16 == 0 && kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0);
-  static_assert(kSlicesV <= kSlicesQk);  // results leave through the buffer of their queries
+  static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // results leave through the same buffer
+  static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
+  static constexpr int kValueBytes = k8Bit ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;
+  static constexpr int kContracted = 32 / sizeof(Element);  // elements of a product
+  /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
+  static constexpr bool kOverlap = !k8Bit && kQueryBuffers > 1;
+  static_assert(kKeyPart % 8 == 0 && kKeyTile % kContracted == 0 && kHeadDimQk % kContracted == 0 && kHeadDimV % 16 == 0);
+  static_assert(kCluster == 1 || !k8Bit);
   static_assert(kLoadRegisters >= 24);
 };
 

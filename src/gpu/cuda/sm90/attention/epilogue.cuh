@@ -21,39 +21,41 @@ __device__ inline int tile_row(int warpgroup, int r) {
 template <class Config>
 class Epilogue {
  public:
-  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2>;
-  using Element = typename Config::Element;
+  using Range = std::conditional_t<Config::k8Bit, E4m3Range, FloatRange>;
+  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2, Range>;
+  using Result = typename Config::Result;
   static constexpr int kOut = Config::kHeadDimV / 2;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
 
-  /// `out` is relative to 2^(maximum * scale_log2).
-  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], float scale_log2) {
+  /// `out` is relative to 2^softmax.base().
+  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.maximum[r] * scale_log2);
+    for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), softmax.top(r, scale.log2));
     // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
-    if (params.splits > 1) {
-      store_partial(work, out, factor);
+    if (wide()) {
+      store_wide(work, out, factor);
     } else {
       stage(buffer, out, factor);
     }
     if (leaks) {
-      const RowPair rows{
-          {lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {softmax.maximum[0], softmax.maximum[1]}, {factor[0], factor[1]}};
-      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale_log2);
+      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
+                         {softmax.maximum[0], softmax.maximum[1]},
+                         {factor[0] * kOne, factor[1] * kOne}};
+      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
     }
     // Before the stores of lse, for which it would wait.
-    if (params.splits == 1) fence_shared_for_async();
+    if (!wide()) fence_shared_for_async();
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_lse(work, r, lse_of(softmax.sum[r], softmax.maximum[r] * scale_log2) * kLn2);
+    for (int r = 0; r < 2; ++r) store_lse(work, r, lse_of(softmax.sum[r], softmax.base(r, scale.log2)) * kLn2);
     const bool elected = thread_index() % 128 == 0;
     named_sync(kWarpgroup + warpgroup, 128);
-    if (params.splits == 1 && elected) store(work, buffer);
+    if (!wide() && elected) store(work, buffer);
     if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
     used = buffer;
   }
@@ -76,24 +78,29 @@ class Epilogue {
     return {work.token + (row >> params.packed_shift), work.head + (row & (params.packed() - 1))};
   }
 
-  /// What turns the accumulators of a row, relative to 2^base, into its result; the sink's share is the merging kernel's where there are
-  /// splits.
-  __device__ __forceinline__ float normaliser(const WorkTile& work, int r, float sum, float base) const {
+  static constexpr int kOne = 1 << static_cast<int>(Range::kShift);  // the probability at the maximum, rounded
+
+  /// Whether results leave as f32, from registers.
+  __device__ __forceinline__ bool wide() const { return params.splits > 1 || (Config::k8Bit && params.f32_out); }
+
+  /// What turns the accumulators of a row into its result; the sink's share is the merging kernel's where there are splits.
+  /// Where a weight of `top` is the only one, not even an f32 result shows that it was rounded to kOne.
+  __device__ __forceinline__ float normaliser(const WorkTile& work, int r, float sum, float base, float top) const {
+    const float one = Config::k8Bit ? descale(params.v_scale, work, params.heads_per_kv) * (top / kOne) : 1;
     if (params.sink != nullptr && params.splits == 1) {
       const float sink = exp2f(fmaf(params.sink[place(work, r).head], kLog2e, -base));
-      return sum == 0 ? 0 : 1 / (sum + sink);
+      return sum == 0 ? 0 : one / (sum + sink);
     }
-    return sum == 0 ? 0 : __fdividef(1, sum);
+    return sum == 0 ? 0 : Config::k8Bit ? one / sum : __fdividef(1, sum);
   }
 
   __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float value) const {
     const Place at = place(work, r);
     float* lse = params.splits > 1 ? params.partial_lse : params.lse;
     if (lse == nullptr || lane_index() % 4 != 0 || at.token >= work.seq_q) return;
-    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : lse_offset(work, at.token, at.head)] = value;
+    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] = value;
   }
-  __device__ std::int64_t lse_offset(const WorkTile& work, int token, int head) const {
-    const detail::RowStrides& strides = params.lse_strides;
+  static __device__ std::int64_t row_offset(const detail::RowStrides& strides, const WorkTile& work, int token, int head) {
     return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;
   }
   /// Number of the row among all partial results, of a batch that is not ragged.
@@ -106,7 +113,7 @@ class Epilogue {
   __device__ __forceinline__ void stage(int buffer, const float (&out)[kOut], const float (&factor)[2]) {
     std::uint32_t pairs[kOut / 2];
 #pragma unroll
-    for (int i = 0; i < kOut / 2; ++i) pairs[i] = pack<Element>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
+    for (int i = 0; i < kOut / 2; ++i) pairs[i] = pack<Result>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
     const std::uint32_t rows = staged(buffer) + thread_index() % 128 / 32 * 16 * kRowBytes;
     store_swizzled<Config::kHeadDimV>(rows, Config::kQuerySliceBytes, lane_index(), pairs);
   }
@@ -123,13 +130,22 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store_partial(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) {
+  /// Where f32 results go, and the row of one.
+  __device__ float* wide_out() const {
+    return !Config::k8Bit || params.splits > 1 ? params.partial_out : static_cast<float*>(const_cast<void*>(params.out.data));
+  }
+  __device__ std::int64_t wide_offset(const WorkTile& work, Place at) const {
+    if (!Config::k8Bit || params.splits > 1) return partial_row(work, at.token, at.head) * params.head_dim_v;
+    return row_offset(params.out.strides, work, at.token, at.head);
+  }
+
+  __device__ __forceinline__ void store_wide(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Place at = place(work, r);
       if (at.token >= work.seq_q) continue;
       const int lane_at = lane_column(lane_index());
-      float* to = params.partial_out + partial_row(work, at.token, at.head) * params.head_dim_v + lane_at;
+      float* to = wide_out() + wide_offset(work, at) + lane_at;
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
         if (column_of(i) + lane_at >= params.head_dim_v) continue;
@@ -155,7 +171,7 @@ class Epilogue {
   };
 
   /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-  __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, float scale_log2) {
+  __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale scale) {
     __syncwarp();
     for (int i = 0; i < 16; ++i) {
       const int lane = i % 8 * 4;
@@ -165,9 +181,9 @@ class Epilogue {
       const int row = warpgroup * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
       const int token = work.token + (row >> params.packed_shift), head = work.head + (row & (params.packed() - 1));
       if (token >= work.seq_q) continue;
-      const ExactRow<Element, Config::kTransform> exact{params, work, token, head, Config::kKeyTile};
+      const ExactRow<Config> exact{params, work, token, head, Config::kKeyTile};
       float columns[exact.kColumns];
-      exact(maximum, scale_log2, columns);
+      exact(maximum, scale, columns);
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
@@ -176,11 +192,11 @@ class Epilogue {
     }
   }
   __device__ void put(const WorkTile& work, int buffer, int row, Place at, int column, float x) {
-    if (params.splits > 1) {
-      params.partial_out[partial_row(work, at.token, at.head) * params.head_dim_v + column] = x;
+    if (wide()) {
+      wide_out()[wide_offset(work, at) + column] = x;
     } else {
       const std::uint32_t slice = staged(buffer) + column / kSlice * Config::kQuerySliceBytes + row % kWarpgroupRows * kRowBytes;
-      store_shared_16(slice + ((column % kSlice / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Element>(x, 0));
+      store_shared_16(slice + ((column % kSlice / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Result>(x, 0));
     }
   }
 

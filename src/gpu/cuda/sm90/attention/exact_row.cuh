@@ -2,6 +2,9 @@
 /// One row of a work tile by scalar arithmetic: see gpu/cuda/common/exact_row.cuh.
 #pragma once
 
+#include <cfloat>
+
+#include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/storage.cuh"
@@ -15,8 +18,30 @@ __device__ inline float transformed(const Params& params, float score) {
   return params.softcap * (1 - __fdividef(2, Warp::exp2(score * params.inv_softcap) + 1));
 }
 
-template <class Element, bool kTransform>
+/// Of the sequence and head of a work tile.
+__device__ inline float descale(const Descale& scale, const WorkTile& work, int heads_per_kv) {
+  return scale.data == nullptr ? 1 : scale.data[work.batch * scale.batch_stride + work.head / heads_per_kv * scale.head_stride];
+}
+
+/// How products become scores: they are multiplied by `factor`, transformed and masked, and then enter the softmax, whose scale is `log2`.
+/// Where scores are not transformed, the scale must be above 0 and finite; the factor is 1 or -1.
+struct ScoreScale {
+  float factor = 1, log2 = kLog2e;
+
+  template <class Config>
+  static __device__ ScoreScale of(const Params& params, const WorkTile& work) {
+    if (!Config::k8Bit) return {1, Config::kTransform ? kLog2e : params.scale_log2};
+    const float scale = descale(params.q_scale, work, params.heads_per_kv) * descale(params.k_scale, work, params.heads_per_kv);
+    if (Config::kTransform) return {scale, kLog2e};
+    return {scale < 0 ? -1.0f : 1.0f, clamped(fabsf(scale) * params.scale_log2)};
+  }
+  /// NaN stays NaN.
+  static __device__ float clamped(float scale) { return scale < FLT_MIN ? FLT_MIN : scale > FLT_MAX ? FLT_MAX : scale; }
+};
+
+template <class Config>
 struct ExactRow {
+  using Element = typename Config::Element;
   const Params& params;
   const WorkTile& work;
   int token, head, key_tile;
@@ -24,7 +49,7 @@ struct ExactRow {
   static constexpr int kColumns = gpu::ExactRow<Element>::kColumns;
 
   /// Over the keys of the work tile that the row sees; by a whole warp.
-  __device__ void operator()(float maximum, float scale_log2, float (&columns)[kColumns]) const {
+  __device__ void operator()(float maximum, ScoreScale scale, float (&columns)[kColumns]) const {
     const int kv_head = head / params.heads_per_kv;
     const gpu::ExactRow<Element> exact{row(params.q, work.q_begin + token, head),
                                        row(params.k, work.k_begin, kv_head),
@@ -35,8 +60,11 @@ struct ExactRow {
                                        params.head_dim_v};
     const int begin = max(max(token + work.low, 0), work.first * key_tile);
     const int end = min(min(token + work.high + 1, work.seq_k), work.last * key_tile);
-    exact(
-        begin, end, maximum, scale_log2, [&](float score) { return kTransform ? transformed(params, score) : score; }, columns);
+    const auto score_of = [&](float product) {
+      const float score = Config::k8Bit ? product * scale.factor : product;
+      return Config::kTransform ? transformed(params, score) : score;
+    };
+    exact(begin, end, maximum, scale.log2, score_of, columns);
   }
 
  private:

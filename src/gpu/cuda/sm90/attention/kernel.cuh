@@ -26,7 +26,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
     barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
     fence_barrier_init();
-    for (const Rows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_map(&rows->map);
+    for (const Rows* rows : {&params.q, &params.k, &params.v, &params.out}) {
+      const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
+      if (has_map) prefetch_map(&rows->map);
+    }
   }
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
   wait_for_previous_kernel();
@@ -35,6 +38,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     Math<Config>(params, storage, warpgroup)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
+    if (Config::k8Bit) fence_global_for_async();  // transpose_values() has written what bulk copies read
     if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work(params, storage);
     __syncwarp();

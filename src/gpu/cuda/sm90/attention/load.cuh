@@ -50,7 +50,7 @@ class Loader {
       const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, work.seq_k - key), 0);
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyPart - valid, work.k_begin + key + valid, work.batch};
       // Nothing may be on its way when the CTA ends.
-      if (!work.done || (started && Config::kQueryBuffers > 1))
+      if (!work.done || (started && Config::kOverlap))
         load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       // With one query buffer, the values of the tile before are what it waits for.
       if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
@@ -58,28 +58,46 @@ class Loader {
       if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
       started = true;
       values_at = at;
+      if constexpr (Config::k8Bit) {
+        const std::int64_t value_tile = params.first_value_tile(work.batch, work.k_begin, Config::kKeyTile) + tile;
+        values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.head) * Config::kValueBytes;
+      }
     }
   }
 
   __device__ void load_queries(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
-    barrier_arrive_expect(full, Config::kQueryBytes);
+    barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
     load_slices<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
   }
 
   __device__ void load_values() {
-    load_tile<Config::kSlicesV>(params.v, values_at, values, shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+    if constexpr (Config::k8Bit) {
+      const std::uint32_t full = begin_stage(values, storage.v_full, storage.v_empty, Config::kValueBytes);
+      copy_bulk(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
+      values.advance();
+    } else {
+      load_tile<Config::kSlicesV>(params.v, values_at, values, shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+    }
+  }
+
+  /// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
+  template <int kStages>
+  static __device__ std::uint32_t begin_stage(const RingPosition<kStages>& position, std::uint64_t* full_barriers,
+                                              std::uint64_t* empty_barriers, int bytes) {
+    const std::uint32_t full = shared_address(full_barriers + position.stage);
+    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
+    barrier_arrive_expect(full, bytes);
+    return full;
   }
 
   template <int kSlices, int kStages>
   __device__ void load_tile(const Rows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to, std::uint64_t* full_barriers,
                             std::uint64_t* empty_barriers) {
-    const std::uint32_t full = shared_address(full_barriers + position.stage);
-    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
-    barrier_arrive_expect(full, kSlices * Config::kKeySliceBytes);
+    const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
     load_slices<kSlices, Config::kCluster>(to + part * Config::kKeyPart * kRowBytes, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }
@@ -89,7 +107,7 @@ class Loader {
     at.row *= rows.head_step;
     at.block *= rows.batch_step;
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice, at.column += kSlice) {
+    for (int slice = 0; slice < kSlices; ++slice, at.column += kRowBytes / static_cast<int>(sizeof(typename Config::Element))) {
       const std::uint32_t slice_at = to + slice * slice_bytes;
       const CUtensorMap* map = at.slice < rows.tile && at.column < rows.columns ? &rows.map : &rows.beyond;
       if constexpr (kCluster > 1) {
@@ -106,6 +124,7 @@ class Loader {
   RingPosition<Config::kKeyStages> keys;
   RingPosition<Config::kValueStages> values;
   BoxStart values_at{};  // of the tile whose keys were the last
+  const std::byte* values_from = nullptr;
   bool started = false;
 };
 

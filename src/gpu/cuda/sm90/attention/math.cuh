@@ -20,7 +20,9 @@ class Math {
   __device__ __forceinline__ void operator()() {
     Epilogue<Config> epilogue(params, storage, warpgroup);
     if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
-    if (begin_work()) {
+    if constexpr (Config::k8Bit) {
+      while (begin_work()) compute_work(epilogue);
+    } else if (begin_work()) {
       begin_rows();
       while (step(epilogue)) {
       }
@@ -33,8 +35,7 @@ class Math {
   using Element = typename Config::Element;
   static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane
   static constexpr bool kTurns = Config::kTuning.turns;
-  /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
-  static constexpr bool kOverlap = Config::kQueryBuffers > 1;
+  static constexpr int kOperands = kScores * static_cast<int>(sizeof(Element)) / 4;  // registers of probabilities
 
   /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
   /// belong to different work tiles, and its softmax beside the products of the other warpgroups. Returns whether there is more to do.
@@ -42,7 +43,7 @@ class Math {
     const auto ended_at = work_at;
     const int buffer = position.stage;
     const bool ends = tile == first;
-    if (!kOverlap && ends) return cross(epilogue);
+    if (!Config::kOverlap && ends) return cross(epilogue);
     bool more = true;
     if (ends) {
       epilogue.release_buffer();
@@ -51,10 +52,10 @@ class Math {
     } else {
       --tile;
     }
-    if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
+    take_turn();
     issue_scores();
     issue_values();
-    if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % Config::kTuning.warpgroups, 256);
+    pass_turn();
     products_wait<1>();
     const auto ended = softmax;
     if (ends) softmax.begin();
@@ -62,7 +63,7 @@ class Math {
     compute_before_wait(softmax.sum[0] + softmax.sum[1]);
     finish_values();
     if (ends) {
-      epilogue(ended_at.stage, buffer, ended, out, scale_log2());
+      epilogue(ended_at.stage, buffer, ended, out, scale());
       clear_out();
     } else {
       if (grown) rescale_out();
@@ -76,12 +77,42 @@ class Math {
   __device__ __forceinline__ bool cross(Epilogue<Config>& epilogue) {
     issue_values();
     finish_values();
-    epilogue(work_at.stage, position.stage, softmax, out, scale_log2());
+    epilogue(work_at.stage, position.stage, softmax, out, scale());
     epilogue.release_buffer();
     advance_work();
     if (!begin_work()) return false;
     begin_rows();
     return true;
+  }
+
+  /// e4m3: a work tile, key tile by key tile. The values' products are awaited where they are issued: other warpgroups compute meanwhile.
+  __device__ __forceinline__ void compute_work(Epilogue<Config>& epilogue) {
+    own_scale = ScoreScale::of<Config>(params, *current);
+    softmax.begin();
+    clear_out();
+    take_turn();
+    for (; tile >= first; --tile) {
+      issue_scores();
+      pass_turn();
+      epilogue.release_buffer();
+      products_wait<0>();
+      if (take_scores()) rescale_out();
+      round_probabilities();
+      take_turn();
+      add_values();
+    }
+    pass_turn();
+    epilogue(work_at.stage, position.stage, softmax, out, scale());
+    if (Config::kQueryBuffers == 1) epilogue.release_buffer();
+    advance_work();
+  }
+
+  /// With turns: waits until the warpgroup before passes it on.
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % Config::kTuning.warpgroups, 256);
   }
 
   __device__ __forceinline__ void advance_work() {
@@ -124,7 +155,7 @@ class Math {
     pin(scores);
     products_begin();
 #pragma unroll
-    for (int step = 0; step < Config::kHeadDimQk / 16; ++step) {
+    for (int step = 0; step < Config::kHeadDimQk / Config::kContracted; ++step) {
       const int slice = step / 4, inside = step % 4 * 32;
       Wgmma<Element, Config::kKeyTile>::template ss<Major::k>(scores, advanced(q, slice * Config::kQuerySliceBytes + inside),
                                                               advanced(k, slice * Config::kKeySliceBytes + inside), step > 0);
@@ -145,6 +176,30 @@ class Math {
     }
     products_commit();
   }
+  /// The same of e4m3, whose products keep some 14 bits of a sum: each key tile has sums of its own, which are added in f32.
+  __device__ __forceinline__ void add_values() {
+    constexpr int kColumns = Config::kHeadDimV > 128 ? Config::kHeadDimV / 2 : Config::kHeadDimV;  // that have registers beside `out`
+    barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
+    const std::uint64_t v = pieces_at(shared_address(storage.v[values.stage]), Config::kHeadDimV * 16, 128);
+#pragma unroll
+    for (int begin = 0; begin < Config::kHeadDimV; begin += kColumns) {
+      float sums[kColumns / 2];
+      pin(probabilities);
+      products_begin();
+#pragma unroll
+      for (int step = 0; step < Config::kKeyTile / 32; ++step) {
+        Wgmma<Element, kColumns>::template rs<Major::k>(sums, &probabilities[4 * step],
+                                                        advanced(v, (2 * step * Config::kHeadDimV + begin) * 16), step > 0);
+      }
+      products_commit();
+      products_wait<0>();
+      pin(sums);
+      if (begin + kColumns == Config::kHeadDimV) release(&storage.v_empty[values.stage]);
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) out[begin / 2 + i] += sums[i];
+    }
+    values.advance();
+  }
   __device__ __forceinline__ void finish_values() {
     products_wait<0>();
     pin(out);
@@ -163,7 +218,7 @@ class Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ float scale_log2() const { return Config::kTransform ? kLog2e : params.scale_log2; }
+  __device__ __forceinline__ ScoreScale scale() const { return Config::k8Bit ? own_scale : ScoreScale::of<Config>(params, *current); }
 
   /// Scores become probabilities; returns whether `out` is to be rescaled.
   __device__ __forceinline__ bool take_scores() {
@@ -172,10 +227,13 @@ class Math {
     keys.advance();
     if constexpr (Config::kTransform) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = transformed(params, scores[i]);
+      for (int i = 0; i < kScores; ++i) scores[i] = transformed(params, Config::k8Bit ? scores[i] * own_scale.factor : scores[i]);
+    } else if (Config::k8Bit && Warp::any(own_scale.factor < 0)) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = -scores[i];
     }
     if (tile < full_first || tile >= full_last) mask(*current, tile * Config::kKeyTile);
-    return softmax(scores, scale_log2(), params.zero);
+    return softmax(scores, scale().log2, params.zero);
   }
 
   __device__ __forceinline__ void mask(const WorkTile& work, int key) {
@@ -193,7 +251,14 @@ class Math {
 
   __device__ __forceinline__ void round_probabilities() {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) probabilities[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+    for (int i = 0; i < kOperands; ++i) {
+      if constexpr (Config::k8Bit) {
+        const float* x = scores + i / 2 * 8 + i % 2 * 2;  // of a row, two neighbours of each eight columns: transpose.cuh has V so
+        probabilities[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
+      } else {
+        probabilities[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
+      }
+    }
   }
   __device__ __forceinline__ void rescale_out() {
 #pragma unroll
@@ -209,8 +274,9 @@ class Math {
   int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
   std::uint32_t queries = 0;                               // address of this warpgroup's rows
   float scores[kScores], out[kOut];
-  std::uint32_t probabilities[kScores / 2];  // pairs of neighbours
-  OnlineSoftmax<Warp, kScores> softmax;
+  std::uint32_t probabilities[kOperands];  // as the values' products take them
+  typename Epilogue<Config>::Softmax softmax;
+  ScoreScale own_scale;  // of a work tile, where it has one
   RingPosition<Config::kKeyStages> keys;
   RingPosition<Config::kValueStages> values;
 };

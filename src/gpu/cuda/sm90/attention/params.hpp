@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "fovea/mask.hpp"
@@ -25,6 +27,12 @@ struct Rows {
   int head_step = 1, batch_step = 1;  ///< 0: the stride is 0, and so is the coordinate
 };
 
+/// An f32 factor of all values of a sequence and kv head; 1 where there is none.
+struct Descale {
+  const float* data = nullptr;
+  std::int64_t batch_stride = 0, head_stride = 0;
+};
+
 struct Params {
   Rows q, k, v, out;
   detail::TileOrder order{};            ///< of the whole batch; of a ragged one, the group alone is known
@@ -43,8 +51,18 @@ struct Params {
   float* lse = nullptr;                           ///< or null
   detail::RowStrides lse_strides{};
   float *partial_out = nullptr, *partial_lse = nullptr;  ///< [split][row of the batch][head] ([head_dim_v]), where there are splits
+  // Of e4m3 inputs.
+  Descale q_scale, k_scale, v_scale;
+  std::byte* value_tiles = nullptr;  ///< V^T by key tiles: transpose.cuh
+  bool f32_out = false;
 
   constexpr int packed() const { return 1 << packed_shift; }
+
+  /// Where a sequence begins in value_tiles, in key tiles: each has one at least. Of a ragged batch, no sum over the others is needed.
+  constexpr std::int64_t first_value_tile(int sequence, int k_begin, int key_tile) const {
+    if (cu_seqlens_k != nullptr) return k_begin / key_tile + sequence;
+    return std::int64_t{sequence} * std::max((seq_k + key_tile - 1) / key_tile, 1);
+  }
 };
 
 }  // namespace fovea::gpu::sm90::attention

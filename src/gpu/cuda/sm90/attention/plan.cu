@@ -30,6 +30,7 @@ std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + t
 /// One of the four tensors, as a map sees it.
 struct RowsDesc {
   std::string_view name;
+  DType dtype;
   detail::RowStrides strides;
   std::int64_t rows, heads, batch, columns;  // rows of a sequence, or of a ragged batch
   std::int32_t alignment;
@@ -38,10 +39,10 @@ struct RowsDesc {
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
   const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
   const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
-  return {{{"q", p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
-           {"k", p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
-           {"v", p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
-           {"out", p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
+  return {{{"q", p.q_dtype, p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
+           {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
+           {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
+           {"out", p.out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
 Result<void> accept_tensor(const RowsDesc& tensor) {
@@ -61,7 +62,8 @@ Result<void> accept_tensor(const RowsDesc& tensor) {
 }
 
 Result<void> accept(const Problem& problem) {
-  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16 && problem.q_dtype != DType::e4m3)
+    return declined("q.dtype", name_of(problem.q_dtype), "bf16, f16 or e4m3");
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
   // The kernel's tanh has an error of 2^-23 of it.
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
@@ -85,39 +87,51 @@ Launch launch_of(int tuning) {
   constexpr auto kLaunches = []<int... kTuning>(std::integer_sequence<int, kTuning...>) {
     return std::array{&launch_attend<Config<Element, kTuning, kTransform>>...};
   }
-  (std::make_integer_sequence<int, kTunings.size()>{});
+  (std::make_integer_sequence<int, tunings_of(sizeof(Element) == 1).size()>{});
   return kLaunches[static_cast<std::size_t>(tuning)];
 }
 
 Launch launch_of(DType dtype, bool transform, int tuning) {
+  if (dtype == DType::e4m3) return transform ? launch_of<__nv_fp8_e4m3, true>(tuning) : launch_of<__nv_fp8_e4m3, false>(tuning);
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
   return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
-/// `tile`: tokens of a tile, `heads` of one box; the map begins a tile of rows before the tensor (params.hpp).
-Result<void> encode(Rows& to, const RowsDesc& tensor, DType dtype, const void* data, int tile, int heads) {
+/// `tile`: tokens of a tile.
+Rows rows_of(const RowsDesc& tensor, const void* data, int tile) {
+  Rows rows{};
+  rows.data = data;
+  rows.columns = static_cast<int>(tensor.columns);
+  rows.tile = tile;
+  rows.strides = tensor.strides;
+  rows.head_step = tensor.strides.head == 0 ? 0 : 1;
+  rows.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
+  return rows;
+}
+
+/// Adds the maps, with boxes of so many heads; the first begins a tile of rows before the tensor (params.hpp).
+Result<void> encode(Rows& rows, const RowsDesc& tensor, int heads) {
   // Where the coordinate is always 0, any stride will do.
-  const auto some = [](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 8; };
-  const std::int64_t row = some(tensor.rows, tensor.strides.row);
-  TensorMapDesc desc{.dtype = dtype, .rank = 5};
-  desc.dimensions = {{{tensor.columns, 1, kSlice},
+  const auto some = [](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 16; };
+  const std::int64_t row = some(tensor.rows, tensor.strides.row), tile = rows.tile;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(tensor.dtype));
+  TensorMapDesc desc{.dtype = tensor.dtype, .rank = 5};
+  desc.dimensions = {{{tensor.columns, 1, static_cast<int>(kRowBytes / element_bytes)},
                       {tensor.heads, some(tensor.heads, tensor.strides.head), heads},
-                      {tile, row, tile},
+                      {tile, row, rows.tile},
                       {tensor.rows + 1, row, 1},
                       {tensor.batch, some(tensor.batch, tensor.strides.batch), 1}}};
-  const auto* base = static_cast<const std::byte*>(data) - tile * row * static_cast<std::int64_t>(size_of(dtype));
-  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(data, desc);
+  const auto* base = static_cast<const std::byte*>(rows.data) - tile * row * element_bytes;
+  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(rows.data, desc);
   if (!map) return map.error();
   if (!beyond) return beyond.error();
-  to.map = *map;
-  to.beyond = *beyond;
-  to.data = data;
-  to.columns = static_cast<int>(tensor.columns);
-  to.tile = tile;
-  to.strides = tensor.strides;
-  to.head_step = tensor.strides.head == 0 ? 0 : 1;
-  to.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
+  rows.map = *map;
+  rows.beyond = *beyond;
   return {};
+}
+
+Descale descale_of(const std::optional<ScaleDesc>& desc, const float* data) {
+  return desc ? Descale{data, desc->batch_stride, desc->head_stride} : Descale{};
 }
 
 class State final : public PlanState<Problem, AttentionArgs> {
@@ -125,8 +139,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
     const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
-    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window));
-    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    const bool pairs = sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window);
+    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, pairs);
+    const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them.
     const int packed = problem.q.head == 0 ? 1 : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
     const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;
@@ -140,13 +155,19 @@ class State final : public PlanState<Problem, AttentionArgs> {
       params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas() / tuning.cluster};
     }
     fill_shape();
-    if (params_.splits > 1) workspace_bytes = static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
+    if (is_8bit()) {
+      const auto end = params_.first_value_tile(static_cast<int>(problem.batch), 0, tuning.key_tile);
+      value_tiles_ = (problem.ragged ? problem.total_k / tuning.key_tile + problem.batch : end) * problem.kv_heads;
+    }
+    workspace_bytes = static_cast<std::size_t>(value_tiles_ * tuning.key_tile * tuning.head_dim_v);
+    if (params_.splits > 1) workspace_bytes += static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
+  std::int64_t value_tiles() const { return value_tiles_; }
 
   std::string tuning() const override {
-    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
+    const Tuning& tuning = tuning_row();
     std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
                        std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
     if (tuning.cluster > 1) text += ", clusters of " + std::to_string(tuning.cluster);
@@ -162,12 +183,18 @@ class State final : public PlanState<Problem, AttentionArgs> {
     Params params = params_;
     if (Result<void> good = fill(params, args, workspace); !good) return good;
     const bool transform = params.softcap != 0 || problem_.scale < 0;
-    Result<void> done = launch_of(problem_.q_dtype, transform, tuning_)(params, ctas(), device_.ordinal, stream);
-    return done && params.splits > 1 ? launch_combine(params, problem_.q_dtype, stream) : done;
+    if (is_8bit()) {
+      const int tiles = static_cast<int>(value_tiles_);
+      if (Result<void> good = launch_transpose(params, tuning_row().key_tile, tuning_row().head_dim_v, tiles, stream); !good) return good;
+    }
+    Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
+    return done && params.splits > 1 ? launch_combine(params, problem_.out_dtype, stream) : done;
   }
 
+  bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
+  const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
   int ctas() const {
-    const int cluster = kTunings[static_cast<std::size_t>(tuning_)].cluster;
+    const int cluster = tuning_row().cluster;
     return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_ / cluster)) * cluster;
   }
   std::int64_t partial_rows() const { return params_.splits * params_.rows * params_.heads; }
@@ -196,32 +223,36 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   /// What only a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args, Workspace workspace) const {
-    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
-    const int packed = params.packed();
+    const Tuning& tuning = tuning_row();
+    const int packed = params.packed(), keys = tuning.key_tile / tuning.cluster;
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
-    const DType dtype = problem_.q_dtype;
-    const auto encode_one = [&](Rows& to, std::size_t index, const void* data, int tile, int heads) {
-      return encode(to, tensors[index], dtype, data, tile, heads);
-    };
-    if (Result<void> good = encode_one(params.q, 0, args.q, tuning.row_tile() / packed, packed); !good) return good;
-    // A tensor without rows has no memory.
-    const bool keys = tensors[1].rows > 0;
-    if (Result<void> good = encode_one(params.k, 1, keys ? args.k : args.q, tuning.key_tile / tuning.cluster, 1); !good) return good;
-    if (Result<void> good = encode_one(params.v, 2, keys ? args.v : args.q, tuning.key_tile / tuning.cluster, 1); !good) return good;
-    if (Result<void> good = encode_one(params.out, 3, args.out, kWarpgroupRows / packed, packed); !good) return good;
+    const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
+    params.q = rows_of(tensors[0], args.q, tuning.row_tile() / packed);
+    params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
+    params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
+    params.out = rows_of(tensors[3], args.out, kWarpgroupRows / packed);
+    params.f32_out = problem_.out_dtype == DType::f32;
+    if (Result<void> good = encode(params.q, tensors[0], packed); !good) return good;
+    if (Result<void> good = encode(params.k, tensors[1], 1); !good) return good;
+    if (Result<void> good = is_8bit() ? Result<void>{} : encode(params.v, tensors[2], 1); !good) return good;
+    if (Result<void> good = params.f32_out ? Result<void>{} : encode(params.out, tensors[3], packed); !good) return good;
+    params.q_scale = descale_of(problem_.q_scale, args.q_scale);
+    params.k_scale = descale_of(problem_.k_scale, args.k_scale);
+    params.v_scale = descale_of(problem_.v_scale, args.v_scale);
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
+    params.value_tiles = static_cast<std::byte*>(workspace.data);
     if (params.splits > 1) {
-      params.partial_out = static_cast<float*>(workspace.data);
+      params.partial_out = reinterpret_cast<float*>(params.value_tiles + value_tiles_ * tuning.key_tile * tuning.head_dim_v);
       params.partial_lse = params.partial_out + partial_rows() * params.head_dim_v;
     }
     return {};
   }
 
-  int multiprocessors_, tuning_ = 0;
-  std::int64_t work_tiles_ = 0;
+  int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
+  std::int64_t work_tiles_ = 0, value_tiles_ = 0;
   Params params_{};
 };
 
@@ -230,14 +261,15 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
+  if (state->value_tiles() >= kLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
 }
 
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
-    "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
-    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
-                                       "options.batch_invariant"),
+    "f16, bf16, e4m3; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
+    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse", "q_scale",
+                                       "k_scale", "v_scale", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kCapability, kCapability>,
     plan};

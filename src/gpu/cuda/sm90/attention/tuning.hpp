@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 
 namespace fovea::gpu::sm90::attention {
 
@@ -34,10 +35,24 @@ inline constexpr std::array kTunings{
     Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, 1},   // turns make no difference
 };
 
+/// Of e4m3 inputs. None has been measured against others yet. Beside each, accumulators of a lane: results and scores.
+inline constexpr std::array kTunings8{
+    Tuning{64, 64, 3, 128, 3, 3, 2, 160, false, 1},    // 32 + 64
+    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, 1},    // 48 + 64
+    Tuning{128, 128, 2, 192, 2, 2, 2, 216, false, 1},  // 64 + 96
+    Tuning{192, 128, 2, 128, 2, 2, 2, 216, false, 1},  // 64 + 64
+    Tuning{192, 192, 2, 128, 2, 2, 1, 216, false, 1},  // 96 + 64
+    Tuning{256, 256, 2, 128, 2, 2, 1, 232, false, 1},  // 128 + 64: with 216 registers the loop spills
+};
+
+constexpr std::span<const Tuning> tunings_of(bool eight_bit) {
+  return eight_bit ? std::span<const Tuning>(kTunings8) : std::span<const Tuning>(kTunings);
+}
+
 /// The first row that takes these head dims, both at most 256. `pairs`: neighbouring query tiles see the same keys, or nearly.
-constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, bool pairs) {
+constexpr int tuning_index(std::span<const Tuning> rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, bool pairs) {
   int index = 0;
-  for (const Tuning& row : kTunings) {
+  for (const Tuning& row : rows) {
     if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && (pairs || row.cluster == 1)) break;
     ++index;
   }

@@ -9,6 +9,7 @@ Result<void> launch_combine(const Params& params, DType dtype, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>((cells + kCombineWarps - 1) / kCombineWarps)),
                           .block = dim3(32 * kCombineWarps),
                           .programmatic = true};
+  if (dtype == DType::f32) return launch(&combine<float>, shape, stream, params);
   return launch(dtype == DType::f16 ? &combine<__half> : &combine<__nv_bfloat16>, shape, stream, params);
 }
 
