@@ -60,7 +60,7 @@ class Loader {
       values_at = at;
       if constexpr (Config::k8Bit) {
         const std::int64_t value_tile = params.first_value_tile(work.batch, work.k_begin, Config::kKeyTile) + tile;
-        values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.head) * Config::kValueBytes;
+        values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.row) * Config::kValueBytes;
       }
     }
   }
