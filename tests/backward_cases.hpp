@@ -49,6 +49,42 @@ inline std::vector<std::pair<std::string, BackwardCase>> vast_cases(DType dtype)
   return cases;
 }
 
+/// Lengths around the tiles of kernels, which differ by head dims.
+inline std::vector<std::pair<std::string, BackwardCase>> edge_cases() {
+  const std::vector<Sequence> lengths{{63, 97}, {64, 96}, {65, 95}, {127, 81}, {128, 63}, {129, 129}};
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  for (const auto& [dqk, dv] : {std::pair{64, 64}, {128, 128}, {192, 128}, {136, 192}, {256, 256}}) {
+    const BackwardCase base{.head = 1, .kv_head = 1, .dqk = dqk, .dv = dv, .sequences = lengths, .ragged = true};
+    BackwardCase grouped = base;
+    grouped.head = 2;
+    grouped.mask = causal();
+    cases.emplace_back(fmt::format("{}x{}-full", dqk, dv), base);
+    cases.emplace_back(fmt::format("{}x{}-2on1-causal", dqk, dv), grouped);
+  }
+  return cases;
+}
+
+/// What kernels of large head dims do by code of their own.
+inline std::vector<std::pair<std::string, BackwardCase>> large_head_dim_cases() {
+  using Values = BackwardCase::Values;
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  for (const auto& [dqk, dv] : {std::pair{192, 128}, {256, 256}}) {
+    const auto add = [&, dqk = dqk, dv = dv](const char* name, BackwardCase spec) {
+      spec.dqk = dqk;
+      spec.dv = dv;
+      cases.emplace_back(fmt::format("{}x{}-{}", dqk, dv, name), std::move(spec));
+    };
+    add("causal", {.sequences = {{100, 130}}, .mask = causal()});
+    add("window", {.sequences = {{230, 210}}, .mask = {.left = 9, .right = 4}, .values = Values::unseen_nan});
+    add("off-diagonal", {.sequences = {{150, 150}}, .mask = {.left = -20, .right = 70}, .values = Values::unseen_nan});
+    add("nan-key", {.sequences = {{140, 140}}, .mask = causal(), .values = Values::nan_key});
+    add("nan-dout", {.sequences = {{140, 140}}, .mask = causal(), .values = Values::nan_dout});
+    add("softcap-sink", {.head = 4, .kv_head = 2, .sequences = {{70, 90}}, .mask = causal(), .softcap = 2.5f, .sink = true});
+    add("1e10", with_vast(BackwardCase{.sequences = {{90, 90}}, .mask = sliding_window(8)}, {1.1e10f, Vast::Keys::mixed}));
+  }
+  return cases;
+}
+
 inline std::vector<BackwardCase> backward_cases() {
   using Values = BackwardCase::Values;
   std::vector<BackwardCase> table;
@@ -71,8 +107,6 @@ inline std::vector<BackwardCase> backward_cases() {
     add("lengths", "more-queries", {.sequences = {{190, 70}}, .mask = causal(), .values = Values::unseen_nan});
     add("lengths", "more-keys", {.sequences = {{70, 190}}, .mask = top_left, .values = Values::unseen_nan});
     add("head_dim", "72x40", {.dqk = 72, .dv = 40, .sequences = {{67, 101}}, .mask = causal()});
-    add("head_dim", "192x128", {.dqk = 192, .dv = 128, .sequences = {{110, 110}}, .mask = causal()});
-    add("head_dim", "256x256", {.head = 1, .kv_head = 1, .dqk = 256, .dv = 256, .sequences = {{100, 130}}, .mask = causal()});
     add("gqa", "6on2", {.head = 6, .kv_head = 2, .sequences = {{90, 120}, {90, 120}}, .mask = causal()});
     add("gqa", "5on1", {.head = 5, .kv_head = 1, .dqk = 32, .dv = 64, .sequences = {{70, 70}}});
     add("softcap", "2.5", {.sequences = {{120, 120}}, .mask = causal(), .softcap = 2.5f});
@@ -100,6 +134,8 @@ inline std::vector<BackwardCase> backward_cases() {
          .values = Values::unseen_nan});
     add("layout", "padded",
         {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true});
+    for (const auto& [variant, spec] : edge_cases()) add("edges", variant, spec);
+    for (const auto& [variant, spec] : large_head_dim_cases()) add("head_dim", variant, spec);
     for (const auto& [variant, spec] : not_finite_cases()) add("values", variant, spec);
     for (const auto& [variant, spec] : vast_cases(dtype)) add("vast", variant, spec);
   }

@@ -104,7 +104,7 @@ def gradients(of, *inputs):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (40, 72)])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (40, 72), (192, 128), (136, 200), (256, 256)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("seq", [(300, 300), (130, 900), (2000, 2000)])
 def test_gradients_match_torch(dtype, dims, causal, seq):
@@ -113,6 +113,26 @@ def test_gradients_match_torch(dtype, dims, causal, seq):
     for one, other in zip(got, want, strict=True):
         assert (one.float() - other.float()).norm() < 1e-2 * other.float().norm()
     assert all(map(torch.equal, got, gradients(fovea.attention(*inputs, causal=causal), *inputs)))
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (256, 256)])
+def test_ragged_gradients_are_those_of_sequences(dims):
+    cu = torch.tensor([200, 205, 905, 905, 1034], device="cuda").int()  # rows before the first sequence, and behind the last
+    whole = [x[0].requires_grad_() for x in tensors(1, 1100, 1100, dims=dims)]
+    of_rows = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 700, "max_seqlen_k": 700}
+    out = fovea.attention(*whole, causal=True, **of_rows)
+    dout = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out)
+    got = torch.autograd.grad(out, whole, dout.to(out.dtype))
+    want = [torch.zeros_like(x) for x in got]
+    for begin, end in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
+        if end > begin:
+            one = [x.detach()[None, begin:end].requires_grad_() for x in whole]
+            of_one = torch.autograd.grad(expected(*one, True), one, dout[None, begin:end])
+            for x, y in zip(want, of_one, strict=True):
+                x[begin:end] = y[0]
+    for one, other in zip(got, want, strict=True):
+        assert (one.float() - other.float()).norm() < 1e-2 * other.float().norm()
+        assert not one[:200].any() and not one[1034:].any()
 
 
 def test_gradient_compiles_and_is_recorded():

@@ -57,7 +57,8 @@ struct ExactRows {
   const Sequence at;
   const detail::GradientOrder order;
 
-  __device__ ExactRows(const Params& params_, const Sequence& at_) : params(params_), at(at_), order(order_of(params_, at_)) {}
+  __device__ ExactRows(const Params& params_, const Sequence& at_)
+      : params(params_), at(at_), order(order_of(params_, at_, params_.key_tile)) {}
 
   template <class Rows>
   __device__ Element* query_row(const Rows& rows, int token, int head) const {
@@ -158,9 +159,9 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   }
   for (int ticket = blockIdx.x; ticket < params.key_tiles * params.kv_heads; ticket += gridDim.x) {
     if (params.dkv_not_finite[ticket] == 0) continue;
-    const KeyTile tile = key_tile_at(params, ticket);
+    const KeyTile tile = key_tile_at(params, params.key_tile, ticket);
     const ExactRows<Element> rows(params, tile.sequence);
-    for (int key = tile.begin() + warp; key < min(tile.begin() + kKeyTile, rows.at.seq_k); key += warps) rows.key(key, tile.kv_head);
+    for (int key = tile.begin + warp; key < min(tile.begin + params.key_tile, rows.at.seq_k); key += warps) rows.key(key, tile.kv_head);
   }
 }
 

@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
     wait_for_previous_kernel();
     ticket_of_cta = atomicAdd(params.ticket, 1);
-    storage.tile = key_tile_at(params, ticket_of_cta);
-    storage.step_count = params.heads_per_kv * order_of(params, storage.tile.sequence).query_tiles_of(storage.tile.index).size();
+    storage.tile = key_tile_at(params, Config::kKeyTile, ticket_of_cta);
+    storage.step_count =
+        params.heads_per_kv * order_of(params, storage.tile.sequence, Config::kKeyTile).query_tiles_of(storage.tile.index).size();
   }
   __syncthreads();
   wait_for_previous_kernel();

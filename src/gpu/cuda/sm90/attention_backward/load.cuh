@@ -11,13 +11,13 @@ template <class Config>
 __device__ inline void load_all(const Params& params, Storage<Config>& storage) {
   const KeyTile& tile = storage.tile;
   const Sequence& at = tile.sequence;
-  const TilePlace keys{at.batch, tile.kv_head, at.k_begin + tile.begin(), min(kKeyTile, at.seq_k - tile.begin())};
+  const TilePlace keys{at.batch, tile.kv_head, at.k_begin + tile.begin, min(Config::kKeyTile, at.seq_k - tile.begin)};
   const std::uint32_t kv_full = shared_address(&storage.kv_full);
   barrier_arrive_expect(kv_full, Config::kKeyBytes + Config::kValueBytes);
   load_clipped<Config::kSlicesQk>(shared_address(storage.k), Config::kKeySliceBytes, params.k, keys, kv_full);
   load_clipped<Config::kSlicesV>(shared_address(storage.v), Config::kKeySliceBytes, params.v, keys, kv_full);
 
-  const detail::GradientOrder order = order_of(params, at);
+  const detail::GradientOrder order = order_of(params, at, Config::kKeyTile);
   const int count = order.query_tiles_of(tile.index).size();
   RingPosition<Config::kStages> ring;
   int head = tile.kv_head * params.heads_per_kv, step = 0;

@@ -10,7 +10,8 @@
 
 namespace fovea::gpu::sm90::attention_backward {
 
-inline constexpr int kQueryTile = 64, kKeyTile = 128;
+inline constexpr int kQueryTile = 64;
+inline constexpr int kWarpgroupKeys = 64;  // whose dk and dv are stored by a warpgroup
 
 /// What the kernel needs to know of the rows of a query tile. Rows without a gradient have an lse of plus infinity.
 struct alignas(16) RowStats {
@@ -26,10 +27,12 @@ struct PlainRows {
   detail::RowStrides strides{};
 };
 
-/// Query tiles and key tiles of a ragged batch are numbered with gaps: sequence b begins at begin / tile + b, so no scan is needed.
+/// Query tiles and key tiles of a ragged batch are numbered with gaps, so no scan is needed: the sequence b whose rows begin so many after
+/// those of sequence 0 begins at rows / tile + b.
 struct Params {
-  ClippedRows q, k, v, dout, dk, dv;
-  PlainRows out, dq, lse;
+  ClippedRows q, k, v, dout, dq, dk, dv;
+  ClippedRows dq_k, dq_v;  // k and v for the kernel of dq, where it is apart: its key tiles are others
+  PlainRows out, lse;
   int batch = 0, seq_q = 0, seq_k = 0;  // bounds of a ragged batch
   int heads = 0, kv_heads = 0, heads_per_kv = 1;
   int head_dim_qk = 0, head_dim_v = 0;
@@ -43,12 +46,14 @@ struct Params {
   float inv_softcap = 0;               // 2 log2(e) scale / softcap
   const float* sink = nullptr;         // [heads], or null
   float* dsink = nullptr;              // [heads], or null
+  int key_tile = 0;                    // keys of a CTA that computes dk and dv
   int query_tiles = 0, key_tiles = 0;  // of the whole batch, gaps included
+  int row_tiles = 0;                   // of 128 queries: the CTAs of a kernel of dq that is apart
   // The workspace.
   RowStats* stats = nullptr;      // [heads][query_tiles]
   float* sink_parts = nullptr;    // [heads][query_tiles], where there are sinks
   float* dq_sums = nullptr;       // [heads][query_tiles][query tile x padded head dim], in the order of registers
-  int* turns = nullptr;           // [heads][query_tiles]: key tiles that have added to dq_sums
+  int* turns = nullptr;           // [heads][query_tiles]: key tiles that have added to dq_sums; neither where dq is apart
   int* dq_not_finite = nullptr;   // [heads][query_tiles]
   int* dkv_not_finite = nullptr;  // [key tiles in order of their tickets]
   int* ticket = nullptr;          // of the next key tile

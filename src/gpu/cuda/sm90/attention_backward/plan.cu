@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -20,8 +21,7 @@ using Problem = detail::AttentionBackwardProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention_backward";
 constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
-constexpr int kMostHeadDim = 128;
-constexpr double kMostSoftcap = 1024;  // the kernel's tanh has an error of 2^-23 of it
+constexpr double kMostSoftcap = 1024;       // the kernel's tanh has an error of 2^-23 of it
 
 enum Tensor : std::size_t { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kTensors };
 
@@ -40,9 +40,7 @@ std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
 
 Result<void> accept(const Problem& problem) {
   if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
-  if (std::max(problem.head_dim_qk, problem.head_dim_v) > kMostHeadDim) {
-    return declined("head_dim", std::max(problem.head_dim_qk, problem.head_dim_v), "at most 128");
-  }
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
   if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
   if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
@@ -57,17 +55,28 @@ std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t length,
   return p.ragged ? total / tile + p.batch : p.batch * ((length + tile - 1) / tile);
 }
 
-/// Head dims of the kernel, to which others are padded.
-int padded(const Problem& problem) { return std::max(problem.head_dim_qk, problem.head_dim_v) <= 64 ? 64 : 128; }
+using Launch = Result<void> (*)(const Params&, int, Stream);
 
-template <class Element, int kHeadDim>
-auto launch_of(bool softcap) {
-  return softcap ? &launch_differentiate<Config<Element, kHeadDim, kHeadDim, true>>
-                 : &launch_differentiate<Config<Element, kHeadDim, kHeadDim, false>>;
+template <class Element, int kTuning, bool kSoftcap>
+constexpr Launch launch_of() {
+  using Of = Config<Element, kTuning, kSoftcap>;
+  if constexpr (Of::kApart) {
+    return &launch_apart<Of>;
+  } else {
+    return &launch_differentiate<Of>;
+  }
 }
-template <class Element>
-auto launch_of(int head_dim, bool softcap) {
-  return head_dim == 64 ? launch_of<Element, 64>(softcap) : launch_of<Element, 128>(softcap);
+template <class Element, bool kSoftcap>
+Launch launch_of(int tuning) {
+  constexpr auto kLaunches = []<int... kTuning>(std::integer_sequence<int, kTuning...>) {
+    return std::array<Launch, sizeof...(kTuning)>{launch_of<Element, kTuning, kSoftcap>()...};
+  }
+  (std::make_integer_sequence<int, kTunings.size()>{});
+  return kLaunches[static_cast<std::size_t>(tuning)];
+}
+Launch launch_of(DType dtype, bool softcap, int tuning) {
+  if (dtype == DType::f16) return softcap ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
+  return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
 /// Parts of a workspace, one behind the other.
@@ -90,6 +99,7 @@ class Parts {
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
+    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v);
     params_.group = std::min(128, properties.multiprocessors);
     fill_shape();
     workspace_bytes = place_workspace(params_, nullptr);
@@ -97,10 +107,15 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   std::int64_t most_tiles() const {
     return std::max(tiles_of(problem_, problem_.total_q, problem_.max_seq_q, kQueryTile) * problem_.heads,
-                    tiles_of(problem_, problem_.total_k, problem_.max_seq_k, kKeyTile) * problem_.kv_heads);
+                    tiles_of(problem_, problem_.total_k, problem_.max_seq_k, tuned().key_tile) * problem_.kv_heads);
   }
 
-  std::string tuning() const override { return "64 queries x 128 keys for head dims up to " + std::to_string(padded(problem_)); }
+  std::string tuning() const override {
+    std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuned().key_tile) + " keys for head dims up to " +
+                       std::to_string(tuned().head_dim_qk) + "/" + std::to_string(tuned().head_dim_v);
+    if (tuned().apart) text += ", dq apart with 128 queries x " + std::to_string(tuned().dq_key_tile) + " keys";
+    return text;
+  }
 
  private:
   bool is_empty() const override { return problem_.batch == 0; }
@@ -111,12 +126,13 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     if (Result<void> good = fill(params, args); !good) return good;
     if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
     if (params.key_tiles > 0) {
-      const bool softcap = params.softcap != 0, half = problem_.q_dtype == DType::f16;
-      const auto differentiate = half ? launch_of<__half>(padded(problem_), softcap) : launch_of<__nv_bfloat16>(padded(problem_), softcap);
+      const Launch differentiate = launch_of(problem_.q_dtype, params.softcap != 0, tuning_);
       if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
     }
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
   }
+
+  const Tuning& tuned() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
 
   void fill_shape() {
     const Problem& p = problem_;
@@ -136,7 +152,9 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params_.softcap = static_cast<float>(p.softcap);
     if (p.softcap != 0) params_.inv_softcap = static_cast<float>(2 * kLog2e * p.scale / p.softcap);
     params_.query_tiles = static_cast<int>(std::max<std::int64_t>(tiles_of(p, p.total_q, p.max_seq_q, kQueryTile), 1));
-    params_.key_tiles = static_cast<int>(tiles_of(p, p.total_k, p.max_seq_k, kKeyTile));
+    params_.key_tile = tuned().key_tile;
+    params_.key_tiles = static_cast<int>(tiles_of(p, p.total_k, p.max_seq_k, params_.key_tile));
+    params_.row_tiles = static_cast<int>(std::max<std::int64_t>(tiles_of(p, p.total_q, p.max_seq_q, kRowTile), 1));
   }
 
   /// Returns its bytes.
@@ -144,8 +162,10 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     Parts parts(base);
     parts.take(params.stats, cells);
-    parts.take(params.dq_sums, cells * kQueryTile * padded(problem_));
-    parts.take(params.turns, cells);
+    if (!tuned().apart) {
+      parts.take(params.dq_sums, cells * kQueryTile * tuned().head_dim_qk);
+      parts.take(params.turns, cells);
+    }
     parts.take(params.dq_not_finite, cells);
     parts.take(params.dkv_not_finite, std::int64_t{params.key_tiles} * params.kv_heads);
     parts.take(params.ticket, 1);
@@ -164,18 +184,23 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     };
     if (params.key_tiles > 0) {
       for (const auto& [to, tensor, data, tile] : {std::tuple{&params.q, kQ, forward.q, kQueryTile},
-                                                   {&params.k, kK, forward.k, kKeyTile},
-                                                   {&params.v, kV, forward.v, kKeyTile},
+                                                   {&params.k, kK, forward.k, params.key_tile},
+                                                   {&params.v, kV, forward.v, params.key_tile},
                                                    {&params.dout, kDout, args.dout, kQueryTile},
-                                                   {&params.dk, kDk, static_cast<const void*>(args.dk), kKeyTile / 2},
-                                                   {&params.dv, kDv, static_cast<const void*>(args.dv), kKeyTile / 2}}) {
+                                                   {&params.dk, kDk, static_cast<const void*>(args.dk), kWarpgroupKeys},
+                                                   {&params.dv, kDv, static_cast<const void*>(args.dv), kWarpgroupKeys},
+                                                   {&params.dq, kDq, static_cast<const void*>(args.dq), kQueryTile},
+                                                   {&params.dq_k, kK, forward.k, tuned().dq_key_tile},
+                                                   {&params.dq_v, kV, forward.v, tuned().dq_key_tile}}) {
+        if (tile == 0) continue;  // dq is not apart
         if (Result<void> good = encode(*to, tensor, data, tile); !good) return good;
       }
     }
     params.dout.data = args.dout;
     params.dout.strides = problem_.dout;
     params.out = {forward.out, problem_.out};
-    params.dq = {args.dq, problem_.dq};
+    params.dq.data = args.dq;
+    params.dq.strides = problem_.dq;
     params.lse = {forward.lse, problem_.lse};
     params.sink = problem_.has_sink ? forward.sink : nullptr;
     params.dsink = problem_.has_sink ? args.dsink : nullptr;
@@ -184,6 +209,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     return {};
   }
 
+  int tuning_ = 0;
   Params params_{};
 };
 
@@ -197,7 +223,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
 
 constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
-    "f16, bf16; head dims up to 128; rows aligned to 16 bytes",
+    "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
     detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink",
                                                "options.batch_invariant"),
     Backend::cuda,

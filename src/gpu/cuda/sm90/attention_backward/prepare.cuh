@@ -27,7 +27,7 @@ __device__ inline float lse_with_sink(float lse, const float* sink, int head) {
 /// What is zero before the products, by all CTAs together.
 __device__ inline void clear(const Params& params, std::int64_t cell) {
   if (threadIdx.x != 0) return;
-  params.turns[cell] = 0;
+  if (params.turns != nullptr) params.turns[cell] = 0;
   params.dq_not_finite[cell] = 0;
   if (cell == 0) *params.ticket = 0;
   const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   clear(params, cell);
   const Sequence at = sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile));
   const int first = (tile - at.query_tile) * kQueryTile;
-  const bool unseeing = first < at.seq_q && order_of(params, at).key_tiles_of(tile - at.query_tile).size() == 0;
+  const bool unseeing = first < at.seq_q && order_of(params, at, params.key_tile).key_tiles_of(tile - at.query_tile).size() == 0;
   constexpr int kAtOnce = kPrepareThreads / kRowLanes, kRounds = kQueryTile / kAtOnce;
   float lse[kRounds], delta[kRounds], of_sink = 0;
   bool vast = false;

@@ -79,7 +79,7 @@ class QueryGradient {
     pin(sums);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < kKeyTile / 16; ++k) {
+    for (int k = 0; k < Config::kKeyTile / 16; ++k) {
       Wgmma<Element, kSliceColumns>::template ss<Major::mn, Major::mn>(sums, advanced(a, k * 2 * kGroupBytes),
                                                                        advanced(b, k * 2 * kGroupBytes), k > 0);
     }

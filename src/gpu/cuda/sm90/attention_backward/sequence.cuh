@@ -20,7 +20,7 @@ struct Sequence {
 
 /// Number of the first tile of sequence b among all, and for b = batch their count.
 __device__ inline int first_tile(const std::int32_t* cu_seqlens, int bound, int b, int tile) {
-  return cu_seqlens != nullptr ? cu_seqlens[b] / tile + b : b * ((bound + tile - 1) / tile);
+  return cu_seqlens != nullptr ? (cu_seqlens[b] - cu_seqlens[0]) / tile + b : b * ((bound + tile - 1) / tile);
 }
 
 /// The last sequence that begins at `tile` or before.
@@ -45,24 +45,23 @@ __device__ inline Sequence sequence(const Params& params, int b) {
           query_tile};
 }
 
-__device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence) {
+__device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence, int key_tile) {
   const detail::Band band = detail::make_band(params.mask, sequence.seq_q, sequence.seq_k);
   return {.seq_q = sequence.seq_q,
           .seq_k = sequence.seq_k,
           .low = static_cast<int>(band.low),
           .high = static_cast<int>(band.high),
           .query_rows = kQueryTile,
-          .key_rows = kKeyTile,
+          .key_rows = key_tile,
           .group = params.group};
 }
 
 /// The part of a CTA: keys of one sequence, and the query heads that share them.
 struct KeyTile {
   Sequence sequence;
-  int kv_head, index;  // of the tile in its sequence
+  int kv_head;
+  int index, begin;  // of the tile in its sequence, and of its first key
   bool none;
-
-  __device__ int begin() const { return index * kKeyTile; }
 };
 
 /// Heads that run beside each other under a band: their first key tiles, which see the most, begin first. With more of them, few key tiles
@@ -70,17 +69,17 @@ struct KeyTile {
 inline constexpr int kHeadsBeside = 16;
 
 /// Of a ragged batch sequence by sequence, else of all sequences as if their heads were of one. Head by head, or so many heads at a time;
-/// then from the first key tile on.
-__device__ inline KeyTile key_tile_at(const Params& params, int ticket) {
+/// then from the first key tile on. `rows`: of a key tile.
+__device__ inline KeyTile key_tile_at(const Params& params, int rows, int ticket) {
   const bool ragged = params.cu_seqlens_k != nullptr;
-  const int of = ragged ? sequence_at(params, params.cu_seqlens_k, params.seq_k, kKeyTile, ticket / params.kv_heads) : 0;
-  const int first = first_tile(params.cu_seqlens_k, params.seq_k, of, kKeyTile);
-  const int count = first_tile(params.cu_seqlens_k, params.seq_k, of + 1, kKeyTile) - first, at = ticket - first * params.kv_heads;
+  const int of = ragged ? sequence_at(params, params.cu_seqlens_k, params.seq_k, rows, ticket / params.kv_heads) : 0;
+  const int first = first_tile(params.cu_seqlens_k, params.seq_k, of, rows);
+  const int count = first_tile(params.cu_seqlens_k, params.seq_k, of + 1, rows) - first, at = ticket - first * params.kv_heads;
   const int heads = ragged ? params.kv_heads : params.kv_heads * params.batch;
   KeyTile tile{.sequence = sequence(params, of)};
   tile.none = count <= 0 || at >= count * heads;
   if (tile.none) return tile;
-  const int beside = order_of(params, tile.sequence).full() ? 1 : kHeadsBeside, group = at / (beside * count);
+  const int beside = order_of(params, tile.sequence, rows).full() ? 1 : kHeadsBeside, group = at / (beside * count);
   const int inside = at - group * beside * count, size = min(beside, heads - group * beside);
   tile.index = inside / size;
   tile.kv_head = group * beside + inside - tile.index * size;
@@ -88,7 +87,8 @@ __device__ inline KeyTile key_tile_at(const Params& params, int ticket) {
     tile.sequence = sequence(params, tile.kv_head / params.kv_heads);
     tile.kv_head %= params.kv_heads;
   }
-  tile.none = tile.begin() >= tile.sequence.seq_k;
+  tile.begin = tile.index * rows;
+  tile.none = tile.begin >= tile.sequence.seq_k;
   return tile;
 }
 

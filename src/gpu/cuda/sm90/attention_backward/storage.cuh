@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/sequence.cuh"
@@ -25,26 +26,41 @@ struct Step {
   bool first, last;  // of them
 };
 
+/// Where dq is not apart: dS, and dQ on its way to global memory.
 template <class Config>
-struct Storage {
+struct QueryGradientStorage {
+  alignas(1024) std::byte ds[Config::kStages][Config::kScoreBytes];  // one slice: (key, query)
+  alignas(128) float sums[Config::kSumsOfTile];                      // of dQ
+  int emitted_cell, emitted_rank;                                    // theirs; a cell of -1 ends them
+  // full: a lane of each score warp arrives; dQ warps wait. empty: a lane of each dQ warp arrives; score warps wait.
+  alignas(8) std::uint64_t ds_full[Config::kStages], ds_empty[Config::kStages];
+  // full: a lane of each dQ warp arrives; the emitter waits. empty: the emitter arrives; dQ warps wait.
+  std::uint64_t sums_full, sums_empty;
+};
+
+/// Where score warpgroups have roles: what one hands to the other. A stage is free again when its Q and dO are.
+template <class Config>
+struct RolesStorage {
+  uint4 weights[Config::kStages][kQueryTile / 16][128];  // (four of a thread's operands, thread)
+  std::uint64_t weights_full[Config::kStages];           // a lane of each warp that has P arrives; the warps with dP wait
+};
+
+struct NoStorage {};
+
+template <class Config>
+struct Storage : std::conditional_t<Config::kApart, std::conditional_t<Config::kRoles, RolesStorage<Config>, NoStorage>,
+                                    QueryGradientStorage<Config>> {
   static constexpr int kSteps = 8;                 // dQ is at most four steps behind the producer
-  alignas(1024) std::byte k[Config::kKeyBytes];    // then dK
-  alignas(1024) std::byte v[Config::kValueBytes];  // then dV
+  alignas(1024) std::byte k[Config::kKeyBytes];    // then dK, or dV where warpgroups have roles
+  alignas(1024) std::byte v[Config::kValueBytes];  // then the other one
   alignas(1024) std::byte q[Config::kStages][Config::kQueryBytes];
   alignas(1024) std::byte dout[Config::kStages][Config::kDoutBytes];
-  alignas(1024) std::byte ds[Config::kStages][Config::kScoreBytes];  // one slice: (key, query)
-  alignas(128) float sums[Config::kSumsOfTile];                      // of dQ, on their way to global memory
-  int emitted_cell, emitted_rank;                                    // theirs; a cell of -1 ends them
   RowStats stats[Config::kStages];
   KeyTile tile;
   int step_count;
   Step steps[kSteps];  // a ring without barriers of its own: written before q_full
   // full: the producer's lane and the copy engine arrive; score warps wait. empty: a lane of each score warp arrives; the producer waits.
   alignas(8) std::uint64_t kv_full, q_full[Config::kStages], dout_full[Config::kStages], empty[Config::kStages];
-  // full: a lane of each score warp arrives; dQ warps wait. empty: a lane of each dQ warp arrives; score warps wait.
-  std::uint64_t ds_full[Config::kStages], ds_empty[Config::kStages];
-  // full: a lane of each dQ warp arrives; the emitter waits. empty: the emitter arrives; dQ warps wait.
-  std::uint64_t sums_full, sums_empty;
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernels of dk and dv, and of dq: storage, barriers, roles. What instances/ instantiate where these are apart.
+#pragma once
+
+#include "gpu/cuda/sm90/attention_backward/apart/key_roles.cuh"
+#include "gpu/cuda/sm90/attention_backward/apart/query_math.cuh"
+#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/attention_backward/load.cuh"
+#include "gpu/cuda/sm90/attention_backward/scores.cuh"
+#include "gpu/cuda/sm90/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+/// A CTA for each key tile. The next kernel, that of dq, may start where this one has left multiprocessors idle: it needs only what this
+/// one has waited for.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  if (threadIdx.x == 0) {
+    constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups;
+    barrier_init(shared_address(&storage.kv_full), 1);
+    barriers_init(storage.q_full, 1);
+    barriers_init(storage.dout_full, 1);
+    barriers_init(storage.empty, kScoreWarps);
+    if constexpr (Config::kRoles) barriers_init(storage.weights_full, 4);
+    fence_barrier_init();
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
+    storage.tile = key_tile_at(params, Config::kKeyTile, static_cast<int>(blockIdx.x));
+    storage.step_count =
+        params.heads_per_kv * order_of(params, storage.tile.sequence, Config::kKeyTile).query_tiles_of(storage.tile.index).size();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  fence_global_for_async();
+  if (storage.tile.none) return;
+  const int ticket = static_cast<int>(blockIdx.x), warpgroup = uniform(threadIdx.x / 128);
+  if (warpgroup < Config::kScoreWarpgroups) {
+    registers_grow<Config::kScoreRegisters>();
+    if constexpr (Config::kRoles) {
+      KeyRoles<Config>(params, storage, warpgroup)(ticket);
+    } else {
+      Scores<Config>(params, storage, warpgroup)(ticket);
+    }
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
+  }
+}
+
+/// A CTA for 128 queries of a head. It may run beside the kernel before it, but ends after that: the next kernel needs both.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<QueryStorage<Config>*>(shared);
+  __shared__ QueryRows rows;
+  if (threadIdx.x == 0) {
+    constexpr int kMathWarps = 4 * kQueryCells;
+    barrier_init(shared_address(&storage.q_full), 1);
+    barriers_init(storage.k_full, 1);
+    barriers_init(storage.v_full, 1);
+    barriers_init(storage.k_empty, kMathWarps);
+    barriers_init(storage.v_empty, kMathWarps);
+    fence_barrier_init();
+    for (const ClippedRows* of : {&params.q, &params.dq_k, &params.dq_v, &params.dout, &params.dq}) prefetch_map(&of->map);
+    rows = query_rows_at(params, static_cast<int>(gridDim.x), static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), Config::kKeyTile);
+  }
+  __syncthreads();
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (rows.first >= rows.last) {  // `prepare` has stored zeros
+  } else if (warpgroup < kQueryCells) {
+    registers_grow<Config::kMathRegisters>();
+    QueryMath<Config>(params, storage, rows, warpgroup)();
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    if (threadIdx.x == Config::kThreads - 128) load_keys(params, storage, rows);
+  }
+  wait_for_previous_kernel();
+}
+
+template <class Config>
+Result<void> launch_apart(const Params& params, int ordinal, Stream stream) {
+  using OfQueries = QueryConfig<Config>;
+  static_assert(sizeof(Storage<Config>) <= 226 * 1024 && sizeof(QueryStorage<OfQueries>) <= 226 * 1024);
+  if (Result<void> good = allow_shared_bytes<&differentiate_keys<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (Result<void> good = allow_shared_bytes<&differentiate_queries<OfQueries>>(ordinal, sizeof(QueryStorage<OfQueries>)); !good)
+    return good;
+  LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
+                    .block = dim3(Config::kThreads),
+                    .shared_bytes = sizeof(Storage<Config>),
+                    .programmatic = true};
+  if (Result<void> done = launch(&differentiate_keys<Config>, shape, stream, params); !done) return done;
+  shape.grid = dim3(static_cast<unsigned>(params.row_tiles), static_cast<unsigned>(params.heads));
+  shape.block = dim3(OfQueries::kThreads);
+  shape.shared_bytes = sizeof(QueryStorage<OfQueries>);
+  return launch(&differentiate_queries<OfQueries>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward

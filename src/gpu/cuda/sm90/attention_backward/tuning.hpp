@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Kernels and tiles of the backward pass by head dims.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace fovea::gpu::sm90::attention_backward {
+
+struct Tuning {
+  int head_dim_qk = 0, head_dim_v = 0;  ///< the largest that it takes; smaller ones are padded with zeros
+  int key_tile = 128;                   ///< keys of a CTA that computes dk and dv
+  bool apart = false;                   ///< dq has a kernel of its own, which computes scores again
+  // Of that kernel. A CTA has 128 queries.
+  int dq_key_tile = 0, dq_key_stages = 0, dq_value_stages = 0;
+
+  /// dk and dv of 64 keys fill a warpgroup's registers each: one has S and dV, the other dP and dK.
+  constexpr bool roles() const { return key_tile == 64; }
+};
+
+/// Narrowest first. Apart: a dq of 192 columns that is added up in L2 would be as much traffic as its products have time for.
+inline constexpr std::array kTunings{
+    Tuning{64, 64},
+    Tuning{128, 128},
+    Tuning{192, 128, 128, true, 96, 2, 2},
+    Tuning{192, 192, 64, true, 80, 2, 2},
+    Tuning{256, 256, 64, true, 64, 2, 1},
+};
+
+/// The first row that takes these head dims, both at most 256.
+constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v) {
+  int index = 0;
+  for (const Tuning& row : kTunings) {
+    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v) break;
+    ++index;
+  }
+  return index;
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward
