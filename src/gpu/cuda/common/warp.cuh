@@ -30,6 +30,12 @@ struct Warp {
   static __device__ float largest_of_three(float a, float b, float c) {
     return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
   }
+  /// NaN if one of them is. From compute capability 8.0 on.
+  static __device__ __forceinline__ float min_or_nan(float a, float b) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+    return least;
+  }
   static __device__ float exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

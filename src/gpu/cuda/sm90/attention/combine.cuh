@@ -3,9 +3,9 @@
 #pragma once
 
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::attention {
 

@@ -2,11 +2,11 @@
 /// The forward kernel: storage, barriers, roles. What instances/ instantiate.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/attention/load.cuh"
 #include "gpu/cuda/sm90/attention/math.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::attention {
 

@@ -6,8 +6,8 @@
 /// lane has of these are its registers of the first operand.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::attention {
 

@@ -2,12 +2,12 @@
 /// The kernel of dq, dk and dv: storage, barriers, roles. What instances/ instantiate.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/attention_backward/emit.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
 #include "gpu/cuda/sm90/attention_backward/query_gradient.cuh"
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

@@ -5,31 +5,17 @@
 #include <cstdint>
 
 #include "fovea/mask.hpp"
+#include "gpu/cuda/common/gradient/tiles.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
-#include "op/common/gradient_order.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 
-inline constexpr int kQueryTile = 64;
+using namespace gradient;
+
 inline constexpr int kWarpgroupKeys = 64;  // whose dk and dv are stored by a warpgroup
 
-/// What the kernel needs to know of the rows of a query tile. Rows without a gradient have an lse of plus infinity.
-struct alignas(16) RowStats {
-  float minus_lse[kQueryTile];  // with the sink's share; in base 2 unless `natural`
-  float delta[kQueryTile];      // dout . out
-  int natural;                  // lse is so large that scores are to be rounded as it was
-  int unused[3];
-};
-
-/// A tensor that ordinary loads and stores access.
-struct PlainRows {
-  const void* data = nullptr;
-  detail::RowStrides strides{};
-};
-
-/// Query tiles and key tiles of a ragged batch are numbered with gaps, so no scan is needed: the sequence b whose rows begin so many after
-/// those of sequence 0 begins at rows / tile + b.
 struct Params {
+  static constexpr bool kInTurns = true;  // key tiles may add to dq one after the other
   ClippedRows q, k, v, dout, dq, dk, dv;
   ClippedRows dq_k, dq_v;  // k and v for the kernel of dq, where it is apart: its key tiles are others
   PlainRows out, lse;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -17,7 +18,6 @@ namespace fovea::gpu::sm90::attention_backward {
 namespace {
 
 using detail::declined;
-using Problem = detail::AttentionBackwardProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention_backward";
 constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
@@ -50,11 +50,6 @@ Result<void> accept(const Problem& problem) {
   return {};
 }
 
-/// Tiles of the whole batch, with the gaps of a ragged one (params.hpp).
-std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t length, int tile) {
-  return p.ragged ? total / tile + p.batch : p.batch * ((length + tile - 1) / tile);
-}
-
 using Launch = Result<void> (*)(const Params&, int, Stream);
 
 template <class Element, int kTuning, bool kSoftcap>
@@ -79,35 +74,18 @@ Launch launch_of(DType dtype, bool softcap, int tuning) {
   return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
-/// Parts of a workspace, one behind the other.
-class Parts {
- public:
-  explicit Parts(void* base) : base_(static_cast<std::byte*>(base)) {}
-  template <class T>
-  void take(T*& to, std::int64_t count) {
-    constexpr std::size_t kAlignment = 256;
-    if (base_ != nullptr) to = reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
-
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v);
     params_.group = std::min(128, properties.multiprocessors);
-    fill_shape();
+    fill_shape(params_, problem, tuned().key_tile);
+    params_.row_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(problem, kRowTile), 1));
     workspace_bytes = place_workspace(params_, nullptr);
   }
 
   std::int64_t most_tiles() const {
-    return std::max(tiles_of(problem_, problem_.total_q, problem_.max_seq_q, kQueryTile) * problem_.heads,
-                    tiles_of(problem_, problem_.total_k, problem_.max_seq_k, tuned().key_tile) * problem_.kv_heads);
+    return std::max(query_tiles_of(problem_, kQueryTile) * problem_.heads, key_tiles_of(problem_, tuned().key_tile) * problem_.kv_heads);
   }
 
   std::string tuning() const override {
@@ -134,42 +112,16 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   const Tuning& tuned() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
 
-  void fill_shape() {
-    const Problem& p = problem_;
-    params_.batch = static_cast<int>(p.batch);
-    params_.seq_q = static_cast<int>(p.max_seq_q);
-    params_.seq_k = static_cast<int>(p.max_seq_k);
-    params_.heads = static_cast<int>(p.heads);
-    params_.kv_heads = static_cast<int>(p.kv_heads);
-    params_.heads_per_kv = static_cast<int>(p.group());
-    params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
-    params_.head_dim_v = static_cast<int>(p.head_dim_v);
-    params_.mask = p.mask;
-    params_.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink;
-    constexpr double kLog2e = 1.4426950408889634;
-    params_.scale = static_cast<float>(p.scale);
-    params_.scale_log2 = static_cast<float>(p.scale * kLog2e);
-    params_.softcap = static_cast<float>(p.softcap);
-    if (p.softcap != 0) params_.inv_softcap = static_cast<float>(2 * kLog2e * p.scale / p.softcap);
-    params_.query_tiles = static_cast<int>(std::max<std::int64_t>(tiles_of(p, p.total_q, p.max_seq_q, kQueryTile), 1));
-    params_.key_tile = tuned().key_tile;
-    params_.key_tiles = static_cast<int>(tiles_of(p, p.total_k, p.max_seq_k, params_.key_tile));
-    params_.row_tiles = static_cast<int>(std::max<std::int64_t>(tiles_of(p, p.total_q, p.max_seq_q, kRowTile), 1));
-  }
-
   /// Returns its bytes.
   std::size_t place_workspace(Params& params, void* base) const {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     Parts parts(base);
-    parts.take(params.stats, cells);
+    place_shared(parts, params, problem_.has_sink);
     if (!tuned().apart) {
       parts.take(params.dq_sums, cells * kQueryTile * tuned().head_dim_qk);
       parts.take(params.turns, cells);
     }
-    parts.take(params.dq_not_finite, cells);
-    parts.take(params.dkv_not_finite, std::int64_t{params.key_tiles} * params.kv_heads);
     parts.take(params.ticket, 1);
-    if (problem_.has_sink) parts.take(params.sink_parts, cells);
     return parts.bytes();
   }
 
@@ -201,11 +153,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params.out = {forward.out, problem_.out};
     params.dq.data = args.dq;
     params.dq.strides = problem_.dq;
-    params.lse = {forward.lse, problem_.lse};
-    params.sink = problem_.has_sink ? forward.sink : nullptr;
-    params.dsink = problem_.has_sink ? args.dsink : nullptr;
-    params.cu_seqlens_q = problem_.ragged ? forward.cu_seqlens_q : nullptr;
-    params.cu_seqlens_k = problem_.ragged ? forward.cu_seqlens_k : nullptr;
+    fill_run(params, problem_, args);
     return {};
   }
 

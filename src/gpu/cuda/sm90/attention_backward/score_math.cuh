@@ -14,12 +14,6 @@ namespace fovea::gpu::sm90::attention_backward {
 /// The lane's first row of a warpgroup's accumulators.
 __device__ __forceinline__ int lane_row() { return thread_index() % 128 / 32 * 16 + lane_index() / 4; }
 
-__device__ __forceinline__ float min_or_nan(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-}
-
 /// A probability, and the derivative of the softcap if there is one.
 struct Weight {
   float p, slope;
@@ -35,7 +29,7 @@ __device__ __forceinline__ Weight weight_of(const Params& params, float score, f
     scale = kNatural ? params.softcap : params.softcap * kLog2e;
   }
   const float exponent = kNatural ? __fadd_rn(__fmul_rn(score, scale), minus_lse) * kLog2e : fmaf(score, scale, minus_lse);
-  return {Warp::exp2(min_or_nan(exponent, 0)), slope};
+  return {Warp::exp2(Warp::min_or_nan(exponent, 0)), slope};
 }
 
 template <bool kSoftcap, bool kNatural, int kScores, class Of, class Put>

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
-#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

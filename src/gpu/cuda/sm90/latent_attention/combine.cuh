@@ -2,10 +2,10 @@
 /// Combines sequences of many splits, after the attention kernel.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

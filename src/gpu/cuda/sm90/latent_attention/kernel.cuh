@@ -2,9 +2,9 @@
 /// The entry of both kernels: storage, barriers, roles.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::latent {

@@ -2,12 +2,12 @@
 /// The kernels of dk and dv, and of dq: storage, barriers, roles. What instances/ instantiate where these are apart.
 #pragma once
 
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/key_roles.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/query_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

@@ -2,8 +2,8 @@
 /// The work tiles of the kernel of dq: 128 queries of a head, and the keys that they see.
 #pragma once
 
+#include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
-#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What runs before and after the products.
-#include "gpu/cuda/sm90/attention_backward/finish.cuh"
+#include "gpu/cuda/common/gradient/finish.cuh"
+#include "gpu/cuda/common/gradient/prepare.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
-#include "gpu/cuda/sm90/attention_backward/prepare.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -10,13 +10,13 @@ Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
                           .block = dim3(kPrepareThreads),
                           .programmatic = true};
-  return launch(dtype == DType::f16 ? &prepare<__half> : &prepare<__nv_bfloat16>, shape, stream, params);
+  return launch(dtype == DType::f16 ? &prepare<__half, Params> : &prepare<__nv_bfloat16, Params>, shape, stream, params);
 }
 
 Result<void> launch_finish(const Params& params, DType dtype, Stream stream) {
   constexpr unsigned kCtas = 132;
   const LaunchShape shape{.grid = dim3(kCtas), .block = dim3(kFinishThreads), .programmatic = true};
-  return launch(dtype == DType::f16 ? &finish<__half> : &finish<__nv_bfloat16>, shape, stream, params);
+  return launch(dtype == DType::f16 ? &finish<__half, Params> : &finish<__nv_bfloat16, Params>, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::sm90::attention_backward

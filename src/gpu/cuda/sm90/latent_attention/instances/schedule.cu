@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The schedule of a batch.
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
 namespace fovea::gpu::sm90::latent {
 namespace {

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which tiles there are, and of which sequence.
+/// Which tiles there are, and of which sequence. Tiles of a ragged batch are numbered with gaps: sequence b begins at begin / tile + b, so
+/// no scan is needed. `Params` are those of a leaf, which names its fields as others do.
 #pragma once
 
-#include "gpu/cuda/sm90/attention_backward/params.hpp"
-#include "op/common/band.hpp"
+#include <cstdint>
 
-namespace fovea::gpu::sm90::attention_backward {
+#include "gpu/cuda/common/gradient/tiles.hpp"
+#include "op/common/band.hpp"
+#include "op/common/gradient_order.hpp"
+
+namespace fovea::gpu::gradient {
 
 struct Sequence {
   int batch;             // index of the tensors' first dimension
@@ -24,6 +28,7 @@ __device__ inline int first_tile(const std::int32_t* cu_seqlens, int bound, int 
 }
 
 /// The last sequence that begins at `tile` or before.
+template <class Params>
 __device__ inline int sequence_at(const Params& params, const std::int32_t* cu_seqlens, int bound, int tile_rows, int tile) {
   int low = 0, high = params.batch;
   while (high - low > 1) {
@@ -33,6 +38,7 @@ __device__ inline int sequence_at(const Params& params, const std::int32_t* cu_s
   return low;
 }
 
+template <class Params>
 __device__ inline Sequence sequence(const Params& params, int b) {
   const int query_tile = first_tile(params.cu_seqlens_q, params.seq_q, b, kQueryTile);
   if (params.cu_seqlens_q == nullptr) return {b, 0, 0, params.seq_q, params.seq_k, query_tile};
@@ -45,15 +51,28 @@ __device__ inline Sequence sequence(const Params& params, int b) {
           query_tile};
 }
 
-__device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence, int key_tile) {
+/// Key tiles that take turns at a time, where they do.
+template <class Params>
+__device__ inline int group_of(const Params& params) {
+  if constexpr (Params::kInTurns) {
+    return params.group;
+  } else {
+    return 1;
+  }
+}
+
+/// The order of tiles of so many keys and queries.
+template <class Params>
+__device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence, int key_tile,
+                                                 int query_tile = kQueryTile) {
   const detail::Band band = detail::make_band(params.mask, sequence.seq_q, sequence.seq_k);
   return {.seq_q = sequence.seq_q,
           .seq_k = sequence.seq_k,
           .low = static_cast<int>(band.low),
           .high = static_cast<int>(band.high),
-          .query_rows = kQueryTile,
+          .query_rows = query_tile,
           .key_rows = key_tile,
-          .group = params.group};
+          .group = group_of(params)};
 }
 
 /// The part of a CTA: keys of one sequence, and the query heads that share them.
@@ -70,6 +89,7 @@ inline constexpr int kHeadsBeside = 16;
 
 /// Of a ragged batch sequence by sequence, else of all sequences as if their heads were of one. Head by head, or so many heads at a time;
 /// then from the first key tile on. `rows`: of a key tile.
+template <class Params>
 __device__ inline KeyTile key_tile_at(const Params& params, int rows, int ticket) {
   const bool ragged = params.cu_seqlens_k != nullptr;
   const int of = ragged ? sequence_at(params, params.cu_seqlens_k, params.seq_k, rows, ticket / params.kv_heads) : 0;
@@ -92,4 +112,4 @@ __device__ inline KeyTile key_tile_at(const Params& params, int rows, int ticket
   return tile;
 }
 
-}  // namespace fovea::gpu::sm90::attention_backward
+}  // namespace fovea::gpu::gradient

@@ -4,12 +4,11 @@
 
 #include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
-#include "gpu/cuda/sm90/fragment.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
-namespace fovea::gpu::sm90::attention_backward {
+namespace fovea::gpu::gradient {
 
 inline constexpr int kPrepareThreads = 256, kRowLanes = 16;  // lanes that share a row, eight elements each
 inline constexpr float kNaturalFrom = 1 << 20;               // lse from which scores are rounded as it was
@@ -25,21 +24,48 @@ __device__ inline float lse_with_sink(float lse, const float* sink, int head) {
 }
 
 /// What is zero before the products, by all CTAs together.
+template <class Params>
 __device__ inline void clear(const Params& params, std::int64_t cell) {
   if (threadIdx.x != 0) return;
-  if (params.turns != nullptr) params.turns[cell] = 0;
+  if constexpr (Params::kInTurns) {
+    if (params.turns != nullptr) params.turns[cell] = 0;
+  }
   params.dq_not_finite[cell] = 0;
-  if (cell == 0) *params.ticket = 0;
+  if constexpr (Params::kInTurns) {
+    if (cell == 0) *params.ticket = 0;
+  }
   const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
   for (std::int64_t i = cell; i < std::int64_t{params.key_tiles} * params.kv_heads; i += cells) params.dkv_not_finite[i] = 0;
 }
 
+/// Eight elements. kAligned: to 16 bytes.
+template <bool kAligned, class Element>
+__device__ inline Pack<Element, 8> load_eight(const Element* from) {
+  if constexpr (kAligned) {
+    return load_pack<8>(from);
+  } else {
+    Pack<Element, 8> eight;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) eight.element[i] = from[i];
+    return eight;
+  }
+}
+template <bool kAligned, class Element>
+__device__ inline void store_zeros(Element* to) {
+  if constexpr (kAligned) {
+    store_pack(to, Pack<Element, 8>{});
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = Element{};
+  }
+}
+
 /// dout . out of a row, by the lanes that share it.
-template <class Element>
+template <bool kAligned, class Element, class Params>
 __device__ inline float delta_of(const Params& params, const Element* out, const Element* dout) {
   float sum = 0;
   for (int column = threadIdx.x % kRowLanes * 8; column < params.head_dim_v; column += kRowLanes * 8) {
-    const auto x = load_pack<8>(out + column), y = load_pack<8>(dout + column);
+    const auto x = load_eight<kAligned>(out + column), y = load_eight<kAligned>(dout + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum = fmaf(to_f32(x.element[i]), to_f32(y.element[i]), sum);
   }
@@ -49,8 +75,8 @@ __device__ inline float delta_of(const Params& params, const Element* out, const
   return sum;
 }
 
-/// A CTA for each query tile and head.
-template <class Element>
+/// A CTA for each query tile and head. kAligned: rows of out, dout and dq are, to 16 bytes.
+template <class Element, class Params, bool kAligned = true>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -72,13 +98,13 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     const auto row = [&](const void* data, const detail::RowStrides& strides) {
       return static_cast<const Element*>(data) + at.offset(strides, at.q_begin, token, head);
     };
-    const float sum = delta_of(params, row(params.out.data, params.out.strides), row(params.dout.data, params.dout.strides));
+    const float sum = delta_of<kAligned>(params, row(params.out.data, params.out.strides), row(params.dout.data, params.dout.strides));
     lse[round] = lse_with_sink(static_cast<const float*>(params.lse.data)[at.offset(params.lse.strides, at.q_begin, token, head)],
                                params.sink, head);
     if (unseeing) {
       auto* const dq = const_cast<Element*>(row(params.dq.data, params.dq.strides));
       for (int column = threadIdx.x % kRowLanes * 8; column < params.head_dim_qk; column += kRowLanes * 8)
-        store_pack(dq + column, Pack<Element, 8>{});
+        store_zeros<kAligned>(dq + column);
     }
     if (lse[round] == INFINITY) continue;
     delta[round] = sum;
@@ -105,4 +131,4 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   params.sink_parts[cell] = all;
 }
 
-}  // namespace fovea::gpu::sm90::attention_backward
+}  // namespace fovea::gpu::gradient

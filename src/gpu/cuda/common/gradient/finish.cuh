@@ -5,11 +5,11 @@
 
 #include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/attention_backward/sequence.cuh"
-#include "gpu/cuda/sm90/programmatic_launch.cuh"
 
-namespace fovea::gpu::sm90::attention_backward {
+namespace fovea::gpu::gradient {
 
 inline constexpr int kFinishThreads = 256, kColumns = 256 / 32;  // columns of a lane, at most
 
@@ -51,7 +51,7 @@ struct LaneRow {
 };
 
 /// A warp that computes rows of gradients, of one sequence.
-template <class Element>
+template <class Element, class Params>
 struct ExactRows {
   const Params& params;
   const Sequence at;
@@ -132,6 +132,7 @@ struct ExactRows {
 };
 
 /// By a warp.
+template <class Params>
 __device__ inline void add_sink_parts(const Params& params, int head) {
   float sum = 0;
   for (int tile = threadIdx.x % 32; tile < params.query_tiles; tile += 32)
@@ -141,7 +142,7 @@ __device__ inline void add_sink_parts(const Params& params, int head) {
 }
 
 /// CTAs look for flags; the warps of one share the rows of a tile that has one.
-template <class Element>
+template <class Element, class Params>
 __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__ Params params) {
   wait_for_previous_kernel();
   const int warp = threadIdx.x / 32, warps = kFinishThreads / 32;
@@ -152,7 +153,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   for (std::int64_t cell = blockIdx.x; cell < std::int64_t{params.heads} * params.query_tiles; cell += gridDim.x) {
     if (params.dq_not_finite[cell] == 0) continue;
     const int head = static_cast<int>(cell / params.query_tiles), tile = static_cast<int>(cell % params.query_tiles);
-    const ExactRows<Element> rows(params, sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile)));
+    const ExactRows<Element, Params> rows(params,
+                                          sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile)));
     const int first = (tile - rows.at.query_tile) * kQueryTile;
     for (int token = first + warp; token < min(first + kQueryTile, rows.at.seq_q); token += warps)
       rows.query(params.stats[cell], token, head);
@@ -160,9 +162,9 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   for (int ticket = blockIdx.x; ticket < params.key_tiles * params.kv_heads; ticket += gridDim.x) {
     if (params.dkv_not_finite[ticket] == 0) continue;
     const KeyTile tile = key_tile_at(params, params.key_tile, ticket);
-    const ExactRows<Element> rows(params, tile.sequence);
+    const ExactRows<Element, Params> rows(params, tile.sequence);
     for (int key = tile.begin + warp; key < min(tile.begin + params.key_tile, rows.at.seq_k); key += warps) rows.key(key, tile.kv_head);
   }
 }
 
-}  // namespace fovea::gpu::sm90::attention_backward
+}  // namespace fovea::gpu::gradient
