@@ -21,7 +21,9 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
   if (implementation == "cuda.portable.attention" && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
     return "q.dtype: got bf16, want f16";
   }
-  return implementation.starts_with("cuda.sm90.") && device.capability != 90 ? "device (compute capability): got " : "";
+  const bool declined =
+      implementation.starts_with("cuda.sm90.") ? device.capability != 90 : implementation == kPortableBackward && device.capability < 80;
+  return declined ? "device (compute capability): got " : "";
 }
 
 /// Calls f(entry, trial, implementation) for every case and every CUDA implementation of its operation.
@@ -139,6 +141,26 @@ TEST(Planning, HopperAttentionTransposesE4m3Values) {
   EXPECT_EQ(workspace(3, 128, true), 6 * kTile);
   EXPECT_EQ(workspace(3, 100, true), 5 * kTile);
   EXPECT_EQ(workspace(0, 128, false), 0U);
+}
+
+/// Tiles of the gradient follow the shared memory of a device.
+TEST(Planning, PortableGradientFitsTheDevice) {
+  const auto tiles = [](std::size_t device, std::int64_t dim) {
+    const TensorDesc q = contiguous(DType::bf16, {2, 500, 8, dim}), k = contiguous(DType::bf16, {2, 500, 2, dim});
+    const TensorDesc lse = contiguous(DType::f32, {2, 8, 500});
+    const AttentionBackwardDesc desc{.forward = {.q = q, .k = k, .v = k, .out = q, .lse = lse}, .dout = q, .dq = q, .dk = k, .dv = k};
+    const auto planned = plan_attention_backward(desc, fake(device), {.implementation = kPortableBackward});
+    if (!planned) return why_not(planned.error());
+    const std::string text = planned->explain();
+    const std::size_t begin = text.find("dq by "), end = text.find(", for head dims");
+    return text.substr(begin, end - begin);
+  };
+  constexpr std::size_t kHopper = 0, kAmpere = 1, kTuring = 2, kAda = 4;
+  EXPECT_EQ(tiles(kHopper, 256), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kHopper, 128), "dq by 128 queries x 32 keys, dk and dv by 64 keys x 64 queries");
+  EXPECT_EQ(tiles(kAmpere, 128), "dq by 64 queries x 64 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kAda, 128), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kTuring, 128), "device (compute capability): got 7.5, want 8.0 or later");
 }
 
 /// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.

@@ -9,6 +9,11 @@ import fovea
 
 ROWS = [row for row in fovea.implementations() if row.operation == "attention" and row.name.startswith("cuda.")]
 NAMES = [row.name for row in ROWS if row.available]
+BACKWARD_NAMES = [
+    row.name
+    for row in fovea.implementations()
+    if row.operation == "attention_backward" and row.name.startswith("cuda.") and row.available
+]
 pytestmark = pytest.mark.skipif(not NAMES, reason="needs a CUDA device")
 every_name = pytest.mark.parametrize("name", NAMES)
 
@@ -133,6 +138,24 @@ def test_ragged_gradients_are_those_of_sequences(dims):
     for one, other in zip(got, want, strict=True):
         assert (one.float() - other.float()).norm() < 1e-2 * other.float().norm()
         assert not one[:200].any() and not one[1034:].any()
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (40, 24)])
+@pytest.mark.parametrize("apart", [0, 1])  # elements between rows, which are not aligned to 16 bytes then
+@pytest.mark.parametrize("name", BACKWARD_NAMES)
+def test_gradients_of_every_implementation(name, dims, apart):
+    inputs = tensors(dims=dims)
+    q, k, v = (torch.cat([x[..., :apart], x], -1)[..., apart:].requires_grad_() for x in inputs)
+    out, lse = fovea.attention(q.detach(), k.detach(), v.detach(), causal=True, return_lse=True)
+    dout = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out).to(out.dtype)
+    try:
+        got = fovea.attention_backward(dout, q.detach(), k.detach(), v.detach(), out, lse, causal=True, implementation=name)
+    except NotImplementedError as error:
+        assert apart and "want a multiple of 16" in str(error) and "portable" not in name
+        return
+    want = torch.autograd.grad(expected(q, k, v, True), (q, k, v), dout.float())
+    for one, other in zip(got, want, strict=True):
+        assert (one.float() - other.float()).norm() < 1e-2 * other.float().norm()
 
 
 def test_gradient_compiles_and_is_recorded():

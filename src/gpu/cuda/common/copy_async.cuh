@@ -28,7 +28,15 @@ __device__ inline void copy_async(std::uint32_t shared, const void* from) {
     store_shared_128(shared, *static_cast<const uint4*>(from));
   }
 }
-/// The same of one that is aligned to 2 bytes, at once.
+/// The same of four bytes.
+__device__ inline void copy_async_word(std::uint32_t shared, const void* from) {
+  if constexpr (kTarget >= 80) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(__cvta_generic_to_global(from)) : "memory");
+  } else {
+    store_shared_32(shared, *static_cast<const std::uint32_t*>(from));
+  }
+}
+/// The same of a chunk that is aligned to 2 bytes, at once.
 __device__ inline void copy_elements(std::uint32_t shared, const void* from, bool present) {
   const auto* elements = static_cast<const std::uint16_t*>(from);
   std::uint32_t words[4] = {};

@@ -9,6 +9,7 @@ namespace fovea::gpu::portable {
 inline constexpr int kLowestCapability = 75;
 
 detail::Implementations<detail::Attention> implementations(detail::Attention);
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);

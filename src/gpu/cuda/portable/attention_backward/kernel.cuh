@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernel of dq, and that of dk and dv: rows stay and columns pass by. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/portable/attention_backward/launch.hpp"
+#include "gpu/cuda/portable/attention_backward/math.cuh"
+
+namespace fovea::gpu::portable::attention_backward {
+
+/// Whether a device of the architecture at hand can run it; else it is compiled to nothing.
+template <class Config>
+inline constexpr bool kRuns = kMultiplies<typename Config::Element>&& kTarget != 75;
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_constant__ Params params) {
+  if constexpr (kRuns<Config>) {
+    extern __shared__ __align__(128) std::byte shared[];
+    auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+    if (threadIdx.x == 0) {
+      const int index = static_cast<int>(blockIdx.x);
+      storage.work = Config::kRowsAreQueries ? query_rows_at<Config>(params, index) : key_rows_at<Config>(params, index);
+    }
+    __syncthreads();
+    if (!storage.work.none) Math<Config>{params, storage}(Loader<Config>(params, storage));
+  }
+}
+
+template <class Config>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+  static_assert(sizeof(Work) + sizeof(Storage<Config>::stats) <= Tuning::kOtherBytes);
+  if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const int ctas = Config::kRowsAreQueries ? params.row_tiles * params.heads : params.key_tiles * params.kv_heads;
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage<Config>)};
+  return launch(&differentiate<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::portable::attention_backward

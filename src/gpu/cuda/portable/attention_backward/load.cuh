@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The ways of rows and columns into shared memory, by all threads.
+#pragma once
+
+#include "gpu/cuda/common/copy_async.cuh"
+#include "gpu/cuda/portable/attention_backward/storage.cuh"
+
+namespace fovea::gpu::portable::attention_backward {
+
+/// A tile of columns, and the head that it is of.
+struct Step {
+  int head, tile;
+};
+
+template <class Config>
+class Loader {
+ public:
+  using Element = typename Config::Element;
+
+  __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void rows() const {
+    const Work& work = storage.work;
+    const int begin = kQueries ? work.sequence.q_begin : work.sequence.k_begin;
+    const Place place{begin, work.row, work.rows, work.head};
+    copy<Config::kHeadDimQk, Config::kRows>(storage.rows_qk, kQueries ? params.q : params.k, place, params.head_dim_qk);
+    if (Config::kOfScores)
+      copy<Config::kHeadDimV, Config::kRows>(storage.rows_v, kQueries ? params.dout : params.v, place, params.head_dim_v);
+  }
+
+  __device__ __forceinline__ void columns(Step step, int stage) const {
+    const Sequence& at = storage.work.sequence;
+    const int token = step.tile * Config::kColumns;
+    const Place place{kQueries ? at.k_begin : at.q_begin, token, kQueries ? at.seq_k : at.seq_q, step.head};
+    copy<Config::kHeadDimQk, Config::kColumns>(storage.columns_qk[stage], kQueries ? params.k : params.q, place, params.head_dim_qk);
+    copy<Config::kHeadDimV, Config::kColumns>(storage.columns_v[stage], kQueries ? params.v : params.dout, place, params.head_dim_v);
+    if (!kQueries) stats(step.head, token, stage);
+  }
+
+ private:
+  static constexpr bool kQueries = Config::kRowsAreQueries;
+
+  struct Place {
+    int begin, token, tokens, head;  // of the tensor, the sequence's first row; of the sequence
+  };
+  template <int kColumns, int kRows>
+  __device__ __forceinline__ void copy(const std::byte* to, const Tensor& tensor, Place place, int columns) const {
+    const std::int64_t offset = storage.work.sequence.offset(tensor.strides, place.begin, place.token, place.head);
+    const Element* from = static_cast<const Element*>(tensor.data) + offset;
+    RowCopy<kColumns, kRows, Config::kThreads>()(shared_address(to), place.tokens - place.token, columns, tensor.aligned,
+                                                 [&](int row) { return from + row * tensor.strides.row; });
+  }
+
+  __device__ __forceinline__ void stats(int head, int token, int stage) const {
+    constexpr int kLanes = Config::kColumns / 4;  // with 16 bytes of a list each
+    static_assert(2 * kLanes < Config::kThreads);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes * 4, list = static_cast<int>(threadIdx.x) / kLanes;
+    const RowStats& from = params.stats[std::int64_t{head} * params.query_tiles + storage.work.sequence.query_tile + token / kQueryTile];
+    const ColumnStats<Config::kColumns>& to = storage.stats[stage];
+    if (list == 0) copy_async(shared_address(to.minus_lse + lane), from.minus_lse + token % kQueryTile + lane);
+    if (list == 1) copy_async(shared_address(to.delta + lane), from.delta + token % kQueryTile + lane);
+    if (threadIdx.x == 2 * kLanes) copy_async_word(shared_address(&to.natural), &from.natural);
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+};
+
+}  // namespace fovea::gpu::portable::attention_backward

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp computes: scores of its rows and of the columns that pass by, then the gradient of its rows, which stays in registers.
+/// Written for rows of queries; for rows of keys, read k for q, v for dout, and the other way round.
+#pragma once
+
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/tanh.cuh"
+#include "gpu/cuda/portable/attention_backward/load.cuh"
+#include "gpu/cuda/portable/attention_backward/products.cuh"
+#include "gpu/cuda/portable/attention_backward/store.cuh"
+
+namespace fovea::gpu::portable::attention_backward {
+
+template <class Config>
+class Math {
+ public:
+  __device__ Math(const Params& params_, Storage<Config>& storage_)
+      : params(params_),
+        storage(storage_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+
+  __device__ __forceinline__ void operator()(const Loader<Config>& load) {
+    const int first = storage.work.columns.first, last = storage.work.columns.last, heads = kQueries ? 1 : params.heads_per_kv;
+    Step step{kQueries ? storage.work.head / params.heads_per_kv : storage.work.head * heads, first};
+    int left = heads * (last - first), stage = 0;
+    load.rows();
+    if (left > 0) load.columns(step, 0);
+    copy_async_commit();
+    begin();
+    for (; left > 0; --left) {
+      const Step now = step;
+      if (++step.tile == last) step = {step.head + 1, first};
+      copy_async_wait<0>();
+      __syncthreads();  // this tile has arrived, and the one before has been read
+      if (Config::kStages == 2) {
+        if (left > 1) load.columns(step, 1 - stage);
+        copy_async_commit();
+      }
+      if (sees(now.tile)) add(now.tile, stage);
+      if (Config::kStages == 2) {
+        stage = 1 - stage;
+      } else {
+        __syncthreads();  // the tile has been read
+        if (left > 1) load.columns(step, 0);
+        copy_async_commit();
+      }
+    }
+    copy_async_wait<0>();
+    const Store<Config> store(params, storage);
+    if constexpr (Config::kOfScores) store(of_scores, kQueries ? params.dq : params.dk, params.head_dim_qk, params.scale);
+    if constexpr (Config::kOfValues) store(of_values, params.dv, params.head_dim_v, 1);
+  }
+
+ private:
+  using Element = typename Config::Element;
+  static constexpr bool kQueries = Config::kRowsAreQueries;
+  static constexpr int kBlocks = Config::kBlocks, kScores = Config::kColumns / 2;  // accumulators of a lane for a block
+  using Products = WarpProducts<Element, kBlocks, Config::kColumns>;
+
+  __device__ __forceinline__ void begin() {
+    clear(of_scores);
+    clear(of_values);
+    if constexpr (kQueries) {
+      const Work& work = storage.work;
+      const RowStats* stats = params.stats + std::int64_t{work.head} * params.query_tiles + work.sequence.query_tile;
+      natural = work.row + warp_row < work.rows ? stats[(work.row + warp_row) / kQueryTile].natural : 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int token = work.row + warp_row + 16 * b + lane_row(lane) + 8 * r;
+          const bool present = token < work.rows;
+          minus_lse[b][r] = present ? stats[token / kQueryTile].minus_lse[token % kQueryTile] : -INFINITY;
+          delta[b][r] = present ? stats[token / kQueryTile].delta[token % kQueryTile] : 0;
+        }
+      }
+    }
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void clear(float (&sums)[kBlocks][kCount]) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (float& x : sums[b]) x = 0;
+    }
+  }
+
+  /// From a row of the tile to a column, of the warp's first row and the tile's first column.
+  __device__ __forceinline__ int difference(int tile) const { return tile * Config::kColumns - storage.work.row - warp_row; }
+  /// Whether a row of this warp sees a column of the tile.
+  __device__ __forceinline__ bool sees(int tile) const {
+    const int first = difference(tile);
+    return first - (Config::kWarpRows - 1) <= storage.work.high && first + Config::kColumns - 1 >= storage.work.low;
+  }
+
+  /// Adds what a tile of columns gives to the gradient.
+  __device__ __forceinline__ void add(int tile, int stage) {
+    float scores[kBlocks][kScores], dp[kBlocks][kScores];
+    std::uint32_t p[kBlocks][kScores / 2], ds[kBlocks][kScores / 2];
+    Products::template multiply<Config::kHeadDimQk>(scores, storage.rows_qk, warp_row, storage.columns_qk[stage]);
+    if constexpr (Config::kOfScores) {
+      Products::template multiply<Config::kHeadDimV>(dp, storage.rows_v, warp_row, storage.columns_v[stage]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      differentiate(scores[b], dp[b], b, stage);
+      const int first = difference(tile);
+      if (first - (Config::kWarpRows - 1) < storage.work.low || first + Config::kColumns - 1 > storage.work.high) {
+        mask(scores[b], dp[b], first - 16 * b);
+      }
+#pragma unroll
+      for (int i = 0; i < kScores; i += 2) {
+        if constexpr (Config::kOfValues) p[b][i / 2] = packed_pair<Element>(scores[b][i], scores[b][i + 1]);
+        if constexpr (Config::kOfScores) ds[b][i / 2] = packed_pair<Element>(dp[b][i], dp[b][i + 1]);
+      }
+    }
+    if constexpr (Config::kOfValues) Products::template accumulate<Config::kHeadDimV>(of_values, p, storage.columns_v[stage]);
+    if constexpr (Config::kOfScores) Products::template accumulate<Config::kHeadDimQk>(of_scores, ds, storage.columns_qk[stage]);
+  }
+
+  // ---- between products ---------------------------------------------------------------------------------------------------------
+
+  /// Of the i-th accumulator of a block, the query's.
+  __device__ __forceinline__ float minus_lse_of(int b, int i, int stage) const {
+    return kQueries ? minus_lse[kQueries ? b : 0][row_of(i)] : storage.stats[stage].minus_lse[column_of(i) + lane_column(lane)];
+  }
+  __device__ __forceinline__ float delta_of(int b, int i, int stage) const {
+    return kQueries ? delta[kQueries ? b : 0][row_of(i)] : storage.stats[stage].delta[column_of(i) + lane_column(lane)];
+  }
+
+  /// Scores become p, and dp becomes ds: p (dp - delta), with the slope of the softcap.
+  __device__ __forceinline__ void differentiate(float (&scores)[kScores], float (&dp)[kScores], int b, int stage) const {
+    if constexpr (Config::kOfScores) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) dp[i] -= delta_of(b, i, stage);
+    }
+    if (params.softcap != 0) cap(scores, dp);
+    if ((kQueries ? natural : storage.stats[stage].natural) == 0) {
+      const float scale = params.softcap != 0 ? params.softcap * kLog2e : params.scale_log2;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], scale, minus_lse_of(b, i, stage));
+    } else {
+      const float scale = params.softcap != 0 ? params.softcap : params.scale;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = __fadd_rn(__fmul_rn(scores[i], scale), minus_lse_of(b, i, stage)) * kLog2e;
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = Warp::exp2(Warp::min_or_nan(scores[i], 0));
+      if constexpr (Config::kOfScores) dp[i] *= scores[i];
+    }
+  }
+  /// Scores become what the softcap multiplies.
+  __device__ __forceinline__ void cap(float (&scores)[kScores], float (&dp)[kScores]) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      scores[i] = tanh_of(scores[i] * params.inv_softcap);
+      if constexpr (Config::kOfScores) dp[i] *= 1 - scores[i] * scores[i];
+    }
+  }
+
+  /// `first_difference`: of column and row, at the first of both.
+  __device__ __forceinline__ void mask(float (&p)[kScores], float (&ds)[kScores], int first_difference) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int of_lane = first_difference + lane_column(lane) - lane_row(lane) - 8 * r;
+      const int begin = storage.work.low - of_lane, end = storage.work.high - of_lane;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if (row_of(i) != r || (column_of(i) >= begin && column_of(i) <= end)) continue;
+        p[i] = 0;
+        if constexpr (Config::kOfScores) ds[i] = 0;
+      }
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int lane, warp_row;                                                      // of the CTA's rows, the warp's first
+  float minus_lse[kQueries ? kBlocks : 1][2], delta[kQueries ? kBlocks : 1][2];  // of rows of queries
+  int natural = 0;
+  float of_scores[kBlocks][Config::kOfScores ? Config::kHeadDimQk / 2 : 1];  // dq, or dk
+  float of_values[kBlocks][Config::kOfValues ? Config::kHeadDimV / 2 : 1];   // dv
+};
+
+}  // namespace fovea::gpu::portable::attention_backward

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The gradient of dense attention: accepts or declines, books the workspace, and launches.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/common/gradient/plan.hpp"
+#include "gpu/cuda/portable/attention_backward/launch.hpp"
+#include "gpu/cuda/portable/implementations.hpp"
+#include "gpu/plan_state.hpp"
+#include "op/attention_backward/validate.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::gpu::portable {
+namespace attention_backward {
+namespace {
+
+using detail::declined;
+
+constexpr std::string_view kName = "cuda.portable.attention_backward";
+constexpr int kLowest = 80;                             // asynchronous copies, bf16
+constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // tokens and tiles are counted in ints
+constexpr std::int64_t kMostHeads = 65535;              // a dimension of a grid
+
+Result<void> accept(const Problem& problem) {
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
+  for (const auto& [name, count] : {std::pair{"q.shape (rows)", std::max(problem.total_q, problem.max_seq_q)},
+                                    {"k.shape (rows)", std::max(problem.total_k, problem.max_seq_k)},
+                                    {"batch", problem.batch}}) {
+    if (count >= kLimit) return declined(name, count, "below 2^30");
+  }
+  return {};
+}
+
+using Launch = Result<void> (*)(const Params&, int, Stream);
+
+template <class Element, int kIndex, Gradients kGradients>
+Result<void> launch_some(const Params& params, int ordinal, Stream stream) {
+  const bool some = kGradients == Gradients::dq ? params.row_tiles > 0 : params.key_tiles > 0;
+  return some ? launch_differentiate<Config<Element, kIndex, kGradients>>(params, ordinal, stream) : Result<void>{};
+}
+
+/// The kernels of a row of tuning.hpp, in their order.
+template <class Element, int kIndex>
+Result<void> launch_row(const Params& params, int ordinal, Stream stream) {
+  if (Result<void> done = launch_some<Element, kIndex, Gradients::dq>(params, ordinal, stream); !done) return done;
+  if constexpr (kTunings[kIndex].keys_at_once) {
+    return launch_some<Element, kIndex, Gradients::dk_dv>(params, ordinal, stream);
+  } else {
+    if (Result<void> done = launch_some<Element, kIndex, Gradients::dk>(params, ordinal, stream); !done) return done;
+    return launch_some<Element, kIndex, Gradients::dv>(params, ordinal, stream);
+  }
+}
+
+template <class Element>
+Launch launch_of(int tuning) {
+  constexpr auto kLaunches = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    return std::array{&launch_row<Element, kIndex>...};
+  }
+  (std::make_integer_sequence<int, kTunings.size()>{});
+  return kLaunches[static_cast<std::size_t>(tuning)];
+}
+
+class State final : public PlanState<Problem, AttentionBackwardArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties)
+      : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
+    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+    fill_shape(params_, problem, tuning_row().keys.rows());
+    params_.row_tiles = static_cast<int>(query_tiles_of(problem, tuning_row().queries.rows()));
+    fill_tensors();
+    workspace_bytes = place_workspace(params_, nullptr);
+  }
+
+  std::int64_t most_tiles() const {
+    return std::max(query_tiles_of(problem_, kQueryTile) * problem_.heads, key_tiles_of(problem_, params_.key_tile) * problem_.kv_heads);
+  }
+
+  std::string tuning() const override {
+    const Tuning& row = tuning_row();
+    const auto tiles = [](const Tiles& of, std::string_view rows, std::string_view columns) {
+      return std::to_string(of.rows()).append(rows).append(" x ") + std::to_string(of.columns).append(columns);
+    };
+    std::string text = "dq by " + tiles(row.queries, " queries", " keys") + ", dk and dv by " + tiles(row.keys, " keys", " queries");
+    text += ", for head dims up to " + std::to_string(row.head_dim_qk) + "/" + std::to_string(row.head_dim_v);
+    const std::string slow = unaligned();
+    if (!slow.empty()) text.append(", by single elements:").append(slow);
+    return text;
+  }
+
+ private:
+  bool is_empty() const override { return problem_.batch == 0; }
+
+  Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
+    Params params = params_;
+    place_workspace(params, workspace.data);
+    fill(params, args);
+    const DType dtype = problem_.q_dtype;
+    if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
+    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    if (Result<void> done = launch(params, device_.ordinal, stream); !done) return done;
+    const bool finishes = params.leaks || params.dsink != nullptr;
+    return finishes ? launch_finish(params, dtype, multiprocessors_, stream) : Result<void>{};
+  }
+
+  const Tuning& tuning_row() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
+
+  /// The tensors whose rows are not aligned to 16 bytes.
+  std::string unaligned() const {
+    const Params& p = params_;
+    std::string names;
+    for (const auto& [name, tensor] : {std::pair{" q", &p.q},
+                                       {" k", &p.k},
+                                       {" v", &p.v},
+                                       {" out", &p.out},
+                                       {" dout", &p.dout},
+                                       {" dq", &p.dq},
+                                       {" dk", &p.dk},
+                                       {" dv", &p.dv}}) {
+      if (!tensor->aligned) names.append(name);
+    }
+    return names;
+  }
+
+  void fill_tensors() {
+    const Problem& p = problem_;
+    const auto tensor = [](const detail::RowStrides& strides, std::int32_t alignment) {
+      return Tensor{{nullptr, strides}, alignment % 16 == 0};
+    };
+    params_.q = tensor(p.q, p.q_alignment);
+    params_.k = tensor(p.k, p.k_alignment);
+    params_.v = tensor(p.v, p.v_alignment);
+    params_.out = tensor(p.out, p.out_alignment);
+    params_.dout = tensor(p.dout, p.dout_alignment);
+    params_.dq = tensor(p.dq, p.dq_alignment);
+    params_.dk = tensor(p.dk, p.dk_alignment);
+    params_.dv = tensor(p.dv, p.dv_alignment);
+  }
+
+  /// Returns its bytes.
+  std::size_t place_workspace(Params& params, void* base) const {
+    Parts parts(base);
+    place_shared(parts, params, problem_.has_sink);
+    return parts.bytes();
+  }
+
+  /// What only a run knows.
+  void fill(Params& params, const AttentionBackwardArgs& args) const {
+    fill_run(params, problem_, args);
+    params.q.data = args.forward.q;
+    params.k.data = args.forward.k;
+    params.v.data = args.forward.v;
+    params.out.data = args.forward.out;
+    params.dout.data = args.dout;
+    params.dq.data = args.dq;
+    params.dk.data = args.dk;
+    params.dv.data = args.dv;
+  }
+
+  int multiprocessors_;
+  int tuning_ = 0;
+  Params params_{};
+};
+
+detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kLowest, kAnyLater)) return *reason;
+  if (Result<void> good = accept(problem); !good) return good.error();
+  auto state = std::make_shared<State>(problem, device, *properties(device));
+  if (state->most_tiles() >= kLimit) return declined("q.shape, k.shape (tiles)", state->most_tiles(), "below 2^30");
+  return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::move(state));
+}
+
+constexpr detail::Implementation<detail::AttentionBackward> kRow{
+    kName,
+    "f16, bf16; head dims that are multiples of 8 up to 256; any strides",
+    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink",
+                                               "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kLowest, kAnyLater>,
+    plan};
+
+}  // namespace
+}  // namespace attention_backward
+
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) { return {&attention_backward::kRow, 1}; }
+
+}  // namespace fovea::gpu::portable

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The way of a gradient to global memory. Rows with something that is not finite are flagged: finish computes them again.
+#pragma once
+
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/portable/attention_backward/storage.cuh"
+
+namespace fovea::gpu::portable::attention_backward {
+
+template <class Config>
+class Store {
+ public:
+  __device__ Store(const Params& params_, const Storage<Config>& storage_) : params(params_), work(storage_.work) {}
+
+  template <int kSums>
+  __device__ __forceinline__ void operator()(const float (&sums)[Config::kBlocks][kSums], const Tensor& to, int columns,
+                                             float factor) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows;
+    const int begin = kQueries ? work.sequence.q_begin : work.sequence.k_begin;
+#pragma unroll
+    for (int b = 0; b < Config::kBlocks; ++b) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = work.row + warp_row + 16 * b + lane_row(lane) + 8 * r;
+        if (row >= work.rows) continue;
+        auto* at = static_cast<std::uint16_t*>(const_cast<void*>(to.data)) + work.sequence.offset(to.strides, begin, row, work.head);
+        float zero = 0;
+#pragma unroll
+        for (int i = 2 * r; i < kSums; i += 4) {
+          const int column = column_of(i) + lane_column(lane);
+          zero = fmaf(sums[b][i], 0.0f, fmaf(sums[b][i + 1], 0.0f, zero));
+          if (column < columns) store_pair(at + column, packed_pair<Element>(sums[b][i] * factor, sums[b][i + 1] * factor), to.aligned);
+        }
+        if (params.leaks && zero != 0) flag(row);
+      }
+    }
+  }
+
+ private:
+  using Element = typename Config::Element;
+  static constexpr bool kQueries = Config::kRowsAreQueries;
+
+  static __device__ __forceinline__ void store_pair(std::uint16_t* to, std::uint32_t pair, bool aligned) {
+    if (aligned) {
+      *reinterpret_cast<std::uint32_t*>(to) = pair;
+    } else {
+      to[0] = static_cast<std::uint16_t>(pair);
+      to[1] = static_cast<std::uint16_t>(pair >> 16);
+    }
+  }
+  __device__ void flag(int row) const {
+    if (kQueries) {
+      params.dq_not_finite[std::int64_t{work.head} * params.query_tiles + work.sequence.query_tile + row / kQueryTile] = 1;
+    } else {
+      params.dkv_not_finite[blockIdx.x] = 1;
+    }
+  }
+
+  const Params& params;
+  const Work& work;
+};
+
+}  // namespace fovea::gpu::portable::attention_backward

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tiles of the backward kernels by head dims and by the shared memory of a device.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace fovea::gpu::portable::attention_backward {
+
+inline constexpr int kWarps = 4;  // of a CTA
+
+/// A CTA keeps rows of two tensors and their gradient, and columns of two tensors pass by.
+struct Tiles {
+  int blocks = 1;    ///< of 16 rows, of each warp: what it reads of the columns serves all of them
+  int columns = 32;  ///< of a tile
+  int stages = 1;    ///< tiles of columns in shared memory
+
+  constexpr int rows() const { return 16 * kWarps * blocks; }
+};
+
+struct Tuning {
+  int head_dim_qk = 0, head_dim_v = 0;  ///< the largest that it takes; smaller ones are padded with zeros
+  Tiles queries{};                      ///< rows are queries, columns are keys: dq
+  Tiles keys{};                         ///< the other way round: dk and dv
+  bool keys_at_once = true;             ///< dk and dv by one kernel. Else by two, whose registers hold one of them
+  int resident = 1;                     ///< CTAs for which a multiprocessor's shared memory must suffice, for the row to be chosen
+
+  constexpr int shared_bytes() const { return std::max(bytes_of(queries), bytes_of(keys)); }
+  constexpr int bytes_of(const Tiles& tiles) const {
+    return 2 * (head_dim_qk + head_dim_v) * (tiles.rows() + tiles.stages * tiles.columns) + kOtherBytes;
+  }
+
+  static constexpr int kOtherBytes = 1280;  ///< at most: what a CTA knows of its work, and of queries that pass by
+};
+
+/// Of equal head dims, the row for more shared memory first. Not measured yet.
+inline constexpr std::array kTunings{
+    Tuning{64, 64, {2, 64, 2}, {2, 32, 2}, true, 2},     // 163 KB and 227 KB: two CTAs
+    Tuning{64, 64, {1, 64, 2}, {2, 32, 1}, true, 1},     // 99 KB: two CTAs
+    Tuning{128, 128, {2, 32, 2}, {1, 64, 2}, true, 2},   // 227 KB: two CTAs
+    Tuning{128, 128, {1, 64, 1}, {1, 32, 2}, true, 2},   // 163 KB: two CTAs
+    Tuning{128, 128, {1, 32, 1}, {1, 32, 1}, true, 1},   // 99 KB: two CTAs
+    Tuning{192, 128, {1, 32, 2}, {1, 32, 2}, true, 1},   // 163 KB and 99 KB: one CTA; 227 KB: two
+    Tuning{256, 256, {1, 32, 1}, {1, 32, 1}, false, 1},  // 163 KB and 99 KB: one CTA; 227 KB: two
+};
+
+/// The first row that takes these head dims, both at most 256, on a device with `shared_bytes` for a CTA.
+constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, int shared_bytes) {
+  constexpr int kReserved = 1024;  // by the system, for each CTA; `shared_bytes` is without it
+  int index = 0;
+  for (const Tuning& row : kTunings) {
+    const bool resident = row.resident * (row.shared_bytes() + kReserved) <= shared_bytes + kReserved;
+    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && resident) break;
+    ++index;
+  }
+  return index;
+}
+
+}  // namespace fovea::gpu::portable::attention_backward

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The work of a CTA. The hardware starts CTAs in the order of their index. Queries are taken head by head, which keeps keys and values in
+/// L2, and those that see most first. Keys are taken in the order of gradient::key_tile_at.
+#pragma once
+
+#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/portable/attention_backward/params.hpp"
+
+namespace fovea::gpu::portable::attention_backward {
+
+/// Rows of one sequence and head, and the tiles of columns that they see.
+struct Work {
+  Sequence sequence;
+  int head;                              // of the rows
+  int row;                               // the first, of the sequence
+  int rows;                              // of the sequence
+  int low, high;                         // row i sees column j iff low <= j - i <= high
+  detail::GradientOrder::Range columns;  // tiles
+  bool none = true;
+};
+
+template <class Config>
+__device__ inline Work query_rows_at(const Params& params, int index) {
+  const int tile = params.row_tiles - 1 - index % params.row_tiles;
+  const int b = sequence_at(params, params.cu_seqlens_q, params.seq_q, Config::kRows, tile);
+  Work work{.sequence = sequence(params, b), .head = index / params.row_tiles};
+  const int in_sequence = tile - first_tile(params.cu_seqlens_q, params.seq_q, b, Config::kRows);
+  work.row = in_sequence * Config::kRows;
+  work.rows = work.sequence.seq_q;
+  if (work.row >= work.rows) return work;
+  const detail::GradientOrder order = order_of(params, work.sequence, Config::kColumns, Config::kRows);
+  work.low = order.low;
+  work.high = order.high;
+  work.columns = order.key_tiles_of(in_sequence);
+  work.none = work.columns.size() == 0;  // prepare has stored zeros
+  return work;
+}
+
+template <class Config>
+__device__ inline Work key_rows_at(const Params& params, int index) {
+  const KeyTile tile = key_tile_at(params, Config::kRows, index);
+  const detail::GradientOrder order = order_of(params, tile.sequence, Config::kRows, Config::kColumns);
+  return {.sequence = tile.sequence,
+          .head = tile.kv_head,
+          .row = tile.begin,
+          .rows = tile.sequence.seq_k,
+          .low = -order.high,
+          .high = -order.low,
+          .columns = order.query_tiles_of(tile.index),
+          .none = tile.none};
+}
+
+}  // namespace fovea::gpu::portable::attention_backward
