@@ -23,9 +23,9 @@ TEST(AttentionBackwardTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
 
 TEST(AttentionBackwardTuning, RowsThatHaveAKernelOfDqSayItsTiles) {
   for (const Tuning& row : kTunings) {
-    for (const int size : {row.dq_key_tile, row.dq_key_stages, row.dq_value_stages}) EXPECT_EQ(size > 0, row.apart);
-    EXPECT_TRUE(row.key_tile == 128 || row.roles());
-    EXPECT_LE(row.head_dim_qk <= 128, !row.apart);
+    for (const int size : {row.dq_key_tile, row.dq_key_stages, row.dq_value_stages}) EXPECT_EQ(size > 0, row.apart());
+    EXPECT_EQ(row.key_tile, row.apart() ? 64 : 128);
+    EXPECT_EQ(row.own_dq(), row.head_dim_qk == 192 && row.head_dim_v == 128);
   }
 }
 

@@ -92,6 +92,7 @@ struct Wgmma;
 #define FOVEA_D10 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define FOVEA_D12 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define FOVEA_D14 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FOVEA_NAMES_16 FOVEA_D0 FOVEA_D1
 #define FOVEA_NAMES_32 FOVEA_D0 FOVEA_D1 FOVEA_D2 FOVEA_D3
 #define FOVEA_NAMES_40 FOVEA_NAMES_32 FOVEA_D4
 #define FOVEA_NAMES_48 FOVEA_NAMES_40 FOVEA_D5
@@ -104,6 +105,7 @@ struct Wgmma;
 // The accumulators as its operands.
 #define FOVEA_OPERANDS_8(i) \
   "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
+#define FOVEA_OPERANDS_16 FOVEA_OPERANDS_8(0), FOVEA_OPERANDS_8(8)
 #define FOVEA_OPERANDS_32 FOVEA_OPERANDS_8(0), FOVEA_OPERANDS_8(8), FOVEA_OPERANDS_8(16), FOVEA_OPERANDS_8(24)
 #define FOVEA_OPERANDS_40 FOVEA_OPERANDS_32, FOVEA_OPERANDS_8(32)
 #define FOVEA_OPERANDS_48 FOVEA_OPERANDS_40, FOVEA_OPERANDS_8(40)
@@ -143,6 +145,7 @@ struct Wgmma;
   FOVEA_WGMMA(__half, "k16.f32.f16.f16", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__);          \
   FOVEA_WGMMA(__nv_fp8_e4m3, "k32.f32.e4m3.e4m3", FOVEA_NO_MAJOR, FOVEA_NO_MAJOR, N, COUNT, __VA_ARGS__)
 
+FOVEA_WGMMA_ALL(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22");
 FOVEA_WGMMA_ALL(64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38");
 FOVEA_WGMMA_ALL(80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46");
 FOVEA_WGMMA_ALL(96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54");
@@ -156,6 +159,7 @@ FOVEA_WGMMA_ALL(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134"
 #undef FOVEA_MAJOR
 #undef FOVEA_NO_MAJOR
 #undef FOVEA_OPERANDS_8
+#undef FOVEA_OPERANDS_16
 #undef FOVEA_OPERANDS_32
 #undef FOVEA_OPERANDS_40
 #undef FOVEA_OPERANDS_48
@@ -164,6 +168,7 @@ FOVEA_WGMMA_ALL(256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134"
 #undef FOVEA_OPERANDS_80
 #undef FOVEA_OPERANDS_96
 #undef FOVEA_OPERANDS_128
+#undef FOVEA_NAMES_16
 #undef FOVEA_NAMES_32
 #undef FOVEA_NAMES_40
 #undef FOVEA_NAMES_48

@@ -18,15 +18,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   __shared__ int ticket_of_cta;
-  constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups;
+  constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups, kDqWarps = Config::kOwnDq ? kScoreWarps : 4;
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&storage.kv_full), 1);
     barriers_init(storage.q_full, 1);
     barriers_init(storage.dout_full, 1);
     barriers_init(storage.empty, kScoreWarps);
     barriers_init(storage.ds_full, kScoreWarps);
-    barriers_init(storage.ds_empty, 4);
-    barrier_init(shared_address(&storage.sums_full), 4);
+    barriers_init(storage.ds_empty, kDqWarps);
+    barrier_init(shared_address(&storage.sums_full), kDqWarps);
     barrier_init(shared_address(&storage.sums_empty), 1);
     fence_barrier_init();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
   if (warpgroup < Config::kScoreWarpgroups) {
     registers_grow<Config::kScoreRegisters>();
     Scores<Config>(params, storage, warpgroup)(ticket);
-  } else if (warpgroup == Config::kScoreWarpgroups) {
+  } else if (Config::kDqWarpgroup && warpgroup == Config::kScoreWarpgroups) {
     registers_shrink<Config::kQueryRegisters>();
-    QueryGradient<Config>(params, storage)();
+    if constexpr (Config::kDqWarpgroup) QueryGradient<Config>(params, storage)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);

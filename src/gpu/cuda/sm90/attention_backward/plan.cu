@@ -91,7 +91,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   std::string tuning() const override {
     std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuned().key_tile) + " keys for head dims up to " +
                        std::to_string(tuned().head_dim_qk) + "/" + std::to_string(tuned().head_dim_v);
-    if (tuned().apart) text += ", dq apart with 128 queries x " + std::to_string(tuned().dq_key_tile) + " keys";
+    if (tuned().apart()) text += ", dq apart with 128 queries x " + std::to_string(tuned().dq_key_tile) + " keys";
     return text;
   }
 
@@ -117,7 +117,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     Parts parts(base);
     place_shared(parts, params, problem_.has_sink);
-    if (!tuned().apart) {
+    if (!tuned().apart()) {
       parts.take(params.dq_sums, cells * kQueryTile * tuned().head_dim_qk);
       parts.take(params.turns, cells);
     }

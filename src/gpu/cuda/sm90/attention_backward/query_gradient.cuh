@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/emit.cuh"
-#include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/attention_backward/query_sums.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
@@ -46,13 +46,11 @@ class QueryGradient {
       if (slice == Config::kSlicesQk - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
       const int of_slice = slice * kQueryTile * kSliceColumns + place;
       if (last) {
-        if (rank > 0) add_earlier(params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + of_slice);
-        store(step, slice);
-        bad |= not_finite();
+        if (rank > 0) add_sums(params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + of_slice, sums);
+        store_query_gradient<Element>(params, storage.tile.sequence, step, slice * kSliceColumns, sums);
+        bad |= not_finite(sums);
       } else {
-        float* const at = storage.sums + of_slice;
-#pragma unroll
-        for (int i = 0; i < kSums; i += 4) *reinterpret_cast<float4*>(at + i * 128) = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+        put_sums(storage.sums + of_slice, sums);
       }
     }
     if (!last) hand_over(cell, rank);
@@ -84,41 +82,6 @@ class QueryGradient {
                                                                        advanced(b, k * 2 * kGroupBytes), k > 0);
     }
     products_commit();
-  }
-
-  __device__ __forceinline__ void add_earlier(const float* at) {
-#pragma unroll
-    for (int i = 0; i < kSums; i += 4) {
-      const float4 earlier = __ldcg(reinterpret_cast<const float4*>(at + i * 128));
-      sums[i] += earlier.x;
-      sums[i + 1] += earlier.y;
-      sums[i + 2] += earlier.z;
-      sums[i + 3] += earlier.w;
-    }
-  }
-
-  __device__ __forceinline__ void store(const Step& step, int slice) {
-    const Sequence& of = storage.tile.sequence;
-    const int lane = lane_index(), column = slice * kSliceColumns + lane_column(lane);
-    auto* const dq = static_cast<Element*>(const_cast<void*>(params.dq.data));
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int token = step.query_tile * kQueryTile + thread_index() % 128 / 32 * 16 + lane / 4 + 8 * r;
-      if (token >= of.seq_q) continue;
-      Element* const row = dq + of.offset(params.dq.strides, of.q_begin, token, step.head) + column;
-#pragma unroll
-      for (int i = 2 * r; i < kSums; i += 4) {
-        if (column + column_of(i) >= params.head_dim_qk) continue;
-        *reinterpret_cast<std::uint32_t*>(row + column_of(i)) = pack<Element>(sums[i] * params.scale, sums[i + 1] * params.scale);
-      }
-    }
-  }
-
-  __device__ __forceinline__ bool not_finite() const {
-    float zero = 0;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) zero = fmaf(sums[i], 0.0f, zero);
-    return zero != 0;
   }
 
   const Params& params;

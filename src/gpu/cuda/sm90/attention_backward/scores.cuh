@@ -2,6 +2,7 @@
 /// A score warpgroup: 64 keys, whose dK and dV stay in its registers. Rows of its accumulators are keys, columns are queries or channels.
 #pragma once
 
+#include "gpu/cuda/sm90/attention_backward/own_dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/products.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
@@ -32,7 +33,7 @@ template <class Config>
 class Scores {
  public:
   __device__ Scores(const Params& params_, Storage<Config>& storage_, int warpgroup_)
-      : params(params_), storage(storage_), warpgroup(warpgroup_) {}
+      : params(params_), storage(storage_), warpgroup(warpgroup_), own_dq(params_, storage_, warpgroup_) {}
 
   __device__ __forceinline__ void operator()(int ticket) {
     clear(dk);
@@ -71,13 +72,14 @@ class Scores {
     products_wait<1>();
     pin(scores);
     differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, OfColumns(stats.delta));
-    if constexpr (!Config::kApart) store_scores();
+    store_scores(index);
     accumulate<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
     products_wait<0>();
     pin(dv);
     pin(dk);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
+    if constexpr (Config::kOwnDq) own_dq(index, storage.steps[index % Storage<Config>::kSteps]);
   }
 
   __device__ __forceinline__ Tile keys_of(const std::byte* tile) const {
@@ -85,21 +87,24 @@ class Scores {
   }
   static __device__ __forceinline__ Tile queries_of(const std::byte* tile) { return {shared_address(tile), Config::kQuerySliceBytes}; }
 
-  __device__ __forceinline__ void store_scores() {
+  __device__ __forceinline__ void store_scores(int index) {
+    const int stage = Config::kOwnDq ? 0 : ring.stage;
+    const std::uint32_t parity = Config::kOwnDq ? index % 2 : ring.parity;
     const std::uint32_t warp_rows =
-        shared_address(storage.ds[ring.stage]) + warpgroup * kPart + thread_index() % 128 / 32 * 16 * Config::kRowBytes;
-    barrier_wait(shared_address(&storage.ds_empty[ring.stage]), ring.parity ^ 1);
+        shared_address(storage.ds[stage]) + warpgroup * kPart + thread_index() % 128 / 32 * 16 * Config::kRowBytes;
+    barrier_wait(shared_address(&storage.ds_empty[stage]), parity ^ 1);
     store_swizzled<kQueryTile>(warp_rows, Config::kScoreBytes, lane_index(), ds);
     fence_shared_for_async();
     __syncwarp();
-    if (lane_index() == 0) barrier_arrive(shared_address(&storage.ds_full[ring.stage]));
+    if (lane_index() == 0) barrier_arrive(shared_address(&storage.ds_full[stage]));
   }
 
   // ---- results ------------------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void store(int ticket) {
     if (params.leaks && (not_finite(dk) || not_finite(dv))) params.dkv_not_finite[ticket] = 1;
-    if constexpr (!Config::kApart) named_sync(kDone, 128 * (Config::kScoreWarpgroups + 1));
+    if constexpr (Config::kOwnDq) own_dq.end();
+    named_sync(kDone, 128 * (Config::kScoreWarpgroups + (Config::kDqWarpgroup ? 1 : 0)));
     stage_rows<Element, Config::kHeadDimV>(dv, 1, keys_of(storage.v));
     stage_rows<Element, Config::kHeadDimQk>(dk, params.scale, keys_of(storage.k));
     fence_shared_for_async();
@@ -117,6 +122,7 @@ class Scores {
   Storage<Config>& storage;
   const int warpgroup;
   int low = 0, high = 0;  // the band
+  std::conditional_t<Config::kOwnDq, OwnDq<Config>, NoDq> own_dq;
   RingPosition<Config::kStages> ring;
   float scores[kScores], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];

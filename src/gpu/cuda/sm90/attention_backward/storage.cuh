@@ -28,33 +28,43 @@ struct Step {
 
 /// Where dq is not apart: dS, and dQ on its way to global memory.
 template <class Config>
-struct QueryGradientStorage {
-  alignas(1024) std::byte ds[Config::kStages][Config::kScoreBytes];  // one slice: (key, query)
-  alignas(128) float sums[Config::kSumsOfTile];                      // of dQ
-  int emitted_cell, emitted_rank;                                    // theirs; a cell of -1 ends them
-  // full: a lane of each score warp arrives; dQ warps wait. empty: a lane of each dQ warp arrives; score warps wait.
-  alignas(8) std::uint64_t ds_full[Config::kStages], ds_empty[Config::kStages];
-  // full: a lane of each dQ warp arrives; the emitter waits. empty: the emitter arrives; dQ warps wait.
+struct QueryGradientTiles {
+  alignas(1024) std::byte ds[Config::kScoreStages][Config::kScoreBytes];  // one slice: (key, query)
+  alignas(1024) float sums[Config::kSumsOfTile];                          // of dQ
+};
+template <class Config>
+struct QueryGradientBarriers {
+  int emitted_cell, emitted_rank;  // those of the sums; a cell of -1 ends them
+  // full: a lane of each score warp arrives; warps with dQ wait. empty: a lane of each warp with dQ arrives; score warps wait.
+  alignas(8) std::uint64_t ds_full[Config::kScoreStages], ds_empty[Config::kScoreStages];
+  // full: a lane of each warp with dQ arrives; the emitter waits. empty: the emitter arrives; warps with dQ wait.
   std::uint64_t sums_full, sums_empty;
 };
 
 /// Where score warpgroups have roles: what one hands to the other. A stage is free again when its Q and dO are.
 template <class Config>
-struct RolesStorage {
-  uint4 weights[Config::kStages][kQueryTile / 16][128];  // (four of a thread's operands, thread)
-  std::uint64_t weights_full[Config::kStages];           // a lane of each warp that has P arrives; the warps with dP wait
+struct RolesTiles {
+  alignas(1024) uint4 weights[Config::kStages][kQueryTile / 16][128];  // (four of a thread's operands, thread)
+};
+template <class Config>
+struct RolesBarriers {
+  std::uint64_t weights_full[Config::kStages];  // a lane of each warp that has P arrives; the warps with dP wait
 };
 
-struct NoStorage {};
+template <class Config, template <class> class Of, template <class> class OfRoles>
+using Extra = std::conditional_t<Config::kApart, OfRoles<Config>, Of<Config>>;
 
 template <class Config>
-struct Storage : std::conditional_t<Config::kApart, std::conditional_t<Config::kRoles, RolesStorage<Config>, NoStorage>,
-                                    QueryGradientStorage<Config>> {
-  static constexpr int kSteps = 8;                 // dQ is at most four steps behind the producer
+struct Tiles : Extra<Config, QueryGradientTiles, RolesTiles> {
   alignas(1024) std::byte k[Config::kKeyBytes];    // then dK, or dV where warpgroups have roles
   alignas(1024) std::byte v[Config::kValueBytes];  // then the other one
   alignas(1024) std::byte q[Config::kStages][Config::kQueryBytes];
   alignas(1024) std::byte dout[Config::kStages][Config::kDoutBytes];
+};
+
+template <class Config>
+struct Storage : Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarriers> {
+  static constexpr int kSteps = 8;  // dQ is at most four steps behind the producer
   RowStats stats[Config::kStages];
   KeyTile tile;
   int step_count;

@@ -10,21 +10,18 @@ namespace fovea::gpu::sm90::attention_backward {
 struct Tuning {
   int head_dim_qk = 0, head_dim_v = 0;  ///< the largest that it takes; smaller ones are padded with zeros
   int key_tile = 128;                   ///< keys of a CTA that computes dk and dv
-  bool apart = false;                   ///< dq has a kernel of its own, which computes scores again
-  // Of that kernel. A CTA has 128 queries.
+  // Of the kernel of dq where it is apart, and computes scores again. A CTA has 128 queries.
   int dq_key_tile = 0, dq_key_stages = 0, dq_value_stages = 0;
 
-  /// dk and dv of 64 keys fill a warpgroup's registers each: one has S and dV, the other dP and dK.
-  constexpr bool roles() const { return key_tile == 64; }
+  /// dk and dv of 64 keys fill two warpgroups then: one has S and dV, the other dP and dK.
+  constexpr bool apart() const { return dq_key_tile > 0; }
+  /// Score warpgroups compute dq too: one more of its own would leave them too few registers.
+  constexpr bool own_dq() const { return head_dim_qk > 128 && !apart(); }
 };
 
-/// Narrowest first. Apart: a dq of 192 columns that is added up in L2 would be as much traffic as its products have time for.
+/// Narrowest first. Apart, products are 7/5 of those together.
 inline constexpr std::array kTunings{
-    Tuning{64, 64},
-    Tuning{128, 128},
-    Tuning{192, 128, 128, true, 96, 2, 2},
-    Tuning{192, 192, 64, true, 80, 2, 2},
-    Tuning{256, 256, 64, true, 64, 2, 1},
+    Tuning{64, 64}, Tuning{128, 128}, Tuning{192, 128}, Tuning{192, 192, 64, 80, 2, 2}, Tuning{256, 256, 64, 64, 2, 1},
 };
 
 /// The first row that takes these head dims, both at most 256.

@@ -7,7 +7,6 @@
 #include "gpu/cuda/sm90/attention_backward/apart/query_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
-#include "gpu/cuda/sm90/attention_backward/scores.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const 
     barriers_init(storage.q_full, 1);
     barriers_init(storage.dout_full, 1);
     barriers_init(storage.empty, kScoreWarps);
-    if constexpr (Config::kRoles) barriers_init(storage.weights_full, 4);
+    barriers_init(storage.weights_full, 4);
     fence_barrier_init();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
     storage.tile = key_tile_at(params, Config::kKeyTile, static_cast<int>(blockIdx.x));
@@ -39,11 +38,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const 
   const int ticket = static_cast<int>(blockIdx.x), warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup < Config::kScoreWarpgroups) {
     registers_grow<Config::kScoreRegisters>();
-    if constexpr (Config::kRoles) {
-      KeyRoles<Config>(params, storage, warpgroup)(ticket);
-    } else {
-      Scores<Config>(params, storage, warpgroup)(ticket);
-    }
+    KeyRoles<Config>(params, storage, warpgroup)(ticket);
   } else {
     registers_shrink<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
