@@ -14,7 +14,7 @@ struct ExpectedDecline {
   std::string_view implementation, part, reason;
 };
 
-inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention";
+inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention", kSm90E4m3 = "cuda.sm90.attention_e4m3";
 inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward";
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
@@ -23,13 +23,23 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
     {kSm90Attention, "-unaligned", "want a multiple of 16"},
     {kSm90Attention, "/f32-", "q.dtype: got f32"},
-    {kSm90Attention, "/e4m3-8x", "want a multiple of 16"},
-    {kSm90Attention, "/e4m3-24x", "want a multiple of 16"},
-    {kSm90Attention, "/e4m3-40x", "want a multiple of 16"},
-    {kSm90Attention, "/e4m3-120x", "want a multiple of 16"},
-    {kSm90Attention, "/e4m3-248x", "want a multiple of 16"},
+    {kSm90Attention, "/e4m3-", "q_scale: got a value"},
+    {kSm90Attention, "scales/one-", "q_scale: got a value"},
+    {kSm90Attention, "scales/negative-", "q_scale: got a value"},
+    {kSm90Attention, "scales/per-head-", "q_scale: got a value"},
+    {kSm90Attention, "scales/none-", "q.dtype: got e4m3"},
+    {kSm90E4m3, "-odd-rows", "want a multiple of 16"},
+    {kSm90E4m3, "-unaligned", "want a multiple of 16"},
+    {kSm90E4m3, "/e4m3-8x", "want a multiple of 16"},
+    {kSm90E4m3, "/e4m3-24x", "want a multiple of 16"},
+    {kSm90E4m3, "/e4m3-40x", "want a multiple of 16"},
+    {kSm90E4m3, "/e4m3-120x", "want a multiple of 16"},
+    {kSm90E4m3, "/e4m3-248x", "want a multiple of 16"},
     {kSm90Backward, "-padded", "want a multiple of 16"},
     {kSm90Backward, "/f32-", "q.dtype: got f32"},
+    {kSm90E4m3, "/f32-", "q.dtype: got f32"},
+    {kSm90E4m3, "/f16-", "q.dtype: got f16"},
+    {kSm90E4m3, "/bf16-", "q.dtype: got bf16"},
     {kSm90Attention, "-softcap4000", "softcap: got 4000, want at most 1024"},
     {kPortableAttention, "/f32-", "q.dtype: got f32"},
     {kPortableAttention, "/e4m3-", "q_scale: got a value"},

@@ -31,7 +31,7 @@ bool HostileWorkspace::red_zones_intact() const {
 
 PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
     : place_{.device = device_of(implementation), .stream = stream},
-      products_(implementation == "cuda.sm90.attention" ? E4m3Products::native : E4m3Products::widened) {
+      products_(implementation == "cuda.sm90.attention_e4m3" ? E4m3Products::native : E4m3Products::widened) {
   if (place_.device.backend == Backend::cpu) return;
   memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
   memory_->upload(trial.tensors());

@@ -20,7 +20,7 @@ namespace {
 using detail::declined;
 using Problem = detail::AttentionProblem;
 
-constexpr std::string_view kName = "cuda.sm90.attention";
+constexpr std::string_view kName = "cuda.sm90.attention", kName8Bit = "cuda.sm90.attention_e4m3";
 constexpr std::int64_t kStrideLimit = std::int64_t{1} << 30;  // elements between rows: a map begins a tile of rows early
 constexpr double kMostSoftcap = 1024;
 constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  // elements: the copy engine's 40 bits of bytes
@@ -62,8 +62,6 @@ Result<void> accept_tensor(const RowsDesc& tensor) {
 }
 
 Result<void> accept(const Problem& problem) {
-  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16 && problem.q_dtype != DType::e4m3)
-    return declined("q.dtype", name_of(problem.q_dtype), "bf16, f16 or e4m3");
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
   // The kernel's tanh has an error of 2^-23 of it.
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
@@ -137,7 +135,7 @@ Descale descale_of(const std::optional<ScaleDesc>& desc, const float* data) {
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
-      : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
+      : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
     const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
     const bool pairs = sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window);
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, pairs);
@@ -256,8 +254,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
   Params params_{};
 };
 
+template <bool k8Bit>
 detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
+  const bool is_8bit = problem.q_dtype == DType::e4m3, is_16bit = problem.q_dtype == DType::bf16 || problem.q_dtype == DType::f16;
+  if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
@@ -265,20 +266,26 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
 }
 
-constexpr detail::Implementation<detail::Attention> kRow{
-    kName,
-    "f16, bf16, e4m3; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
-    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse", "q_scale",
-                                       "k_scale", "v_scale", "options.batch_invariant"),
-    Backend::cuda,
-    unavailable<kCapability, kCapability>,
-    plan};
+/// Its conformance tests have not passed on a device.
+std::string_view unverified() { return "its results are not verified on a device; ask for it by name"; }
+
+using Row = detail::Implementation<detail::Attention>;
+constexpr Row kRows[]{
+    {kName, "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
+     detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
+                                        "options.batch_invariant"),
+     Backend::cuda, unavailable<kCapability, kCapability>, plan<false>},
+    {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; compiled, not verified on a device: by name alone",
+     detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse", "q_scale",
+                                        "k_scale", "v_scale", "options.batch_invariant"),
+     Backend::cuda, unavailable<kCapability, kCapability>, plan<true>, unverified},
+};
 
 }  // namespace
 }  // namespace fovea::gpu::sm90::attention
 
 namespace fovea::gpu::sm90 {
 
-detail::Implementations<detail::Attention> implementations(detail::Attention) { return {&attention::kRow, 1}; }
+detail::Implementations<detail::Attention> implementations(detail::Attention) { return attention::kRows; }
 
 }  // namespace fovea::gpu::sm90
