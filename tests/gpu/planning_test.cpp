@@ -131,7 +131,7 @@ TEST(Planning, HopperAttentionTransposesE4m3Values) {
     AttentionDesc desc{.q = shape(3, 4, DType::e4m3), .k = shape(keys, 2, DType::e4m3), .v = shape(keys, 2, DType::e4m3)};
     desc.out = shape(3, 4, DType::bf16);
     if (ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = 3, .max_seq_k = keys};
-    const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention", .batch_invariant = true});
+    const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention_e4m3", .batch_invariant = true});
     return planned ? planned->workspace_bytes() : 0;
   };
   constexpr std::size_t kTile = 128 * 64 * 2;  // keys, columns, kv heads
