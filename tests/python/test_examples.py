@@ -34,6 +34,18 @@ def test_deepseek_v3():
     assert float(exact[4]) < 1e-4 and float(packed[3]) < 1 / 16  # an e4m3 value is off by 1/16 of itself at most
 
 
+def test_train(tmp_path):
+    pytest.importorskip("matplotlib")
+    curves = tmp_path / "loss.svg"
+    result = run(EXAMPLES / "train.py", "--steps", 12, "--seq", 96, "--batch", 4, "--plot", curves)
+    assert result.returncode == 0, result.stdout + result.stderr
+    losses = [
+        float(line.split("loss ")[1].split(",")[0]) for line in result.stdout.splitlines() if "loss " in line and "step" in line
+    ]
+    assert losses[11] < losses[0] - 0.5 and losses[12:] == pytest.approx(losses[:12], abs=2e-3)
+    assert curves.read_text().lstrip().startswith("<?xml")
+
+
 def test_generate_helps_and_refuses():
     pytest.importorskip("transformers")
     helped = run(EXAMPLES / "generate.py", "--help")
