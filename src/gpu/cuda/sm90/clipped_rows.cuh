@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tiles of rows that end where a sequence ends, to and from shared memory: slices of 64 columns, each of rows of 128 bytes, swizzled.
+/// Tiles of rows that end where a sequence ends, to and from shared memory: slices of columns, each of rows of 128 bytes, swizzled.
 #pragma once
 
 #include "gpu/cuda/sm90/clipped_rows.hpp"
@@ -16,15 +16,26 @@ __device__ inline BoxStart box_of(const ClippedRows& rows, TilePlace at) {
   return {0, at.head * rows.head_step, rows.tile - at.valid, at.token + at.valid, at.batch * rows.batch_step};
 }
 
-/// By one thread. The bytes of all kSlices slices arrive at `full`.
+/// By one thread, from a box on, whose slices have kColumns columns. The bytes of all kSlices slices arrive at `full`, at the same place in
+/// each CTA of a cluster.
+template <int kSlices, int kColumns = kSliceColumns, int kCluster = 1>
+__device__ inline void load_slices(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart box, std::uint32_t full) {
+#pragma unroll
+  for (int slice = 0; slice < kSlices; ++slice, box.column += kColumns) {
+    const std::uint32_t slice_at = to + slice * slice_bytes;
+    const CUtensorMap* map = box.slice < rows.tile && box.column < rows.columns ? &rows.map : &rows.beyond;
+    if constexpr (kCluster > 1) {
+      copy_box_to_all(slice_at, map, box, full, (1 << kCluster) - 1);
+    } else {
+      copy_box(slice_at, map, box, full);
+    }
+  }
+}
+
+/// By one thread.
 template <int kSlices>
 __device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const ClippedRows& rows, TilePlace at, std::uint32_t full) {
-  BoxStart box = box_of(rows, at);
-#pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice, box.column += kSliceColumns) {
-    const CUtensorMap* map = box.slice < rows.tile && box.column < rows.columns ? &rows.map : &rows.beyond;
-    copy_box(to + slice * slice_bytes, map, box, full);
-  }
+  load_slices<kSlices>(to, slice_bytes, rows, box_of(rows, at), full);
 }
 
 /// By one thread, of its group of bulk copies.

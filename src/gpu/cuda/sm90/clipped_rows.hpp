@@ -27,11 +27,13 @@ struct ClippedRows {
   int head_step = 1, batch_step = 1;  ///< 0: the stride is 0, and so is the coordinate
 };
 
-inline constexpr int kSliceColumns = 64;  ///< of a box: rows of 128 bytes of 16-bit elements
+inline constexpr int kSliceBytes = 128;   ///< of a row of a box, whose elements are a slice of the columns
+inline constexpr int kSliceColumns = 64;  ///< of 16-bit elements
 
 /// What a map needs to know of a tensor. Its rows are those of a sequence, or of a ragged batch.
 struct RowsDesc {
   std::string_view name;
+  DType dtype{};
   detail::RowStrides strides{};
   std::int64_t rows = 0, heads = 0, batch = 0, columns = 0;
   std::int32_t alignment = 0;
@@ -59,29 +61,36 @@ inline Result<void> accept_rows(const RowsDesc& tensor) {
   return {};
 }
 
-/// `tile`: tokens of a tile; `heads` of one box.
-inline Result<void> encode_rows(ClippedRows& to, const RowsDesc& tensor, DType dtype, const void* data, int tile, int heads = 1) {
+/// Without maps: for ordinary loads and stores alone. `tile`: tokens of a tile.
+inline ClippedRows rows_of(const RowsDesc& tensor, const void* data, int tile) {
+  ClippedRows rows{};
+  rows.data = data;
+  rows.strides = tensor.strides;
+  rows.columns = static_cast<int>(tensor.columns);
+  rows.tile = tile;
+  rows.head_step = tensor.strides.head == 0 ? 0 : 1;
+  rows.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
+  return rows;
+}
+
+/// Adds the maps to what rows_of() made of `tensor`. `heads` of one box.
+inline Result<void> encode_rows(ClippedRows& rows, const RowsDesc& tensor, int heads = 1) {
+  const auto element_bytes = static_cast<std::int64_t>(size_of(tensor.dtype));
   // Where the coordinate is always 0, any stride will do.
-  const auto some = [](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 8; };
+  const auto some = [&](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 16 / element_bytes; };
   const std::int64_t row = some(tensor.rows, tensor.strides.row);
-  TensorMapDesc desc{.dtype = dtype, .rank = 5};
-  desc.dimensions = {{{tensor.columns, 1, kSliceColumns},
+  TensorMapDesc desc{.dtype = tensor.dtype, .rank = 5};
+  desc.dimensions = {{{tensor.columns, 1, static_cast<int>(kSliceBytes / element_bytes)},
                       {tensor.heads, some(tensor.heads, tensor.strides.head), heads},
-                      {tile, row, tile},
+                      {rows.tile, row, rows.tile},
                       {tensor.rows + 1, row, 1},
                       {tensor.batch, some(tensor.batch, tensor.strides.batch), 1}}};
-  const auto* base = static_cast<const std::byte*>(data) - tile * row * static_cast<std::int64_t>(size_of(dtype));
-  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(data, desc);
+  const auto* base = static_cast<const std::byte*>(rows.data) - rows.tile * row * element_bytes;
+  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(rows.data, desc);
   if (!map) return map.error();
   if (!beyond) return beyond.error();
-  to = {.map = *map,
-        .beyond = *beyond,
-        .data = data,
-        .strides = tensor.strides,
-        .columns = static_cast<int>(tensor.columns),
-        .tile = tile,
-        .head_step = tensor.strides.head == 0 ? 0 : 1,
-        .batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1};
+  rows.map = *map;
+  rows.beyond = *beyond;
   return {};
 }
 

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "fovea/attention_backward.hpp"
+#include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/gradient/tiles.hpp"
 #include "op/attention_backward/problem.hpp"
+#include "op/common/attention_checks.hpp"
+#include "op/common/checks.hpp"
 
 namespace fovea::gpu::gradient {
 
@@ -21,6 +23,21 @@ inline std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t 
 }
 inline std::int64_t query_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_q, p.max_seq_q, tile); }
 inline std::int64_t key_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_k, p.max_seq_k, tile); }
+
+/// More than any count of tiles that a kernel indexes.
+inline std::int64_t most_tiles(const Problem& p, int key_tile) {
+  return std::max(query_tiles_of(p, kQueryTile) * p.heads, key_tiles_of(p, key_tile) * p.kv_heads);
+}
+
+/// Declines what neither kernel takes.
+inline Result<void> accept_shared(const Problem& problem) {
+  using detail::declined;
+  constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
+  return {};
+}
 
 /// Parts of a workspace, one behind the other.
 class Parts {
@@ -42,23 +59,10 @@ class Parts {
 /// `key_tile`: of the kernel that computes dk and dv.
 template <class Params>
 void fill_shape(Params& params, const Problem& p, int key_tile) {
-  params.batch = static_cast<int>(p.batch);
-  params.seq_q = static_cast<int>(p.max_seq_q);
-  params.seq_k = static_cast<int>(p.max_seq_k);
-  params.heads = static_cast<int>(p.heads);
+  fill_problem(params, p);
   params.kv_heads = static_cast<int>(p.kv_heads);
-  params.heads_per_kv = static_cast<int>(p.group());
-  params.head_dim_qk = static_cast<int>(p.head_dim_qk);
-  params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.mask = p.mask;
   params.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink;
-  constexpr double kLog2e = 1.4426950408889634;
-  const double kMost = std::numeric_limits<float>::max();
-  const auto finite = [&](double x) { return static_cast<float>(std::clamp(x, -kMost, kMost)); };
-  params.scale = static_cast<float>(p.scale);
-  params.scale_log2 = finite(p.scale * kLog2e);
-  params.softcap = static_cast<float>(p.softcap);
-  if (p.softcap != 0) params.inv_softcap = finite(2 * kLog2e * p.scale / p.softcap);
+  params.scale_log2 = in_base_2(p.scale);
   params.query_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(p, kQueryTile), 1));
   params.key_tile = key_tile;
   params.key_tiles = static_cast<int>(key_tiles_of(p, key_tile));
@@ -77,12 +81,9 @@ void place_shared(Parts& parts, Params& params, bool has_sink) {
 /// What only a run knows, but for the tensors that the leaf's kernels read.
 template <class Params>
 void fill_run(Params& params, const Problem& problem, const AttentionBackwardArgs& args) {
-  const AttentionArgs& forward = args.forward;
-  params.lse = {forward.lse, problem.lse};
-  params.sink = problem.has_sink ? forward.sink : nullptr;
+  fill_lists(params, problem, args.forward);
+  params.lse = {args.forward.lse, problem.lse};
   params.dsink = problem.has_sink ? args.dsink : nullptr;
-  params.cu_seqlens_q = problem.ragged ? forward.cu_seqlens_q : nullptr;
-  params.cu_seqlens_k = problem.ragged ? forward.cu_seqlens_k : nullptr;
 }
 
 }  // namespace fovea::gpu::gradient

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/attention/launch.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -22,8 +23,6 @@ using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.portable.attention";
 
-std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
-
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   const bool multiplies_bf16 = device.capability >= 80;
   if (problem.q_dtype != DType::f16 && (problem.q_dtype != DType::bf16 || !multiplies_bf16)) {
@@ -37,12 +36,6 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
   return {};
-}
-
-/// Most keys that a query tile sees.
-std::int64_t most_keys(const Problem& p, std::int64_t tokens) {
-  const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
-  return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
 }
 
 using Launch = Result<void> (*)(const Params&, int, int, Stream);
@@ -121,25 +114,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.k = {nullptr, problem_.k, aligned(problem_.k_alignment)};
     params_.v = {nullptr, problem_.v, aligned(problem_.v_alignment)};
     params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
-    params_.batch = static_cast<int>(problem_.batch);
-    params_.seq_q = static_cast<int>(problem_.max_seq_q);
-    params_.seq_k = static_cast<int>(problem_.max_seq_k);
-    params_.heads = static_cast<int>(problem_.heads);
-    params_.heads_per_kv = static_cast<int>(problem_.group());
-    params_.head_dim_qk = static_cast<int>(problem_.head_dim_qk);
-    params_.head_dim_v = static_cast<int>(problem_.head_dim_v);
-    params_.mask = problem_.mask;
+    fill_problem(params_, problem_);
     params_.lse_strides = problem_.lse;
-    params_.scale = static_cast<float>(problem_.scale);
-    params_.softcap = static_cast<float>(problem_.softcap);
     params_.transform = problem_.softcap != 0 || problem_.scale < 0;
-    constexpr double kLog2eExact = 1.4426950408889634;
-    // Above 0, so that minus infinity stays so; finite, so that 0 stays so.
-    constexpr double kMost = std::numeric_limits<float>::max(), kLeast = std::numeric_limits<float>::min();
-    params_.scale_log2 = static_cast<float>(std::clamp(problem_.scale * kLog2eExact, kLeast, kMost));
-    if (problem_.softcap != 0) {
-      params_.inv_softcap = static_cast<float>(std::clamp(2 * kLog2eExact * problem_.scale / problem_.softcap, -kMost, kMost));
-    }
+    // Above 0, so that minus infinity stays so.
+    params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
     Splits& splits = params_.splits;
     splits.rows = problem_.total_q;
     splits.seq_q = params_.seq_q;
@@ -156,10 +135,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.k.data = args.k;
     params.v.data = args.v;
     params.out.data = args.out;
-    params.sink = problem_.has_sink ? args.sink : nullptr;
+    fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
-    params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
     if (params.splits.count > 1) {
       Splits& splits = params.splits;
       splits.out = static_cast<float*>(workspace.data);

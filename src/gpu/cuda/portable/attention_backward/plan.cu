@@ -11,7 +11,6 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"
-#include "op/common/attention_checks.hpp"
 
 namespace fovea::gpu::portable {
 namespace attention_backward {
@@ -22,12 +21,9 @@ using detail::declined;
 constexpr std::string_view kName = "cuda.portable.attention_backward";
 constexpr int kLowest = 80;                             // asynchronous copies, bf16
 constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // tokens and tiles are counted in ints
-constexpr std::int64_t kMostHeads = 65535;              // a dimension of a grid
 
 Result<void> accept(const Problem& problem) {
-  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
+  if (Result<void> good = accept_shared(problem); !good) return good;
   for (const auto& [name, count] : {std::pair{"q.shape (rows)", std::max(problem.total_q, problem.max_seq_q)},
                                     {"k.shape (rows)", std::max(problem.total_k, problem.max_seq_k)},
                                     {"batch", problem.batch}}) {
@@ -76,9 +72,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     workspace_bytes = place_workspace(params_, nullptr);
   }
 
-  std::int64_t most_tiles() const {
-    return std::max(query_tiles_of(problem_, kQueryTile) * problem_.heads, key_tiles_of(problem_, params_.key_tile) * problem_.kv_heads);
-  }
+  int key_tile() const { return params_.key_tile; }
 
   std::string tuning() const override {
     const Tuning& row = tuning_row();
@@ -170,7 +164,8 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
   if (auto reason = decline_device(device, kLowest, kAnyLater)) return *reason;
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
-  if (state->most_tiles() >= kLimit) return declined("q.shape, k.shape (tiles)", state->most_tiles(), "below 2^30");
+  const std::int64_t tiles = most_tiles(problem, state->key_tile());
+  if (tiles >= kLimit) return declined("q.shape, k.shape (tiles)", tiles, "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::move(state));
 }
 

@@ -8,14 +8,12 @@
 #include <type_traits>
 
 #include "gpu/cuda/sm90/attention/tuning.hpp"
+#include "gpu/cuda/sm90/clipped_rows.hpp"
 
 namespace fovea::gpu::sm90::attention {
 
-inline constexpr int kSlice = 64;          // columns of a slice of 16-bit elements: rows of 128 bytes
-inline constexpr int kRowBytes = 128;      // of a slice
 inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
-inline constexpr int kLimit = 1 << 30;     // tokens of a tensor, and work tiles: they are counted in ints
-constexpr int slices_of(int row_bytes) { return (row_bytes + kRowBytes - 1) / kRowBytes; }
+constexpr int slices_of(int row_bytes) { return (row_bytes + kSliceBytes - 1) / kSliceBytes; }
 
 /// kTransform_: scores are softcapped, or their scale is negative.
 template <class Element_, int kTuning_, bool kTransform_>
@@ -35,7 +33,7 @@ struct Config {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kMathRegisters = kTuning.math_registers;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / 128 / 8 * 8;
-  static constexpr int kQuerySliceBytes = kRowTile * kRowBytes, kKeySliceBytes = kKeyTile * kRowBytes;
+  static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // results leave through the same buffer
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8Bit ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;

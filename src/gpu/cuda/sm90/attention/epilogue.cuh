@@ -107,14 +107,14 @@ class Epilogue {
   __device__ std::int64_t partial_row(const WorkTile& work, int token, int head) const {
     return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + token) * params.heads + head;
   }
-  __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kRowBytes; }
+  __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kSliceBytes; }
 
   /// Results in the place of the queries, as rows of the tile.
   __device__ __forceinline__ void stage(int buffer, const float (&out)[kOut], const float (&factor)[2]) {
     std::uint32_t pairs[kOut / 2];
 #pragma unroll
     for (int i = 0; i < kOut / 2; ++i) pairs[i] = pack<Result>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
-    const std::uint32_t rows = staged(buffer) + thread_index() % 128 / 32 * 16 * kRowBytes;
+    const std::uint32_t rows = staged(buffer) + thread_index() % 128 / 32 * 16 * kSliceBytes;
     store_swizzled<Config::kHeadDimV>(rows, Config::kQuerySliceBytes, lane_index(), pairs);
   }
 
@@ -125,7 +125,7 @@ class Epilogue {
     if (valid <= 0) return;
     BoxStart at{0, work.head, tokens - valid, work.q_begin + token + valid, work.batch * params.out.batch_step};
 #pragma unroll
-    for (int slice = 0; slice < Config::kSlicesV; ++slice, at.column += kSlice) {
+    for (int slice = 0; slice < Config::kSlicesV; ++slice, at.column += kSliceColumns) {
       if (at.column < params.head_dim_v) store_box(&params.out.map, at, staged(buffer) + slice * Config::kQuerySliceBytes);
     }
   }
@@ -195,8 +195,8 @@ class Epilogue {
     if (wide()) {
       wide_out()[wide_offset(work, at) + column] = x;
     } else {
-      const std::uint32_t slice = staged(buffer) + column / kSlice * Config::kQuerySliceBytes + row % kWarpgroupRows * kRowBytes;
-      store_shared_16(slice + ((column % kSlice / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Result>(x, 0));
+      const std::uint32_t slice = staged(buffer) + column / kSliceColumns * Config::kQuerySliceBytes + row % kWarpgroupRows * kSliceBytes;
+      store_shared_16(slice + ((column % kSliceColumns / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Result>(x, 0));
     }
   }
 

@@ -68,7 +68,7 @@ struct ExactRow {
   }
 
  private:
-  __device__ const Element* row(const Rows& rows, int token_row, int of_head) const {
+  __device__ const Element* row(const ClippedRows& rows, int token_row, int of_head) const {
     const detail::RowStrides& strides = rows.strides;
     return static_cast<const Element*>(rows.data) + work.batch * strides.batch + token_row * strides.row + of_head * strides.head;
   }

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
     barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
     fence_barrier_init();
-    for (const Rows* rows : {&params.q, &params.k, &params.v, &params.out}) {
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
       const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
       if (has_map) prefetch_map(&rows->map);
     }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/attention/work.cuh"
-#include "gpu/cuda/sm90/tma.cuh"
+#include "gpu/cuda/sm90/clipped_rows.cuh"
 
 namespace fovea::gpu::sm90::attention {
 
@@ -71,7 +71,7 @@ class Loader {
     barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-    load_slices<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+    load_box<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
   }
 
   __device__ void load_values() {
@@ -95,27 +95,19 @@ class Loader {
   }
 
   template <int kSlices, int kStages>
-  __device__ void load_tile(const Rows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to, std::uint64_t* full_barriers,
-                            std::uint64_t* empty_barriers) {
+  __device__ void load_tile(const ClippedRows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to,
+                            std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
-    load_slices<kSlices, Config::kCluster>(to + part * Config::kKeyPart * kRowBytes, Config::kKeySliceBytes, rows, at, full);
+    load_box<kSlices, Config::kCluster>(to + part * Config::kKeyPart * kSliceBytes, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }
 
   template <int kSlices, int kCluster>
-  __device__ void load_slices(std::uint32_t to, int slice_bytes, const Rows& rows, BoxStart at, std::uint32_t full) {
+  __device__ void load_box(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart at, std::uint32_t full) {
     at.row *= rows.head_step;
     at.block *= rows.batch_step;
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice, at.column += kRowBytes / static_cast<int>(sizeof(typename Config::Element))) {
-      const std::uint32_t slice_at = to + slice * slice_bytes;
-      const CUtensorMap* map = at.slice < rows.tile && at.column < rows.columns ? &rows.map : &rows.beyond;
-      if constexpr (kCluster > 1) {
-        copy_box_to_all(slice_at, map, at, full, (1 << kCluster) - 1);
-      } else {
-        copy_box(slice_at, map, at, full);
-      }
-    }
+    constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
+    load_slices<kSlices, kColumns, kCluster>(to, slice_bytes, rows, at, full);
   }
 
   const Params& params;

@@ -123,7 +123,7 @@ class Math {
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
     current = &storage.work_tiles[work_at.stage];
-    queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kRowBytes;
+    queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kSliceBytes;
     first = uniform(current->first);
     tile = uniform(current->last) - 1;
     full_first = uniform(current->full_first);

@@ -2,30 +2,16 @@
 /// What a launch passes to the forward kernel and to the one that merges splits.
 #pragma once
 
-#include <cuda.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "fovea/mask.hpp"
+#include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::attention {
-
-/// A tensor of rows, with its map. Coordinates of the map: column, head, token of the tile, token, batch. The map begins a tile before the
-/// tensor: a tile with `valid` tokens from token t on is loaded from (tile - valid, t + valid), so that all others are out of bounds.
-///
-/// A box with nothing in bounds is zeros, but the copy engine reads the beginning of its map all the same. Here that may be unmapped
-/// memory, so such boxes are loaded through `beyond`, which begins with the tensor.
-struct Rows {
-  CUtensorMap map, beyond;
-  const void* data = nullptr;
-  detail::RowStrides strides{};
-  int columns = 0, tile = 0;          ///< bounds of the first and the third coordinate
-  int head_step = 1, batch_step = 1;  ///< 0: the stride is 0, and so is the coordinate
-};
 
 /// An f32 factor of all values of a sequence and kv head; 1 where there is none.
 struct Descale {
@@ -34,7 +20,7 @@ struct Descale {
 };
 
 struct Params {
-  Rows q, k, v, out;
+  ClippedRows q, k, v, out;
   detail::TileOrder order{};            ///< of the whole batch; of a ragged one, the group alone is known
   int batch = 0, seq_q = 0, seq_k = 0;  ///< bounds of a ragged batch
   int heads = 0, heads_per_kv = 1;

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
-#include "gpu/tensor_map.hpp"
 #include "op/attention/validate.hpp"
 #include "op/common/attention_checks.hpp"
 
@@ -21,20 +21,7 @@ using detail::declined;
 using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention", kName8Bit = "cuda.sm90.attention_e4m3";
-constexpr std::int64_t kStrideLimit = std::int64_t{1} << 30;  // elements between rows: a map begins a tile of rows early
 constexpr double kMostSoftcap = 1024;
-constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  // elements: the copy engine's 40 bits of bytes
-
-std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
-
-/// One of the four tensors, as a map sees it.
-struct RowsDesc {
-  std::string_view name;
-  DType dtype;
-  detail::RowStrides strides;
-  std::int64_t rows, heads, batch, columns;  // rows of a sequence, or of a ragged batch
-  std::int32_t alignment;
-};
 
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
   const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
@@ -45,37 +32,15 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
            {"out", p.out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
-Result<void> accept_tensor(const RowsDesc& tensor) {
-  const std::string name(tensor.name);
-  if (tensor.alignment % 16 != 0) return declined(name + " (alignment of rows in bytes)", tensor.alignment, "a multiple of 16");
-  if (tensor.rows > 1 && (tensor.strides.row <= 0 || tensor.strides.row >= kStrideLimit)) {
-    return declined(name + ".strides (rows)", tensor.strides.row, "from 1 to 2^30 - 1");
-  }
-  for (const auto& [extent, stride] : {std::pair{tensor.heads, tensor.strides.head}, {tensor.batch, tensor.strides.batch}}) {
-    if (extent > 1 && (stride < 0 || stride >= kOuterStrideLimit)) {
-      return declined(name + ".strides (heads, sequences)", stride, "from 0 to 2^39 - 1");
-    }
-    if (extent >= kLimit) return declined(name + ".shape (heads, sequences)", extent, "below 2^30");
-  }
-  if (tensor.rows >= kLimit) return declined(name + ".shape (rows)", tensor.rows, "below 2^30");
-  return {};
-}
-
 Result<void> accept(const Problem& problem) {
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
   // The kernel's tanh has an error of 2^-23 of it.
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
-  if (problem.batch >= kLimit) return declined("batch", problem.batch, "below 2^30");
+  if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
   for (const RowsDesc& tensor : tensors_of(problem)) {
-    if (Result<void> good = accept_tensor(tensor); !good) return good;
+    if (Result<void> good = accept_rows(tensor); !good) return good;
   }
   return {};
-}
-
-/// Most keys that a query tile sees.
-std::int64_t most_keys(const Problem& p, std::int64_t tokens) {
-  const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
-  return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
 }
 
 using Launch = Result<void> (*)(const Params&, int, int, Stream);
@@ -93,39 +58,6 @@ Launch launch_of(DType dtype, bool transform, int tuning) {
   if (dtype == DType::e4m3) return transform ? launch_of<__nv_fp8_e4m3, true>(tuning) : launch_of<__nv_fp8_e4m3, false>(tuning);
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
   return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
-}
-
-/// `tile`: tokens of a tile.
-Rows rows_of(const RowsDesc& tensor, const void* data, int tile) {
-  Rows rows{};
-  rows.data = data;
-  rows.columns = static_cast<int>(tensor.columns);
-  rows.tile = tile;
-  rows.strides = tensor.strides;
-  rows.head_step = tensor.strides.head == 0 ? 0 : 1;
-  rows.batch_step = tensor.batch == 1 || tensor.strides.batch == 0 ? 0 : 1;
-  return rows;
-}
-
-/// Adds the maps, with boxes of so many heads; the first begins a tile of rows before the tensor (params.hpp).
-Result<void> encode(Rows& rows, const RowsDesc& tensor, int heads) {
-  // Where the coordinate is always 0, any stride will do.
-  const auto some = [](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 16; };
-  const std::int64_t row = some(tensor.rows, tensor.strides.row), tile = rows.tile;
-  const auto element_bytes = static_cast<std::int64_t>(size_of(tensor.dtype));
-  TensorMapDesc desc{.dtype = tensor.dtype, .rank = 5};
-  desc.dimensions = {{{tensor.columns, 1, static_cast<int>(kRowBytes / element_bytes)},
-                      {tensor.heads, some(tensor.heads, tensor.strides.head), heads},
-                      {tile, row, rows.tile},
-                      {tensor.rows + 1, row, 1},
-                      {tensor.batch, some(tensor.batch, tensor.strides.batch), 1}}};
-  const auto* base = static_cast<const std::byte*>(rows.data) - tile * row * element_bytes;
-  const Result<CUtensorMap> map = encode_tensor_map(base, desc), beyond = encode_tensor_map(rows.data, desc);
-  if (!map) return map.error();
-  if (!beyond) return beyond.error();
-  rows.map = *map;
-  rows.beyond = *beyond;
-  return {};
 }
 
 Descale descale_of(const std::optional<ScaleDesc>& desc, const float* data) {
@@ -149,7 +81,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.splits = problem.batch_invariant || problem.ragged ? 1 : splits_of(q_tiles * heads, key_tiles, multiprocessors_);
     work_tiles_ = q_tiles * heads * params_.splits;
     while (params_.packed() < packed) ++params_.packed_shift;
-    if (work_tiles_ < kLimit && work_tiles_ > 0) {
+    if (work_tiles_ < kCountLimit && work_tiles_ > 0) {
       params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas() / tuning.cluster};
     }
     fill_shape();
@@ -198,25 +130,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
   std::int64_t partial_rows() const { return params_.splits * params_.rows * params_.heads; }
 
   void fill_shape() {
-    params_.batch = static_cast<int>(problem_.batch);
-    params_.seq_q = static_cast<int>(problem_.max_seq_q);
-    params_.seq_k = static_cast<int>(problem_.max_seq_k);
-    params_.heads = static_cast<int>(problem_.heads);
-    params_.heads_per_kv = static_cast<int>(problem_.group());
+    fill_problem(params_, problem_);
     params_.rows = problem_.total_q;
-    params_.head_dim_qk = static_cast<int>(problem_.head_dim_qk);
-    params_.head_dim_v = static_cast<int>(problem_.head_dim_v);
-    params_.mask = problem_.mask;
     params_.lse_strides = problem_.lse;
-    params_.scale = static_cast<float>(problem_.scale);
-    params_.softcap = static_cast<float>(problem_.softcap);
-    constexpr double kLog2e = 1.4426950408889634;
-    // Above 0, so that minus infinity stays so; finite, so that 0 stays so.
-    constexpr double kMost = std::numeric_limits<float>::max(), kLeast = std::numeric_limits<float>::min();
-    params_.scale_log2 = static_cast<float>(std::clamp(problem_.scale * kLog2e, kLeast, kMost));
-    if (problem_.softcap != 0) {
-      params_.inv_softcap = static_cast<float>(std::clamp(2 * kLog2e * problem_.scale / problem_.softcap, -kMost, kMost));
-    }
+    // Above 0, so that minus infinity stays so.
+    params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
   }
 
   /// What only a run knows.
@@ -230,17 +148,15 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
     params.out = rows_of(tensors[3], args.out, kWarpgroupRows / packed);
     params.f32_out = problem_.out_dtype == DType::f32;
-    if (Result<void> good = encode(params.q, tensors[0], packed); !good) return good;
-    if (Result<void> good = encode(params.k, tensors[1], 1); !good) return good;
-    if (Result<void> good = is_8bit() ? Result<void>{} : encode(params.v, tensors[2], 1); !good) return good;
-    if (Result<void> good = params.f32_out ? Result<void>{} : encode(params.out, tensors[3], packed); !good) return good;
+    if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
+    if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
+    if (Result<void> good = is_8bit() ? Result<void>{} : encode_rows(params.v, tensors[2]); !good) return good;
+    if (Result<void> good = params.f32_out ? Result<void>{} : encode_rows(params.out, tensors[3], packed); !good) return good;
     params.q_scale = descale_of(problem_.q_scale, args.q_scale);
     params.k_scale = descale_of(problem_.k_scale, args.k_scale);
     params.v_scale = descale_of(problem_.v_scale, args.v_scale);
-    params.sink = problem_.has_sink ? args.sink : nullptr;
+    fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
-    params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
     params.value_tiles = static_cast<std::byte*>(workspace.data);
     if (params.splits > 1) {
       params.partial_out = reinterpret_cast<float*>(params.value_tiles + value_tiles_ * tuning.key_tile * tuning.head_dim_v);
@@ -261,8 +177,8 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
-  if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
-  if (state->value_tiles() >= kLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");
+  if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
+  if (state->value_tiles() >= kCountLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
 }
 

@@ -18,11 +18,10 @@ struct Config {
   static constexpr int kSlicesQk = kHeadDimQk / kSliceColumns, kSlicesV = kHeadDimV / kSliceColumns;
   static constexpr int kStages = 2;                          // of Q and dO
   static constexpr int kScoreStages = kOwnDq ? 1 : kStages;  // of dS
-  static constexpr int kRowBytes = 128;                      // of a slice
-  static constexpr int kQuerySliceBytes = kQueryTile * kRowBytes, kKeySliceBytes = kKeyTile * kRowBytes;
+  static constexpr int kQuerySliceBytes = kQueryTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
   static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes, kDoutBytes = kSlicesV * kQuerySliceBytes;
-  static constexpr int kScoreBytes = kKeyTile * kRowBytes;  // of dS: (key, query)
+  static constexpr int kScoreBytes = kKeyTile * kSliceBytes;  // of dS: (key, query)
   static constexpr int kSumsOfTile = kQueryTile * kHeadDimQk;
   // Warpgroups: two for scores, dV and dK, mostly one for dQ, one that loads.
   static constexpr bool kDqWarpgroup = !kApart && !kOwnDq;

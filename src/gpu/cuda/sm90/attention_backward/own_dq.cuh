@@ -29,7 +29,7 @@ class OwnDq {
     const std::uint32_t keys = shared_address(storage.k);
     barrier_wait(shared_address(storage.ds_full), index % 2);
     multiply_columns<kSliceColumns>(slice, keys + 2 * warpgroup * Config::kKeySliceBytes);
-    multiply_columns<kSliceColumns / 2>(middle, keys + Config::kKeySliceBytes + warpgroup * Config::kRowBytes / 2);
+    multiply_columns<kSliceColumns / 2>(middle, keys + Config::kKeySliceBytes + warpgroup * kSliceBytes / 2);
     if (!last) barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1);
     products_wait<1>();
     pin(slice);

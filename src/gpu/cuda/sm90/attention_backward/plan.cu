@@ -12,7 +12,6 @@
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"
-#include "op/common/attention_checks.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 namespace {
@@ -20,30 +19,27 @@ namespace {
 using detail::declined;
 
 constexpr std::string_view kName = "cuda.sm90.attention_backward";
-constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
-constexpr double kMostSoftcap = 1024;       // the kernel's tanh has an error of 2^-23 of it
+constexpr double kMostSoftcap = 1024;  // the kernel's tanh has an error of 2^-23 of it
 
 enum Tensor : std::size_t { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kTensors };
 
 std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
   const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
   const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
-  return {{{"q", p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
-           {"k", p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
-           {"v", p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
-           {"out", p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment},
-           {"dout", p.dout, rows_q, p.heads, batch, p.head_dim_v, p.dout_alignment},
-           {"dq", p.dq, rows_q, p.heads, batch, p.head_dim_qk, p.dq_alignment},
-           {"dk", p.dk, rows_k, p.kv_heads, batch, p.head_dim_qk, p.dk_alignment},
-           {"dv", p.dv, rows_k, p.kv_heads, batch, p.head_dim_v, p.dv_alignment}}};
+  return {{{"q", p.q_dtype, p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
+           {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
+           {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
+           {"out", p.q_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment},
+           {"dout", p.q_dtype, p.dout, rows_q, p.heads, batch, p.head_dim_v, p.dout_alignment},
+           {"dq", p.q_dtype, p.dq, rows_q, p.heads, batch, p.head_dim_qk, p.dq_alignment},
+           {"dk", p.q_dtype, p.dk, rows_k, p.kv_heads, batch, p.head_dim_qk, p.dk_alignment},
+           {"dv", p.q_dtype, p.dv, rows_k, p.kv_heads, batch, p.head_dim_v, p.dv_alignment}}};
 }
 
 Result<void> accept(const Problem& problem) {
-  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (Result<void> good = accept_shared(problem); !good) return good;
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
   if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
-  if (problem.heads > kMostHeads) return declined("q.shape (heads)", problem.heads, "at most 65535");
   for (const RowsDesc& tensor : tensors_of(problem)) {
     if (Result<void> good = accept_rows(tensor); !good) return good;
   }
@@ -84,9 +80,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     workspace_bytes = place_workspace(params_, nullptr);
   }
 
-  std::int64_t most_tiles() const {
-    return std::max(query_tiles_of(problem_, kQueryTile) * problem_.heads, key_tiles_of(problem_, tuned().key_tile) * problem_.kv_heads);
-  }
+  int key_tile() const { return params_.key_tile; }
 
   std::string tuning() const override {
     std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuned().key_tile) + " keys for head dims up to " +
@@ -132,7 +126,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const auto encode = [&](ClippedRows& to, Tensor tensor, const void* data, int tile) {
       // A tensor without rows has no memory.
       const void* some = tensors[tensor].rows > 0 ? data : problem_.total_q > 0 ? forward.q : forward.k;
-      return encode_rows(to, tensors[tensor], problem_.q_dtype, some, tile);
+      to = rows_of(tensors[tensor], some, tile);
+      return encode_rows(to, tensors[tensor]);
     };
     if (params.key_tiles > 0) {
       for (const auto& [to, tensor, data, tile] : {std::tuple{&params.q, kQ, forward.q, kQueryTile},
@@ -165,7 +160,8 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
-  if (state->most_tiles() >= kCountLimit) return declined("q.shape, k.shape (tiles)", state->most_tiles(), "below 2^30");
+  const std::int64_t tiles = most_tiles(problem, state->key_tile());
+  if (tiles >= kCountLimit) return declined("q.shape, k.shape (tiles)", tiles, "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::move(state));
 }
 

@@ -49,7 +49,7 @@ class Scores {
  private:
   using Element = typename Config::Element;
   static constexpr int kScores = kQueryTile / 2, kDk = Config::kHeadDimQk / 2, kDv = Config::kHeadDimV / 2;  // accumulators of a lane
-  static constexpr int kPart = 64 * Config::kRowBytes;  // of a slice: the warpgroup's keys
+  static constexpr int kPart = 64 * kSliceBytes;  // of a slice: the warpgroup's keys
 
   __device__ __forceinline__ void step(int index) {
     const RowStats& stats = storage.stats[ring.stage];
@@ -90,8 +90,7 @@ class Scores {
   __device__ __forceinline__ void store_scores(int index) {
     const int stage = Config::kOwnDq ? 0 : ring.stage;
     const std::uint32_t parity = Config::kOwnDq ? index % 2 : ring.parity;
-    const std::uint32_t warp_rows =
-        shared_address(storage.ds[stage]) + warpgroup * kPart + thread_index() % 128 / 32 * 16 * Config::kRowBytes;
+    const std::uint32_t warp_rows = shared_address(storage.ds[stage]) + warpgroup * kPart + thread_index() % 128 / 32 * 16 * kSliceBytes;
     barrier_wait(shared_address(&storage.ds_empty[stage]), parity ^ 1);
     store_swizzled<kQueryTile>(warp_rows, Config::kScoreBytes, lane_index(), ds);
     fence_shared_for_async();

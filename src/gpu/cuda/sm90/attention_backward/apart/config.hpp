@@ -20,8 +20,8 @@ struct QueryConfig {
   static constexpr int kHeadDimQk = Of::kHeadDimQk, kHeadDimV = Of::kHeadDimV, kSlicesQk = Of::kSlicesQk, kSlicesV = Of::kSlicesV;
   static constexpr int kKeyTile = Of::kTuning.dq_key_tile;
   static constexpr int kKeyStages = Of::kTuning.dq_key_stages, kValueStages = Of::kTuning.dq_value_stages;
-  static constexpr int kCellBytes = kQueryTile * Of::kRowBytes;  // of a slice: the rows of a warpgroup
-  static constexpr int kQuerySliceBytes = kRowTile * Of::kRowBytes, kKeySliceBytes = kKeyTile * Of::kRowBytes;
+  static constexpr int kCellBytes = kQueryTile * kSliceBytes;  // of a slice: the rows of a warpgroup
+  static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes, kDoutBytes = kSlicesV * kQuerySliceBytes;
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
   static constexpr int kThreads = 128 * (kQueryCells + 1);
