@@ -84,12 +84,10 @@ class Dense:
         self.flops = int(2 * pairs * case.heads * (case.head_dim + case.head_dim_v))
         self.bytes = sum(x.nbytes for x in (self.q, self.k, self.v, self.out))
         self.graph = rows <= 64
-        self.implementation = "cuda.sm90.attention_e4m3" if dtype.itemsize == 1 and DEVICE == "cuda" else None  # by name alone
 
     def run(self, schedule: None = None, out: Tensor | None = None) -> Tensor:
         """With lse, as FlashAttention-3's call has it. PyTorch's calls may leave it out: they keep no gradient."""
-        options = {"causal": self.case.causal, "implementation": self.implementation}
-        return fovea.attention(self.q, self.k, self.v, out=out, return_lse=True, **options)[0]
+        return fovea.attention(self.q, self.k, self.v, causal=self.case.causal, out=out, return_lse=True)[0]
 
     def check(self, call: Callable[[], Tensor] | None = None) -> float:
         """The largest relative error of some rows, against double precision."""

@@ -5,6 +5,9 @@
 /// the same for every m, so CTAs take such pairs in rounds, head by head, which keeps the keys and values of few heads in L2. A last round
 /// that not all CTAs take part in would be lost: the tiles of the last full round and of what follows it are dealt out one by one instead,
 /// longest first, every other round backwards.
+///
+/// Where all query tiles cost the same, CTAs take them head by head. A last tile with few rows costs less than its place says: it counts
+/// among the tiles of its cost, and comes after all others where these cost the same.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +23,15 @@ class TileOrder {
   static constexpr Place kNone{-1, 0};  ///< nothing in this turn, but later
   static constexpr Place kEnd{-2, 0};
 
+  /// What is known of the costs of a head's query tiles.
+  struct Costs {
+    bool even = false;        ///< all the same; else each costs more than the one before
+    bool short_last = false;  ///< the last one has so few rows that it costs some 2/3 of what its place says
+  };
+
   constexpr TileOrder() = default;
-  constexpr TileOrder(int q_tiles, int heads, int ctas) : q_tiles_(q_tiles), heads_(heads), ctas_(ctas) {
+  constexpr TileOrder(int q_tiles, int heads, int ctas, Costs costs = {false, false})
+      : q_tiles_(q_tiles), heads_(heads), ctas_(ctas), even_(costs.even), short_rank_(costs.short_last ? 2 * q_tiles / 3 : q_tiles) {
     const int pairs = heads * half();
     rounds_ = std::max(pairs / ctas - 1, 0);
     const int dealt = rounds_ * ctas;  // pairs
@@ -33,9 +43,10 @@ class TileOrder {
 
   /// What `cta` does in its n-th turn.
   constexpr Place at(int cta, int n) const {
-    if (n < 2 * rounds_) return of_pair(n / 2 * ctas_ + cta, n % 2 == 1, q_tiles_);
-    const int round = n - 2 * rounds_;
-    return of_tail(round * ctas_ + (round % 2 == 0 ? cta : ctas_ - 1 - cta));
+    if (even_) return of_even(n * ctas_ + cta);
+    Place place = in_order(cta, n);
+    if (place.head >= 0) place.q_tile = of_rank(place.q_tile);
+    return place;
   }
 
   /// One tile of a pair: the one with more keys, then the other, which the middle pair of an odd number has not.
@@ -47,6 +58,26 @@ class TileOrder {
 
  private:
   constexpr int half() const { return (q_tiles_ + 1) / 2; }
+
+  constexpr Place of_even(int index) const {
+    const int whole = short_rank_ < q_tiles_ ? q_tiles_ - 1 : q_tiles_;
+    if (index < heads_ * whole) return {index / whole, index % whole};
+    index -= heads_ * whole;
+    return whole < q_tiles_ && index < heads_ ? Place{index, whole} : kEnd;
+  }
+
+  /// The query tile that costs the rank-th least.
+  constexpr int of_rank(int rank) const {
+    if (rank < short_rank_) return rank;
+    return rank == short_rank_ ? q_tiles_ - 1 : rank - 1;
+  }
+
+  /// By rank.
+  constexpr Place in_order(int cta, int n) const {
+    if (n < 2 * rounds_) return of_pair(n / 2 * ctas_ + cta, n % 2 == 1, q_tiles_);
+    const int round = n - 2 * rounds_;
+    return of_tail(round * ctas_ + (round % 2 == 0 ? cta : ctas_ - 1 - cta));
+  }
 
   /// The index-th of the tail's tiles, those with most keys first. All of its heads have all tiles, but for the first, whose outer
   /// tail_pair_ pairs have been dealt.
@@ -63,6 +94,8 @@ class TileOrder {
   }
 
   int q_tiles_ = 0, heads_ = 0, ctas_ = 1;
+  bool even_ = false;
+  int short_rank_ = 0;                 // of a head's last tile where that is short, else past all
   int rounds_ = 0;                     // of pairs
   int tail_head_ = 0, tail_pair_ = 0;  // where the tail begins
 };

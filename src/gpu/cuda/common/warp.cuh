@@ -41,6 +41,12 @@ struct Warp {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  /// With an error of 2^-22, of the result where that is above 1.
+  static __device__ float log2(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
 };
 
 }  // namespace fovea::gpu

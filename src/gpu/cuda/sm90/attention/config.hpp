@@ -27,8 +27,6 @@ struct Config {
   static constexpr int kSlicesQk = slices_of(kHeadDimQk * sizeof(Element)), kSlicesV = slices_of(kHeadDimV * sizeof(Result));
   static constexpr int kKeyTile = kTuning.key_tile, kRowTile = kTuning.row_tile();
   static constexpr int kKeyStages = kTuning.key_stages, kValueStages = kTuning.value_stages, kQueryBuffers = kTuning.query_buffers;
-  static constexpr int kCluster = kTuning.cluster;
-  static constexpr int kKeyPart = kKeyTile / kCluster;  // keys that a CTA loads for all of its cluster
   static constexpr int kMathThreads = 128 * kTuning.warpgroups, kThreads = kMathThreads + 128;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kMathRegisters = kTuning.math_registers;
@@ -38,10 +36,12 @@ struct Config {
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8Bit ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;
   static constexpr int kContracted = 32 / sizeof(Element);  // elements of a product
+  static constexpr bool kOverlap = kTuning.overlap;
   /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
-  static constexpr bool kOverlap = !k8Bit && kQueryBuffers > 1;
-  static_assert(kKeyPart % 8 == 0 && kKeyTile % kContracted == 0 && kHeadDimQk % kContracted == 0 && kHeadDimV % 16 == 0);
-  static_assert(kCluster == 1 || !k8Bit);
+  static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
+  static_assert(kKeyTile % kContracted == 0 && kHeadDimQk % kContracted == 0 && kHeadDimV % 16 == 0);
+  static_assert(!k8Bit || !kOverlap);         // each key tile's values have sums of their own
+  static_assert(kOverlap || !kTuning.turns);  // warpgroups skip different key tiles
   static_assert(kLoadRegisters >= 24);
 };
 

@@ -51,8 +51,9 @@ class Epilogue {
     }
     // Before the stores of lse, for which it would wait.
     if (!wide()) fence_shared_for_async();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_lse(work, r, lse_of(softmax.sum[r], softmax.base(r, scale.log2)) * kLn2);
+    const bool second = lane_index() % 2 == 1;  // whose row this lane stores
+    const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
+    store_lse(work, second, base + Warp::log2(second ? softmax.sum[1] : softmax.sum[0]));
     const bool elected = thread_index() % 128 == 0;
     named_sync(kWarpgroup + warpgroup, 128);
     if (!wide() && elected) store(work, buffer);
@@ -94,11 +95,12 @@ class Epilogue {
     return sum == 0 ? 0 : Config::k8Bit ? one / sum : __fdividef(1, sum);
   }
 
+  /// The first two lanes of each four store that of their rows, in base 2 so far.
   __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float value) const {
     const Place at = place(work, r);
     float* lse = params.splits > 1 ? params.partial_lse : params.lse;
-    if (lse == nullptr || lane_index() % 4 != 0 || at.token >= work.seq_q) return;
-    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] = value;
+    if (lse == nullptr || lane_index() % 4 > 1 || at.token >= work.seq_q) return;
+    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] = value * kLn2;
   }
   static __device__ std::int64_t row_offset(const detail::RowStrides& strides, const WorkTile& work, int token, int head) {
     return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;

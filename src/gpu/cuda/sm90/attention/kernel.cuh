@@ -6,7 +6,6 @@
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/attention/load.cuh"
 #include "gpu/cuda/sm90/attention/math.cuh"
-#include "gpu/cuda/sm90/cluster.cuh"
 
 namespace fovea::gpu::sm90::attention {
 
@@ -23,15 +22,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     barriers_init(storage.q_empty, Config::kTuning.warpgroups);
     barriers_init(storage.k_full, 1);
     barriers_init(storage.v_full, 1);
-    barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
-    barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups * Config::kCluster);
+    barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups);
+    barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups);
     fence_barrier_init();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
       const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
       if (has_map) prefetch_map(&rows->map);
     }
   }
-  Config::kCluster > 1 ? cluster_sync() : __syncthreads();
+  __syncthreads();
   wait_for_previous_kernel();
   if (warpgroup < Config::kTuning.warpgroups) {
     registers_grow<Config::kMathRegisters>();
@@ -44,7 +43,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     __syncwarp();
   }
   let_next_kernel_start();
-  if (Config::kCluster > 1) cluster_sync();  // the other CTAs may still copy to this one, or arrive here
 }
 
 template <class Config>
@@ -54,7 +52,6 @@ Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream s
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(Storage<Config>),
-                          .cluster = dim3(Config::kCluster),
                           .programmatic = true};
   return launch(&attend<Config>, shape, stream, params);
 }

@@ -47,10 +47,10 @@ class Loader {
   __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
-      const int key = tile * Config::kKeyTile + part * Config::kKeyPart, valid = max(min(Config::kKeyPart, work.seq_k - key), 0);
-      const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyPart - valid, work.k_begin + key + valid, work.batch};
+      const int key = tile * Config::kKeyTile, valid = max(min(Config::kKeyTile, work.seq_k - key), 0);
+      const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyTile - valid, work.k_begin + key + valid, work.batch};
       // Nothing may be on its way when the CTA ends.
-      if (!work.done || (started && Config::kOverlap))
+      if (!work.done || (started && Config::kOverlapWork))
         load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       // With one query buffer, the values of the tile before are what it waits for.
       if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
@@ -71,7 +71,7 @@ class Loader {
     barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-    load_box<Config::kSlicesQk, 1>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+    load_box<Config::kSlicesQk>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
   }
 
   __device__ void load_values() {
@@ -98,21 +98,20 @@ class Loader {
   __device__ void load_tile(const ClippedRows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
-    load_box<kSlices, Config::kCluster>(to + part * Config::kKeyPart * kSliceBytes, Config::kKeySliceBytes, rows, at, full);
+    load_box<kSlices>(to, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }
 
-  template <int kSlices, int kCluster>
+  template <int kSlices>
   __device__ void load_box(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart at, std::uint32_t full) {
     at.row *= rows.head_step;
     at.block *= rows.batch_step;
     constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
-    load_slices<kSlices, kColumns, kCluster>(to, slice_bytes, rows, at, full);
+    load_slices<kSlices, kColumns>(to, slice_bytes, rows, at, full);
   }
 
   const Params& params;
   Storage<Config>& storage;
-  const int part = static_cast<int>(blockIdx.x) % Config::kCluster;  // of each tile
   RingPosition<Config::kKeyStages> keys;
   RingPosition<Config::kValueStages> values;
   BoxStart values_at{};  // of the tile whose keys were the last

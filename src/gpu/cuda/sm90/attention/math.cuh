@@ -5,7 +5,6 @@
 #include "gpu/cuda/sm90/attention/epilogue.cuh"
 #include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/storage.cuh"
-#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
@@ -20,7 +19,7 @@ class Math {
   __device__ __forceinline__ void operator()() {
     Epilogue<Config> epilogue(params, storage, warpgroup);
     if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
-    if constexpr (Config::k8Bit) {
+    if constexpr (!Config::kOverlap) {
       while (begin_work()) compute_work(epilogue);
     } else if (begin_work()) {
       begin_rows();
@@ -43,7 +42,7 @@ class Math {
     const auto ended_at = work_at;
     const int buffer = position.stage;
     const bool ends = tile == first;
-    if (!Config::kOverlap && ends) return cross(epilogue);
+    if (!Config::kOverlapWork && ends) return cross(epilogue);
     bool more = true;
     if (ends) {
       epilogue.release_buffer();
@@ -85,26 +84,51 @@ class Math {
     return true;
   }
 
-  /// e4m3: a work tile, key tile by key tile. The values' products are awaited where they are issued: other warpgroups compute meanwhile.
+  /// Without overlap: a work tile, key tile by key tile. Other warpgroups compute while this one waits for its products.
   __device__ __forceinline__ void compute_work(Epilogue<Config>& epilogue) {
-    own_scale = ScoreScale::of<Config>(params, *current);
+    if (Config::k8Bit) own_scale = ScoreScale::of<Config>(params, *current);
     softmax.begin();
     clear_out();
-    take_turn();
-    for (; tile >= first; --tile) {
+    const Range seen = seen_tiles(*current);
+    if (tile >= seen.end) epilogue.release_buffer();
+    for (; tile >= seen.end; --tile) skip_tile();
+    for (; tile >= seen.begin; --tile) {
       issue_scores();
-      pass_turn();
       epilogue.release_buffer();
       products_wait<0>();
       if (take_scores()) rescale_out();
       round_probabilities();
-      take_turn();
-      add_values();
+      if constexpr (Config::k8Bit) {
+        add_values();
+      } else {
+        issue_values();
+        finish_values();
+      }
     }
-    pass_turn();
+    for (; tile >= first; --tile) skip_tile();
     epilogue(work_at.stage, position.stage, softmax, out, scale());
     if (Config::kQueryBuffers == 1) epilogue.release_buffer();
     advance_work();
+  }
+
+  struct Range {
+    int begin, end;
+  };
+  /// Key tiles of the work tile that rows of this warpgroup see.
+  __device__ __forceinline__ Range seen_tiles(const WorkTile& work) const {
+    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
+              last_token = min(token + rows, work.seq_q) - 1;
+    const int begin = max(token + work.low, 0), end = min(last_token + work.high + 1, work.seq_k);
+    const bool any = token < work.seq_q && begin < end;
+    return {max(uniform(begin / Config::kKeyTile), first), any ? min(uniform((end - 1) / Config::kKeyTile) + 1, tile + 1) : first};
+  }
+  __device__ __forceinline__ void skip_tile() {
+    barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
+    release(&storage.k_empty[keys.stage]);
+    keys.advance();
+    barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
+    release(&storage.v_empty[values.stage]);
+    values.advance();
   }
 
   /// With turns: waits until the warpgroup before passes it on.
@@ -178,7 +202,8 @@ class Math {
   }
   /// The same of e4m3, whose products keep some 14 bits of a sum: each key tile has sums of its own, which are added in f32.
   __device__ __forceinline__ void add_values() {
-    constexpr int kColumns = Config::kHeadDimV > 128 ? Config::kHeadDimV / 2 : Config::kHeadDimV;  // that have registers beside `out`
+    // That have registers beside `out`.
+    constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     const std::uint64_t v = pieces_at(shared_address(storage.v[values.stage]), Config::kHeadDimV * 16, 128);
 #pragma unroll
@@ -208,12 +233,7 @@ class Math {
   }
 
   __device__ __forceinline__ void release(std::uint64_t* empty) {
-    const int lane = lane_index();
-    if constexpr (Config::kCluster > 1) {
-      if (lane < Config::kCluster) barrier_arrive_at(shared_address(empty), lane);
-    } else {
-      if (lane == 0) barrier_arrive(shared_address(empty));
-    }
+    if (lane_index() == 0) barrier_arrive(shared_address(empty));
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------

@@ -69,12 +69,12 @@ class State final : public PlanState<Problem, AttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
     const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
-    const bool pairs = sees_in_pairs(problem.max_seq_q, problem.ragged, causal, window);
-    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, pairs);
+    const std::int64_t rows = problem.ragged ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.max_seq_q;
+    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them.
     const int packed = problem.q.head == 0 ? 1 : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
-    const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;
+    const std::int64_t tokens = tuning.row_tile() / packed;
     const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = tiles_of(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
@@ -82,7 +82,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
     work_tiles_ = q_tiles * heads * params_.splits;
     while (params_.packed() < packed) ++params_.packed_shift;
     if (work_tiles_ < kCountLimit && work_tiles_ > 0) {
-      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas() / tuning.cluster};
+      const std::int64_t last_rows = problem.max_seq_q - (q_tiles - 1) * tokens;
+      const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !tuning.overlap && 2 * last_rows <= tokens};
+      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas(), costs};
     }
     fill_shape();
     if (is_8bit()) {
@@ -100,7 +102,6 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const Tuning& tuning = tuning_row();
     std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
                        std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
-    if (tuning.cluster > 1) text += ", clusters of " + std::to_string(tuning.cluster);
     if (params_.packed() > 1) text += ", " + std::to_string(params_.packed()) + " heads to a query tile";
     if (params_.splits > 1) text += ", keys in " + std::to_string(params_.splits) + " splits";
     return text;
@@ -123,10 +124,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
   const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
-  int ctas() const {
-    const int cluster = tuning_row().cluster;
-    return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_ / cluster)) * cluster;
-  }
+  int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
   std::int64_t partial_rows() const { return params_.splits * params_.rows * params_.heads; }
 
   void fill_shape() {
@@ -140,7 +138,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   /// What only a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args, Workspace workspace) const {
     const Tuning& tuning = tuning_row();
-    const int packed = params.packed(), keys = tuning.key_tile / tuning.cluster;
+    const int packed = params.packed(), keys = tuning.key_tile;
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
     params.q = rows_of(tensors[0], args.q, tuning.row_tile() / packed);
@@ -182,19 +180,16 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
 }
 
-/// Its conformance tests have not passed on a device.
-std::string_view unverified() { return "its results are not verified on a device; ask for it by name"; }
-
 using Row = detail::Implementation<detail::Attention>;
 constexpr Row kRows[]{
     {kName, "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
      detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
                                         "options.batch_invariant"),
      Backend::cuda, unavailable<kCapability, kCapability>, plan<false>},
-    {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; compiled, not verified on a device: by name alone",
+    {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
      detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse", "q_scale",
                                         "k_scale", "v_scale", "options.batch_invariant"),
-     Backend::cuda, unavailable<kCapability, kCapability>, plan<true>, unverified},
+     Backend::cuda, unavailable<kCapability, kCapability>, plan<true>},
 };
 
 }  // namespace

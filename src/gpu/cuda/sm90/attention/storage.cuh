@@ -39,7 +39,7 @@ struct Storage {
   // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
-  // arrives (q, once its results are read), or a lane of each consumer warp of the cluster (k, v).
+  // arrives (q, once its results are read), or a lane of each consumer warp (k, v).
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];

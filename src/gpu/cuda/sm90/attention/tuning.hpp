@@ -17,52 +17,49 @@ struct Tuning {
   int query_buffers = 2;  ///< with two, the queries of the next work tile arrive while this one is computed
   int math_registers = 216;
   bool turns = false;  ///< consumers issue their products by turns
-  int cluster = 1;     ///< CTAs with neighbouring query tiles that share their keys and values: each loads a part for all
+  /// Scores of a key tile are computed beside the values of the one before. Else warpgroups fill the gaps of each other, and each skips
+  /// key tiles that none of its rows sees.
+  bool overlap = true;
+  std::int64_t rows_from = 0;  ///< for so many query rows of a sequence or more
 
   constexpr int row_tile() const { return 64 * warpgroups; }
 };
 
-/// Narrowest first; of equal head dims, the row with a cluster first. The figures are from
-/// bench/results/nvidia-h100/2026-11-24-dense-attention-variants.json: an H100 and an H200 at their power limit.
+/// Narrowest first; of equal head dims, the row for more query rows first: tiles of 192 rows leave more of the last round idle. The figures
+/// are from bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the power limit.
 inline constexpr std::array kTunings{
-    Tuning{64, 64, 3, 128, 4, 4, 2, 160, true, 1},     // without turns 5 % slower, with 2 warpgroups 9 to 13 %
-    Tuning{96, 96, 2, 128, 2, 3, 2, 216, false, 1},    // turns make no difference
-    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, 2},   // up to 5 % over a CTA alone where neither idles at an edge
-    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, 1},   // 128 x 160 tiles: up to 6 % slower
-    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 2},  // full masks: 3 to 6 % over a CTA alone
-    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, 1},  // two query buffers and 96 keys: 2 to 5 % slower
-    Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, 1},   // what fits; not measured against others
-    Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, 1},   // turns make no difference
+    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},          // with overlap and turns 5 to 7 % slower; 160 keys level
+    Tuning{96, 96, 3, 128, 2, 3, 1, 160, false, false},          // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
+    Tuning{128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096},  // 128 rows with overlap 4 to 8 % slower from 4096 on
+    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, true},          // without overlap 8 % slower; 128 x 160 tiles up to 6 %
+    Tuning{192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096},  // 128 rows with overlap 1 to 7 % slower
+    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, true},         // two query buffers and 96 keys: 2 to 5 % slower
+    Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, true},          // what fits; not measured against others
+    Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, true},          // turns make no difference
 };
 
-/// Of e4m3 inputs. None has been measured against others yet. Beside each, accumulators of a lane: results and scores.
+/// Of e4m3 inputs. Beside each, accumulators of a lane: results and scores. Rows of head dim 128 alone are measured against others.
 inline constexpr std::array kTunings8{
-    Tuning{64, 64, 3, 128, 3, 3, 2, 160, false, 1},    // 32 + 64
-    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, 1},    // 48 + 64
-    Tuning{128, 128, 2, 192, 2, 2, 2, 216, false, 1},  // 64 + 96
-    Tuning{192, 128, 2, 128, 2, 2, 2, 216, false, 1},  // 64 + 64
-    Tuning{192, 192, 2, 128, 2, 2, 1, 216, false, 1},  // 96 + 64
-    Tuning{256, 256, 2, 128, 2, 2, 1, 232, false, 1},  // 128 + 64: with 216 registers the loop spills
+    Tuning{64, 64, 3, 128, 3, 3, 2, 160, false, false},    // 32 + 64
+    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, false},    // 48 + 64
+    Tuning{128, 128, 3, 128, 3, 3, 2, 160, false, false},  // 64 + 64; 2 x 192 keys up to 17 % slower, 3 x 96 keys 8 %
+    Tuning{192, 128, 2, 128, 2, 2, 2, 216, false, false},  // 64 + 64
+    Tuning{192, 192, 2, 128, 2, 2, 1, 216, false, false},  // 96 + 64
+    Tuning{256, 256, 2, 128, 2, 2, 1, 232, false, false},  // 128 + 64: with 216 registers the loop spills
 };
 
 constexpr std::span<const Tuning> tunings_of(bool eight_bit) {
   return eight_bit ? std::span<const Tuning>(kTunings8) : std::span<const Tuning>(kTunings);
 }
 
-/// The first row that takes these head dims, both at most 256. `pairs`: neighbouring query tiles see the same keys, or nearly.
-constexpr int tuning_index(std::span<const Tuning> rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, bool pairs) {
+/// The first row that takes these head dims, both at most 256, and so many query rows of a sequence: half of them under a causal mask.
+constexpr int tuning_index(std::span<const Tuning> rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
   int index = 0;
   for (const Tuning& row : rows) {
-    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && (pairs || row.cluster == 1)) break;
+    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from) break;
     ++index;
   }
   return index;
-}
-
-/// Whether they do: a CTA that waits at an edge for the other one of its cluster would cost more than sharing keys saves.
-constexpr bool sees_in_pairs(std::int64_t seq_q, bool ragged, bool causal, bool window) {
-  constexpr std::int64_t kLeast = 512, kLeastCausal = 8192;
-  return !ragged && !window && seq_q >= (causal ? kLeastCausal : kLeast);
 }
 
 /// Query heads of one kv head that share a query tile: as many as fill it, a power of two that divides `group`.

@@ -35,7 +35,7 @@ class WorkList {
   __device__ detail::TileOrder::Place of_batch(WorkTile& work) const {
     work.seq_q = params.seq_q;
     work.seq_k = params.seq_k;
-    detail::TileOrder::Place at = params.order.at(cluster(), turn);
+    detail::TileOrder::Place at = params.order.at(static_cast<int>(blockIdx.x), turn);
     if (at.head < 0) return at;
     work.batch = at.head / work_heads();
     at.head -= work.batch * work_heads();
@@ -44,7 +44,7 @@ class WorkList {
 
   /// Pairs of tiles of one sequence after the other.
   __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
-    const int index = turn / 2 * (static_cast<int>(gridDim.x) / Config::kCluster) + cluster();
+    const int index = turn / 2 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
     if (!seek(index)) return detail::TileOrder::kEnd;
     work.batch = batch;
     work.q_begin = params.cu_seqlens_q[batch];
@@ -56,10 +56,8 @@ class WorkList {
 
   /// Splits count as heads.
   __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
-  static __device__ int cluster() { return static_cast<int>(blockIdx.x) / Config::kCluster; }
-  /// Of a query tile, and of all in the cluster, which has the key tiles of all.
-  __device__ int own_tokens() const { return Config::kRowTile >> params.packed_shift; }
-  __device__ int tokens() const { return Config::kCluster * own_tokens(); }
+  /// Of a query tile.
+  __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
   static __device__ int length(const std::int32_t* cu_seqlens, int sequence, int bound) {
     return min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
@@ -96,7 +94,6 @@ class WorkList {
     const int token = at.q_tile * tokens();
     work.token = token;
     const detail::Band band = detail::make_band(params.mask, work.seq_q, work.seq_k);
-    work.token += static_cast<int>(blockIdx.x) % Config::kCluster * own_tokens();
     work.low = static_cast<int>(band.low);
     work.high = static_cast<int>(band.high);
     const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens(), work.seq_q), work.seq_k, Config::kKeyTile);
