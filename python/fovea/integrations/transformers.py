@@ -10,6 +10,10 @@ chunked attention, softcap, attention sinks and grouped-query attention give wha
 compute exactly (dropout, attention weights as an output, biases, other masks) raises NotImplementedError. Queries that see no key,
 such as padding on the left, give zeros. Training works: attention is differentiable.
 
+``model.generate_batch`` (continuous batching, transformers 5.23) takes this name too, on every device. Decode steps read its paged
+cache in place, by block tables; in steps with longer queries transformers gathers the keys first. Models with sliding windows have
+no block tables there.
+
 ``torch.compile(model, fullgraph=True)`` and ``torch.export`` trace through, with and without a cache. Nobody can look at a mask's
 values then, so a compiled model refuses masks of the model's own when it is traced, and padding between tokens when it runs.
 Without a cache and an ``attention_mask``, its positions may restart, so its attention is that of a ragged batch.
@@ -23,10 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import fovea
 from fovea._library import wants_gradients
+from fovea.integrations import _continuous_batching
 from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands
 from fovea.integrations._segments import Segments
 from fovea.integrations._traced_masks import TracedMask, traced_mask
@@ -43,6 +49,7 @@ def register(name: str = "fovea", *, implementation: str | None = None) -> None:
     """
     AttentionInterface.register(name, partial(attention_forward, implementation=implementation))
     AttentionMaskInterface.register(name, band_mask)
+    _continuous_batching.admit(name)
 
 
 def band_mask(
@@ -104,18 +111,19 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    cache: PagedAttentionCache | None = None,
     implementation: str | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention interface: query ``[batch, head, seq_q, dim]``, key and value ``[batch, kv_head, seq_k, dim]``.
 
     Lengths that are given (``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k``) count instead of the mask.
+    With a paged cache, the keys are what it has of each sequence, and the new ones.
 
     Returns:
         ``[batch, seq_q, head, dim]``, and None for the attention weights, which are never formed.
     """
-    _refuse_extras(dropout, kwargs)
-    q, k, v = (_token_major(tensor) for tensor in (query, key, value))
+    _refuse_extras(dropout, cache, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
@@ -123,6 +131,10 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
         "implementation": implementation,
     }
+    if cache is not None:
+        call = kwargs | options | {"window": _window(True, sliding_window)}
+        return _continuous_batching.over_pages(module.layer_idx, query, key, value, cache, kwargs["cu_seq_lens_q"], call), None
+    q, k, v = (_token_major(tensor) for tensor in (query, key, value))
     lengths = _lengths(q, attention_mask, kwargs)
     if lengths is not None:
         flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
@@ -189,15 +201,16 @@ def _take(tensor: Tensor, keys: slice | tuple[int, ...]) -> Tensor:
     return tensor[:, keys] if isinstance(keys, slice) else tensor[:, list(keys)]
 
 
-def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
+def _refuse_extras(dropout: float, cache: Any, kwargs: dict[str, Any]) -> None:
     """What would change the result and is not computed here."""
     if dropout:
         raise NotImplementedError(f"dropout: got {dropout}, want 0 ({_NEED_EAGER}, or model.eval())")
     if kwargs.get("output_attentions"):
         raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {_NEED_EAGER})")
-    for name in ("position_bias", "cache"):
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"{name}: got {type(kwargs[name]).__name__}, want None ({_NEED_EAGER})")
+    if kwargs.get("position_bias") is not None:
+        raise NotImplementedError(f"position_bias: got {type(kwargs['position_bias']).__name__}, want None ({_NEED_EAGER})")
+    if cache is not None and not isinstance(cache, PagedAttentionCache):
+        raise NotImplementedError(f"cache: got {type(cache).__name__}, want a PagedAttentionCache or None ({_NEED_EAGER})")
 
 
 def _lengths(q: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
