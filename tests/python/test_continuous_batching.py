@@ -96,7 +96,7 @@ def test_padding_sequences_of_a_decode_step():
     q, k, v = torch.randn(3, 4, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16)
     table = torch.tensor([[2, -1], [-1, -1], [-1, -1]], dtype=torch.int32)
     options = {"window": (None, 0), "scale": None, "softcap": 0.0, "sink": None}
-    out = _decode(q, k, v, cache, table, torch.tensor([1, 0, 0], dtype=torch.int32), options)
+    out = _decode(q, (k, v), cache, table, torch.tensor([1, 0, 0], dtype=torch.int32), options)
     torch.testing.assert_close(out[0], v[0].repeat_interleave(2, 0))
     assert not out[1:].any()
     stored = ~cache[0].isnan().all(-1).all(-1)

@@ -21,6 +21,13 @@ _MODULES = {
         "flash_attn.flash_attn_interface": "flash_attn.flash_attn_interface",
         "flash_attn_interface": "flash_attn_interface",
     },
+    "flashinfer": {
+        "flashinfer": "flashinfer",
+        "flashinfer.cascade": "flashinfer.cascade",
+        "flashinfer.decode": "flashinfer.decode",
+        "flashinfer.page": "flashinfer.page",
+        "flashinfer.prefill": "flashinfer.prefill",
+    },
     "flash_mla": {"flash_mla": "flash_mla", "flash_mla.flash_mla_interface": "flash_mla"},
 }
 
@@ -29,7 +36,8 @@ def install(package: str, *, force: bool = False) -> ModuleType:
     """Makes ``import package`` give Fovea's module of that name from now on, in this process.
 
     Args:
-        package: Which interface: "flash_attn" (2.8, and FlashAttention-3's ``flash_attn_interface`` with it) or "flash_mla".
+        package: Which interface: "flash_attn" (2.8, and FlashAttention-3's ``flash_attn_interface`` with it), "flashinfer" (0.6
+            and 0.7, attention alone) or "flash_mla".
         force: Replace the real package where it is already imported. What others took from it before stays what it was.
 
     Returns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over the paged cache of transformers' continuous batching, and what its manager has to be told to run it."""
+"""Attention over the paged cache of transformers' continuous batching, and how its manager comes to run it."""
 
 from functools import wraps
 from typing import Any
@@ -61,13 +61,14 @@ def _block_tables_on_every_device(ensure: Any) -> Any:
 
 @torch.compiler.disable
 def over_pages(
-    layer: int, q: Tensor, k: Tensor, v: Tensor, cache: PagedAttentionCache, cu_seqlens_q: Tensor, call: dict[str, Any]
+    layer: int, q: Tensor, new: tuple[Tensor, Tensor], cache: PagedAttentionCache, cu_seqlens_q: Tensor, call: dict[str, Any]
 ) -> Tensor:
     """Attention of new tokens over what the cache has of their sequences, and writes them into the cache.
 
     Args:
         layer: The layer's number.
-        q: ``[1, head, tokens, dim]``; k and v ``[1, kv_head, tokens, dim]``.
+        q: ``[1, head, tokens, dim]``.
+        new: Their keys and values ``[1, kv_head, tokens, dim]``.
         cu_seqlens_q: The sequences of the tokens.
         call: What the manager passes to every layer, and fovea's options: window, scale, softcap, sink, implementation.
 
@@ -76,11 +77,12 @@ def over_pages(
     """
     options = {name: call[name] for name in ("window", "scale", "softcap", "sink")}
     given = {name: call.get(name) for name in ("cu_seq_lens_k", "max_length_k", "block_table", "read_index", "write_index")}
-    k, v = cache.update(key_states=k, value_states=v, layer_idx=layer, kwargs=given)
+    k, v = cache.update(key_states=new[0], value_states=new[1], layer_idx=layer, kwargs=given)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
     cu_seqlens_k = given["cu_seq_lens_k"]
     if given["block_table"] is not None:
-        return _decode(q, k, v, (given["k_cache"], given["v_cache"]), given["block_table"], cu_seqlens_k.diff(), options)[None]
+        pages = given["k_cache"], given["v_cache"]
+        return _decode(q, (k, v), pages, given["block_table"], cu_seqlens_k.diff(), options)[None]
     lengths = {
         "cu_seqlens_q": cu_seqlens_q.to(torch.int32),
         "cu_seqlens_k": cu_seqlens_k,
@@ -91,12 +93,17 @@ def over_pages(
 
 
 def _decode(
-    q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], block_table: Tensor, kv_len: Tensor, options: dict[str, Any]
+    q: Tensor,
+    new: tuple[Tensor, Tensor],
+    cache: tuple[Tensor, Tensor],
+    block_table: Tensor,
+    kv_len: Tensor,
+    options: dict[str, Any],
 ) -> Tensor:
     """One token of each sequence, appended and attended from. Sequences of length 0 pad the batch: nothing of theirs is stored."""
     page = cache[0].shape[1]
     position = kv_len.long() - 1
     block = block_table.gather(1, (position.clamp(min=0) // page)[:, None])[:, 0]
     slots = torch.where(position < 0, -1, block * page + position % page)
-    fovea.paged_cache_append(k, v, *cache, slots)
+    fovea.paged_cache_append(*new, *cache, slots)
     return fovea.paged_attention(q, *cache, block_table, kv_len, **options)

@@ -133,7 +133,7 @@ def attention_forward(
     }
     if cache is not None:
         call = kwargs | options | {"window": _window(True, sliding_window)}
-        return _continuous_batching.over_pages(module.layer_idx, query, key, value, cache, kwargs["cu_seq_lens_q"], call), None
+        return _continuous_batching.over_pages(module.layer_idx, query, (key, value), cache, kwargs["cu_seq_lens_q"], call), None
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
     lengths = _lengths(q, attention_mask, kwargs)
     if lengths is not None:

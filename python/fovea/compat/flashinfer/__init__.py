@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's Python interface (0.6 and 0.7) for attention over Fovea's paged and dense attention.
+
+Names, order and defaults of arguments, layouts and results are FlashInfer's. What differs (docs/flashinfer.md has the whole table):
+
+* Tensors may be on the CPU, and float32 too; pages and head dims may have any size that Fovea's attention takes.
+* RoPE and ALiBi inside of attention, custom masks, FP4 caches and kernels of the caller's own raise NotImplementedError.
+* Workspace buffers, backends and the choice of tensor cores are taken, and change nothing: Fovea plans by itself.
+* A query that sees no key gives 0, and -inf as its lse.
+* What else FlashInfer has (latent attention, cascades, sampling, matrix products and others) is not here.
+"""
+
+from fovea.compat.flashinfer import cascade, decode, page, prefill
+from fovea.compat.flashinfer.cascade import merge_state, merge_state_in_place, merge_states
+from fovea.compat.flashinfer.decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    single_decode_with_kv_cache,
+)
+from fovea.compat.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from fovea.compat.flashinfer.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+
+__version__ = "0.7.2+fovea"
+
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "append_paged_kv_cache",
+    "cascade",
+    "decode",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+    "page",
+    "prefill",
+    "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
+]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's prefill of a batch over pages."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fovea.compat._arguments import refuse
+from fovea.compat.flashinfer._terms import NO_MASK, Output, Result, Scales, Scores, no_positions, refuse_variants
+from fovea.compat.flashinfer._wrapper import PagedWrapper, Shape
+
+_PAGES = ("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+_BUFFERS = ("qo_indptr_buf", *_PAGES)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
+    """Prefill, append or both, of a batch over pages: plan() once for the layers of a step, run() for each."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: list[Any] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
+        variant_owns_mask: bool = False,
+    ) -> None:
+        """
+        Args:
+            float_workspace_buffer: Says which device; its memory is not used.
+            kv_layout: "NHD": pages are ``[page, kv_head, dim]``. "HND": ``[kv_head, page, dim]``.
+            use_cuda_graph: Whether run() is replayed over later plans: their tensors then keep their addresses. The batch is fixed.
+            qo_indptr_buf: ``[batch + 1]``, with use_cuda_graph; the next three likewise: ``[batch + 1]``, ``[n]`` and ``[batch]``.
+            custom_mask_buf: Taken, as mask_indptr_buf: plan() refuses masks. backend: Fovea chooses.
+            jit_args: None, as jit_kwargs. variant_owns_mask: False.
+        """
+        refuse_variants(jit_args=jit_args, jit_kwargs=jit_kwargs, variant_owns_mask=variant_owns_mask)
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        super().__init__(
+            float_workspace_buffer, kv_layout, _PAGES, dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
+        )
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: torch.dtype | str = "float16",
+        kv_data_type: torch.dtype | str | None = None,
+        o_data_type: torch.dtype | str | None = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        block_tables: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        uniform_q_len: int | None = None,
+    ) -> None:
+        """Plans run() for a batch. Waits for the device where an indptr is on it: give them on the CPU, as engines have them.
+
+        Args:
+            qo_indptr: ``[batch + 1]``: rows ``qo_indptr[b]`` to ``qo_indptr[b + 1] - 1`` of q are the last tokens of sequence b.
+            paged_kv_indptr: ``[batch + 1]``; with paged_kv_indices and paged_kv_last_page_len the pages of each sequence.
+            causal: Whether a query sees the keys up to its own position only.
+            custom_mask: None, as packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr and max_item_len_ptr.
+            use_fp16_qk_reduction: Taken, as non_blocking, the rope_.., uniform_q_len, and all from seq_lens to max_sequence_kv.
+            The others are those of :class:`BatchDecodeWithPagedKVCacheWrapper`.
+        """
+        no_positions(pos_encoding_mode)
+        refuse(NO_MASK, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
+        refuse(NO_MASK, token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
+        refuse(NO_MASK, max_item_len_ptr=max_item_len_ptr)
+        heads, dims = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo)
+        self._shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
+        self._plan_pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
+        self._plan_queries("qo_indptr_buf", qo_indptr)
+        self._batch_invariant = disable_split_kv or fixed_split_size is not None
+        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: Tensor | float | None = None,
+        k_scale: Tensor | float | None = None,
+        v_scale: Tensor | float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        kv_cache_sf: Tensor | tuple[Tensor, Tensor] | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        use_fp16_softmax: bool | None = None,
+        uses_spcompress: bool | None = None,
+    ) -> Result:
+        """Attention as planned. Waits for nothing.
+
+        Args:
+            q: ``[total_q, head, dqk]``.
+            lse_base: "log2" or "ln". lse_layout: "NH" for ``[total_q, head]``, "HN" for ``[head, total_q]``.
+            enable_pdl: Taken, as use_fp16_softmax and uses_spcompress.
+            The others are those of :meth:`BatchDecodeWithPagedKVCacheWrapper.run`.
+
+        Returns:
+            out ``[total_q, head, dv]``, or (out, lse float32). A query that sees no key gives 0 and -inf.
+        """
+        refuse_variants(args=args, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        scores = self._planned()
+        if window_left is not None:
+            scores = scores._replace(window_left=window_left)
+        lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._max_seqlen_q or 0}
+        output = Output(out, lse, return_lse, lse_base, lse_layout)
+        return self._run_pages(q, paged_kv_cache, scores, Scales(q_scale, k_scale, v_scale), output, sink=sinks, **lengths)
+
+    def run_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+        """:meth:`run` with ``return_lse=True``."""
+        return self.run(q, paged_kv_cache, *args, return_lse=True, **options)
+
+    def forward(
+        self,
+        q: Tensor,
+        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
+        no_positions(pos_encoding_mode)
+        self._planned()
+        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    def forward_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+        """:meth:`forward` that returns the log-sum-exp too."""
+        return self.forward(q, paged_kv_cache, *args, return_lse=True, **options)
