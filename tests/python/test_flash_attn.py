@@ -260,6 +260,22 @@ def test_ragged_over_pages():
     check_ragged(out, lse.T, parts, right=0)
 
 
+@pytest.mark.parametrize("page", [None, 4])
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
+def test_ragged_queries_over_a_cache(mask, page):
+    given, expected = MASKS[mask]
+    cache = Cache([5, 0, 12], 12, page)
+    q, counts = torch.randn(8, 4, 16), [3, 1, 4]
+    options = {"page_table": cache.options["block_table"]} if page else {}
+    call = {"cache_seqlens": cache.counts, "cu_seqlens_q": lengths(counts), "max_seqlen_q": 4, **options, **given}
+    out, lse, *_ = flash_attn_3.flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, return_softmax_lse=True, **call)
+    assert lse.shape == (4, 8) and lse.is_contiguous()
+    keys = [(cache.k[row, :count], cache.v[row, :count]) for row, count in enumerate(cache.counts.tolist())]
+    check_ragged(out, lse.T, [(part, *kv) for part, kv in zip(q.split(counts), keys, strict=True)], **expected)
+    with pytest.raises(NotImplementedError, match=r"^k: got Tensor, want None \(with cu_seqlens_q nothing is appended\)$"):
+        flash_attn_3.flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, q, q, **call)
+
+
 def test_combine():
     q, k, v = inputs((3, 8))
     halves = [fovea.attention(q, k[:, part], v[:, part], return_lse=True) for part in (slice(0, 5), slice(5, 8))]
@@ -302,7 +318,7 @@ def test_flash_mla(dims):
         (flash_attn_3.flash_attn_func, {"attention_chunk": 4}, "^attention_chunk: got 4, want 0"),
         (flash_attn.flash_attn_with_kvcache, {"cache_leftpad": lengths([1])}, "^cache_leftpad: got Tensor"),
         (flash_attn_3.flash_attn_with_kvcache, {"k_descale": torch.ones(2, 2)}, "^k_descale: got Tensor"),
-        (flash_attn_3.flash_attn_with_kvcache, {"cu_seqlens_q": lengths([1])}, "^cu_seqlens_q: got Tensor"),
+        (flash_attn_3.flash_attn_with_kvcache, {"cu_seqlens_k_new": lengths([1])}, "^cu_seqlens_k_new: got Tensor"),
     ],
 )
 def test_what_is_not_computed(function, options, message):
@@ -365,24 +381,3 @@ def test_compile():
     qkv, cu = torch.randn(12, 3, 2, 16, requires_grad=True), lengths([5, 7])
     got, want = (torch.autograd.grad(function(qkv, cu), qkv)[0] for function in (compiled, loss))
     torch.testing.assert_close(got, want)
-
-
-# ---- padding -----------------------------------------------------------------------------------------------------------------
-
-
-def test_padding_and_back():
-    states = torch.randn(3, 5, 4, requires_grad=True)
-    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [1, 1, 1, 1, 1]])
-    flat, indices, cu, longest, used = flash_attn.bert_padding.unpad_input(states, mask)
-    assert torch.equal(flat, states[mask.bool()]) and cu.tolist() == [0, 3, 5, 10] and cu.dtype == torch.int32
-    assert (
-        longest == 5
-        and used.tolist() == [3, 2, 5]
-        and torch.equal(flash_attn.bert_padding.index_first_axis(states.flatten(0, 1), indices), flat)
-    )
-    back = flash_attn.bert_padding.pad_input(flat, indices, 3, 5)
-    assert torch.equal(back, torch.where(mask.bool()[..., None], states, 0.0))
-    back.sum().backward()
-    assert torch.equal(states.grad, mask[..., None].expand(3, 5, 4).float())
-    kept = flash_attn.bert_padding.unpad_input(states, mask, torch.tensor([[0, 0, 0, 1, 0], [0] * 5, [0] * 5]))
-    assert kept[2].tolist() == [0, 4, 6, 11] and kept[4].tolist() == [3, 2, 5]

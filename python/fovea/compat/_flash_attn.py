@@ -169,6 +169,23 @@ def cached(q: Tensor, cache: Cache, scores: Scores, new: New | None) -> tuple[Te
     return out.unflatten(0, (batch, seq_q)), lse.unflatten(0, (batch, seq_q)).transpose(1, 2).contiguous()
 
 
+def ragged_over_cache(
+    q: Tensor, cache: Cache, scores: Scores, cu_seqlens_q: Tensor, max_seqlen_q: Tensor | int | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of a ragged batch q ``[total_q, head, dim]`` over a cache: out like q and lse ``[head, total_q]``."""
+    for name, tensor, axes in (
+        ("q", q, "total_q, head, head_dim"),
+        ("k_cache", cache.k, "batch or blocks, seq or page, head, head_dim"),
+        ("v_cache", cache.v, "batch or blocks, seq or page, head, head_dim"),
+    ):
+        check_axes(name, tensor, axes)
+    batch = len(cu_seqlens_q) - 1
+    given = rows(q), cache.k, cache.v, cache.table(batch), cache.lengths(batch, False), cu_seqlens_q
+    bounds = {"max_seqlen_q": bound(max_seqlen_q) or 0}
+    out, lse = run(paged_attention, *given, return_lse=True, **bounds, **scores.options(q.shape[-1]))
+    return out, lse.transpose(0, 1).contiguous()
+
+
 def _append(cache: Cache, table: Tensor, lengths: Tensor, new: New) -> None:
     check_axes("k", new.k, "batch, seq_new, kv_head, head_dim")
     check_axes("v", new.v, "batch, seq_new, kv_head, head_dim")

@@ -42,6 +42,15 @@ def custom_paged_attn(
         raise ValueError(f"query_lens: got {sum(query_lens)} rows in all, want {len(query)} (query.shape[0])")
     ends = torch.tensor([0, *query_lens]).cumsum(0).to(query.device, torch.int32)
     lengths = torch.tensor(kv_lens, dtype=torch.int32, device=query.device)
-    bounds = {"max_seqlen_q": max(query_lens, default=0), "max_kv_len": max(kv_lens, default=0)}
-    tensors = (rows(query), key_cache, value_cache, rows(block_tables.to(torch.int32)), lengths, ends)
-    return paged_attention(*tensors, **bounds, scale=scale, softcap=max(soft_cap, 0.0))
+    return paged_attention(
+        rows(query),
+        key_cache,
+        value_cache,
+        rows(block_tables.to(torch.int32)),
+        lengths,
+        ends,
+        max_seqlen_q=max(query_lens, default=0),
+        max_kv_len=max(kv_lens, default=0),
+        scale=scale,
+        softcap=max(soft_cap, 0.0),
+    )

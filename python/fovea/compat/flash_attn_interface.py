@@ -5,8 +5,8 @@ Argument names, order, defaults, layouts and results are FlashAttention-3's. Its
 ``return_attn_probs``; versions of early 2025 always returned both. What differs:
 
 * ``num_splits``, ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` are taken and change nothing: Fovea plans by itself.
-* ``qv``, ``attention_chunk``, ``seqused_q``, ``seqused_k``, ``cache_leftpad``, ``rotary_seqlens`` and ragged queries or new keys
-  over a cache raise NotImplementedError.
+* ``qv``, ``attention_chunk``, ``seqused_q``, ``seqused_k``, ``cache_leftpad``, ``rotary_seqlens`` and ragged new keys raise
+  NotImplementedError, as do new keys together with ragged queries.
 * ``q_descale`` and its like are the scales of float8_e4m3fn tensors. Over a cache they raise NotImplementedError.
 * What ``fovea.compat.flash_attn`` says of devices, dtypes, pages and gradients holds here too.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fovea._merge import merge_states
 from fovea.compat._arguments import check, refuse, run
-from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense
+from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense, ragged_over_cache
 
 __all__ = [
     "flash_attn_combine",
@@ -163,16 +163,24 @@ def flash_attn_with_kvcache(
 ) -> Tensor | tuple[Tensor, Tensor | None, None, None]:
     """Attention over a cache, to which k and v are appended first, as flash-attn 2's function of this name does it.
 
+    With ``cu_seqlens_q``, int32 ``[batch + 1]``, q is a ragged batch ``[total_q, head, d]``, and nothing is appended.
+
     Returns:
         out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``, None, None) with ``return_softmax_lse``:
-        FlashAttention-3 has partial results of split keys in the last two places.
+        FlashAttention-3 has partial results of split keys in the last two places. Of a ragged batch: out like q, and
+        lse ``[head, total_q]``.
     """
-    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
+    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, cu_seqlens_k_new=cu_seqlens_k_new)
     refuse(_UNEXPRESSED, rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, page_table)
     new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
-    out, lse = cached(q, cache, Scores(softmax_scale, causal, window_size, softcap), new)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    if cu_seqlens_q is None:
+        out, lse = cached(q, cache, scores, new)
+    else:
+        refuse("with cu_seqlens_q nothing is appended", k=k)
+        out, lse = ragged_over_cache(q, cache, scores, cu_seqlens_q, max_seqlen_q)
     return (out, lse, None, None) if return_softmax_lse else out
 
 

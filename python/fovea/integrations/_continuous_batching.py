@@ -15,7 +15,7 @@ try:
     from transformers.generation.continuous_batching import initialization
     from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR, group_layers_by_attn_type
 except ImportError:  # before 5.23
-    initialization = None
+    initialization = None  # type: ignore[assignment]
 
 _names: set[str] = set()
 
@@ -29,7 +29,8 @@ def admit(name: str) -> None:
     if initialization is None:
         return
     if not _names:
-        for module in (continuous_api, initialization, cache_module):
+        modules: tuple[Any, ...] = (continuous_api, initialization, cache_module)
+        for module in modules:
             module.is_flash_attention_requested = _or_ours(module.is_flash_attention_requested)
         ensure = initialization.ensure_decode_fast_path_is_available
         initialization.ensure_decode_fast_path_is_available = _block_tables_on_every_device(ensure)
@@ -76,14 +77,16 @@ def over_pages(
         ``[1, tokens, head, dim]``.
     """
     options = {name: call[name] for name in ("window", "scale", "softcap", "sink")}
-    given = {name: call.get(name) for name in ("cu_seq_lens_k", "max_length_k", "block_table", "read_index", "write_index")}
+    given: dict[str, Any] = {
+        name: call.get(name) for name in ("cu_seq_lens_k", "max_length_k", "block_table", "read_index", "write_index")
+    }
     k, v = cache.update(key_states=new[0], value_states=new[1], layer_idx=layer, kwargs=given)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
     cu_seqlens_k = given["cu_seq_lens_k"]
     if given["block_table"] is not None:
         pages = given["k_cache"], given["v_cache"]
         return _decode(q, (k, v), pages, given["block_table"], cu_seqlens_k.diff(), options)[None]
-    lengths = {
+    lengths: dict[str, Any] = {
         "cu_seqlens_q": cu_seqlens_q.to(torch.int32),
         "cu_seqlens_k": cu_seqlens_k,
         "max_seqlen_q": call.get("max_length_q"),
