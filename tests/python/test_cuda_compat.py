@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's wrappers on a CUDA device: graphs of run() replayed over later plans, and nothing in run() that waits."""
+"""Other packages' paged attention on a CUDA device: FlashInfer's wrappers in graphs and without waits, flash-attn's caches."""
 
 import pytest
 import torch
 
+import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flashinfer as flashinfer
+import plain
 from conftest import available
 from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, check
 
@@ -87,14 +89,14 @@ def test_prefill_graph():
         check(out[:total], lse[:total], pages.expect(q[:total].float().split(lengths), right=0))
 
 
-def test_run_does_not_wait():
+def test_plans_from_the_host_and_runs_do_not_wait():
     pages, cache = made([5, 40], page=16)
     _, on_gpu = queries(2)
     wrapper = Decode(on_gpu)
-    wrapper.plan(*pages.table(), *SHAPE, 16, q_data_type=DTYPE)
     sinks = torch.zeros(HEADS, device="cuda")
     torch.cuda.set_sync_debug_mode("error")  # a wait for the device raises
     try:
+        wrapper.plan(*pages.table(), *SHAPE, 16, q_data_type=DTYPE)
         wrapper.run(on_gpu, cache, return_lse=True, v_scale=0.5, sinks=sinks)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -117,3 +119,38 @@ def test_append_and_merge():
     weights = torch.softmax(lses * 0.6931471805599453, 1)
     torch.testing.assert_close(out.float(), (weights[..., None] * outs).sum(1), rtol=2e-2, atol=2e-2)
     assert lse.isfinite().all()
+
+
+@pytest.mark.parametrize("page", [None, 16])
+def test_appending_to_flash_attns_cache(page):
+    """Two new tokens of each sequence, through a block table or into a dense cache, in a graph that is replayed twice."""
+    lengths, room = [5, 0, 100], 128
+    k, v = (torch.randn(3, room, KV_HEADS, DIM).to(DTYPE) for _ in "kv")
+    q, on_gpu = (x.unflatten(0, (3, 2)) for x in queries(6))
+    caches, options = [torch.full_like(x, torch.nan) for x in (k, v)], {}
+    for cache, whole in zip(caches, (k, v), strict=True):
+        for row, length in enumerate(lengths):
+            cache[row, :length] = whole[row, :length]
+    if page:
+        table = torch.randperm(3 * room // page)
+        caches = [
+            torch.empty_like(x).view(-1, page, KV_HEADS, DIM).index_copy_(0, table, x.view(-1, page, KV_HEADS, DIM)) for x in caches
+        ]
+        options["block_table"] = table.view(3, -1).int().cuda()
+    caches, seqlens = [x.cuda() for x in caches], torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    new = [torch.stack([x[row, length : length + 2] for row, length in enumerate(lengths)]).cuda() for x in (k, v)]
+    call = {"cache_seqlens": seqlens, "causal": True, "window_size": (40, -1), "return_softmax_lse": True, **options}
+    flash_attn.flash_attn_with_kvcache(on_gpu, *caches, *new, **call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = flash_attn.flash_attn_with_kvcache(on_gpu, *caches, *new, **call)
+    for longer in (0, 2):
+        if longer:
+            seqlens += 2
+            for x, whole in zip(new, (k, v), strict=True):
+                x.copy_(torch.stack([whole[row, length + 2 : length + 4] for row, length in enumerate(lengths)]))
+        graph.replay()
+        for row, length in enumerate(lengths):
+            end = length + 2 + longer
+            want = plain.attention(q[row], k[row, :end], v[row, :end], right=0, left=40)
+            plain.check(out[row].cpu(), lse[row].T.cpu(), want)
