@@ -255,3 +255,21 @@ def test_gradients_of_a_ragged_batch():
     want = torch.autograd.grad(0.5 * torch.cat(parts), exact, dout.double())
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_compile():
+    """run() is traced with the tensors of its plan, and follows a later one."""
+    q, k = torch.randn(2, HEADS, DIM), torch.randn(2, KV_HEADS, DIM)
+    wrapper, ragged, ends = Decode(WORKSPACE), Ragged(WORKSPACE), torch.tensor([0, 1, 2])
+    ragged.plan(ends, ends, *SHAPE.values(), q_data_type="float32")
+
+    def both(q, k, cache):
+        out, lse = wrapper.run(q, cache, return_lse=True, v_scale=0.5, sinks=torch.zeros(HEADS))
+        return out + ragged.run(q, k, k), lse
+
+    torch._dynamo.reset()
+    compiled = torch.compile(both, fullgraph=True)
+    for lengths in ([5, 9], [9, 2]):
+        pages = Pages(lengths)
+        planned_decode(pages, wrapper)
+        torch.testing.assert_close(compiled(q, k, pages.cache), both(q, k, pages.cache))

@@ -80,7 +80,10 @@ class Scales(NamedTuple):
 
     def of_scores(self) -> float:
         """The product of the numbers among the first two: they multiply the scores, whatever the dtype."""
-        return math.prod(scale for scale in (self.q, self.k) if isinstance(scale, float | int))
+        factor = 1.0
+        for scale in (self.q, self.k):
+            factor *= scale if isinstance(scale, float | int) else 1.0
+        return factor
 
     def of_values(self, v: Tensor) -> float:
         """The number that multiplies out, where v's dtype has no scale of its own."""
