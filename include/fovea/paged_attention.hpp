@@ -51,7 +51,7 @@ struct PagedAttentionArgs {
 using PagedAttentionPlan = Plan<PagedAttentionArgs>;
 
 /// Errors: as plan_attention. On the CPU run() also reports lengths and (where a visible key needs them) block numbers that are out of
-/// range.
+/// range. On a device lengths are cut to their bounds, and rows that see a key of such a block become NaN.
 Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, Device device = {}, const PlanOptions& options = {});
 
 /// Writes new K and V rows into the cache: row t goes to block `slot / page`, slot `slot % page`, slot = slot_mapping[t]; -1 skips the row.

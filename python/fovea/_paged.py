@@ -102,7 +102,8 @@ def paged_attention(
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
 
     Raises:
-        ValueError: The call contradicts itself: tensor, field, value and expectation are named.
+        ValueError: The call contradicts itself: tensor, field, value and expectation are named. On the CPU that includes lengths
+            and block numbers; on a GPU rows that see a key of a block outside the cache become NaN.
         NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
 
     Source: PagedAttention (Kwon et al. 2023).

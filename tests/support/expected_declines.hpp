@@ -18,6 +18,7 @@ inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention", kSm90E
 inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward";
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
+inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
@@ -48,6 +49,7 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kPortableAttention, "scales/per-head-", "q_scale: got a value"},
     {kPortableAttention, "scales/none-", "q.dtype: got e4m3"},
     {kPortableBackward, "/f32-", "q.dtype: got f32"},
+    {kPortablePaged, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},

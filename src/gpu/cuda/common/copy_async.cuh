@@ -20,6 +20,20 @@ __device__ inline void copy_async(std::uint32_t shared, const void* from, bool p
     store_shared_128(shared, present ? *static_cast<const uint4*>(from) : uint4{});
   }
 }
+/// The first `bytes` (0, 8 or 16) of a chunk, then zeros; nothing else is read.
+__device__ inline void copy_async_part(std::uint32_t shared, const void* from, int bytes) {
+  if constexpr (kTarget >= 80) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+  } else {
+    uint4 chunk{};
+    if (bytes == 16) chunk = *static_cast<const uint4*>(from);
+    if (bytes == 8) {
+      const auto half = *static_cast<const uint2*>(from);
+      chunk = {half.x, half.y, 0, 0};
+    }
+    store_shared_128(shared, chunk);
+  }
+}
 /// The same of one that is present.
 __device__ inline void copy_async(std::uint32_t shared, const void* from) {
   if constexpr (kTarget >= 80) {
@@ -36,15 +50,21 @@ __device__ inline void copy_async_word(std::uint32_t shared, const void* from) {
     store_shared_32(shared, *static_cast<const std::uint32_t*>(from));
   }
 }
-/// The same of a chunk that is aligned to 2 bytes, at once.
-__device__ inline void copy_elements(std::uint32_t shared, const void* from, bool present) {
-  const auto* elements = static_cast<const std::uint16_t*>(from);
+/// The first `bytes` of a chunk that is aligned to its elements, unsigned integers here, at once; then zeros.
+template <class Unit>
+__device__ inline void copy_units(std::uint32_t shared, const void* from, int bytes) {
+  const auto* units = static_cast<const Unit*>(from);
+  constexpr int kUnits = 4 / sizeof(Unit);  // of a word
   std::uint32_t words[4] = {};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (present) words[i] = elements[2 * i] | static_cast<std::uint32_t>(elements[2 * i + 1]) << 16;
+  for (int i = 0; i < 4 * kUnits; ++i) {
+    if (i * static_cast<int>(sizeof(Unit)) < bytes) words[i / kUnits] |= std::uint32_t{units[i]} << (i % kUnits * 8 * sizeof(Unit));
   }
   store_shared_128(shared, {words[0], words[1], words[2], words[3]});
+}
+/// The same of a chunk of 16-bit elements.
+__device__ inline void copy_elements(std::uint32_t shared, const void* from, bool present) {
+  copy_units<std::uint16_t>(shared, from, present ? 16 : 0);
 }
 /// Ends a group of copies.
 __device__ inline void copy_async_commit() {
@@ -54,6 +74,17 @@ __device__ inline void copy_async_commit() {
 template <int kPending>
 __device__ inline void copy_async_wait() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// The same of a number of groups that only a run knows: 0, 1 or 2.
+__device__ inline void copy_async_wait(int pending) {
+  if (pending == 2) {
+    copy_async_wait<2>();
+  } else if (pending == 1) {
+    copy_async_wait<1>();
+  } else {
+    copy_async_wait<0>();
+  }
 }
 
 /// Copies rows into SwizzledRows<kColumns> by kThreads threads.

@@ -3,6 +3,7 @@
 /// that only other rows see is not finite, this is the way back.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "gpu/common/element.cuh"
@@ -10,35 +11,42 @@
 
 namespace fovea::gpu {
 
+/// Where a key and its value are; null for a key that is not a number.
+template <class Element>
+struct KeyRow {
+  const Element *k, *v;
+};
+
 template <class Element>
 struct ExactRow {
   const Element* q;                          // the row
-  const Element *k, *v;                      // row 0 of the keys and of the values
-  std::int64_t k_stride, v_stride;           // between their rows
   int head_dim_qk, head_dim_v;               // both at most 256
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
 
   /// Column 32 c + lane of sum_j 2^((s_j - maximum) * scale_log2) v_j, over the keys from `begin` to `end`; by a whole warp.
-  /// `transformed`: what becomes of a product of q and k.
-  template <class Transform>
-  __device__ void operator()(int begin, int end, float maximum, float scale_log2, const Transform& transformed,
+  /// `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and k.
+  template <class RowOf, class Transform>
+  __device__ void operator()(int begin, int end, float maximum, float scale_log2, const RowOf& row_of, const Transform& transformed,
                              float (&columns)[kColumns]) const {
 #pragma unroll
     for (float& x : columns) x = 0;
     for (int key = begin; key < end; ++key) {
+      const auto row = row_of(key);
       float score = 0;
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(k + key * k_stride, c, head_dim_qk), score);
+      for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(row.k, c, head_dim_qk), score);
       const float weight = Warp::exp2((transformed(Warp::sum_of_warp(score)) - maximum) * scale_log2);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(v + key * v_stride, c, head_dim_v), columns[c]);
+      for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(row.v, c, head_dim_v), columns[c]);
     }
   }
 
  private:
   /// Element 32 c + lane of a row, 0 past its end.
-  static __device__ float at(const Element* row, int c, int columns) {
+  template <class Of>
+  static __device__ float at(const Of* row, int c, int columns) {
     const int column = c * 32 + static_cast<int>(threadIdx.x % 32);
+    if (row == nullptr) return NAN;
     return column < columns ? to_f32(row[column]) : 0.0f;
   }
 };

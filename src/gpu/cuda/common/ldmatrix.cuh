@@ -29,4 +29,11 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uin
                : "memory");
 }
 
+/// A matrix of 8 x 8 elements, two neighbours of a row in each lane, transposed.
+__device__ inline std::uint32_t transposed(std::uint32_t matrix) {
+  std::uint32_t to;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(matrix));
+  return to;
+}
+
 }  // namespace fovea::gpu

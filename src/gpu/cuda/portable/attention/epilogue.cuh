@@ -185,17 +185,16 @@ class Epilogue {
     }
   }
   __device__ void exact(Place at, float maximum, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
-    const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head),
-                                static_cast<const Element*>(work.keys),
-                                static_cast<const Element*>(work.values),
-                                params.k.strides.row,
-                                params.v.strides.row,
-                                params.head_dim_qk,
+    const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head), params.head_dim_qk,
                                 params.head_dim_v};
     const int begin = max(max(at.token + work.low, 0), work.first * Config::kKeyTile);
     const int end = min(min(at.token + work.high + 1, work.seq_k), work.last * Config::kKeyTile);
+    const auto row_of = [&](int key) {
+      return KeyRow<Element>{static_cast<const Element*>(work.keys) + key * params.k.strides.row,
+                             static_cast<const Element*>(work.values) + key * params.v.strides.row};
+    };
     one(
-        begin, end, maximum, scale_log2, [&](float score) { return transformed(params, score); }, columns);
+        begin, end, maximum, scale_log2, row_of, [&](float score) { return transformed(params, score); }, columns);
   }
   __device__ void put(int of_row, Place at, int column, float x) const {
     if (params.splits.count > 1) {

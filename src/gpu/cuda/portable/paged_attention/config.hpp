@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernels of paged attention by cache type, head dims and rows of a query tile, and how many of a CTA's stages fit a device.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+namespace fovea::gpu::portable::paged_attention {
+
+inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
+inline constexpr int kWarpKeys = 16, kKeyTile = kWarps * kWarpKeys;  // each warp loads 16 keys of a tile
+inline constexpr int kNarrowRows = 8, kWideRows = 64;                // of a query tile
+inline constexpr int kMostStages = 4;
+
+/// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one
+/// else, 16 to a warp.
+template <class Cache_, int kHeadDim_, int kRowTile_>
+struct Config {
+  using Cache = Cache_;
+  static constexpr bool kQuantised = sizeof(Cache) == 1;
+  using Element = std::conditional_t<kQuantised, __half, Cache>;  // of products
+  static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
+  static constexpr bool kNarrow = kRowTile == kNarrowRows;
+  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kKeyTile * kRowBytes;
+  static constexpr int kStageBytes = 2 * kTileBytes;    // keys, then values
+  static constexpr int kGroups = kNarrow ? kWarps : 1;  // of keys: each has results of its own for all rows of the tile
+  static constexpr int kResultRow = kHeadDim + 4;       // floats; the padding spreads rows over banks
+  static constexpr int kResultBytes = kGroups * kRowTile * kResultRow * static_cast<int>(sizeof(float));
+  static_assert(kHeadDim % 64 == 0 && (kNarrow || kRowTile == 16 * kWarps));
+};
+
+/// Shared memory beside the ring: queries, states of rows, their factors; the work tile.
+template <class Config>
+inline constexpr int kFixedBytes = (2 * Config::kRowTile * Config::kHeadDim + (8 * Config::kGroups + 4) * Config::kRowTile + 127) / 128 *
+                                       128 +
+                                   128;
+
+/// Results of a work tile lie where its keys and values were.
+template <class Config>
+constexpr int shared_bytes(int stages) {
+  return kFixedBytes<Config> + std::max(stages * Config::kStageBytes, Config::kResultBytes);
+}
+
+/// Stages in shared memory and CTAs of a multiprocessor.
+struct Shape {
+  int stages = 0, ctas = 1;
+};
+
+/// Two CTAs where each has two stages, else one; no stage where nothing fits.
+template <class Config>
+constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor) {
+  constexpr int kReserved = 1024;  // of each CTA, by the system
+  const auto fits = [&](int stages, int ctas) {
+    const int bytes = shared_bytes<Config>(stages);
+    return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;
+  };
+  for (const int ctas : {2, 1}) {
+    for (int stages = kMostStages; stages >= (ctas == 2 ? 2 : 1); --stages) {
+      if (fits(stages, ctas)) return {stages, ctas};
+    }
+  }
+  return {};
+}
+
+}  // namespace fovea::gpu::portable::paged_attention

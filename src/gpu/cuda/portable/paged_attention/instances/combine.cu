@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/cuda/portable/paged_attention/combine.cuh"
+
+namespace fovea::gpu::portable::paged_attention {
+
+Result<void> launch_combine(const Params& params, int row_tile, bool programmatic, Stream stream) {
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>((params.parts - 1) * params.kv_heads), static_cast<unsigned>(row_tile / kWarps)),
+      .block = dim3(kThreads),
+      .programmatic = programmatic};
+  return launch(row_tile == kNarrowRows ? &combine_parts<kNarrowRows> : &combine_parts<kWideRows>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::portable::paged_attention

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernel: each CTA takes the work tiles of one part and kv head. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/portable/paged_attention/finish.cuh"
+#include "gpu/cuda/portable/paged_attention/launch.hpp"
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// Keys that a warp alone reads are its own affair; others are all threads'.
+template <class Config>
+__device__ __forceinline__ void sync_ring() {
+  if constexpr (Config::kNarrow) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says.
+template <class Config>
+__device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, const Score& score, int kv_head) {
+  Loader<Config> load(params, storage, kv_head);
+  Math<Config> math(params, storage, score);
+  const int first = storage.work.first, last = storage.work.last, ahead = params.stages - 1;
+  load.begin();
+  for (int i = 0; i < ahead; ++i) {
+    if (first + i < last) load.load(first + i, i);
+    copy_async_commit();
+  }
+  load.queries();
+  __syncthreads();
+  math.begin();
+  int stage = 0;
+  for (int tile = first; tile < last; ++tile) {
+    copy_async_wait(ahead - 1);
+    sync_ring<Config>();  // this tile has arrived, and the tile before has been read
+    if (tile + ahead < last) load.load(tile + ahead, stage == 0 ? ahead : stage - 1);
+    copy_async_commit();
+    if (ahead == 0) {
+      copy_async_wait<0>();
+      sync_ring<Config>();
+    }
+    math(tile, stage);
+    if (++stage == params.stages) stage = 0;
+  }
+  copy_async_wait<0>();
+  __syncthreads();  // results go where keys and values were
+  math.store();
+  __syncthreads();
+  Finish<Config>(params, storage, score, kv_head)();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(kThreads) attend_pages(const __grid_constant__ Params params) {
+  if constexpr (kMultiplies<typename Config::Element>) {
+    extern __shared__ __align__(128) std::byte shared[];
+    auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+    const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads, part = static_cast<int>(blockIdx.x) / params.kv_heads;
+    const bool finds = threadIdx.x < 32;
+    const Score score(params, kv_head);
+    Walk<Config::kRowTile> walk(params, part);
+    for (;;) {
+      WorkTile work;
+      const bool some = !finds || walk.next(work);
+      if (finds && some && threadIdx.x == 0) storage.work = work;
+      if (__syncthreads_and(some) == 0) break;
+      compute(params, storage, score, kv_head);
+      __syncthreads();
+    }
+    let_next_kernel_start();
+  }
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
+  const auto bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages));
+  if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, bytes); !good) return good;
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads)), .block = dim3(kThreads), .shared_bytes = bytes};
+  return launch(&attend_pages<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::portable::paged_attention

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's side of the kernels: plan.cu calls these; each of instances/ defines some of them.
+#pragma once
+
+#include "gpu/cuda/portable/paged_attention/config.hpp"
+#include "gpu/cuda/portable/paged_attention/params.hpp"
+#include "gpu/runtime.hpp"
+
+namespace fovea::gpu::portable::paged_attention {
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
+
+/// Merges the parts of query tiles of so many rows.
+Result<void> launch_combine(const Params& params, int row_tile, bool programmatic, Stream stream);
+
+}  // namespace fovea::gpu::portable::paged_attention

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp computes of a key tile: scores, softmax, values. Accumulators stay in registers.
+#pragma once
+
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/paged_attention/operands.cuh"
+#include "gpu/cuda/portable/paged_attention/score.cuh"
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// The keys that a query row sees.
+struct Seen {
+  int begin, end;
+
+  __device__ static Seen of_row(const Params& params, const WorkTile& work, int row) {
+    const int token = params.group.quotient(work.row + row);
+    return {max(token + work.low, work.begin), min(token + work.high + 1, work.end)};
+  }
+  __device__ float masked(float score, int key) const { return key >= begin && key < end ? score : -INFINITY; }
+};
+__device__ inline bool is_edge(const WorkTile& work, int tile) { return tile < work.full_first || tile >= work.full_last; }
+
+/// Rows as columns of accumulators: lanes with the same remainder by four share them.
+struct ColumnWarp : Warp {
+  static __device__ float largest_of_row(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    return x;
+  }
+  static __device__ float sum_of_row(float x) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+  }
+};
+
+/// Up to eight query rows: keys and values are the first operands. Each warp takes 16 keys of a tile, those that it has loaded.
+template <class Config>
+class NarrowMath {
+ public:
+  __device__ NarrowMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
+      : params(params_),
+        score(score_),
+        storage(storage_),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void begin() {
+    softmax.begin();
+#pragma unroll
+    for (int i = 0; i < kSteps / 2; ++i) {
+      std::uint32_t words[4];
+      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(lane % 8, lane / 8 + 4 * i)));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) queries[2 * i + j / 2][j % 2] = words[j];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane_column(lane) + r;
+      seen[r] = Seen::of_row(params, storage.work, row);
+      factor[r] = storage.factors[row];
+    }
+#pragma unroll
+    for (auto& step : out) {
+#pragma unroll
+      for (float& x : step) x = 0;
+    }
+  }
+
+  __device__ __forceinline__ void operator()(int tile, int stage) {
+    float scores[4];
+    compute_scores(scores, storage.keys(stage));
+    const int key = tile * kKeyTile + warp * kWarpKeys + lane_row(lane);
+    const bool edge = is_edge(storage.work, tile);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (Config::kQuantised) scores[i] *= factor[i / 2];
+      scores[i] = score(scores[i]);
+      if (edge) scores[i] = seen[i / 2].masked(scores[i], key + i % 2 * 8);
+    }
+    const bool grown = softmax(scores, score.scale_log2, params.zero);
+    softmax.quick = false;
+    if (grown) {
+#pragma unroll
+      for (auto& step : out) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) step[i] *= softmax.rescale[i % 2];
+      }
+    }
+    add_values(scores, storage.values(stage));
+  }
+
+  /// Results of the warp's keys.
+  __device__ __forceinline__ void store() {
+    softmax.reduce_sum();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane_column(lane) + r;
+      if (lane < 4) storage.states[warp][row] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(warp, row);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) to[Math::column(step, second, lane_row(lane))] = out[step][2 * second + r];
+      }
+    }
+  }
+
+ private:
+  using Element = typename Config::Element;
+  using Math = Operands<Config>;
+  static constexpr int kSteps = Config::kHeadDim / 16;
+
+  /// Rows 2t and 2t+1 of the lane, two keys each: keys x rows = K Q^T
+  __device__ __forceinline__ void compute_scores(float (&scores)[4], std::uint32_t keys) const {
+    float sums[2][4] = {};  // of every other step: a product waits for the one before it into the same accumulators
+#pragma unroll
+    for (int load = 0; load < Math::kLoads; ++load) {
+      typename Math::Fragments k;
+      Math::keys(k, keys, warp * kWarpKeys, load, lane);
+#pragma unroll
+      for (int i = 0; i < Math::kSteps; ++i) {
+        const int step = load * Math::kSteps + i;
+        multiply_add<Element>(sums[step % 2], k[i], queries[step][0], queries[step][1]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scores[i] = sums[0][i % 2 * 2 + i / 2] + sums[1][i % 2 * 2 + i / 2];
+  }
+
+  /// columns x rows += V^T P^T
+  __device__ __forceinline__ void add_values(const float (&p)[4], std::uint32_t values) {
+    const std::uint32_t low = transposed(packed_pair<Element>(p[0], p[2])), high = transposed(packed_pair<Element>(p[1], p[3]));
+#pragma unroll
+    for (int load = 0; load < Math::kLoads; ++load) {
+      typename Math::Fragments v;
+      Math::values(v, values, warp * kWarpKeys, load, lane);
+#pragma unroll
+      for (int i = 0; i < Math::kSteps; ++i) multiply_add<Element>(out[load * Math::kSteps + i], v[i], low, high);
+    }
+  }
+
+  const Params& params;
+  const Score& score;
+  Storage<Config>& storage;
+  const int warp, lane;
+  Seen seen[2];
+  float factor[2];
+  std::uint32_t queries[kSteps][2];
+  float out[kSteps][4];
+  OnlineSoftmax<ColumnWarp, 4> softmax;
+};
+
+/// More query rows: they are the first operand, 16 to a warp, and each warp takes all keys of a tile.
+template <class Config>
+class WideMath {
+ public:
+  __device__ WideMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
+      : params(params_),
+        score(score_),
+        storage(storage_),
+        first_row(static_cast<int>(threadIdx.x) / 32 * 16),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void begin() {
+    softmax.begin();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      seen[r] = Seen::of_row(params, storage.work, row(r));
+      factor[r] = storage.factors[row(r)];
+    }
+#pragma unroll
+    for (float& x : out) x = 0;
+  }
+
+  __device__ __forceinline__ void operator()(int tile, int stage) {
+    if (first_row >= storage.work.rows) return;
+    float scores[kScores];
+    compute_scores(scores, storage.keys(stage));
+    const int key = tile * kKeyTile + lane_column(lane);
+    const bool edge = is_edge(storage.work, tile);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if (Config::kQuantised) scores[i] *= factor[row_of(i)];
+      scores[i] = score(scores[i]);
+      if (edge) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
+    }
+    const bool grown = softmax(scores, score.scale_log2, params.zero);
+    softmax.quick = false;
+    if (grown) {
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] *= softmax.rescale[row_of(i)];
+    }
+    add_values(scores, storage.values(stage));
+  }
+
+  __device__ __forceinline__ void store() {
+    softmax.reduce_sum();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane % 4 == 0) storage.states[0][row(r)] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(0, row(r));
+#pragma unroll
+      for (int i = 2 * r; i < kOut; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) to[Math::column(i / 8, i / 4 % 2, lane_column(lane) + j)] = out[i + j];
+      }
+    }
+  }
+
+ private:
+  using Element = typename Config::Element;
+  using Math = Operands<Config>;
+  static constexpr int kScores = kKeyTile / 2, kOut = Config::kHeadDim / 2;
+
+  __device__ int row(int r) const { return first_row + lane_row(lane) + 8 * r; }
+
+  /// rows x keys = Q K^T
+  __device__ __forceinline__ void compute_scores(float (&scores)[kScores], std::uint32_t keys) const {
+    const MatrixPlace place = first_operand_place(lane);
+    const std::uint32_t queries =
+        shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(first_row + place.row, place.chunk));
+#pragma unroll
+    for (float& x : scores) x = 0;
+#pragma unroll
+    for (int load = 0; load < Math::kLoads; ++load) {
+      typename Math::Fragments q;
+#pragma unroll
+      for (int i = 0; i < Math::kSteps; ++i) {
+        load_matrices(q[i], QueryRows<Config>::advanced(queries, 16 * (load * Math::kSteps + i)));
+      }
+#pragma unroll
+      for (int n = 0; n < kKeyTile / 16; ++n) {
+        typename Math::Fragments k;
+        Math::keys(k, keys, 16 * n, load, lane);
+#pragma unroll
+        for (int i = 0; i < Math::kSteps; ++i) {
+          multiply_add<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
+          multiply_add<Element>(&scores[8 * n + 4], q[i], k[i][1], k[i][3]);
+        }
+      }
+    }
+  }
+
+  /// rows x columns += P V
+  __device__ __forceinline__ void add_values(const float (&scores)[kScores], std::uint32_t values) {
+#pragma unroll
+    for (int n = 0; n < kKeyTile / 16; ++n) {
+      std::uint32_t p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[i] = packed_pair<Element>(scores[8 * n + 2 * i], scores[8 * n + 2 * i + 1]);
+#pragma unroll
+      for (int load = 0; load < Math::kLoads; ++load) {
+        typename Math::Fragments v;
+        Math::values(v, values, 16 * n, load, lane);
+#pragma unroll
+        for (int i = 0; i < Math::kSteps; ++i) {
+          float* to = &out[8 * (load * Math::kSteps + i)];
+          multiply_add<Element>(to, p, v[i][0], v[i][2]);
+          multiply_add<Element>(to + 4, p, v[i][1], v[i][3]);
+        }
+      }
+    }
+  }
+
+  const Params& params;
+  const Score& score;
+  Storage<Config>& storage;
+  const int first_row, lane;
+  Seen seen[2];
+  float factor[2];
+  float out[kOut];
+  OnlineSoftmax<Warp, kScores> softmax;
+};
+
+template <class Config>
+using Math = std::conditional_t<Config::kNarrow, NarrowMath<Config>, WideMath<Config>>;
+
+}  // namespace fovea::gpu::portable::paged_attention

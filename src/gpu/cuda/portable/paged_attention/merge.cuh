@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Results over several groups of keys become one: of the warps of a CTA, and of the parts that share a query tile.
+#pragma once
+
+#include "gpu/common/element.cuh"
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/paged_attention/params.hpp"
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// What results relative to the maximum of `of` are multiplied by, to be relative to `maximum`.
+__device__ inline float weight_of(const RowState& of, float maximum, float scale_log2) {
+  return rescale_factor<Warp>(of.maximum, maximum, scale_log2);
+}
+
+/// A query row of the batch: token and head.
+struct ResultRow {
+  std::int64_t token;
+  int head;
+
+  /// The row-th packed row of a sequence.
+  __device__ ResultRow(const Params& params, int q_begin, int kv_head, int row) {
+    const int of_sequence = params.group.quotient(row);
+    token = q_begin + of_sequence;
+    head = kv_head * params.group.divisor + row - of_sequence * params.group.divisor;
+  }
+
+  __device__ void store_lse(const Params& params, const RowState& state, float scale_log2) const {
+    if (params.lse == nullptr) return;
+    params.lse[token * params.lse_strides.row + head * params.lse_strides.head] = lse_of(state.sum, state.maximum * scale_log2) * kLn2;
+  }
+  /// Sum of the denominator, with the sink's share.
+  __device__ float denominator(const Params& params, const RowState& state, float scale_log2) const {
+    if (params.sink == nullptr) return state.sum;
+    return state.sum + exp2f(fmaf(params.sink[head], kLog2e, -state.maximum * scale_log2));
+  }
+  __device__ void store(const Params& params, int column, float x) const {
+    const std::int64_t at = token * params.out_strides.row + head * params.out_strides.head + column;
+    if (params.bf16) {
+      from_f32(x, static_cast<__nv_bfloat16*>(params.out)[at]);
+    } else {
+      from_f32(x, static_cast<__half*>(params.out)[at]);
+    }
+  }
+};
+
+}  // namespace fovea::gpu::portable::paged_attention

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Keys and values as operands of products, from rows of 16-bit elements or of e4m3 values, which become halves exactly. One load covers 32
+/// bytes of 16 rows: one or two steps of 16 columns.
+#pragma once
+
+#include "gpu/common/codes.cuh"
+#include "gpu/cuda/common/ldmatrix.cuh"
+#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/portable/paged_attention/storage.cuh"
+
+namespace fovea::gpu::portable::paged_attention {
+
+template <class Config>
+struct Operands {
+  using Rows = CacheRows<Config>;
+  static constexpr int kSteps = Config::kQuantised ? 2 : 1;        // of a load
+  static constexpr int kLoads = Config::kHeadDim / (16 * kSteps);  // of a row
+  using Fragments = std::uint32_t[kSteps][4];
+
+  /// Keys x columns as first operand; as second ones, the first eight keys are words 0 and 2, the others 1 and 3. Of the 16 columns of a
+  /// step, e4m3 rows have 4t, 4t+1 where others have 2t, 2t+1, and 4t+2, 4t+3 where others have 2t+8, 2t+9: queries follow.
+  static __device__ __forceinline__ void keys(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
+    const MatrixPlace place = first_operand_place(lane);
+    const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
+    if constexpr (Config::kQuantised) {
+      std::uint32_t codes[4];
+      load_matrices(codes, at);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[i][j] = halves_from_e4m3(codes[2 * i + j % 2] >> (j < 2 ? 0 : 16));
+      }
+    } else {
+      load_matrices(to[0], at);
+    }
+  }
+
+  /// Columns x keys as first operand; as second ones, the first eight columns are words 0 and 2, the others 1 and 3. Which columns these
+  /// are, column() knows.
+  static __device__ __forceinline__ void values(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
+    const MatrixPlace place = Config::kQuantised ? first_operand_place(lane) : second_operand_place(lane);
+    const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
+    if constexpr (Config::kQuantised) {
+      std::uint32_t codes[4];
+      load_matrices_transposed(codes, at);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const std::uint32_t pairs = __byte_perm(codes[2 * i + j / 2], 0, 0x3120);  // of two keys, for each of two columns
+          to[i][j] = halves_from_e4m3(pairs >> (j % 2 * 16));
+        }
+      }
+    } else {
+      load_matrices_transposed(to[0], at);
+    }
+  }
+
+  /// Of a step, the index-th of the first or the second eight columns.
+  static __device__ constexpr int column(int step, int second, int index) {
+    return 16 * step + (Config::kQuantised ? 2 * index + second : 8 * second + index);
+  }
+};
+
+}  // namespace fovea::gpu::portable::paged_attention

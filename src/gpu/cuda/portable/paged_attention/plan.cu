@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Paged attention: accepts or declines, and launches.
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/portable/implementations.hpp"
+#include "gpu/cuda/portable/paged_attention/launch.hpp"
+#include "gpu/plan_state.hpp"
+#include "op/common/attention_checks.hpp"
+#include "op/paged_attention/validate.hpp"
+
+namespace fovea::gpu::portable {
+namespace paged_attention {
+namespace {
+
+using detail::declined;
+using Problem = detail::PagedAttentionProblem;
+
+constexpr std::string_view kName = "cuda.portable.paged_attention";
+
+/// A kernel, for one cache type.
+struct Entry {
+  int head_dim, row_tile;
+  Shape (*shape)(int, int);
+  Result<void> (*launch)(const Params&, int, Stream);
+};
+template <class Cache, int kHeadDim, int kRowTile>
+constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>};
+template <class Cache>
+constexpr std::array kEntries{kEntry<Cache, 64, kNarrowRows>, kEntry<Cache, 64, kWideRows>,    kEntry<Cache, 128, kNarrowRows>,
+                              kEntry<Cache, 128, kWideRows>,  kEntry<Cache, 256, kNarrowRows>, kEntry<Cache, 256, kWideRows>};
+
+const Entry& entry_of(const Problem& problem) {
+  const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
+  // A row's result does not depend on how many there are beside it, where it is not to.
+  const bool narrow = problem.max_seq_q * problem.group() <= kNarrowRows && !problem.batch_invariant;
+  const auto& entries = problem.kv_dtype == DType::e4m3  ? kEntries<__nv_fp8_e4m3>
+                        : problem.kv_dtype == DType::f16 ? kEntries<__half>
+                                                         : kEntries<__nv_bfloat16>;
+  return *std::find_if(entries.begin(), entries.end(),
+                       [&](const Entry& entry) { return entry.head_dim >= head_dim && (entry.row_tile == kNarrowRows) == narrow; });
+}
+
+Result<void> accept(const Problem& problem, const DeviceProperties& device) {
+  const bool multiplies_bf16 = device.capability >= 80;
+  if (problem.q_dtype != DType::f16 && (problem.q_dtype != DType::bf16 || !multiplies_bf16)) {
+    return declined("q.dtype", name_of(problem.q_dtype), multiplies_bf16 ? "bf16 or f16" : "f16, on compute capability 7.5");
+  }
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
+                                    {"batch", problem.batch},
+                                    {"k_cache.shape[1] (page)", problem.page}}) {
+    if (count >= kLimit) return declined(name, count, "below 2^30");
+  }
+  if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor).stages == 0) {
+    return declined("q.shape (head_dim_qk)", std::max(problem.head_dim_qk, problem.head_dim_v), "at most 128, on compute capability 7.5");
+  }
+  return {};
+}
+
+class State final : public PlanState<Problem, PagedAttentionArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties)
+      : PlanState(kName, problem, device), entry_(entry_of(problem)), programmatic_(properties.capability >= 90) {
+    const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor);
+    params_.stages = shape.stages;
+    params_.whole = problem.batch_invariant;
+    // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
+    // hardware deals out more parts than it runs at once.
+    const bool many = problem.max_seq_q * problem.group() > kWideRows;
+    const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
+    params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * (many ? kPartsOfMany : 1));
+    fill_shape();
+    if (splits()) workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState));
+  }
+
+  std::string tuning() const override {
+    std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(kKeyTile) + " tiles for head dims up to " +
+                       std::to_string(entry_.head_dim) + ", " + std::to_string(params_.stages) + " stages, keys in up to " +
+                       std::to_string(params_.parts) + " parts for each kv head";
+    for (const auto& [name, cache] : {std::pair{"k_cache", &params_.k}, {"v_cache", &params_.v}}) {
+      if (!cache->aligned) text.append(", ").append(name).append(" by single elements");
+    }
+    return text;
+  }
+
+ private:
+  static constexpr int kPartsOfMany = 4;
+
+  bool is_empty() const override { return problem_.total_q == 0 || problem_.batch == 0; }
+  bool splits() const { return !params_.whole && params_.parts > 1; }
+  /// Rows of partial results.
+  std::int64_t cells() const { return std::int64_t{2} * params_.parts * params_.kv_heads * entry_.row_tile; }
+
+  Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    const Params params = filled(args, workspace);
+    Result<void> done = entry_.launch(params, device_.ordinal, stream);
+    return done && splits() ? launch_combine(params, entry_.row_tile, programmatic_, stream) : done;
+  }
+
+  Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment,
+              const std::optional<ScaleDesc>& scale) const {
+    const auto size = static_cast<std::int64_t>(size_of(problem_.kv_dtype));
+    return {.strides = {strides.block * size, strides.token * size, strides.head * size},
+            .row_bytes = static_cast<int>(head_dim * size),
+            .aligned = alignment % 16 == 0,
+            .scale_stride = scale ? scale->head_stride : 0};
+  }
+
+  void fill_shape() {
+    const Problem& p = problem_;
+    params_.q_strides = p.q;
+    params_.out_strides = p.out;
+    params_.lse_strides = p.lse;
+    params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale);
+    params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale);
+    params_.table_stride = p.table_stride;
+    params_.page = detail::Divider(static_cast<int>(p.page));
+    params_.group = detail::Divider(static_cast<int>(p.group()));
+    params_.blocks = static_cast<int>(p.blocks);
+    params_.batch = static_cast<int>(p.batch);
+    params_.total_q = static_cast<int>(p.total_q);
+    params_.seq_q = static_cast<int>(p.max_seq_q);
+    params_.seq_k = static_cast<int>(p.max_seq_k);
+    params_.kv_heads = static_cast<int>(p.kv_heads);
+    params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
+    params_.head_dim_v = static_cast<int>(p.head_dim_v);
+    params_.bf16 = p.q_dtype == DType::bf16;
+    params_.mask = p.mask;
+    params_.scale = static_cast<float>(p.scale);
+    params_.softcap = static_cast<float>(p.softcap);
+    if (p.softcap != 0) params_.inv_softcap = in_base_2(2 * p.scale / p.softcap);
+  }
+
+  /// With what only a run knows.
+  Params filled(const PagedAttentionArgs& args, Workspace workspace) const {
+    Params params = params_;
+    params.q = args.q;
+    params.out = args.out;
+    params.k.data = static_cast<const std::byte*>(args.k_cache);
+    params.v.data = static_cast<const std::byte*>(args.v_cache);
+    params.k.scale = problem_.k_scale ? args.k_scale : nullptr;
+    params.v.scale = problem_.v_scale ? args.v_scale : nullptr;
+    params.block_table = args.block_table;
+    params.cu_seqlens_q = args.cu_seqlens_q;
+    params.kv_len = args.kv_len;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    if (splits()) {
+      params.partials.out = static_cast<float*>(workspace.data);
+      params.partials.states = reinterpret_cast<RowState*>(params.partials.out + cells() * problem_.head_dim_v);
+    }
+    return params;
+  }
+
+  const Entry& entry_;
+  bool programmatic_;
+  Params params_{};
+};
+
+detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
+  const DeviceProperties& found = *properties(device);
+  if (Result<void> good = accept(problem, found); !good) return good.error();
+  return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(std::make_shared<State>(problem, device, found));
+}
+
+constexpr detail::Implementation<detail::PagedAttention> kRow{
+    kName,
+    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 256 (7.5: 128); any page and strides",
+    detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
+                                            "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kLowestCapability, kAnyLater>,
+    plan};
+
+}  // namespace
+}  // namespace paged_attention
+
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return {&paged_attention::kRow, 1}; }
+
+}  // namespace fovea::gpu::portable

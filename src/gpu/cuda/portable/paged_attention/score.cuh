@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What becomes of a product of a query and a key.
+#pragma once
+
+#include <cfloat>
+
+#include "gpu/cuda/common/tanh.cuh"
+#include "gpu/cuda/portable/paged_attention/params.hpp"
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// Of one kv head: the scale of the keys joins that of the scores.
+struct Score {
+  float scale, softcap, inv_softcap;
+  float scale_log2;  // of scores as they enter the softmax; includes log2(e)
+  bool transform;    // scores are softcapped, or their scale is negative or not a number
+
+  __device__ Score(const Params& params, int kv_head) {
+    const float of_keys = params.k.scale == nullptr ? 1.0f : params.k.scale[kv_head * params.k.scale_stride];
+    scale = params.scale * of_keys;
+    softcap = params.softcap;
+    inv_softcap = params.inv_softcap * of_keys;
+    transform = softcap != 0 || !(scale >= 0);
+    // Above 0, so that minus infinity stays so; finite, so that 0 stays 0.
+    scale_log2 = transform ? kLog2e : fminf(fmaxf(scale * kLog2e, FLT_MIN), FLT_MAX);
+  }
+
+  __device__ __forceinline__ float operator()(float product) const {
+    if (!transform) return product;
+    return softcap == 0 ? product * scale : softcap * tanh_of(product * inv_softcap);
+  }
+};
+
+}  // namespace fovea::gpu::portable::paged_attention

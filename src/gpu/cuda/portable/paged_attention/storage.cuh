@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The shared memory of a CTA.
+#pragma once
+
+#include <cstddef>
+
+#include "gpu/cuda/common/shared.cuh"
+#include "gpu/cuda/portable/paged_attention/walk.cuh"
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// The rows of keys and values in shared memory, and of queries.
+template <class Config>
+using CacheRows = SwizzledRows<Config::kRowBytes / 2>;
+template <class Config>
+using QueryRows = SwizzledRows<Config::kHeadDim>;
+
+template <class Config>
+struct Storage {
+  alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
+  RowState states[Config::kGroups][Config::kRowTile];
+  float factors[Config::kRowTile];  // of the queries in `q`
+  alignas(128) WorkTile work;
+
+  /// Keys and values of a stage, CacheRows; stages lie behind this.
+  __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
+  __device__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTileBytes; }
+  /// Results of a row, of one group of keys: in the place of the stages.
+  __device__ float* results(int group, int row) {
+    return reinterpret_cast<float*>(this + 1) + (group * Config::kRowTile + row) * Config::kResultRow;
+  }
+};
+
+}  // namespace fovea::gpu::portable::paged_attention
