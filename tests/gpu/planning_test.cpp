@@ -3,6 +3,8 @@
 /// would take the launches.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "../latent_cases.hpp"
@@ -20,6 +22,12 @@ Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
 std::string_view device_decline(const AnyCase& entry, std::string_view implementation, const FakeDevice& device) {
   if (implementation == "cuda.portable.attention" && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
     return "q.dtype: got bf16, want f16";
+  }
+  if (implementation == kPortablePaged && device.capability < 80) {
+    const auto named = [&](std::string_view part) { return entry.name.find(part) != std::string::npos; };
+    if (named("/bf16-") && !named("/bf16-on-")) return "k_cache.dtype: got bf16, want f16";
+    constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16"};
+    return std::any_of(kLarge.begin(), kLarge.end(), named) ? "want at most 128" : "";
   }
   const bool declined =
       implementation.starts_with("cuda.sm90.") ? device.capability != 90 : implementation == kPortableBackward && device.capability < 80;

@@ -46,9 +46,9 @@ const Entry& entry_of(const Problem& problem) {
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
-  const bool multiplies_bf16 = device.capability >= 80;
-  if (problem.q_dtype != DType::f16 && (problem.q_dtype != DType::bf16 || !multiplies_bf16)) {
-    return declined("q.dtype", name_of(problem.q_dtype), multiplies_bf16 ? "bf16 or f16" : "f16, on compute capability 7.5");
+  if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
+    return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
@@ -57,7 +57,8 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
   if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor).stages == 0) {
-    return declined("q.shape (head_dim_qk)", std::max(problem.head_dim_qk, problem.head_dim_v), "at most 128, on compute capability 7.5");
+    return declined("q.shape (head_dim_qk)", std::max(problem.head_dim_qk, problem.head_dim_v),
+                    "at most 128, on a device with so little shared memory");
   }
   return {};
 }
@@ -171,7 +172,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
-    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 256 (7.5: 128); any page and strides",
+    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 256 (7.5: 128); any page",
     detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
                                             "options.batch_invariant"),
     Backend::cuda,
