@@ -58,8 +58,8 @@ Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, 
 ///
 /// k [tokens, kv_head, dqk], v [tokens, kv_head, dv], caches as above, slot_mapping i64 [tokens].
 /// Caches have the dtype of k and v, or are e4m3: then code = e4m3(value / scale), rounded to nearest even, saturated at +-448; NaN stays
-/// NaN. Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Two rows with one slot:
-/// either may win.
+/// NaN. Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Of two rows
+/// with one slot, each element is of either.
 struct PagedCacheAppendDesc {
   TensorDesc k{}, v{}, k_cache{}, v_cache{};
   std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches only; absent means 1

@@ -157,13 +157,14 @@ def paged_cache_append(
         k_cache: ``[blocks, page, kv_head, dqk]``, written in place: dtype of k, or float8_e4m3fn, which stores
             ``k / k_scale`` rounded to nearest even and saturated at 448.
         v_cache: ``[blocks, page, kv_head, dv]``, likewise.
-        slot_mapping: int64 ``[tokens]``; -1 skips a row. With the same slot twice, either row may win.
+        slot_mapping: int64 ``[tokens]``; -1 skips a row. Of two rows with one slot, each element is of either.
         k_scale: For a float8_e4m3fn cache: float32, one element or ``[kv_head]``; None is 1.
         v_scale: As ``k_scale``, for v.
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Raises:
-        ValueError: The call contradicts itself, a slot outside the cache included: nothing is written then.
+        ValueError: The call contradicts itself; on the CPU a slot outside the cache, too: nothing is written then. On a GPU such a
+            slot is skipped.
         NotImplementedError: No implementation accepts it, each with its reason.
 
     Source: PagedAttention (Kwon et al. 2023).

@@ -315,3 +315,65 @@ def test_a_cache_scale_of_zero_averages():
     out, lse = fovea.latent_attention(q, rows, table, length, cache_scale=0.0, return_lse=True)
     assert torch.equal(out, torch.zeros_like(out))
     torch.testing.assert_close(lse, torch.full_like(lse, 70.0).log(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [None, 0.03, "per head"])
+@pytest.mark.parametrize("to", ["same", torch.float8_e4m3fn])
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (40, 24), (7, 1), (64, 0)])
+def test_append(dims, to, scale, dtype):
+    """Bytes as the CPU writes them, but for the signs of NaN. Slots outside the cache are skipped, as -1 is, and nothing else is
+    written: not between the rows of a cache, nor around it."""
+    if to == "same" and scale is not None:
+        return
+    to = dtype if to == "same" else to
+    kv = [(torch.randn(40, 3, dim + 16) * torch.logspace(-6, 4, 40)[:, None, None]).to(dtype)[..., 8:-8] for dim in dims]
+    for x in kv:
+        x[3, :, :1], x[4, :, :1], x[5, :, :1] = torch.nan, torch.inf, -0.0
+    slots = torch.randperm(48)[:40]
+    known = slots.clone()
+    slots[::7], known[::7] = torch.tensor([-1, 48, 2**40, -(2**63), 2**63 - 1, -2]), -1
+    factor = scale if scale is None else torch.tensor([0.03, -2.0, 1e-30] if scale == "per head" else [scale])
+    scales = [None if factor is None else {"k_scale": factor.to(place), "v_scale": factor.to(place)} for place in ("cpu", "cuda")]
+    pools = [torch.full((8, 9, 5, dim + 16), 3.0).to(to) for dim in dims]
+    there = [pool.cuda() for pool in pools]
+
+    def views(of):
+        return [pool[1:7, :8, 1:4, : pool.shape[-1] - 16] for pool in of]
+
+    fovea.paged_cache_append(*kv, *views(pools), known, **(scales[0] or {}))
+    fovea.paged_cache_append(*(x.cuda() for x in kv), *views(there), slots.cuda(), **(scales[1] or {}))
+    for here, device in zip(pools, there, strict=True):
+        got = device.cpu()
+        torch.testing.assert_close(got.float(), here.float(), rtol=0, atol=0, equal_nan=True)
+        if to == torch.float8_e4m3fn:  # signs of zeros
+            assert torch.equal(got.view(torch.uint8)[got.float() == 0], here.view(torch.uint8)[here.float() == 0])
+
+
+def test_append_to_slots_of_its_time():
+    """In a graph: interleaved k and v, rows of a fused projection, and slots that change."""
+    qkv = torch.randn(9, 4 * 128 + 2 * 2 * 128).bfloat16().cuda()
+    k, v = (x.unflatten(1, (2, 128)) for x in qkv[:, 512:].split(256, 1))
+    pool = torch.zeros(3, 5, 2, 256, dtype=torch.bfloat16, device="cuda")
+    slots = torch.arange(9, device="cuda")
+    fovea.paged_cache_append(k, v, pool[..., :128], pool[..., 128:], slots)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fovea.paged_cache_append(k, v, pool[..., :128], pool[..., 128:], slots)
+    where = torch.tensor([14, -1, 2, 3, 9, 7, -1, 0, 1])
+    slots.copy_(where)
+    pool.zero_()
+    graph.replay()
+    want = torch.zeros(15, 2, 256, dtype=torch.bfloat16)
+    want[where[where >= 0]] = torch.cat([k, v], 2).cpu()[where >= 0]
+    assert torch.equal(pool.cpu().flatten(0, 1), want)
+
+
+def test_append_beyond_four_gigabytes():
+    if torch.cuda.mem_get_info()[0] < 12 << 30:
+        pytest.skip("needs 12 GiB of memory")
+    rows = torch.randn(3, 2, 128, device="cuda").half()
+    cache = torch.empty((5 << 30) // (2 * 2 * 128 * 16), 16, 2, 128, dtype=torch.half, device="cuda")
+    slots = cache.shape[0] * 16 - torch.tensor([1, 40, 7], device="cuda")
+    fovea.paged_cache_append(rows, rows, cache, torch.empty_like(cache), slots)
+    assert torch.equal(cache.flatten(0, 1)[slots], rows)

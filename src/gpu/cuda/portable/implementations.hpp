@@ -11,6 +11,7 @@ inline constexpr int kLowestCapability = 75;
 detail::Implementations<detail::Attention> implementations(detail::Attention);
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);

@@ -6,6 +6,7 @@
 
 #include "fovea/cache_format.hpp"
 #include "gpu/common/codes.cuh"
+#include "gpu/common/quantize.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/token.cuh"
 
 namespace fovea::gpu::portable::conversion {
@@ -118,28 +119,6 @@ __device__ inline float choose_scale(float largest, bool exact) {
   const float floored = !exact ? fmaxf(wanted, 1e-4f) : wanted == 0 ? 1.0f : wanted;
   return exact && kType == ScaleType::f32 ? floored : power_at_least(floored);
 }
-
-/// The nearest e4m3 values, ties to even, saturating.
-__device__ inline std::uint32_t e4m3_codes(float first, float second) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
-}
-
-/// Correctly rounded quotients by one scale. The steps are those of the compiler's division, with the reciprocal computed once. Tiny scales
-/// are lifted, so that the remainders below are exact.
-class Divisor {
- public:
-  __device__ explicit Divisor(float scale) : lift_(scale < 0x1p-80f ? 0x1p100f : 1.0f), scale_(scale * lift_), inverse_(1.0f / scale_) {}
-
-  __device__ float divide(float value) const {
-    const float lifted = value * lift_, first = lifted * inverse_;
-    const float second = fmaf(fmaf(-scale_, first, lifted), inverse_, first);
-    const float third = fmaf(fmaf(-scale_, second, lifted), inverse_, second);
-    return fabsf(first) < 512.0f ? third : first;  // an infinity has no remainder; quotients this large saturate
-  }
-
- private:
-  float lift_, scale_, inverse_;
-};
 
 // ---- e2m1 codes -------------------------------------------------------------------------------------------------------------
 
