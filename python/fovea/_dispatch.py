@@ -6,6 +6,7 @@ Kernels of the extension see none of this: torch's stable ABI has no way to ask 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fovea._library import typed
 
 _BELOW = torch._C._after_ADInplaceOrView_keyset
 _library = torch.library.Library("fovea", "IMPL")  # what it registers lives as long as it does
+_MOST_NOTES = 4096  # of an operator: what calls say beside their tensors
 
 
 class _Operator:
@@ -31,13 +33,14 @@ class _Operator:
         for key in ("Conjugate", "Negative"):
             _library.impl(name, self.resolve, key)
         torch.library.register_fake(f"fovea::{name}", self.fake)
+        self.short = _ShortPath(name, arguments) if hasattr(torch.ops.fovea, f"run_{name}") else None
 
     def __call__(self, *args: Any) -> None:
         """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
         try:
             if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 self.overload(*args)
-            else:
+            elif self.short is None or torch._C._len_torch_dispatch_stack() or not self.short(self, args):
                 self.run(self.overload, args, args)
         except RuntimeError as error:
             raise typed(error) from None
@@ -49,12 +52,19 @@ class _Operator:
             raise typed(error) from None
 
     def run(self, call: Callable[..., None], call_args: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        self.check_derivatives(args, args)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            call(*call_args)
+        self.mark_written(args)
+
+    def check_derivatives(self, args: tuple[Any, ...], tensors: tuple[Any, ...]) -> None:
+        """Refuses to cut the graph; `tensors` holds at least those among the arguments."""
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
             self.refuse_gradients(args)
         if forward_ad._current_level >= 0:
             refuse_tangents(self.names, args)
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            call(*call_args)
+
+    def mark_written(self, args: tuple[Any, ...]) -> None:
         torch._C._increment_version([args[at] for at in self.written if args[at] is not None])
 
     def refuse_gradients(self, args: tuple[Any, ...]) -> None:
@@ -78,6 +88,47 @@ class _Operator:
         for name, device in devices:
             if (device.type == "meta") != (devices[0][1].type == "meta"):
                 raise ValueError(f"{name}.device: got {device}, want {devices[0][1]}, as the tensors before it")
+
+
+class _LongPath(Exception):
+    """What only an operator proper can do."""
+
+
+class _ShortPath:
+    """An operator for plain tensors: what a call says beside them is noted once, as torch spends long on each argument.
+
+    Its plans are kept by the number of the note and what the tensors are like (``src/torch/plan_cache.hpp``)."""
+
+    def __init__(self, name: str, arguments: Sequence[Any]) -> None:
+        run = getattr(torch.ops.fovea, f"run_{name}")
+        self.run, self.note = run.default, getattr(torch.ops.fovea, f"note_{name}").default
+        is_tensor = [str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in arguments]
+        self.tensors = itemgetter(*(at for at, yes in enumerate(is_tensor) if yes))
+        self.others = itemgetter(*(at for at, yes in enumerate(is_tensor) if not yes))
+        self.notes: dict[Any, int] = {}
+        _library.impl(f"run_{name}", torch.library.fallthrough_kernel, "Autograd")
+        for key in ("Conjugate", "Negative"):
+            _library.impl(f"run_{name}", self.leave, key)
+        torch.library.register_fake(f"fovea::run_{name}", self.leave)
+
+    def __call__(self, operator: _Operator, args: tuple[Any, ...]) -> bool:
+        """False if the call is not for this path."""
+        tensors, others = self.tensors(args), self.others(args)
+        note = self.notes.get(others)
+        if note is None:
+            if len(self.notes) >= _MOST_NOTES:
+                return False
+            note = self.notes[others] = self.note(*others) if isinstance(others, tuple) else self.note(others)
+        operator.check_derivatives(args, tensors)
+        try:
+            self.run(tensors, note)
+        except _LongPath:
+            return False
+        operator.mark_written(args)
+        return True
+
+    def leave(self, *args: Any) -> None:
+        raise _LongPath
 
 
 def refuse_tangents(names: Sequence[str], args: Sequence[Any]) -> None:

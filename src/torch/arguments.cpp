@@ -85,15 +85,32 @@ void torch_parallel(int threads, void (*body)(void* context, int thread), void* 
 
 }  // namespace
 
+const Note::Value& Arguments::next_value() {
+  if (values_taken_ == noted_->note.values.size()) no_short_path();
+  return noted_->note.values[values_taken_++];
+}
+
+OptionalTensor Arguments::next_tensor(bool required) {
+  if (tensors_taken_ == noted_->tensors.size()) no_short_path();
+  OptionalTensor tensor = std::move(noted_->tensors[tensors_taken_++]);
+  if (required && !tensor) raise_invalid("tensors[" + std::to_string(tensors_taken_ - 1) + "]", "none", "a tensor");
+  return tensor;
+}
+
+void Arguments::no_short_path() { raise_invalid("note", "one of another operator", "one of this operator, and its tensors"); }
+
 // Not take<std::string>(): in torch 2.11 to 2.13 it leaks the string.
 std::string Arguments::text() {
+  if (noted_ != nullptr) return next_value().text;
   const auto handle = take<StringHandle>();
   const std::unique_ptr<StringOpaque, AOTITorchError (*)(StringHandle)> owner(handle, torch_delete_string);
   const char* characters = nullptr;
   std::size_t length = 0;
   TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &characters));
   TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
-  return {characters, length};
+  std::string text(characters, length);
+  key_.add(text);
+  return text;
 }
 
 double normal(double value, const char* name) {
@@ -238,9 +255,10 @@ std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_se
   return max_seqlen_q == 0 ? 1 : max_seqlen_q;
 }
 
-void follow_torch_threads() {
+int follow_torch_threads() {
   std::uint32_t threads = 0;
   if (requested_threads() == 0 && torch_get_num_threads(&threads) == TORCH_SUCCESS) set_num_threads(static_cast<int>(threads));
+  return num_threads();
 }
 
 void use_torch_threads(int requested) {

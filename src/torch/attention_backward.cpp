@@ -26,17 +26,17 @@ AttentionBackwardDesc describe(const BackwardCall& call) {
   return desc;
 }
 
-AttentionBackwardPlan make_plan(const BackwardCall& call, const AttentionBackwardDesc& desc) {
+auto make_plan(const BackwardCall& call) {
+  const AttentionBackwardDesc desc = describe(call);
   follow_torch_threads();
-  return value_or_raise(plan_attention_backward(desc, call_device(), call.gradients.options()));
+  return Planned(desc, value_or_raise(plan_attention_backward(desc, call_device(), call.gradients.options())));
 }
 
 }  // namespace
 
 void attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const BackwardCall call{Arguments(stack)};
-  const AttentionBackwardDesc desc = describe(call);
-  const AttentionBackwardPlan plan = make_plan(call, desc);
+  const auto& [desc, plan, device] = remembered([&] { return make_plan(call); });
   AttentionBackwardArgs args = call.gradients.pointers(desc);
   args.forward = call.forward.pointers(desc.forward);
   raise_if_failed(binding::run(plan, args));
@@ -44,7 +44,7 @@ void attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_attention_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const BackwardCall call{Arguments(stack)};
-  stack[0] = text_result(make_plan(call, describe(call)).explain());
+  stack[0] = text_result(make_plan(call).plan.explain());
 }
 
 }  // namespace fovea::binding

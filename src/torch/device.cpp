@@ -73,6 +73,8 @@ void check_device(const Tensor& tensor, const char* name) {
   raise_invalid(field(name, "device"), text(device), text(*known) + ", as the tensors before it");
 }
 
+void set_call_device(Device device) { current_call().device = device; }
+
 Device call_device() { return current_call().device.value_or(Device{}); }
 
 Stream call_stream() {

@@ -20,6 +20,9 @@ void check_device(const torch::stable::Tensor& tensor, const char* name);
 /// The CPU as long as no tensor has said otherwise.
 Device call_device();
 
+/// What the tensors of an equal call have said.
+void set_call_device(Device device);
+
 /// torch's current stream on the call's device; nothing on the CPU.
 Stream call_stream();
 

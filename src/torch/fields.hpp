@@ -228,22 +228,21 @@ struct Call : Fields<table> {
 template <class Call, auto plan>
 auto planned(const Call& call, const typename Call::Desc& desc) {
   follow_torch_threads();
-  return value_or_raise(plan(desc, call_device(), call.options()));
+  return Planned(desc, value_or_raise(plan(desc, call_device(), call.options())));
 }
 
 /// An operator whose table says all that there is to it; `plan` is the library's function.
 template <class Call, auto plan>
 void run_call(StableIValue* stack) {
   const Call call{Arguments(stack)};
-  const auto desc = call.describe();
-  const auto ready = planned<Call, plan>(call, desc);
+  const auto& [desc, ready, device] = remembered([&] { return planned<Call, plan>(call, call.describe()); });
   raise_if_failed(binding::run(ready, call.pointers(desc)));
 }
 
 template <class Call, auto plan>
 void explain_call(StableIValue* stack) {
   const Call call{Arguments(stack)};
-  stack[0] = text_result(planned<Call, plan>(call, call.describe()).explain());
+  stack[0] = text_result(planned<Call, plan>(call, call.describe()).plan.explain());
 }
 
 }  // namespace fovea::binding

@@ -25,8 +25,11 @@ LatentAttentionDesc describe(const LatentCall& call) {
   return desc;
 }
 
-LatentAttentionPlan make_plan(const LatentCall& call, const LatentAttentionDesc& desc) {
-  return planned<LatentCall, plan_latent_attention>(call, desc);
+auto make_plan(const LatentCall& call) { return planned<LatentCall, plan_latent_attention>(call, describe(call)); }
+
+/// Attending and preparing share their plans.
+const auto& prepared(const LatentCall& call) {
+  return remembered([&] { return make_plan(call); });
 }
 
 LatentAttentionArgs pointers(const LatentCall& call, const LatentAttentionDesc& desc) {
@@ -39,26 +42,24 @@ LatentAttentionArgs pointers(const LatentCall& call, const LatentAttentionDesc& 
 
 void latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const LatentCall call{Arguments(stack)};
-  const LatentAttentionDesc desc = describe(call);
-  const LatentAttentionPlan plan = make_plan(call, desc);
+  const auto& [desc, plan, device] = prepared(call);
   raise_if_failed(binding::run(plan, pointers(call, desc), call.schedule));
 }
 
 void explain_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const LatentCall call{Arguments(stack)};
-  stack[0] = text_result(make_plan(call, describe(call)).explain());
+  stack[0] = text_result(make_plan(call).plan.explain());
 }
 
 void prepare_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const LatentCall call{Arguments(stack)};
-  const LatentAttentionDesc desc = describe(call);
-  const LatentAttentionPlan plan = make_plan(call, desc);
+  const auto& [desc, plan, device] = prepared(call);
   stack[0] = torch::stable::detail::from(value_or_raise(binding::prepare(plan, pointers(call, desc))));
 }
 
 void schedule_bytes_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const LatentCall call{Arguments::of_planning(stack)};
-  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(call, describe(call))));
+  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(call).plan));
 }
 
 }  // namespace fovea::binding

@@ -37,7 +37,7 @@ auto make_plan(const Call& call, PlanFunction plan) {
   const LatentCacheConversionDesc desc{
       .rows = describe(call.rows, "rows"), .cache = describe_cache(call.cache, call.format, "cache"), .rule = call.rule};
   follow_torch_threads();
-  return value_or_raise(plan(desc, call_device(), call.options));
+  return Planned(desc, value_or_raise(plan(desc, call_device(), call.options)));
 }
 
 /// Runs with the arguments in the order that both directions have: rows, cache, slots.
@@ -98,25 +98,25 @@ LatentCacheDesc describe_cache(const Tensor& cache, const std::string& format, c
 void quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_quantize(Arguments(stack), implementation);
-  run<QuantizeLatentCacheArgs>(call, make_plan(call, plan_quantize_latent_cache));
+  run<QuantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_quantize_latent_cache); }).plan);
 }
 
 void explain_quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_quantize(Arguments(stack), implementation);
-  stack[0] = text_result(make_plan(call, plan_quantize_latent_cache).explain());
+  stack[0] = text_result(make_plan(call, plan_quantize_latent_cache).plan.explain());
 }
 
 void dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_dequantize(Arguments(stack), implementation);
-  run<DequantizeLatentCacheArgs>(call, make_plan(call, plan_dequantize_latent_cache));
+  run<DequantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_dequantize_latent_cache); }).plan);
 }
 
 void explain_dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_dequantize(Arguments(stack), implementation);
-  stack[0] = text_result(make_plan(call, plan_dequantize_latent_cache).explain());
+  stack[0] = text_result(make_plan(call, plan_dequantize_latent_cache).plan.explain());
 }
 
 }  // namespace fovea::binding

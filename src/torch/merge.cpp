@@ -29,7 +29,7 @@ std::string part_name(std::size_t index, const char* member) {
   return std::string("parts[").append(std::to_string(index)).append("].").append(member);
 }
 
-MergeStatesPlan make_plan(const Call& call) {
+auto make_plan(const Call& call) {
   if (call.outs.size() != call.lses.size()) {
     raise_invalid("lses.size (parts)", std::to_string(call.lses.size()), std::to_string(call.outs.size()) + ", as many as outs");
   }
@@ -39,7 +39,7 @@ MergeStatesPlan make_plan(const Call& call) {
         {describe(call.outs[part], part_name(part, "out").c_str()), describe(call.lses[part], part_name(part, "lse").c_str())});
   }
   follow_torch_threads();
-  return value_or_raise(plan_merge_states(desc, call_device(), call.options));
+  return Planned(desc, value_or_raise(plan_merge_states(desc, call_device(), call.options)));
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ MergeStatesPlan make_plan(const Call& call) {
 void merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_call(Arguments(stack), implementation);
-  const MergeStatesPlan plan = make_plan(call);
+  const auto& [desc, plan, device] = remembered([&] { return make_plan(call); });
   std::vector<MergeStatesArgs::Part> parts;
   parts.reserve(call.outs.size());
   for (std::size_t part = 0; part < call.outs.size(); ++part) {
@@ -59,7 +59,7 @@ void merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_merge_states(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).plan.explain());
 }
 
 }  // namespace fovea::binding

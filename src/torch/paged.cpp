@@ -20,8 +20,7 @@ PagedAttentionDesc describe(const PagedAttentionCall& call) {
 
 void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const PagedAttentionCall call{Arguments(stack)};
-  const PagedAttentionDesc desc = describe(call);
-  const PagedAttentionPlan plan = planned<PagedAttentionCall, plan_paged_attention>(call, desc);
+  const auto& [desc, plan, device] = remembered([&] { return planned<PagedAttentionCall, plan_paged_attention>(call, describe(call)); });
   PagedAttentionArgs args = call.pointers(desc);
   if (args.cu_seqlens_q == nullptr) args.cu_seqlens_q = query_lengths(call.value<"cu_seqlens_q">(), desc.block_table.shape[0]);
   raise_if_failed(binding::run(plan, args));
@@ -29,7 +28,7 @@ void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
 
 void explain_paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const PagedAttentionCall call{Arguments(stack)};
-  stack[0] = text_result(planned<PagedAttentionCall, plan_paged_attention>(call, describe(call)).explain());
+  stack[0] = text_result(planned<PagedAttentionCall, plan_paged_attention>(call, describe(call)).plan.explain());
 }
 
 void paged_cache_append(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -76,7 +76,7 @@ SparseLatentAttentionDesc::Selection describe_selection(const Selection& from, c
           .has_topk_length = from.topk_length.has_value()};
 }
 
-SparseLatentAttentionPlan make_plan(const Call& call) {
+auto make_plan(const Call& call) {
   SparseLatentAttentionDesc desc{.q = describe(call.q, "q"),
                                  .out = describe(call.out, "out"),
                                  .main = describe_selection(call.main, "main.cache", "main.indices"),
@@ -86,7 +86,12 @@ SparseLatentAttentionPlan make_plan(const Call& call) {
                                  .has_sink = call.sink.has_value()};
   if (const auto extra = call.extra.checked()) desc.extra = describe_selection(*extra, "extra.cache", "extra.indices");
   follow_torch_threads();
-  return value_or_raise(plan_sparse_latent_attention(desc, call_device(), call.options));
+  return Planned(desc, value_or_raise(plan_sparse_latent_attention(desc, call_device(), call.options)));
+}
+
+/// Attending and preparing share their plans.
+const auto& prepared(const Call& call) {
+  return remembered([&] { return make_plan(call); });
 }
 
 /// topk_length has one number for each row (flat) or sequence (paged): the first dimension of q.
@@ -113,25 +118,25 @@ SparseLatentAttentionArgs make_args(const Call& call) {
 void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_call(Arguments(stack), implementation);
-  const SparseLatentAttentionPlan plan = make_plan(call);
+  const auto& [desc, plan, device] = prepared(call);
   raise_if_failed(binding::run(plan, make_args(call), call.schedule));
 }
 
 void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).explain());
+  stack[0] = text_result(make_plan(take_call(Arguments(stack), implementation)).plan.explain());
 }
 
 void prepare_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_call(Arguments(stack), implementation);
-  const SparseLatentAttentionPlan plan = make_plan(call);
+  const auto& [desc, plan, device] = prepared(call);
   stack[0] = torch::stable::detail::from(value_or_raise(binding::prepare(plan, make_args(call))));
 }
 
 void schedule_bytes_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
-  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(take_call(Arguments::of_planning(stack), implementation))));
+  stack[0] = torch::stable::detail::from(schedule_bytes(make_plan(take_call(Arguments::of_planning(stack), implementation)).plan));
 }
 
 }  // namespace fovea::binding
