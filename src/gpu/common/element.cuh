@@ -12,6 +12,7 @@ __device__ inline float to_f32(float value) { return value; }
 __device__ inline float to_f32(__half value) { return __half2float(value); }
 __device__ inline float to_f32(__nv_bfloat16 value) { return __bfloat162float(value); }
 __device__ inline float to_f32(__nv_fp8_e4m3 value) { return static_cast<float>(value); }
+__device__ inline float to_f32(signed char value) { return value; }
 
 __device__ inline void from_f32(float value, float& to) { to = value; }
 __device__ inline void from_f32(float value, __half& to) { to = __float2half_rn(value); }

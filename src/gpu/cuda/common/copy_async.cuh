@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "gpu/cuda/common/shared.cuh"
 #include "gpu/cuda/common/target.cuh"
@@ -62,9 +63,10 @@ __device__ inline void copy_units(std::uint32_t shared, const void* from, int by
   }
   store_shared_128(shared, {words[0], words[1], words[2], words[3]});
 }
-/// The same of a chunk of 16-bit elements.
-__device__ inline void copy_elements(std::uint32_t shared, const void* from, bool present) {
-  copy_units<std::uint16_t>(shared, from, present ? 16 : 0);
+/// The same of a chunk of elements of one or two bytes.
+template <class Element>
+__device__ inline void copy_elements(std::uint32_t shared, const Element* from, bool present) {
+  copy_units<std::conditional_t<sizeof(Element) == 1, std::uint8_t, std::uint16_t>>(shared, from, present ? 16 : 0);
 }
 /// Ends a group of copies.
 __device__ inline void copy_async_commit() {
@@ -87,21 +89,25 @@ __device__ inline void copy_async_wait(int pending) {
   }
 }
 
-/// Copies rows into SwizzledRows<kColumns> by kThreads threads.
-template <int kColumns, int kRows, int kThreads>
+/// Copies rows into SwizzledRows<kColumns> by kThreads threads. What lies behind the first kUsed of these columns need not be written.
+template <int kColumns, int kRows, int kThreads, int kUsed = kColumns>
 class RowCopy {
  public:
-  /// Rows from `valid` (1 or more) on and columns from `columns` (a multiple of 8) on become zeros; nothing of them is read, and no address
-  /// lies outside of the tensor. `row_at(row)` points to a row's first element. `aligned`: all rows are, to 16 bytes; others are read by
-  /// single elements.
+  /// Rows from `valid` (1 or more) on and columns from `columns` (of whole chunks) on become zeros; nothing of them is read, and no address
+  /// lies outside of the tensor. `row_at(row)` points to a row's first element, of one or two bytes. `aligned`: all rows are, to 16 bytes;
+  /// others are read by single elements.
   template <class RowAt>
   __device__ __forceinline__ void operator()(std::uint32_t to, int valid, int columns, bool aligned, const RowAt& row_at) const {
-    if (aligned && valid >= kRows && columns == kColumns) {
+    constexpr int kSize = sizeof(*row_at(0)), kOfChunk = 16 / kSize;
+    if (aligned && valid >= kRows && kSize * columns == 2 * kUsed) {
 #pragma unroll
       for (int i = 0; i < kRows / kStep; ++i) {
-        const auto* from = row_at(row(i)) + 8 * chunk();
+        const auto* from = row_at(row(i)) + kOfChunk * chunk();
 #pragma unroll
-        for (int span = 0; span < Layout::kSpans; ++span) copy_async(place(to, i, span), from + span * Layout::kSpanBytes / 2);
+        for (int span = 0; span < Layout::kSpans; ++span) {
+          if (kUsed < kColumns && chunk() + span * Layout::kSpanChunks >= kUsed / 8) continue;
+          copy_async(place(to, i, span), from + span * Layout::kSpanBytes / kSize);
+        }
       }
       return;
     }
@@ -110,7 +116,7 @@ class RowCopy {
       const auto* from = row_at(std::min(row(i), valid - 1));
 #pragma unroll 1
       for (int span = 0; span < Layout::kSpans; ++span) {
-        const int column = 8 * (chunk() + span * Layout::kSpanChunks);
+        const int column = kOfChunk * (chunk() + span * Layout::kSpanChunks);
         const bool present = row(i) < valid && column < columns;
         const auto* chunk_from = from + (column < columns ? column : 0);
         if (aligned) {

@@ -12,9 +12,10 @@
 namespace fovea::gpu {
 
 /// Where a key and its value are; null for a key that is not a number.
-template <class Element>
+template <class Element, class ValueElement = Element>
 struct KeyRow {
-  const Element *k, *v;
+  const Element* k;
+  const ValueElement* v;
 };
 
 template <class Element>
@@ -24,7 +25,7 @@ struct ExactRow {
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
 
   /// Column 32 c + lane of sum_j 2^((s_j - maximum) * scale_log2) v_j, over the keys from `begin` to `end`; by a whole warp.
-  /// `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and k.
+  /// `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and of this key.
   template <class RowOf, class Transform>
   __device__ void operator()(int begin, int end, float maximum, float scale_log2, const RowOf& row_of, const Transform& transformed,
                              float (&columns)[kColumns]) const {
@@ -35,7 +36,7 @@ struct ExactRow {
       float score = 0;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(row.k, c, head_dim_qk), score);
-      const float weight = Warp::exp2((transformed(Warp::sum_of_warp(score)) - maximum) * scale_log2);
+      const float weight = Warp::exp2((transformed(Warp::sum_of_warp(score), key) - maximum) * scale_log2);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(row.v, c, head_dim_v), columns[c]);
     }
@@ -43,8 +44,8 @@ struct ExactRow {
 
  private:
   /// Element 32 c + lane of a row, 0 past its end.
-  template <class Of>
-  static __device__ float at(const Of* row, int c, int columns) {
+  template <class T>
+  static __device__ float at(const T* row, int c, int columns) {
     const int column = c * 32 + static_cast<int>(threadIdx.x % 32);
     if (row == nullptr) return NAN;
     return column < columns ? to_f32(row[column]) : 0.0f;

@@ -37,4 +37,23 @@ __device__ __forceinline__ void multiply_add(float* d, const std::uint32_t (&a)[
   }
 }
 
+/// The same of int8, in integers: a (16 x 32) and b (32 x 8) have two codes where 16-bit elements have one.
+__device__ __forceinline__ void multiply_add(int* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  if constexpr (kTarget >= 80) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    const auto eight_rows = [](int* half, std::uint32_t rows, std::uint32_t columns) {
+      asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+          : "+r"(half[0]), "+r"(half[1])
+          : "r"(rows), "r"(columns));
+    };
+    eight_rows(d, a[0], b0);
+    eight_rows(d, a[2], b1);
+    eight_rows(d + 2, a[1], b0);
+    eight_rows(d + 2, a[3], b1);
+  }
+}
+
 }  // namespace fovea::gpu

@@ -15,5 +15,6 @@ detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedC
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
+detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
 
 }  // namespace fovea::gpu::portable

@@ -11,6 +11,7 @@ inline constexpr int kLimit = 1 << 30;  // tokens of a tensor, and work tiles: t
 template <class Element_, Tuning kRow>
 struct TunedConfig {
   using Element = Element_;
+  using ValueElement = Element;
   static constexpr Tuning kTuning = kRow;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kBlocks = kTuning.blocks, kKeyTile = kTuning.key_tile, kStages = kTuning.stages;

@@ -194,7 +194,7 @@ class Epilogue {
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
     one(
-        begin, end, maximum, scale_log2, row_of, [&](float score) { return transformed(params, score); }, columns);
+        begin, end, maximum, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
   }
   __device__ void put(int of_row, Place at, int column, float x) const {
     if (params.splits.count > 1) {

@@ -18,7 +18,7 @@ struct Rows {
   bool aligned = false;  ///< every row, to 16 bytes
 };
 
-/// Row `row` of a head, of 16-bit elements of this type.
+/// Row `row` of a head, of elements of this type.
 template <class Element, class Pointer>
 constexpr auto* row_of_head(const Rows<Pointer>& rows, int batch, int row, int head) {
   using To = std::conditional_t<std::is_same_v<Pointer, void*>, Element, const Element>;

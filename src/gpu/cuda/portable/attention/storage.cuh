@@ -9,6 +9,8 @@
 
 namespace fovea::gpu::portable::attention {
 
+static_assert(sizeof(WorkTile) <= Tuning::kWorkBytes);
+
 /// Rows are SwizzledRows.
 template <class Config>
 struct Storage {

@@ -20,7 +20,6 @@ struct WorkTile {
   int split;
   const void *keys, *values;  // row 0 of the sequence, of the head of both
 };
-static_assert(sizeof(WorkTile) <= Tuning::kWorkBytes);
 
 template <class Config>
 class WorkFinder {
@@ -41,9 +40,8 @@ class WorkFinder {
     if (params.cu_seqlens_q != nullptr && !seek(work, q_tile)) return false;
     work.token = (query_tiles(work.seq_q) - 1 - q_tile) * tokens();
     set_keys(work);
-    using Element = typename Config::Element;
-    work.keys = row_of_head<Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
-    work.values = row_of_head<Element>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);
+    work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
+    work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);
     return true;
   }
 

@@ -99,7 +99,9 @@ class Finish {
       };
       return KeyRow<Cache>{in(params.k), in(params.v)};
     };
-    one(max(seen.begin, work.first * kKeyTile), min(seen.end, work.last * kKeyTile), maximum, score.scale_log2, row_of, score, columns);
+    one(
+        max(seen.begin, work.first * kKeyTile), min(seen.end, work.last * kKeyTile), maximum, score.scale_log2, row_of,
+        [&](float product, int) { return score(product); }, columns);
   }
 
   const Params& params;

@@ -60,7 +60,7 @@ struct ExactRow {
                                        params.head_dim_v};
     const int begin = max(max(token + work.low, 0), work.first * key_tile);
     const int end = min(min(token + work.high + 1, work.seq_k), work.last * key_tile);
-    const auto score_of = [&](float product) {
+    const auto score_of = [&](float product, int) {
       const float score = Config::k8Bit ? product * scale.factor : product;
       return Config::kTransform ? transformed(params, score) : score;
     };

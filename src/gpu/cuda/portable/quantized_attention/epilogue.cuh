@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What follows a warp's last product: lse, normalisation, scales and means of V, and the stores of the results.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/exact_row.cuh"
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/portable/quantized_attention/scales.cuh"
+#include "gpu/cuda/portable/quantized_attention/values.cuh"
+
+namespace fovea::gpu::portable::quantized_attention {
+
+template <class Config>
+class Epilogue {
+ public:
+  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2>;
+  static constexpr int kBlocks = Config::kBlocks, kOut = Config::kHeadDim / 2;
+
+  __device__ Epilogue(const Params& params_, Storage<Config>& storage_)
+      : params(params_),
+        storage(storage_),
+        work(storage_.work),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+
+  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut],
+                                             const float (&query_scale)[kBlocks]) const {
+    switch (params.out_dtype) {
+      case DType::f32: return finish<float>(softmax, out, query_scale);
+      case DType::f16: return finish<__half>(softmax, out, query_scale);
+      default: return finish<__nv_bfloat16>(softmax, out, query_scale);
+    }
+  }
+
+ private:
+  using ValueElement = typename Config::ValueElement;
+  using Exact = ExactRow<std::int8_t>;
+
+  template <class Out>
+  __device__ __forceinline__ void finish(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut],
+                                         const float (&query_scale)[kBlocks]) const {
+    // Values that a row does not see: 0 times NaN is NaN.
+    const bool leaks = work.full_first > work.first || work.full_last < work.last;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      softmax[b].reduce_sum();
+      const float scale = Scales(params, work).scale(query_scale[b], 0).log2;
+      RowPair rows{};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int token = work.token + warp_row + 16 * b + lane_row(lane) + 8 * r;
+        const float sum = keys_of(token).size() > 0 ? softmax[b].sum[r] : 0;
+        rows.lanes[r] = lanes_not_finite(out[b], r);
+        rows.maximum[r] = softmax[b].maximum[r];
+        rows.factor[r] = sum == 0 ? 0 : __fdividef(1, sum);
+        store_lse(token, sum, softmax[b].maximum[r] * scale);
+        if (token < work.seq_q) store_row<Out>(token, r, out[b], rows.factor[r]);
+      }
+      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again<Out>(params, storage, b, rows, scale);
+    }
+  }
+
+  __device__ detail::KeyRange keys_of(int token) const { return {max(token + work.low, 0), min(token + work.high + 1, work.seq_k)}; }
+
+  __device__ __forceinline__ void store_lse(int token, float sum, float base) const {
+    if (params.lse == nullptr || lane % 4 != 0 || token >= work.seq_q) return;
+    const auto at = [&](const detail::RowStrides& strides) {
+      return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + work.head * strides.head;
+    };
+    float lse = lse_of(sum, base) * kLn2;
+    if (params.lse_shift.data != nullptr && sum != 0) lse = fmaf(params.scale, params.lse_shift.data[at(params.lse_shift.strides)], lse);
+    params.lse[at(params.lse_strides)] = lse;
+  }
+
+  // ---- results --------------------------------------------------------------------------------------------------------------------
+
+  template <class Out>
+  __device__ Out* row(int token) const {
+    return attention::row_of_head<Out>(params.out, work.batch, work.q_begin + token, work.head);
+  }
+  __device__ const float* channels(const Numbers& numbers) const {
+    return numbers.data + work.batch * numbers.strides.batch + work.head / params.heads_per_kv * numbers.strides.head;
+  }
+  /// `x`: normalised, of values as they are stored. A row without keys has no part of a channel.
+  __device__ __forceinline__ float value_of(float x, float factor, int column) const {
+    if (factor == 0) return 0;
+    if constexpr (sizeof(ValueElement) == 1) x *= channels(params.v_scale)[column];
+    return params.v_mean.data != nullptr ? x + channels(params.v_mean)[column] : x;
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void store_row(int token, int r, const float (&out)[kOut], float factor) const {
+    using Place = Values<ValueElement>;
+    Out* to = row<Out>(token);
+#pragma unroll
+    for (int sixteen = 0; sixteen < Config::kHeadDim / 16; ++sixteen) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const ColumnPair pair = Place::columns(lane, sixteen, r, half);
+        Pack<Out, 2> x;
+        from_f32(value_of(out[pair.first] * Place::kUnit * factor, factor, pair.column), x.element[0]);
+        from_f32(value_of(out[pair.second] * Place::kUnit * factor, factor, pair.column + 1), x.element[1]);
+        if (params.out.aligned) {
+          store_pack(to + pair.column, x);
+        } else {
+          to[pair.column] = x.element[0];
+          to[pair.column + 1] = x.element[1];
+        }
+      }
+    }
+  }
+
+  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+
+  /// What each lane knows of its two rows.
+  struct RowPair {
+    unsigned lanes[2];  // lanes_not_finite
+    float maximum[2], factor[2];
+  };
+
+  /// The lanes whose r-th row holds something that is not finite.
+  static __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kOut], int r) {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) {
+      if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
+    }
+    return __ballot_sync(~0u, zero != 0);
+  }
+
+  /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+  template <class Out>
+  static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows, float scale) {
+    Epilogue(params, storage).template compute_rows<Out>(block, rows, scale);
+  }
+  template <class Out>
+  __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float lane_scale) const {
+    __syncwarp();  // the stores of these rows by other lanes come first
+    for (int i = 0; i < 16; ++i) {
+      const int from = i % 8 * 4, token = work.token + warp_row + 16 * block + i;
+      if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> from & 0xf) == 0) continue;
+      const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], from);
+      const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], from);
+      const float scale = __shfl_sync(~0u, lane_scale, from);
+      if (token >= work.seq_q) continue;
+      float columns[Exact::kColumns];
+      exact(token, maximum, scale, columns);
+#pragma unroll
+      for (int c = 0; c < Exact::kColumns; ++c) {
+        const int column = c * 32 + lane;
+        if (column < Config::kHeadDim) from_f32(value_of(columns[c] * factor, factor, column), row<Out>(token)[column]);
+      }
+    }
+  }
+  __device__ void exact(int token, float maximum, float scale, float (&columns)[Exact::kColumns]) const {
+    const Scales scales(params, work);
+    const float query_scale = scales.of_query(token);
+    const Exact one{attention::row_of_head<std::int8_t>(params.q, work.batch, work.q_begin + token, work.head), Config::kHeadDim,
+                    Config::kHeadDim};
+    const auto row_of = [&](int key) {
+      return KeyRow<std::int8_t, ValueElement>{static_cast<const std::int8_t*>(work.keys) + key * params.k.strides.row,
+                                               static_cast<const ValueElement*>(work.values) + key * params.v.strides.row};
+    };
+    const detail::KeyRange keys = keys_of(token);
+    one(
+        static_cast<int>(keys.begin), static_cast<int>(keys.end), maximum, scale, row_of,
+        [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const WorkTile& work;
+  const int lane, warp_row;  // of the query tile, the warp's first row
+};
+
+}  // namespace fovea::gpu::portable::quantized_attention

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's side of the kernels: plan.cu calls this; each of instances/ defines some of it.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "gpu/cuda/portable/quantized_attention/config.hpp"
+#include "gpu/cuda/portable/quantized_attention/params.hpp"
+#include "gpu/runtime.hpp"
+
+namespace fovea::gpu::portable::quantized_attention {
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+
+}  // namespace fovea::gpu::portable::quantized_attention

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a warp computes of a work tile: integer scores, softmax, values. Rows of queries are 16 to a block; accumulators stay in registers.
+#pragma once
+
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/common/ldmatrix.cuh"
+#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/quantized_attention/epilogue.cuh"
+#include "gpu/cuda/portable/quantized_attention/load.cuh"
+
+namespace fovea::gpu::portable::quantized_attention {
+
+template <class Config>
+class Math {
+ public:
+  __device__ Math(const Params& params_, Storage<Config>& storage_)
+      : params(params_),
+        storage(storage_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+
+  /// Key tiles are taken from the last to the first. Queries and the last key tile's keys are on their way.
+  __device__ __forceinline__ void operator()(const Loader<Config>& load) {
+    begin();
+    const int first = storage.work.first;
+    int stage = 0;
+    for (int tile = storage.work.last - 1; tile >= first; --tile) {
+      copy_async_wait<0>();
+      __syncthreads();  // this tile's keys have arrived, and the tile before has been read
+      if (Config::kStages == 1) {
+        load.values(tile, 0);
+      } else if (tile > first) {
+        load.keys(tile - 1, 1 - stage);
+        load.values(tile - 1, 1 - stage);
+      }
+      copy_async_commit();
+      const bool seen = sees(tile);
+      float key_scale = 0;
+      if (seen) {
+        key_scale = scales().of_key(tile * Config::kKeyTile + lane_column(lane));  // of all keys that the lane has
+        compute_scores(stage);
+      }
+      if (Config::kStages == 1) {
+        copy_async_wait<0>();
+        __syncthreads();  // this tile's values have arrived, and its keys have been read
+        if (tile > first) load.keys(tile - 1, 0);
+        copy_async_commit();
+      }
+      if (seen) {
+        take_scores(tile, key_scale);
+        add_values(stage);
+      }
+      if (Config::kStages == 2) stage = 1 - stage;
+    }
+    Epilogue<Config>(params, storage)(softmax, out, query_scale);
+  }
+
+ private:
+  using CodeRows = SwizzledRows<Config::kCodeColumns>;
+  using ValueRows = SwizzledRows<Config::kValueColumns>;
+  using ValueOperands = Values<typename Config::ValueElement>;
+  static constexpr int kBlocks = Config::kBlocks, kScores = Config::kKeyTile / 2;  // accumulators of a lane for a block
+  static constexpr int kOut = Config::kHeadDim / 2;
+
+  __device__ Scales scales() const { return {params, storage.work}; }
+
+  __device__ __forceinline__ void begin() {
+    const WorkTile& work = storage.work;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      softmax[b].begin();
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[b][i] = 0;
+      query_scale[b] = scales().of_query(min(work.token + warp_row + 16 * b + lane_row(lane), work.seq_q - 1));
+    }
+    const MatrixPlace place = first_operand_place(lane);
+    queries = shared_address(storage.q) + static_cast<std::uint32_t>(CodeRows::offset(warp_row + place.row, place.chunk));
+  }
+
+  /// Whether a row of this warp sees a key of the tile.
+  __device__ __forceinline__ bool sees(int tile) const {
+    const WorkTile& work = storage.work;
+    const int token = work.token + warp_row, key = tile * Config::kKeyTile;
+    return token < work.seq_q && key <= token + Config::kWarpRows - 1 + work.high && key + Config::kKeyTile > token + work.low;
+  }
+
+  // ---- products -----------------------------------------------------------------------------------------------------------------
+
+  /// sums (rows x key tile) = Q (rows x head dim) K^T, of codes
+  __device__ __forceinline__ void compute_scores(int stage) {
+    const MatrixPlace place = second_operand_place(lane);
+    const std::uint32_t keys = shared_address(storage.k[stage]) + static_cast<std::uint32_t>(CodeRows::offset(place.row, place.chunk));
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) sums[b][i] = 0;
+    }
+#pragma unroll
+    for (int step = 0; step < Config::kHeadDim / 32; ++step) {
+      std::uint32_t q[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) load_matrices(q[b], CodeRows::advanced(queries, 16 * step) + b * 16 * CodeRows::kRowBytes);
+#pragma unroll
+      for (int n = 0; n < Config::kKeyTile / 16; ++n) {
+        std::uint32_t k[4];
+        load_matrices(k, CodeRows::advanced(keys, 16 * step) + n * 16 * CodeRows::kRowBytes);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          multiply_add(&sums[b][8 * n], q[b], k[0], k[1]);
+          multiply_add(&sums[b][8 * n + 4], q[b], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  /// out (rows x head dim) += P (rows x key tile) V
+  __device__ __forceinline__ void add_values(int stage) {
+    constexpr int kTiles = ValueOperands::kTiles;
+    const MatrixPlace place = first_operand_place(lane);
+    const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
+#pragma unroll
+    for (int step = 0; step < Config::kKeyTile / 16; ++step) {
+#pragma unroll
+      for (int n = 0; n < Config::kHeadDim / (8 * kTiles); ++n) {
+        std::uint32_t loaded[4], v[kTiles][2];
+        load_matrices_transposed(loaded, ValueRows::advanced(values, 16 * n) + step * 16 * ValueRows::kRowBytes);
+        ValueOperands::operands(loaded, v);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j) multiply_add<__half>(&out[b][4 * (kTiles * n + j)], weights[b][step], v[j][0], v[j][1]);
+        }
+      }
+    }
+  }
+
+  // ---- softmax ------------------------------------------------------------------------------------------------------------------
+
+  /// Sums become weights, and `out` relative to the same maximum: block by block, which takes fewer registers.
+  __device__ __forceinline__ void take_scores(int tile, float key_scale) {
+    const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const ScoreScale scale = scales().scale(query_scale[b], key_scale);
+      float scores[kScores];
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(sums[b][i]) * scale.unit;
+      if (edge) mask(scores, warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
+      const bool grown = softmax[b](scores, scale.log2, params.zero);
+      softmax[b].quick = false;  // the registers that remembering it takes are dearer than what it saves
+#pragma unroll
+      for (int i = 0; i < kScores; i += 2) weights[b][i / 8][i / 2 % 4] = packed_pair<__half>(scores[i], scores[i + 1]);
+      if (!grown) continue;
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
+    }
+  }
+
+  /// `first_row`: of the query tile, the lane's first row of the block.
+  __device__ __forceinline__ void mask(float (&block)[kScores], int first_row, int key) const {
+    const WorkTile& work = storage.work;
+    const int column = key + lane_column(lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int token = work.token + first_row + 8 * r;
+      const int begin = max(token + work.low, 0) - column, end = min(token + work.high + 1, work.seq_k) - column;
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
+        if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) block[i] = -INFINITY;
+      }
+    }
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int lane, warp_row;     // of the query tile, the warp's first row
+  std::uint32_t queries;        // address of what the lane names of the warp's rows
+  float query_scale[kBlocks];   // of both rows of the lane
+  int sums[kBlocks][kScores];
+  std::uint32_t weights[kBlocks][kScores / 8][4];
+  float out[kBlocks][kOut];
+  OnlineSoftmax<Warp, kScores> softmax[kBlocks];
+};
+
+}  // namespace fovea::gpu::portable::quantized_attention
