@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/schedule.hpp"
 
-#include "cpu/carver.hpp"
+#include "op/common/carver.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -145,7 +145,7 @@ ScheduleBounds schedule_bounds(const Setup& setup) {
 
 WorkspaceMap map_workspace(const Setup& setup, std::byte* base) {
   const ScheduleBounds bounds = schedule_bounds(setup);
-  Carver carver(base);
+  detail::Carver carver(base);
   WorkspaceMap map{};
   map.next = carver.take<std::int32_t>(1);
   map.entries = carver.take<WorkEntry>(bounds.entries);
@@ -161,7 +161,7 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   const Extents extents(setup);
   const Tuning& tuning = setup.tuning;
   const std::int64_t operand = setup.attention->operand_bytes;
-  Carver carver(base);
+  detail::Carver carver(base);
   Scratch s{};
   s.q = carver.take<std::byte>(extents.item_rows * extents.q_stride * setup.attention->qk_bytes());
   s.acc = carver.take<float>(extents.item_rows * extents.acc_stride);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention_backward/setup.hpp"
 
-#include "cpu/carver.hpp"
+#include "op/common/carver.hpp"
 
 namespace fovea::cpu {
 
@@ -42,7 +42,7 @@ BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
 
 BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base) {
   const detail::AttentionCore& core = setup.forward.core;
-  Carver carver(base);
+  detail::Carver carver(base);
   BackwardWorkspace map{};
   map.next = carver.take<std::int32_t>(2);
   map.order = carver.take<std::int32_t>(core.batch);
@@ -62,7 +62,7 @@ BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base
   const BackwardTuning& t = setup.tuning;
   const std::int64_t operand = setup.forward.attention->operand_bytes, tile = std::max(t.q_tile, t.kv_tile);
   const bool f32 = operand == sizeof(float);
-  Carver carver(base);
+  detail::Carver carver(base);
   const auto operands = [&](std::int64_t count) { return carver.take<std::byte>(count * operand); };
   BackwardScratch s{};
   s.q_rows = carver.take<Row>(e.queries);

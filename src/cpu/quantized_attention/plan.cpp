@@ -3,9 +3,9 @@
 
 #include <array>
 
-#include "cpu/carver.hpp"
 #include "cpu/implementations.hpp"
 #include "cpu/quantized_attention/quantize.hpp"
+#include "op/quantized_attention/between.hpp"
 #include "op/quantized_attention/validate.hpp"
 
 namespace fovea::cpu {
@@ -84,48 +84,20 @@ class QuantizeState final : public detail::PlanState<typename Operation::Args> {
   Quantizer with_;
 };
 
-/// Buffers between the steps of quantize_and_attend. They lie in the workspace, before the workspace of the attention.
-struct Between {
-  std::int8_t *q = nullptr, *k = nullptr;
-  std::byte *v = nullptr, *rest = nullptr;
-  float *q_scale = nullptr, *k_scale = nullptr, *k_mean = nullptr, *lse_shift = nullptr, *v_scale = nullptr, *v_mean = nullptr;
-};
-
-Between map_between(const QuantizeAndAttendProblem& problem, std::size_t rest, std::byte* base, std::size_t* bytes = nullptr) {
-  Carver carver(base);
-  const auto floats = [&](std::int64_t count) { return count > 0 ? carver.take<float>(count) : nullptr; };
-  Between b{};
-  b.q = carver.take<std::int8_t>(problem.q_int8);
-  b.k = carver.take<std::int8_t>(problem.k_int8);
-  b.v = carver.take<std::byte>(problem.v_bytes);
-  b.q_scale = floats(problem.q_scale);
-  b.k_scale = floats(problem.k_scale);
-  b.k_mean = floats(problem.k_mean);
-  b.lse_shift = floats(problem.lse_shift);
-  b.v_scale = floats(problem.v_scale);
-  b.v_mean = floats(problem.v_mean);
-  b.rest = carver.take<std::byte>(static_cast<std::int64_t>(rest));
-  if (bytes != nullptr) *bytes = carver.bytes();
-  return b;
-}
-
 class WholeState final : public detail::PlanState<QuantizeAndAttendArgs> {
  public:
   WholeState(std::string_view name, const QuantizeAndAttendProblem& problem, const Setup& setup, const Kernels& kernels)
       : problem_(problem), setup_(setup), with_{&kernels, setup.threads}, attention_bytes_(map_workspace(setup, nullptr).bytes) {
     implementation = name;
-    map_between(problem, attention_bytes_, nullptr, &workspace_bytes);
+    detail::map_between(problem, attention_bytes_, nullptr, &workspace_bytes);
   }
   Result<void> prepare(const QuantizeAndAttendArgs& args, Workspace workspace, Stream) const override { return check(args, workspace); }
   Result<void> run(const QuantizeAndAttendArgs& args, Workspace workspace, Stream, bool) const override {
     if (Result<void> good = check(args, workspace); !good) return good;
-    const Between t = map_between(problem_, attention_bytes_, static_cast<std::byte*>(workspace.data));
-    quantize_qk_int8(with_, problem_.qk,
-                     {args.q, args.k, t.q, t.k, t.q_scale, t.k_scale, t.k_mean, t.lse_shift, args.cu_seqlens_q, args.cu_seqlens_k});
-    quantize_v(with_, problem_.v, {args.v, t.v, t.v_scale, t.v_mean, args.cu_seqlens_k}, args.cu_seqlens_q);
-    const QuantizedAttentionArgs attention{t.q,       t.k,      t.v,      args.out,    t.q_scale,         t.k_scale,
-                                           t.v_scale, t.v_mean, args.lse, t.lse_shift, args.cu_seqlens_q, args.cu_seqlens_k};
-    attend(setup_, make_call(attention), t.rest);
+    const detail::Between t = detail::map_between(problem_, attention_bytes_, static_cast<std::byte*>(workspace.data));
+    quantize_qk_int8(with_, problem_.qk, t.qk(args));
+    quantize_v(with_, problem_.v, t.values(args), args.cu_seqlens_q);
+    attend(setup_, make_call(t.attention(args)), t.rest);
     return {};
   }
   std::string tuning() const override { return "quantised first; " + describe(setup_); }

@@ -15,6 +15,9 @@ detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedC
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
+detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8);
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV);
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
+detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend);
 
 }  // namespace fovea::gpu::portable

@@ -53,6 +53,7 @@ class Math {
       }
       if (Config::kStages == 2) stage = 1 - stage;
     }
+    copy_async_wait<0>();
     Epilogue<Config>(params, storage)(softmax, out, query_scale);
   }
 

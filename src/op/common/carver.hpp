@@ -6,7 +6,7 @@
 
 #include "fovea/device.hpp"
 
-namespace fovea::cpu {
+namespace fovea::detail {
 
 /// Hands out consecutive pieces of a buffer, or only counts when there is none.
 class Carver {
@@ -27,4 +27,4 @@ class Carver {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace fovea::cpu
+}  // namespace fovea::detail
