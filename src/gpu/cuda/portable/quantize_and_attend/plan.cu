@@ -47,8 +47,7 @@ detail::PlanResult<QuantizeAndAttendArgs> plan(const Problem& problem, Device de
   if (auto reason = quantizers::why_not(problem.v)) return *reason;
   auto attention = implementations(detail::QuantizedAttention{}).front().plan(problem.attention, device);
   if (!attention) return attention.error();
-  return std::shared_ptr<const detail::PlanState<QuantizeAndAttendArgs>>(
-      std::make_shared<State>(problem, device, std::move(*attention)));
+  return std::shared_ptr<const detail::PlanState<QuantizeAndAttendArgs>>(std::make_shared<State>(problem, device, std::move(*attention)));
 }
 
 constexpr detail::Implementation<detail::QuantizeAndAttend> kRow{

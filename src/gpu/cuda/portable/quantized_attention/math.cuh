@@ -175,9 +175,9 @@ class Math {
 
   const Params& params;
   Storage<Config>& storage;
-  const int lane, warp_row;     // of the query tile, the warp's first row
-  std::uint32_t queries;        // address of what the lane names of the warp's rows
-  float query_scale[kBlocks];   // of both rows of the lane
+  const int lane, warp_row;    // of the query tile, the warp's first row
+  std::uint32_t queries;       // address of what the lane names of the warp's rows
+  float query_scale[kBlocks];  // of both rows of the lane
   int sums[kBlocks][kScores];
   std::uint32_t weights[kBlocks][kScores / 8][4];
   float out[kBlocks][kOut];

@@ -48,8 +48,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   std::int64_t work_tiles() const { return work_tiles_; }
 
   std::string tuning() const override {
-    return std::to_string(row().row_tile()) + " x " + std::to_string(row().key_tile) + " tiles" +
-           (row().stages == 2 ? ", two stages" : "");
+    return std::to_string(row().row_tile()) + " x " + std::to_string(row().key_tile) + " tiles" + (row().stages == 2 ? ", two stages" : "");
   }
 
  private:
@@ -123,8 +122,6 @@ constexpr detail::Implementation<detail::QuantizedAttention> kRow{
 }  // namespace
 }  // namespace quantized_attention
 
-detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) {
-  return {&quantized_attention::kRow, 1};
-}
+detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) { return {&quantized_attention::kRow, 1}; }
 
 }  // namespace fovea::gpu::portable

@@ -30,11 +30,9 @@ struct Tuning {
 
 /// Of equal head dims, the row for more shared memory first. A key tile has one scale for each lane: 64 keys at most.
 inline constexpr std::array kTunings{
-    Tuning{64, 4, 2, 64, 1, 1},
-    Tuning{96, 4, 2, 64, 1, 1},
-    Tuning{128, 4, 2, 64, 2, 2},  // 163 KB and more: two CTAs
-    Tuning{128, 4, 2, 32, 1, 1},  // 64 KB and 99 KB: two CTAs
-    Tuning{256, 4, 1, 32, 1, 1},  // 64 KB: one CTA; else two
+    Tuning{64, 4, 2, 64, 1, 1},  Tuning{96, 4, 2, 64, 1, 1}, Tuning{128, 4, 2, 64, 2, 2},  // 163 KB and more: two CTAs
+    Tuning{128, 4, 2, 32, 1, 1},                                                           // 64 KB and 99 KB: two CTAs
+    Tuning{256, 4, 1, 32, 1, 1},                                                           // 64 KB: one CTA; else two
 };
 
 /// The first row for this head dim on a device with `shared_bytes` for a CTA.

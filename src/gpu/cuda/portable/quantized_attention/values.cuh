@@ -22,8 +22,8 @@ struct Values;
 
 template <>
 struct Values<__half> {
-  static constexpr int kTiles = 2;         ///< of 8 columns, in what a load of matrices holds
-  static constexpr float kUnit = 1;        ///< of the operands
+  static constexpr int kTiles = 2;   ///< of 8 columns, in what a load of matrices holds
+  static constexpr float kUnit = 1;  ///< of the operands
   static __device__ __forceinline__ void operands(const std::uint32_t (&loaded)[4], std::uint32_t (&to)[kTiles][2]) {
     to[0][0] = loaded[0];
     to[0][1] = loaded[1];

@@ -32,7 +32,7 @@ class Int8Quantizer {
   }
 
  private:
-  static constexpr int kLanes = kHeadDim == 96 ? 4 : 8;  // of a row
+  static constexpr int kLanes = kHeadDim == 96 ? 4 : 8;                                                 // of a row
   static constexpr int kChunks = kHeadDim / kChunk / kLanes, kRows = kBlockTokens * kLanes / kThreads;  // of a thread
   static_assert(kLanes * kChunks * kChunk == kHeadDim && kRows * kThreads == kBlockTokens * kLanes);
 

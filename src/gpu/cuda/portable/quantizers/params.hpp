@@ -10,10 +10,10 @@
 namespace fovea::gpu::portable::quantizers {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kChunk = 8;         ///< channels of a row that a thread takes at once
-inline constexpr int kBlockTokens = 128; ///< of a CTA that quantises: a block of q, two of k
-inline constexpr int kSliceTokens = 512; ///< of a CTA that looks at channels
-inline constexpr int kSumTokens = 16;    ///< whose sum is in f32; longer sums are in double precision
+inline constexpr int kChunk = 8;          ///< channels of a row that a thread takes at once
+inline constexpr int kBlockTokens = 128;  ///< of a CTA that quantises: a block of q, two of k
+inline constexpr int kSliceTokens = 512;  ///< of a CTA that looks at channels
+inline constexpr int kSumTokens = 16;     ///< whose sum is in f32; longer sums are in double precision
 
 /// The sequences of a batch.
 struct Batch {

@@ -54,9 +54,12 @@ template <>
 constexpr auto kHandled<detail::QuantizeV> = detail::handles<detail::QuantizeV>("ragged", "v_scale", "v_mean");
 
 template <class Operation>
-constexpr detail::Implementation<Operation> kRow{
-    kName<Operation>, "f16, bf16; head dims 64, 96, 128, 256; any strides", kHandled<Operation>, Backend::cuda,
-    unavailable<kLowestCapability, kAnyLater>, plan<Operation>};
+constexpr detail::Implementation<Operation> kRow{kName<Operation>,
+                                                 "f16, bf16; head dims 64, 96, 128, 256; any strides",
+                                                 kHandled<Operation>,
+                                                 Backend::cuda,
+                                                 unavailable<kLowestCapability, kAnyLater>,
+                                                 plan<Operation>};
 
 }  // namespace
 

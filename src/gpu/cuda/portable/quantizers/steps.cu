@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/portable/quantizers/steps.hpp"
-
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/quantizers/finish_channels.cuh"
+#include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "op/quantized_attention/validate.hpp"
 
 namespace fovea::gpu::portable::quantizers {
@@ -104,7 +103,9 @@ std::optional<Error> why_not(const detail::QuantizeVProblem& problem) {
   return std::nullopt;
 }
 
-std::size_t workspace_bytes(const detail::QuantizeQkInt8Problem& problem) { return problem.k.has_mean ? part_bytes(problem, problem.k) : 0; }
+std::size_t workspace_bytes(const detail::QuantizeQkInt8Problem& problem) {
+  return problem.k.has_mean ? part_bytes(problem, problem.k) : 0;
+}
 
 std::size_t workspace_bytes(const detail::QuantizeVProblem& problem) {
   const auto factors = static_cast<std::size_t>(problem.batch * problem.v.heads * problem.v.head_dim) * sizeof(float);
@@ -112,8 +113,7 @@ std::size_t workspace_bytes(const detail::QuantizeVProblem& problem) {
   return problem.v.has_mean ? part_bytes(problem, problem.v) : 0;
 }
 
-Result<void> launch_quantize(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args, void* workspace,
-                             Stream stream) {
+Result<void> launch_quantize(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args, void* workspace, Stream stream) {
   Int8Params params{.batch = batch_of(problem, args.cu_seqlens_q, args.cu_seqlens_k), .groups = problem.groups};
   params.q = side_of(problem.q, args.q, args.q_int8);
   params.k = side_of(problem.k, args.k, args.k_int8);

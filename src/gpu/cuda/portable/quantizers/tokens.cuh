@@ -28,7 +28,9 @@ __device__ inline int length_of(const std::int32_t* cu_seqlens, int sequence, in
 }
 
 /// A sequence of a ragged batch has the pieces from this one on.
-__device__ inline int first_piece(const std::int32_t* cu_seqlens, int sequence, int tokens) { return cu_seqlens[sequence] / tokens + sequence; }
+__device__ inline int first_piece(const std::int32_t* cu_seqlens, int sequence, int tokens) {
+  return cu_seqlens[sequence] / tokens + sequence;
+}
 
 /// The whole of a sequence.
 __device__ inline Tokens sequence_of(const Batch& batch, bool is_query, int sequence) {
@@ -37,8 +39,9 @@ __device__ inline Tokens sequence_of(const Batch& batch, bool is_query, int sequ
   tokens.count = tokens.end = length_of(cu, sequence, is_query ? batch.seq_q : batch.seq_k);
   if (is_query || !batch.masked) return tokens;
   const int seq_q = length_of(batch.cu_seqlens_q, sequence, batch.seq_q);
-  const detail::KeyRange seen =
-      seq_q > 0 ? detail::keys_seen_by_some(detail::make_band(batch.mask, seq_q, tokens.count), 0, seq_q, tokens.count) : detail::KeyRange{};
+  const detail::KeyRange seen = seq_q > 0
+                                    ? detail::keys_seen_by_some(detail::make_band(batch.mask, seq_q, tokens.count), 0, seq_q, tokens.count)
+                                    : detail::KeyRange{};
   tokens.begin = static_cast<int>(seen.begin);
   tokens.end = static_cast<int>(seen.end);
   return tokens;

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kThreads) encode_values(const __grid_constant_
   for (int i = 0; i < kChunk; ++i) {
     const Numbers& numbers = side.mean;
     const std::int64_t channel = (std::int64_t{tokens.sequence} * side.heads + head) * side.head_dim + column + i;
-    mean[i] = numbers.data != nullptr ? numbers.data[tokens.sequence * numbers.strides.batch + head * numbers.strides.head + column + i] : 0;
+    mean[i] =
+        numbers.data != nullptr ? numbers.data[tokens.sequence * numbers.strides.batch + head * numbers.strides.head + column + i] : 0;
     factor[i] = side.factors != nullptr ? side.factors[channel] : 1;
   }
   const int end = min(tokens.token + kBlockTokens, tokens.count);

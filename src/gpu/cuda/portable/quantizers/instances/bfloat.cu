@@ -6,8 +6,9 @@
 
 namespace fovea::gpu::portable::quantizers {
 using Element = __nv_bfloat16;
-const Kernels kBfloatKernels{{&quantize_int8<Element, 64>, &quantize_int8<Element, 96>, &quantize_int8<Element, 128>, &quantize_int8<Element, 256>},
-                 &look_at_channels<Element>,
-                 &encode_values<Element, __half>,
-                 &encode_values<Element, __nv_fp8_e4m3>};
+const Kernels kBfloatKernels{
+    {&quantize_int8<Element, 64>, &quantize_int8<Element, 96>, &quantize_int8<Element, 128>, &quantize_int8<Element, 256>},
+    &look_at_channels<Element>,
+    &encode_values<Element, __half>,
+    &encode_values<Element, __nv_fp8_e4m3>};
 }  // namespace fovea::gpu::portable::quantizers
