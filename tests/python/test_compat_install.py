@@ -12,16 +12,18 @@ import fovea
 import fovea.compat.flash_attn
 import fovea.compat.flash_mla
 import fovea.compat.flashinfer
+import fovea.compat.sageattention
 
 MODULES = {
     "flash_mla": ("flash_mla", "flash_mla.flash_mla_interface"),
     "flash_attn": ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding", "flash_attn_interface"),
     "flashinfer": ("flashinfer", "flashinfer.decode", "flashinfer.prefill", "flashinfer.page", "flashinfer.cascade"),
+    "sageattention": ("sageattention", "sageattention.core"),
 }
 
 
 def is_theirs(name):
-    return name.partition(".")[0] in ("flash_mla", "flash_attn", "flash_attn_interface", "flashinfer")
+    return name.partition(".")[0] in ("flash_mla", "flash_attn", "flash_attn_interface", "flashinfer", "sageattention")
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,21 @@ def test_the_imports_of_flashinfer():
     assert BatchPrefillWithPagedKVCacheWrapper is fovea.compat.flashinfer.BatchPrefillWithPagedKVCacheWrapper
 
 
+def test_the_imports_of_sageattention():
+    """As diffusers writes them."""
+    fovea.compat.install("sageattention")
+    from sageattention import (
+        sageattn,
+        sageattn_qk_int8_pv_fp8_cuda,  # noqa: F401
+        sageattn_qk_int8_pv_fp8_cuda_sm90,  # noqa: F401
+        sageattn_qk_int8_pv_fp16_cuda,  # noqa: F401
+        sageattn_qk_int8_pv_fp16_triton,  # noqa: F401
+        sageattn_varlen,  # noqa: F401
+    )
+
+    assert sageattn is fovea.compat.sageattention.sageattn
+
+
 @pytest.mark.parametrize(("package", "imported"), [("flash_mla", "flash_mla"), ("flash_attn", "flash_attn_interface")])
 def test_install_does_not_push_the_real_one_out_unasked(package, imported):
     real, part = ModuleType(imported), ModuleType(f"{package}.cuda")
@@ -94,5 +111,5 @@ def test_install_does_not_push_the_real_one_out_unasked(package, imported):
 
 
 def test_install_of_what_is_not_there():
-    with pytest.raises(ValueError, match="package: got 'xformers', want 'flash_attn' or 'flashinfer' or 'flash_mla'"):
+    with pytest.raises(ValueError, match="package: got 'xformers', want 'flash_attn' or 'flashinfer' or 'flash_mla' or 'sageattention'"):
         fovea.compat.install("xformers")

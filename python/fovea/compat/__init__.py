@@ -29,6 +29,7 @@ _MODULES = {
         "flashinfer.prefill": "flashinfer.prefill",
     },
     "flash_mla": {"flash_mla": "flash_mla", "flash_mla.flash_mla_interface": "flash_mla"},
+    "sageattention": {"sageattention": "sageattention", "sageattention.core": "sageattention"},
 }
 
 
@@ -37,7 +38,7 @@ def install(package: str, *, force: bool = False) -> ModuleType:
 
     Args:
         package: Which interface: "flash_attn" (2.8, and FlashAttention-3's ``flash_attn_interface`` with it), "flashinfer" (0.6
-            and 0.7, attention alone) or "flash_mla".
+            and 0.7, attention alone), "flash_mla" or "sageattention" (2.2).
         force: Replace the real package where it is already imported. What others took from it before stays what it was.
 
     Returns:

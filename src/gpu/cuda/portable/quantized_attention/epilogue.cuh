@@ -25,22 +25,9 @@ class Epilogue {
         lane(static_cast<int>(threadIdx.x) % 32),
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
-  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut],
+  /// `out`: sums of values as they are stored.
+  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], float (&out)[kBlocks][kOut],
                                              const float (&query_scale)[kBlocks]) const {
-    switch (params.out_dtype) {
-      case DType::f32: return finish<float>(softmax, out, query_scale);
-      case DType::f16: return finish<__half>(softmax, out, query_scale);
-      default: return finish<__nv_bfloat16>(softmax, out, query_scale);
-    }
-  }
-
- private:
-  using ValueElement = typename Config::ValueElement;
-  using Exact = ExactRow<std::int8_t>;
-
-  template <class Out>
-  __device__ __forceinline__ void finish(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut],
-                                         const float (&query_scale)[kBlocks]) const {
     // Values that a row does not see: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last;
 #pragma unroll
@@ -50,18 +37,25 @@ class Epilogue {
       RowPair rows{};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int token = work.token + warp_row + 16 * b + lane_row(lane) + 8 * r;
+        const int token = token_of(b, r);
         const float sum = keys_of(token).size() > 0 ? softmax[b].sum[r] : 0;
         rows.lanes[r] = lanes_not_finite(out[b], r);
         rows.maximum[r] = softmax[b].maximum[r];
         rows.factor[r] = sum == 0 ? 0 : __fdividef(1, sum);
         store_lse(token, sum, softmax[b].maximum[r] * scale);
-        if (token < work.seq_q) store_row<Out>(token, r, out[b], rows.factor[r]);
+        finish_row(out[b], r, rows.factor[r]);
       }
-      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again<Out>(params, storage, b, rows, scale);
+      store(b, out[b]);
+      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows, scale);
     }
   }
 
+ private:
+  using ValueElement = typename Config::ValueElement;
+  using Place = Values<ValueElement>;
+  using Exact = ExactRow<std::int8_t>;
+
+  __device__ int token_of(int block, int r) const { return work.token + warp_row + 16 * block + lane_row(lane) + 8 * r; }
   __device__ detail::KeyRange keys_of(int token) const { return {max(token + work.low, 0), min(token + work.high + 1, work.seq_k)}; }
 
   __device__ __forceinline__ void store_lse(int token, float sum, float base) const {
@@ -76,10 +70,6 @@ class Epilogue {
 
   // ---- results --------------------------------------------------------------------------------------------------------------------
 
-  template <class Out>
-  __device__ Out* row(int token) const {
-    return attention::row_of_head<Out>(params.out, work.batch, work.q_begin + token, work.head);
-  }
   __device__ const float* channels(const Numbers& numbers) const {
     return numbers.data + work.batch * numbers.strides.batch + work.head / params.heads_per_kv * numbers.strides.head;
   }
@@ -89,26 +79,52 @@ class Epilogue {
     if constexpr (sizeof(ValueElement) == 1) x *= channels(params.v_scale)[column];
     return params.v_mean.data != nullptr ? x + channels(params.v_mean)[column] : x;
   }
+  __device__ __forceinline__ void finish_row(float (&out)[kOut], int r, float factor) const {
+#pragma unroll
+    for (int pair = 0; pair < kOut / 4; ++pair) {
+      const ColumnPair at = Place::columns(lane, pair, r);
+      out[at.first] = value_of(out[at.first] * Place::kUnit * factor, factor, at.column);
+      out[at.second] = value_of(out[at.second] * Place::kUnit * factor, factor, at.column + 1);
+    }
+  }
 
   template <class Out>
-  __device__ __forceinline__ void store_row(int token, int r, const float (&out)[kOut], float factor) const {
-    using Place = Values<ValueElement>;
-    Out* to = row<Out>(token);
+  __device__ Out* row(int token) const {
+    return attention::row_of_head<Out>(params.out, work.batch, work.q_begin + token, work.head);
+  }
+  __device__ __forceinline__ void store(int block, const float (&out)[kOut]) const {
+    switch (params.out_dtype) {
+      case DType::f32: return store_as<float>(block, out);
+      case DType::f16: return store_as<__half>(block, out);
+      default: return store_as<__nv_bfloat16>(block, out);
+    }
+  }
+  template <class Out>
+  __device__ __forceinline__ void store_as(int block, const float (&out)[kOut]) const {
 #pragma unroll
-    for (int sixteen = 0; sixteen < Config::kHeadDim / 16; ++sixteen) {
+    for (int r = 0; r < 2; ++r) {
+      if (token_of(block, r) >= work.seq_q) continue;
+      Out* to = row<Out>(token_of(block, r));
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const ColumnPair pair = Place::columns(lane, sixteen, r, half);
+      for (int pair = 0; pair < kOut / 4; ++pair) {
+        const ColumnPair at = Place::columns(lane, pair, r);
         Pack<Out, 2> x;
-        from_f32(value_of(out[pair.first] * Place::kUnit * factor, factor, pair.column), x.element[0]);
-        from_f32(value_of(out[pair.second] * Place::kUnit * factor, factor, pair.column + 1), x.element[1]);
+        from_f32(out[at.first], x.element[0]);
+        from_f32(out[at.second], x.element[1]);
         if (params.out.aligned) {
-          store_pack(to + pair.column, x);
+          store_pack(to + at.column, x);
         } else {
-          to[pair.column] = x.element[0];
-          to[pair.column + 1] = x.element[1];
+          to[at.column] = x.element[0];
+          to[at.column + 1] = x.element[1];
         }
       }
+    }
+  }
+  __device__ void store_element(int token, int column, float x) const {
+    switch (params.out_dtype) {
+      case DType::f32: return from_f32(x, row<float>(token)[column]);
+      case DType::f16: return from_f32(x, row<__half>(token)[column]);
+      default: return from_f32(x, row<__nv_bfloat16>(token)[column]);
     }
   }
 
@@ -131,11 +147,9 @@ class Epilogue {
   }
 
   /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-  template <class Out>
   static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows, float scale) {
-    Epilogue(params, storage).template compute_rows<Out>(block, rows, scale);
+    Epilogue(params, storage).compute_rows(block, rows, scale);
   }
-  template <class Out>
   __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float lane_scale) const {
     __syncwarp();  // the stores of these rows by other lanes come first
     for (int i = 0; i < 16; ++i) {
@@ -150,7 +164,7 @@ class Epilogue {
 #pragma unroll
       for (int c = 0; c < Exact::kColumns; ++c) {
         const int column = c * 32 + lane;
-        if (column < Config::kHeadDim) from_f32(value_of(columns[c] * factor, factor, column), row<Out>(token)[column]);
+        if (column < Config::kHeadDim) store_element(token, column, value_of(columns[c] * factor, factor, column));
       }
     }
   }

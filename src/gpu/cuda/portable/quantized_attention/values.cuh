@@ -30,10 +30,10 @@ struct Values<__half> {
     to[1][0] = loaded[2];
     to[1][1] = loaded[3];
   }
-  /// Of the lane's r-th row, the pair `half` (0 or 1) of 16 columns.
-  static __device__ __forceinline__ ColumnPair columns(int lane, int sixteen, int r, int half) {
-    const int first = 8 * sixteen + 4 * half + 2 * r;
-    return {first, first + 1, 16 * sixteen + 8 * half + lane % 4 * 2};
+  /// The pairs of the lane's r-th row are two in each 16 columns.
+  static __device__ __forceinline__ ColumnPair columns(int lane, int pair, int r) {
+    const int first = 4 * pair + 2 * r;
+    return {first, first + 1, 8 * pair + lane % 4 * 2};
   }
 };
 
@@ -47,9 +47,9 @@ struct Values<__nv_fp8_e4m3> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) halves(loaded[i], to[i / 2 * 2][i % 2], to[i / 2 * 2 + 1][i % 2]);
   }
-  static __device__ __forceinline__ ColumnPair columns(int lane, int sixteen, int r, int half) {
-    const int first = 8 * sixteen + 2 * r + half;
-    return {first, first + 4, 16 * sixteen + lane % 4 * 4 + 2 * half};
+  static __device__ __forceinline__ ColumnPair columns(int lane, int pair, int r) {
+    const int first = pair / 2 * 8 + 2 * r + pair % 2;
+    return {first, first + 4, pair / 2 * 16 + lane % 4 * 4 + pair % 2 * 2};
   }
 
  private:
