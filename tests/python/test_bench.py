@@ -19,6 +19,7 @@ SCRIPTS = {
     "sparse_latent": ("cases", "formats", "latency"),
     "latent_context": ("rows",),
     "cache_conversion": ("cases",),
+    "quantized_attention": ("quantisers", "cases"),
 }
 
 
@@ -36,11 +37,12 @@ def test_every_row(script, tmp_path):
     assert status == 0 and "missing" not in results
     assert results["commit"] == "abc" and results["copy_rate"] > 0
     shared = script in ("latent_decode", "sparse_latent")
+    most = 8e-2 if script == "quantized_attention" else 6e-3
     for part in SCRIPTS[script]:
         assert results[part]
         for row in results[part]:
             assert row["name"] and (row["milliseconds"] > 0 if "milliseconds" in row else row["alone_us"] > 0)
-            assert row.get("error", 0) < 6e-3 and row.get("shared_error", 0) < 6e-3
+            assert row.get("error", 0) < most and row.get("shared_error", 0) < most
             assert ("shared_milliseconds" in row) == (shared and "milliseconds" in row and "prefill" not in row["name"])
             assert ("shared_us" in row) == ("alone_us" in row)
 
