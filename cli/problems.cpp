@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <utility>
 
 #include "values.hpp"
 
@@ -40,9 +41,11 @@ AttentionDesc dense(const ProblemSize& s) {
 }
 
 AttentionBackwardDesc backward(ProblemSize s) {
-  s.lse = true;
+  const bool dlse = std::exchange(s.lse, true);
   const AttentionDesc forward = dense(s);
-  return {.forward = forward, .dout = forward.out, .dq = forward.q, .dk = forward.k, .dv = forward.v};
+  AttentionBackwardDesc desc{.forward = forward, .dout = forward.out, .dq = forward.q, .dk = forward.k, .dv = forward.v};
+  if (dlse) desc.dlse = forward.lse;
+  return desc;
 }
 
 /// K and V caches with a block for each page of each sequence.
@@ -255,7 +258,7 @@ void add_rules(CLI::App& command, ProblemSize& s) {
   command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
   command.add_option("--softcap", s.softcap, "Bound of the scores");
   command.add_flag("--sink", s.sink, "A sink logit for each head");
-  command.add_flag("--lse", s.lse, "Return the log-sum-exp");
+  command.add_flag("--lse", s.lse, "Return the log-sum-exp; attention_backward: take its gradient");
   command.add_flag("--flat", s.flat, "Sparse: rows without a batch dimension (prefill)");
 }
 

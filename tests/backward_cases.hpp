@@ -85,6 +85,47 @@ inline std::vector<std::pair<std::string, BackwardCase>> large_head_dim_cases() 
   return cases;
 }
 
+/// lse has a gradient too.
+inline std::vector<std::pair<std::string, BackwardCase>> dlse_cases() {
+  using Values = BackwardCase::Values;
+  const BandMask window{.left = 9, .right = 4};
+  std::vector<std::pair<std::string, BackwardCase>> cases{
+      {"full", {.sequences = {{100, 70}, {100, 70}}}},
+      {"6on2-causal", {.head = 6, .kv_head = 2, .sequences = {{90, 120}, {90, 120}}, .mask = causal()}},
+      {"more-queries", {.sequences = {{190, 70}}, .mask = causal(), .values = Values::unseen_nan}},
+      {"window", {.sequences = {{230, 210}}, .mask = window, .values = Values::unseen_nan}},
+      {"nobody-sees", {.sequences = {{40, 40}}, .mask = {.left = -30, .right = 20}, .values = Values::unseen_nan}},
+      {"softcap2.5", {.sequences = {{120, 120}}, .mask = causal(), .softcap = 2.5f}},
+      {"sink", {.head = 4, .kv_head = 2, .sequences = {{90, 90}, {90, 90}}, .mask = causal(), .sink = true}},
+      {"sink-sharp", {.head = 4, .kv_head = 4, .sequences = {{90, 90}}, .sink = true, .values = Values::sharp}},
+      {"ragged",
+       {.head = 4, .kv_head = 2, .sequences = {{0, 30}, {130, 130}, {20, 0}, {1, 99}, {70, 200}}, .ragged = true, .mask = causal()}},
+      {"ragged-padded-sink",
+       {.head = 4,
+        .kv_head = 2,
+        .sequences = {{50, 130}, {130, 50}, {3, 7}},
+        .ragged = true,
+        .mask = causal(),
+        .sink = true,
+        .padded = true}},
+      {"padded", {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true}},
+      {"192x128", {.head = 4, .kv_head = 2, .dqk = 192, .dv = 128, .sequences = {{100, 130}}, .mask = causal(), .sink = true}},
+      {"256x256", {.dqk = 256, .dv = 256, .sequences = {{100, 130}}, .mask = causal()}},
+      {"nan", {.sequences = {{192, 192}}, .mask = causal(), .values = Values::nan_dlse}},
+  };
+  for (auto& [name, spec] : cases) spec.dlse = true;
+  return cases;
+}
+
+/// The cases above, by family.
+inline std::vector<std::pair<const char*, std::vector<std::pair<std::string, BackwardCase>>>> families(DType dtype) {
+  return {{"edges", edge_cases()},
+          {"head_dim", large_head_dim_cases()},
+          {"values", not_finite_cases()},
+          {"vast", vast_cases(dtype)},
+          {"dlse", dlse_cases()}};
+}
+
 inline std::vector<BackwardCase> backward_cases() {
   using Values = BackwardCase::Values;
   std::vector<BackwardCase> table;
@@ -134,10 +175,8 @@ inline std::vector<BackwardCase> backward_cases() {
          .values = Values::unseen_nan});
     add("layout", "padded",
         {.head = 3, .kv_head = 1, .dqk = 40, .dv = 24, .sequences = {{70, 90}, {70, 90}}, .mask = window, .padded = true});
-    for (const auto& [variant, spec] : edge_cases()) add("edges", variant, spec);
-    for (const auto& [variant, spec] : large_head_dim_cases()) add("head_dim", variant, spec);
-    for (const auto& [variant, spec] : not_finite_cases()) add("values", variant, spec);
-    for (const auto& [variant, spec] : vast_cases(dtype)) add("vast", variant, spec);
+    for (const auto& [family, cases] : families(dtype))
+      for (const auto& [variant, spec] : cases) add(family, variant, spec);
   }
   BackwardCase bench{.head = 16, .kv_head = 16, .dqk = 128, .dv = 128, .sequences = {{2048, 2048}}, .mask = causal()};
   bench.name = "attention_backward/bench/bf16-d128-h16-s2048-causal";

@@ -5,16 +5,17 @@
 
 namespace fovea {
 
-/// Gradients of attention: from q, k, v, out, dout and lse to dq, dk, dv and, where there was a sink, dsink.
+/// Gradients of attention: from q, k, v, out, lse and their gradients dout and dlse to dq, dk, dv and, where there was a sink, dsink.
 ///
 /// The fields of `forward` describe the forward pass (its lse is required; fixed or ragged; f32 (CPU), f16, bf16 or f64; no e4m3). dq has
 /// the shape of q, dk of k, dv of v, dout of out. Each has strides of its own and the dtype of its counterpart. dk and dv are summed over
-/// the query heads of a group. Head dims as forward, 192/128 without padding V. Rows of no sequence are not written.
-/// Results are the same bits from run to run. No workspace grows with the square of a length.
-/// Source: FlashAttention-2 (Dao 2023), algorithm 2; with a softcap c, ds gains the factor 1 - (s / c)^2.
+/// the query heads of a group. dlse, of what also depends on lse, is f32 in lse's shape, with any strides; absent means zeros. Head dims as
+/// forward, 192/128 without padding V. Rows of no sequence are not written. Results are the same bits from run to run. No workspace grows
+/// with the square of a length. Source: FlashAttention-2 (Dao 2023), algorithm 2; with a softcap c, ds gains the factor 1 - (s / c)^2.
 struct AttentionBackwardDesc {
   AttentionDesc forward{};
   TensorDesc dout{}, dq{}, dk{}, dv{};
+  std::optional<TensorDesc> dlse{};
 };
 
 struct AttentionBackwardArgs {
@@ -24,6 +25,7 @@ struct AttentionBackwardArgs {
   void* dk = nullptr;
   void* dv = nullptr;
   float* dsink = nullptr;  ///< [head], if there was a sink
+  const float* dlse = nullptr;
 };
 
 using AttentionBackwardPlan = Plan<AttentionBackwardArgs>;

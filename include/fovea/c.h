@@ -145,6 +145,7 @@ fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_at
 typedef struct fovea_attention_backward_desc {
   fovea_attention_desc forward; /* its lse is required */
   fovea_tensor dout, dq, dk, dv;
+  const fovea_tensor* dlse; /* of lse; may be NULL */
 } fovea_attention_backward_desc;
 
 typedef struct fovea_attention_backward_args {
@@ -152,6 +153,7 @@ typedef struct fovea_attention_backward_args {
   const void* dout;
   void *dq, *dk, *dv;
   float* dsink; /* when there was a sink */
+  const float* dlse;
 } fovea_attention_backward_args;
 
 fovea_status fovea_attention_backward_plan(const fovea_attention_backward_desc* desc, const fovea_options* options, fovea_plan** plan);

@@ -103,8 +103,8 @@ def attention(
     float8_e4m3fn, and the sink stay as they are. ``torch.vmap`` maps q, k and v of a fixed batch.
 
     Returns:
-        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out is differentiable once with
-        respect to q, k, v and sink (:func:`fovea.attention_backward`); lse is a constant to autograd.
+        out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out and lse are differentiable
+        once with respect to q, k, v and sink (:func:`fovea.attention_backward`); lse does not depend on the sink.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.

@@ -23,6 +23,7 @@ differentiable_attention = torch.ops.fovea.differentiable_attention.default
 
 class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
     softcap: float
+    dlse: Tensor | None
 
 
 # fmt: off
@@ -45,6 +46,7 @@ def attention_backward(
     out: Tensor,
     lse: Tensor,
     *,
+    dlse: Tensor | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     anchor: Literal["bottom_right", "top_left"] = "bottom_right",
@@ -63,6 +65,7 @@ def attention_backward(
         dout: The gradient of ``out``, in its shape and dtype, with any strides whose last is 1.
         q, k, v: As in the forward pass: float32, float16, bfloat16 or (by the reference) float64.
         out, lse: What the forward pass gave.
+        dlse: The gradient of ``lse``, float32 in its shape, with any strides; None is zeros.
         causal, window, anchor, scale, softcap, sink: As in the forward pass.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
         implementation: Forces one of :func:`fovea.implementations` by name.
@@ -80,16 +83,16 @@ def attention_backward(
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink)
-    return _gradients(forward, dout, implementation or "")
+    return _gradients(forward, dout, dlse, implementation or "")
 
 
-def _gradients(forward: tuple[Any, ...], dout: Tensor, implementation: str = "") -> tuple[Tensor, ...]:
+def _gradients(forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, implementation: str = "") -> tuple[Tensor, ...]:
     """``forward``: the first arguments of the operator, q to sink."""
     q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[-1]
     new = torch.empty_like if cu_seqlens_q is None else torch.zeros_like  # rows of no sequence are not written
     gradients = [new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if sink is None else torch.empty_like(sink, memory_format=torch.contiguous_format)
-    _attention_backward(*forward, dout, *gradients, dsink, implementation)
+    _attention_backward(*forward, dout, dlse, *gradients, dsink, implementation)
     return tuple(gradients) if dsink is None else (*gradients, dsink)
 
 
@@ -106,19 +109,21 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, *ctx.options = inputs
-    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sink)
 
 
-def _backward(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():  # the graph would be cut silently
         raise NotImplementedError("create_graph: got True, want False (attention is differentiable once)")
     *tensors, sink = ctx.saved_tensors
     max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, _implementation, _invariant = ctx.options
+    if dout is None:
+        dout = torch.zeros_like(tensors[3])
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     forward = (*tensors, max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, sink)
-    gradients = _gradients(forward, dout)
+    gradients = _gradients(forward, dout, dlse)
     return (*gradients, *(None,) * (len(ctx.needs_input_grad) - len(gradients)))
 
 

@@ -64,3 +64,4 @@ def _has_dim(dims: Any) -> bool:
 torch.library.register_vmap("fovea::differentiable_attention", _map_attention)
 for _name in OPERATORS:
     torch.library.register_vmap(f"fovea::{_name}", _refusal(_name))
+torch.library.register_vmap("fovea::differentiable_merge", _refusal("merge_states"))

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from fovea._calls import checked
-from fovea._dispatch import OPERATORS
+from fovea._dispatch import OPERATORS, refuse_tangents
+from fovea._functorch import refuse_grad_transforms
+from fovea._library import wants_gradients
 from fovea._options import Implementation
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _merge_states = OPERATORS["merge_states"]
+_differentiable_merge = torch.ops.fovea.differentiable_merge.default
 
 
 class MergeOptions(Implementation, total=False):
@@ -61,20 +64,64 @@ def merge_states(
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Returns:
-        (out, lse), or out alone without ``return_lse`` and ``lse``. Where all parts are empty: 0 and -inf.
+        (out, lse), or out alone without ``return_lse`` and ``lse``. Where all parts are empty: 0 and -inf. Both are differentiable
+        with respect to outs and lses; an empty part has gradients of 0.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
-        NotImplementedError: No implementation accepts it, each with its reason; or a gradient is wanted.
+        NotImplementedError: No implementation accepts it, each with its reason; a gradient is wanted together with ``out`` or
+            ``lse``; a tangent is given (forward mode); torch.vmap; torch.func.grad.
 
     Source: online softmax (Milakov and Gimelshein 2018).
     """
     outs, lses = list(outs), list(lses)
     if not outs:
         raise ValueError("outs (parts): got none, want at least one")
+    if wants_gradients(*outs, *lses):
+        refuse_tangents(("outs", "lses"), (outs, lses))
+        refuse_grad_transforms(*outs, *lses)
+        for name, value in (("out", out), ("lse", lse)):
+            if value is not None:
+                raise NotImplementedError(
+                    f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())"
+                )
+        both = _differentiable_merge(outs, lses, implementation or "")
+        return both if return_lse else both[0]
     if out is None:
         out = outs[0].new_empty(outs[0].shape)
     if lse is None and return_lse:
         lse = outs[0].new_empty(outs[0].shape[:-1], dtype=torch.float32)
     _merge_states(outs, lses, out, lse, implementation or "")
     return out if lse is None else (out, lse)
+
+
+def _merged(outs: list[Tensor], lses: list[Tensor], implementation: str) -> tuple[Tensor, Tensor]:
+    """The kernel of differentiable_merge, and its fake kernel too, as the operator inside has one."""
+    out = outs[0].new_empty(outs[0].shape)
+    lse = out.new_empty(out.shape[:-1], dtype=torch.float32)
+    _merge_states(outs, lses, out, lse, implementation)
+    return out, lse
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    outs, lses, _ = inputs
+    ctx.parts = len(outs)
+    ctx.save_for_backward(*outs, *lses, *output)
+
+
+def _backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[list[Tensor], list[Tensor], None]:
+    """With weights w = exp(lses[i] - lse): douts[i] = w dout and dlses[i] = w (dout . (outs[i] - out) + dlse)."""
+    outs, lses = ctx.saved_tensors[: ctx.parts], ctx.saved_tensors[ctx.parts : -2]
+    out, lse = ctx.saved_tensors[-2:]
+    douts, dlses, dout = [], [], dout.float()
+    for part, part_lse in zip(outs, lses, strict=True):
+        weight = torch.where(part_lse.isfinite(), (part_lse - lse).exp(), 0.0)
+        difference = torch.where(weight[..., None] > 0, part.float() - out.float(), 0.0)  # an empty part holds anything
+        douts.append((weight[..., None] * dout).to(part.dtype))
+        dlses.append(torch.where(weight > 0, weight * ((dout * difference).sum(dim=-1) + dlse), 0.0))
+    return douts, dlses, None
+
+
+torch.library.impl("fovea::differentiable_merge", "default", _merged)
+torch.library.register_fake("fovea::differentiable_merge", _merged)
+torch.library.register_autograd("fovea::differentiable_merge", _backward, setup_context=_keep)

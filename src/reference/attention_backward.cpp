@@ -2,6 +2,7 @@
 /// Gradients by the chain rule, one (row, key) pair at a time.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "reference/attend.hpp"
 #include "reference/reference.hpp"
@@ -29,6 +30,7 @@ Span span_of(const detail::AttentionBackwardProblem& problem, const AttentionArg
 /// The tensors of one (sequence, head) in double precision.
 struct Head {
   Matrix q, k, v, dout;
+  std::vector<double> dlse;           ///< of every row; zeros in a call without
   std::vector<std::int64_t> visible;  ///< of the current row
   std::int64_t index = 0;             ///< of the query head
 };
@@ -44,11 +46,13 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
   std::vector<double> out(static_cast<std::size_t>(problem.head_dim_v));
   const RowResult forward = attend(head.q.row(row), head.k, head.v, head.visible, options, out.data());
   if (std::isinf(forward.lse) && forward.lse < 0) return;
-  if (options.sink && std::isinf(*options.sink) && *options.sink > 0) return;  // such a row has out = 0 whatever the inputs are
+  const bool no_out = options.sink && std::isinf(*options.sink) && *options.sink > 0;  // such a row has out = 0 whatever the inputs are
+  const double dlse = head.dlse[static_cast<std::size_t>(row)];
+  if (no_out && !problem.has_dlse) return;
   const double total =
       problem.has_sink ? forward.lse + std::log1p(std::exp(*options.sink - forward.lse)) : forward.lse;  // log of the denominator
   const double delta = dot(head.dout.row(row), out.data(), problem.head_dim_v);
-  if (problem.has_sink) result.dsink[static_cast<std::size_t>(head_index)] -= std::exp(*options.sink - total) * delta;
+  if (problem.has_sink && !no_out) result.dsink[static_cast<std::size_t>(head_index)] -= std::exp(*options.sink - total) * delta;
 
   double* dq = &result.dq[static_cast<std::size_t>(((span.q_begin + row) * problem.heads + head_index) * problem.head_dim_qk)];
   for (const std::int64_t key : head.visible) {
@@ -56,7 +60,7 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
     const double p = std::exp(s - total);
     const double dp = dot(head.dout.row(row), head.v.row(key), problem.head_dim_v);
     const double cap = problem.softcap > 0 ? 1 - (s / problem.softcap) * (s / problem.softcap) : 1;
-    const double ds = p * (dp - delta) * cap * problem.scale;
+    const double ds = (p * (dp - delta) + std::exp(s - forward.lse) * dlse) * cap * problem.scale;
     const std::int64_t flat_key = (span.k_begin + key) * problem.kv_heads + kv_head;
     double* dk = &result.dk[static_cast<std::size_t>(flat_key * problem.head_dim_qk)];
     double* dv = &result.dv[static_cast<std::size_t>(flat_key * problem.head_dim_v)];
@@ -75,10 +79,16 @@ Head load_head(const detail::AttentionBackwardProblem& problem, const AttentionB
   const auto rows = [&](const detail::RowStrides& s, std::int64_t first, std::int64_t h, std::int64_t count) {
     return offsets(b * s.batch + first * s.row + h * s.head, s.row, count);
   };
+  std::vector<double> dlse(static_cast<std::size_t>(span.q_size));
+  const std::int64_t first = b * problem.dlse.batch + q_row * problem.dlse.row + head * problem.dlse.head;
+  for (std::int64_t row = 0; problem.has_dlse && row < span.q_size; ++row) {
+    dlse[static_cast<std::size_t>(row)] = args.dlse[first + row * problem.dlse.row];
+  }
   return {gather(problem.q_dtype, args.forward.q, rows(problem.q, q_row, head, span.q_size), problem.head_dim_qk),
           gather(problem.kv_dtype, args.forward.k, rows(problem.k, k_row, kv_head, span.k_size), problem.head_dim_qk),
           gather(problem.kv_dtype, args.forward.v, rows(problem.v, k_row, kv_head, span.k_size), problem.head_dim_v),
           gather(problem.out_dtype, args.dout, rows(problem.dout, q_row, head, span.q_size), problem.head_dim_v),
+          std::move(dlse),
           {}};
 }
 

@@ -126,7 +126,7 @@ detail::Implementations<detail::Attention> implementations(detail::Attention) {
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) {
   static const auto kRow = row<detail::AttentionBackward>(
       "f32, f16, bf16, f64; head dims that are multiples of 8 up to 256",
-      detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink",
+      detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
                                                  "options.batch_invariant"),
       plan_head_dims<detail::AttentionBackward, run_attention_backward>);
   return {&kRow, 1};

@@ -105,6 +105,9 @@ constexpr auto kDifferentiableAttention =
     "SymInt? window_left, SymInt? window_right, bool top_left, float scale, float softcap, "
     "str implementation, bool batch_invariant) -> (Tensor, Tensor)";
 
+/// The same of merge_states, whose formula needs no kernel.
+constexpr auto kDifferentiableMerge = "differentiable_merge(Tensor[] outs, Tensor[] lses, str implementation) -> (Tensor, Tensor)";
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(fovea, library) {
@@ -120,6 +123,7 @@ STABLE_TORCH_LIBRARY(fovea, library) {
     library.def(("run_" + operation.name() + "(Tensor?[] tensors, int note) -> ()").c_str());
   });
   library.def(kDifferentiableAttention);
+  library.def(kDifferentiableMerge);
   library.def("implementations() -> str");
   library.def("devices() -> str");
   library.def("cache_formats() -> str");

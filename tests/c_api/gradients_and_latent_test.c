@@ -35,7 +35,8 @@ static void check_near(const float* got, const double* want, size_t count, int l
 
 typedef struct tensors {
   float q[SEQ * HEADS * DIM], k[SEQ * HEADS * DIM], v[SEQ * HEADS * DIM], dout[SEQ * HEADS * DIM];
-  float out[SEQ * HEADS * DIM], lse[HEADS * SEQ], dq[SEQ * HEADS * DIM], dk[SEQ * HEADS * DIM], dv[SEQ * HEADS * DIM];
+  float out[SEQ * HEADS * DIM], lse[HEADS * SEQ], dlse[HEADS * SEQ];
+  float dq[SEQ * HEADS * DIM], dk[SEQ * HEADS * DIM], dv[SEQ * HEADS * DIM];
 } tensors;
 
 static double dot(const float* a, const float* b) {
@@ -59,7 +60,7 @@ static void add_gradients(const tensors* t, int row, int head, double* dq, doubl
   }
   for (key = 0; key <= row; ++key) {
     const int from = (key * HEADS + head) * DIM;
-    const double ds = scale * p[key] * (dp[key] - delta);
+    const double ds = scale * p[key] * (dp[key] - delta + t->dlse[head * SEQ + row]);
     for (d = 0; d < DIM; ++d) {
       dq[at + d] += ds * t->k[from + d];
       dk[from + d] += ds * t->q[at + d];
@@ -84,11 +85,12 @@ static void test_backward(void) {
     t.q[i] = noise(&state), t.k[i] = noise(&state), t.v[i] = noise(&state), t.dout[i] = noise(&state);
     t.dq[i] = t.dk[i] = t.dv[i] = NAN;
   }
+  for (i = 0; i < HEADS * SEQ; ++i) t.dlse[i] = noise(&state);
   desc.forward.q = desc.forward.k = desc.forward.v = desc.forward.out = all;
-  desc.forward.lse = &lse, desc.forward.mask = &causal;
+  desc.forward.lse = desc.dlse = &lse, desc.forward.mask = &causal;
   desc.dout = desc.dq = desc.dk = desc.dv = all;
   args.forward.q = t.q, args.forward.k = t.k, args.forward.v = t.v, args.forward.out = t.out, args.forward.lse = t.lse;
-  args.dout = t.dout, args.dq = t.dq, args.dk = t.dk, args.dv = t.dv;
+  args.dout = t.dout, args.dlse = t.dlse, args.dq = t.dq, args.dk = t.dk, args.dv = t.dv;
   RUN(attention, desc.forward, args.forward);
   RUN(attention_backward, desc, args);
   for (row = 0; row < SEQ; ++row)

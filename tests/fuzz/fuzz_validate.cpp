@@ -120,6 +120,7 @@ void fuzz_attention_backward(Bytes& bytes) {
   desc.forward.k = desc.dk = shaped(s.k, s.kv_head, s.dqk), desc.forward.v = desc.dv = shaped(s.k, s.kv_head, s.dv);
   const TensorDesc lse = ragged ? contiguous(DType::f32, {s.q, s.head}) : contiguous(DType::f32, {s.batch, s.head, s.q});
   randomise<detail::kDenseFields>(bytes, desc.forward, s.dtype);
+  if (bytes.flag()) desc.dlse = lse;
   randomise<detail::kAttentionBackwardFields>(bytes, desc, s.dtype);
   if (!bytes.rarely()) desc.forward.lse = lse;
   examine_on_all_devices([&](Device device) { return plan_attention_backward(desc, device); });

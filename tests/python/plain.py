@@ -44,7 +44,7 @@ def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softca
     return Expected(torch.einsum("hij,jhd->ihd", p, v), lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))
 
 
-def gradients(dout, q, k, v, out, lse, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None):
+def gradients(dout, q, k, v, out, lse, *, dlse=None, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None):
     """dq, dk, dv and dsink of one sequence by the usual formula in f32, with P and dS rounded as a matrix unit takes them."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
     visible, scale = visible_keys(q.shape[0], k.shape[0], left, right, offset), q.shape[-1] ** -0.5 if scale is None else scale
@@ -58,7 +58,10 @@ def gradients(dout, q, k, v, out, lse, *, left=None, right=None, offset=None, sc
     total = torch.logaddexp(lse.T, sink[:, None])
     p = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
     delta = (dout * out).sum(dim=-1).T
-    ds = (p * (torch.einsum("ihd,jhd->hij", dout, v) - delta[..., None]) * slope).to(dtype).float() * scale
+    ds = p * (torch.einsum("ihd,jhd->hij", dout, v) - delta[..., None])
+    if dlse is not None:
+        ds = ds + torch.where(visible, torch.exp(scores - lse.T[..., None]), 0.0) * dlse.T[..., None]
+    ds = (ds * slope).to(dtype).float() * scale
     p = p.to(dtype).float()
     products = (
         torch.einsum("hij,jhd->ihd", ds, k),

@@ -27,6 +27,7 @@ BESIDES_OF = {
 # How `fovea explain` asks for what a call may leave out, where that is not an option of its name; "" where it does not.
 ASKED_BY = {
     "cache_scale": "--cache-dtype",
+    "dlse": "--lse",
     "dsink": "--sink",
     "extra_cache": "--extra-format",
     "extra_indices": "--extra-topk",

@@ -43,6 +43,22 @@ def test_gradcheck(case):
     assert torch.autograd.gradcheck(lambda *qkv: fovea.attention(*qkv, **options), (q, k, v))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_gradcheck_of_out_and_lse(case):
+    """A function of both. Rows without keys have an lse of -inf, which the function leaves out."""
+    options = dict(CASES[case])
+    if options.pop("sink", False):
+        options["sink"] = torch.tensor([0.5, -1.0, -torch.inf, torch.inf])
+    q, k, v = inputs((3, 5)[options.pop("seqs", slice(None))], (4, 2), (8, 16))
+
+    def function(*qkv):
+        out, lse = fovea.attention(*qkv, **options, return_lse=True)
+        return out.sin() + torch.where(lse.isfinite(), lse, 0.0).double().cos().transpose(1, 2)[..., None]
+
+    # lse is float32: a step of 2^-9 has an error of 2^-24 / 2^-9, and one of 2^-18 of the third derivative.
+    assert torch.autograd.gradcheck(function, (q, k, v), eps=2.0**-9, atol=2.0**-13)
+
+
 def test_gradcheck_ragged():
     q, k, v = (torch.randn(7, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
     cu = {"cu_seqlens_q": lengths([2, 0, 4]), "cu_seqlens_k": lengths([3, 1, 2])}  # a row of q and one of k belong to nobody
@@ -72,46 +88,74 @@ def judge(got, exact, rough):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_dlse", [False, True])
 @torch.no_grad()
-def test_values(case, dtype, attention_backward_implementation):
+def test_values(case, dtype, with_dlse, attention_backward_implementation):
     options = dict(CASES[case])
     if options.pop("sink", False):
         options["sink"] = torch.tensor([0.5, -1.0, 3.0, 0.0])
     q, k, v = inputs((33, 47)[options.pop("seqs", slice(None))], (4, 2), (64, 40), dtype)
     out, lse = fovea.attention(q, k, v, **options, return_lse=True)
     dout = torch.randn_like(out)
-    got = fovea.attention_backward(dout, q, k, v, out, lse, **options, implementation=attention_backward_implementation)
+    dlse = torch.randn_like(lse) if with_dlse else None
+    got = fovea.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options, implementation=attention_backward_implementation)
 
     left, right = options.get("window") or (None, None)
     same = {name: options[name] for name in ("scale", "softcap", "sink") if name in options}
     same |= {"left": left, "right": 0 if options.get("causal") else right, "offset": 0 if "anchor" in options else None}
-    rows = zip(dout, q, k, v, out, lse.transpose(1, 2), strict=True)
-    *rough, rough_sink = (torch.stack(parts) for parts in zip(*(plain.gradients(*row, **same) for row in rows), strict=True))
-    judge(got, exact_gradients(dout, q, k, v, same), (*rough, rough_sink.sum(dim=0)))
+    of_lse = [None] * 2 if dlse is None else dlse.transpose(1, 2)
+    rows = zip(of_lse, zip(dout, q, k, v, out, lse.transpose(1, 2), strict=True), strict=True)
+    *rough, rough_sink = (
+        torch.stack(parts) for parts in zip(*(plain.gradients(*row, dlse=of, **same) for of, row in rows), strict=True)
+    )
+    judge(got, exact_gradients(dout, of_lse, (q, k, v), same), (*rough, rough_sink.sum(dim=0)))
 
 
 @torch.enable_grad()
-def exact_gradients(dout, q, k, v, options):
+def exact_gradients(dout, dlse, qkv, options):
     """Float64 autograd through the formula."""
-    inputs = (q, k, v, options["sink"]) if "sink" in options else (q, k, v)
+    inputs = (*qkv, options["sink"]) if "sink" in options else qkv
     leaves = [tensor.detach().double().requires_grad_() for tensor in inputs]
     if "sink" in options:
         options = options | {"sink": leaves[3]}
-    outs = torch.stack([plain.attention(*rows, **options).out for rows in zip(*leaves[:3], strict=True)])
-    return torch.autograd.grad((outs * dout.double()).sum(), leaves)
+    loss = 0.0
+    for of, of_lse, *rows in zip(dout, dlse, *leaves[:3], strict=True):
+        expected = plain.attention(*rows, **options)
+        loss = loss + (expected.out * of.double()).sum()
+        if of_lse is not None:
+            loss = loss + torch.where(expected.lse.isfinite(), expected.lse * of_lse.double(), 0.0).sum()
+    return torch.autograd.grad(loss, leaves)
 
 
 def test_autograd_calls_it():
     q, k, v = inputs(dtype=torch.float32)
     sink = torch.randn(4, requires_grad=True)
     out, lse = fovea.attention(q, k, v, causal=True, softcap=4.0, sink=sink, return_lse=True)
-    assert out.requires_grad and not lse.requires_grad
+    assert out.requires_grad and lse.requires_grad
     dout = torch.randn_like(out)
     got = torch.autograd.grad(out, (q, k, v, sink), dout)
     with torch.no_grad():
         want = fovea.attention_backward(dout, q, k, v, out, lse, causal=True, softcap=4.0, sink=sink)
+    assert_same(got, want)
+
+
+def assert_same(got, want):
     for one, other in zip(got, want, strict=True):
         assert torch.equal(one, other)  # the same bits, too
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_autograd_of_lse(spread):
+    """Of lse alone, whose gradient may be one number for all rows, and of both."""
+    q, k, v = inputs(dtype=torch.float32)
+    out, lse = fovea.attention(q, k, v, causal=True, softcap=4.0, return_lse=True)
+    dlse = torch.randn(()).expand(lse.shape) if spread else torch.randn_like(lse)
+    for dout in (None, torch.randn_like(out)):
+        outputs, gradients = ((lse,), (dlse,)) if dout is None else ((out, lse), (dout, dlse))
+        got = torch.autograd.grad(outputs, (q, k, v), gradients, retain_graph=True)
+        with torch.no_grad():
+            some = torch.zeros_like(out) if dout is None else dout
+            assert_same(got, fovea.attention_backward(some, q, k, v, out, lse, dlse=dlse, causal=True, softcap=4.0))
 
 
 def test_only_the_sink_wants_a_gradient():
@@ -178,7 +222,7 @@ def test_opcheck():
 def test_compile_forward_and_backward(dynamic):
     def loss(q, k, v, sink):
         out, lse = fovea.attention(2 * q, k, v, causal=True, sink=sink, softcap=5.0, return_lse=True)
-        return out.sin().sum() + lse.max()
+        return out.sin().sum() + lse.cos().sum()
 
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic)
@@ -221,3 +265,10 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"dout\.shape\[1\]"), torch.no_grad():
         out, lse = fovea.attention(q, k, v, return_lse=True)
         fovea.attention_backward(out[:, :3], q, k, v, out, lse)
+    for dlse, message in (
+        (lse.double(), r"dlse\.dtype: got torch\.float64"),
+        (lse[:, :3], r"dlse\.shape\[1\]"),
+        (lse[0], r"dlse\.rank: got 2"),
+    ):
+        with pytest.raises(ValueError, match=message), torch.no_grad():
+            fovea.attention_backward(out, q, k, v, out, lse, dlse=dlse)

@@ -71,15 +71,8 @@ class BackwardTrial final : public Trial {
     return forget_operation(plan_attention_backward(desc_, place.device, options), args_, place);
   }
   std::vector<Named> inputs() const override {
-    std::vector<Named> list{{"q", q_},
-                            {"k", k_},
-                            {"v", v_},
-                            {"out", out_},
-                            {"dout", dout_},
-                            {"lse", lse_},
-                            {"sink", sink_},
-                            {"cu_seqlens_q", cu_q_},
-                            {"cu_seqlens_k", cu_k_}};
+    std::vector<Named> list{{"q", q_},     {"k", k_},       {"v", v_},       {"out", out_},           {"dout", dout_},
+                            {"lse", lse_}, {"dlse", dlse_}, {"sink", sink_}, {"cu_seqlens_q", cu_q_}, {"cu_seqlens_k", cu_k_}};
     std::erase_if(list, [](const Named& named) { return !named.tensor; });
     return list;
   }
@@ -147,7 +140,7 @@ class BackwardTrial final : public Trial {
   std::vector<std::int64_t> q_begin_{}, k_begin_{};
   AttentionBackwardDesc desc_{};
   AttentionBackwardArgs args_{};
-  HostileTensor q_{}, k_{}, v_{}, out_{}, dout_{}, lse_{}, sink_{}, cu_q_{}, cu_k_{}, dq_{}, dk_{}, dv_{}, dsink_{};
+  HostileTensor q_{}, k_{}, v_{}, out_{}, dout_{}, lse_{}, dlse_{}, sink_{}, cu_q_{}, cu_k_{}, dq_{}, dk_{}, dv_{}, dsink_{};
 };
 
 void BackwardTrial::allocate() {
@@ -169,6 +162,7 @@ void BackwardTrial::allocate() {
   lse_ = HostileTensor(with_gaps(spec_.ragged ? contiguous(DType::f32, {total_q() + padding, spec_.head})
                                               : contiguous(DType::f32, {batch, spec_.head, total_q() / batch}),
                                  gap));
+  if (spec_.dlse) dlse_ = HostileTensor(lse_.desc());
   if (!spec_.sink) return;
   sink_ = HostileTensor(contiguous(DType::f32, {spec_.head}));
   dsink_ = HostileTensor(contiguous(DType::f32, {spec_.head}));
@@ -190,6 +184,7 @@ void BackwardTrial::describe() {
   desc_.dq = dq_.desc();
   desc_.dk = dk_.desc();
   desc_.dv = dv_.desc();
+  if (spec_.dlse) desc_.dlse = dlse_.desc();
   if (!spec_.padded && size_of(spec_.dtype) == 2) {  // the others promise nothing
     AttentionDesc& forward = desc_.forward;
     for (TensorDesc* tensor : {&forward.q, &forward.k, &forward.v, &forward.out, &desc_.dout, &desc_.dq, &desc_.dk, &desc_.dv})
@@ -223,6 +218,8 @@ void BackwardTrial::fill() {
   fill(k_, 2, total_k(), 1);
   fill(v_, 3, total_k(), 1);
   fill(dout_, 4, total_q(), 1);
+  for (std::int64_t row = 0; spec_.dlse && row < total_q(); ++row)
+    for (std::int64_t h = 0; h < spec_.head; ++h) dlse_.set(lse_offset(row, h), noise(5, row, h, 0));
   if (spec_.vast) fill_vast();
   const std::int64_t q_middle = total_q() / 2, k_middle = total_k() / 2;
   switch (spec_.values) {
@@ -230,6 +227,7 @@ void BackwardTrial::fill() {
     case Values::nan_key: return spoil(k_, k_middle, kNan);
     case Values::nan_value: return spoil(v_, k_middle, kNan);
     case Values::nan_dout: return spoil(dout_, q_middle, kNan);
+    case Values::nan_dlse: return dlse_.set(lse_offset(q_middle, 0), kNan);
     case Values::unseen_nan: return spoil_unseen();
     case Values::infinite_key:
       spoil(k_, 0, -kInf);
@@ -259,7 +257,9 @@ void BackwardTrial::spoil_unseen() {
     for (std::int64_t row = 0; row < s.q; ++row) {
       const Keys keys = visible_keys(spec_.mask, s, row);
       std::fill(seen.begin() + keys.begin, seen.begin() + keys.end, 1);
-      if (keys.begin == keys.end) spoil(q_, q_begin_[b] + row, kInf), spoil(dout_, q_begin_[b] + row, kNan);
+      if (keys.begin != keys.end) continue;
+      spoil(q_, q_begin_[b] + row, kInf), spoil(dout_, q_begin_[b] + row, kNan);
+      if (spec_.dlse) dlse_.set(lse_offset(q_begin_[b] + row, 0), kNan);
     }
     for (std::int64_t key = 0; key < s.kv; ++key)
       if (seen[index(key)] == 0) spoil(k_, k_begin_[b] + key, kNan), spoil(v_, k_begin_[b] + key, kInf);
@@ -280,6 +280,7 @@ void BackwardTrial::point() {
   args_.dk = dk_.data();
   args_.dv = dv_.data();
   args_.dsink = dsink_.as<float>();
+  args_.dlse = dlse_.as<const float>();
 }
 
 /// The reference gives out and lse. Large cases take the fastest implementation; the exact gradients come from q, k, v and dout alone.
@@ -308,6 +309,13 @@ reference::BackwardOutput BackwardTrial::exact(std::size_t b, std::int64_t kv_he
   args.forward.v = at(v_, k_begin_[b], kv_head);
   args.dout = at(dout_, q_begin_[b], head);
   if (spec_.sink) args.forward.sink += head;
+  if (spec_.dlse) {
+    const TensorDesc& all = dlse_.desc();
+    const bool fixed = all.rank == 3;
+    desc.dlse = contiguous(DType::f32, {1, group(), s.q});
+    desc.dlse->strides = {0, all.strides[1], fixed ? all.strides[2] : all.strides[0]};
+    args.dlse += lse_offset(q_begin_[b], head);
+  }
   return reference::attention_backward(detail::validate(desc, {}).value(), args);
 }
 
@@ -332,9 +340,13 @@ PlainGradients BackwardTrial::plain(std::size_t b, std::int64_t kv_head) const {
   PlainGradients gradients(s, group(), spec_.dqk, spec_.dv);
   for (std::int64_t i = 0; i < group(); ++i) {
     const std::int64_t head = kv_head * group() + i;
-    std::vector<float> lse;
-    for (std::int64_t row = 0; row < s.q; ++row) lse.push_back(lse_.at(lse_offset(q_begin_[b] + row, head)));
-    work.add_head({rows(q_, q_begin_[b], s.q, head), rows(out_, q_begin_[b], s.q, head), rows(dout_, q_begin_[b], s.q, head), lse,
+    std::vector<float> lse, dlse(index(s.q));
+    for (std::int64_t row = 0; row < s.q; ++row) {
+      const std::int64_t at = lse_offset(q_begin_[b] + row, head);
+      lse.push_back(lse_.at(at));
+      if (spec_.dlse) dlse[index(row)] = dlse_.at(at);
+    }
+    work.add_head({rows(q_, q_begin_[b], s.q, head), rows(out_, q_begin_[b], s.q, head), rows(dout_, q_begin_[b], s.q, head), lse, dlse,
                    spec_.sink ? sink_.at(head) : -kInf, i},
                   gradients);
   }

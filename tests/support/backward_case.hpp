@@ -11,7 +11,7 @@
 namespace fovea::check {
 
 struct BackwardCase {
-  enum class Values : std::uint8_t { normal, sharp, nan_query, nan_key, nan_value, nan_dout, infinite_key, unseen_nan };
+  enum class Values : std::uint8_t { normal, sharp, nan_query, nan_key, nan_value, nan_dout, nan_dlse, infinite_key, unseen_nan };
 
   std::string name{};
   Tier tier = Tier::quick;
@@ -21,7 +21,8 @@ struct BackwardCase {
   bool ragged = false;
   BandMask mask{};
   float scale = 0, softcap = 0;
-  bool sink = false;    ///< 0.5, -inf, +inf and -1 by head
+  bool sink = false;  ///< 0.5, -inf, +inf and -1 by head
+  bool dlse = false;
   bool padded = false;  ///< gaps in every stride, rows aligned to the element only, rows of no sequence
   Values values = Values::normal;
   Vast vast{};  ///< q and the first channel of K; a row of dout is zero but for one channel, so that gradients of q and K cancel exactly

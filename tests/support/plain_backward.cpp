@@ -58,21 +58,22 @@ void PlainBackward::add_head(const Head& head, PlainGradients& gradients) const 
 
 void PlainBackward::add_row(const Head& head, std::int64_t row, PlainGradients& gradients) const {
   const float lse = head.lse[index(row)];
-  if (lse == -kInf || head.sink == kInf) return;
-  const float total = std::isnan(lse) ? lse : std::max(lse, head.sink) + std::log1p(std::exp(-std::fabs(lse - head.sink)));
+  if (lse == -kInf) return;
+  const float total =
+      std::isnan(lse) || head.sink == kInf ? lse + head.sink : std::max(lse, head.sink) + std::log1p(std::exp(-std::fabs(lse - head.sink)));
   const float *q = &head.q[index(row * dqk)], *dout = &head.dout[index(row * dv)];
   const float delta = backwards_dot(dout, &head.out[index(row * dv)], dv);
-  gradients.dsink[index(head.index)] -= std::exp(head.sink - total) * delta;
+  if (head.sink != kInf) gradients.dsink[index(head.index)] -= std::exp(head.sink - total) * delta;
   float* dq = &gradients.dq[index((row * gradients.group + head.index) * dqk)];
   const Keys seen = visible_keys(mask, sequence, row);
   for (std::int64_t key = seen.begin; key < seen.end; ++key) {
     const float* k_row = &k[index(key * dqk)];
     float s = scale * dot(q, k_row, dqk);
     if (softcap > 0) s = softcap * std::tanh(s / softcap);
-    const float p = std::exp(s - total);
+    const float p = std::exp(s - total), of_lse = std::exp(s - lse) * head.dlse[index(row)];
     const float slope = softcap > 0 ? 1 - (s / softcap) * (s / softcap) : 1.0f;
     const float dp = (size_of(dtype) == 2 ? truncated_dot : dot)(dout, &v[index(key * dv)], dv);
-    const float ds = rounded(dtype, p * (dp - delta) * slope) * scale;
+    const float ds = rounded(dtype, (p * (dp - delta) + of_lse) * slope) * scale;
     const float weight = rounded(dtype, p);
     float *dk_row = &gradients.dk[index(key * dqk)], *dv_row = &gradients.dv[index(key * dv)];
     for (std::int64_t d = 0; d < dqk; ++d) {

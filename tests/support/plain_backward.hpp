@@ -27,7 +27,7 @@ struct PlainBackward {
 
   /// A query head of the group.
   struct Head {
-    std::vector<float> q, out, dout, lse;
+    std::vector<float> q, out, dout, lse, dlse;  ///< dlse: zeros in a call without
     float sink = 0;
     std::int64_t index = 0;
   };

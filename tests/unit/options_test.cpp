@@ -129,7 +129,8 @@ TEST(Options, OfItsGradient) {
                                            {{"mask.right"}, [](auto& c) { c.desc.forward.mask.right = 0; }},
                                            {{"mask.anchor (top_left)"}, [](auto& c) { c.desc.forward.mask.anchor = Anchor::top_left; }},
                                            {{"softcap"}, [](auto& c) { c.desc.forward.softcap = 30.0f; }},
-                                           {{"sink"}, [](auto& c) { c.desc.forward.has_sink = true; }}},
+                                           {{"sink"}, [](auto& c) { c.desc.forward.has_sink = true; }},
+                                           {{"dlse"}, [](auto& c) { c.desc.dlse = kLseTensor; }}},
                                           kValidate);
 }
 

@@ -45,14 +45,28 @@ void leave_out(const Head& head, std::int64_t query) {
   s.delta[query] = 0;
 }
 
+/// One number of a row, as lse and dlse have it. Strides are in elements.
+float number_of(const Head& head, const float* base, const detail::RowStrides& strides, std::int64_t query) {
+  const Sequence& at = head.sequence;
+  return base[at.batch * strides.batch + (at.first_q + query) * strides.row + head.index * strides.head];
+}
+
+/// What dlse changes for a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
+void take_dlse(const Head& head, std::int64_t query, double lse, double sink) {
+  const BackwardScratch& s = head.scratch;
+  const double most = lse + detail::kMostSinkOverLse;
+  if (sink > most && std::abs(lse) >= detail::kLseWithoutSum) return leave_out(head, query);
+  if (sink > most) s.shift[query] = static_cast<float>(-most);
+  s.delta[query] -= number_of(head, head.call.dlse, head.setup.dlse, query) * static_cast<float>(std::exp(-s.shift[query] - lse));
+}
+
 /// Returns the row's share of dsink.
 double load_row(const Head& head, std::int64_t query) {
-  const detail::AttentionCore& core = head.core();
   const Call& forward = head.call.forward;
-  const Sequence& at = head.sequence;
-  const double lse = forward.lse[at.batch * core.lse.batch + (at.first_q + query) * core.lse.row + head.index * core.lse.head];
+  const double lse = number_of(head, forward.lse, head.core().lse, query);
   const double sink = forward.sink != nullptr ? forward.sink[head.index] : kNothing;
-  if (std::isinf(lse) || sink == std::numeric_limits<double>::infinity()) {
+  const bool no_out = sink == std::numeric_limits<double>::infinity();
+  if (std::isinf(lse) || (no_out && head.call.dlse == nullptr)) {
     leave_out(head, query);
     return 0;
   }
@@ -62,7 +76,9 @@ double load_row(const Head& head, std::int64_t query) {
   s.dout_rows[query] = head.query_row(head.call.dout, head.setup.dout, query);
   s.shift[query] = static_cast<float>(-total);
   s.delta[query] = delta_of(head, s.dout_rows[query], head.query_row(forward.out, head.setup.out, query));
-  return forward.sink != nullptr ? -std::exp(sink - total) * s.delta[query] : 0;
+  const double of_sink = forward.sink != nullptr && !no_out ? -std::exp(sink - total) * s.delta[query] : 0;
+  if (head.call.dlse != nullptr) take_dlse(head, query, lse, sink);
+  return of_sink;
 }
 
 }  // namespace

@@ -13,8 +13,13 @@ namespace {
 using detail::AttentionBackwardProblem;
 
 BackwardCall make_call(const AttentionBackwardArgs& args) {
-  BackwardCall call{
-      .forward = common_call(args.forward), .dout = args.dout, .dq = args.dq, .dk = args.dk, .dv = args.dv, .dsink = args.dsink};
+  BackwardCall call{.forward = common_call(args.forward),
+                    .dout = args.dout,
+                    .dlse = args.dlse,
+                    .dq = args.dq,
+                    .dk = args.dk,
+                    .dv = args.dv,
+                    .dsink = args.dsink};
   call.forward.k = args.forward.k;
   call.forward.v = args.forward.v;
   call.forward.cu_seqlens_k = args.forward.cu_seqlens_k;
@@ -76,6 +81,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
   setup.dq = bytes(problem.dq);
   setup.dk = bytes(problem.dk);
   setup.dv = bytes(problem.dv);
+  setup.dlse = problem.dlse;
   setup.forward.threads = backward_threads(problem);
   setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup));
@@ -83,7 +89,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
 constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
-                                                                     "softcap", "sink", "options.batch_invariant");
+                                                                     "softcap", "sink", "dlse", "options.batch_invariant");
 
 template <class Isa>
 constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,

@@ -18,6 +18,7 @@ struct BackwardTuning {
 struct BackwardSetup {
   Setup forward{};                                                    ///< q, k, v, mask, kernels and threads
   detail::RowStrides q{}, k{}, v{}, out{}, dout{}, dq{}, dk{}, dv{};  // bytes
+  detail::RowStrides dlse{};                                          // elements
   std::int64_t total_k = 0;
   BackwardTuning tuning{};
 
@@ -28,6 +29,7 @@ struct BackwardSetup {
 struct BackwardCall {
   Call forward{};
   const void* dout = nullptr;
+  const float* dlse = nullptr;  ///< or null
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
   float* dsink = nullptr;
 };

@@ -21,6 +21,7 @@ inline constexpr auto kAttentionBackwardFields = [] {
   constexpr auto heads = [](const D& d) { return extent_from_last(d.forward.q, 2); };
   return std::tuple{
       Field<T, &D::dout, &C::dout, &A::dout, &B::dout>{"dout", any_q, kIts<&P::dout_base_alignment>},
+      Field<T, &D::dlse, &C::dlse, &A::dlse, &B::dlse, &P::has_dlse>{"dlse", any_q},
       Field<T, &D::dq, &C::dq, &A::dq, &B::dq>{"dq", any_q, kIts<&P::dq_base_alignment>},
       Field<T, &D::dk, &C::dk, &A::dk, &B::dk>{"dk", any_k, kIts<&P::dk_base_alignment>},
       Field<T, &D::dv, &C::dv, &A::dv, &B::dv>{"dv", any_k, kIts<&P::dv_base_alignment>},

@@ -10,15 +10,24 @@ namespace fovea::detail {
 
 /// A backward pass that makes sense; only validate() makes one. The base describes the forward pass; its lse is there.
 struct AttentionBackwardProblem : AttentionProblem {
-  RowStrides dout{}, dq{}, dk{}, dv{};
+  RowStrides dout{}, dq{}, dk{}, dv{}, dlse{};
+  bool has_dlse = false;
   std::int32_t dout_base_alignment = 0, dq_base_alignment = 0, dk_base_alignment = 0, dv_base_alignment = 0;
   std::int32_t dout_alignment = 0, dq_alignment = 0, dk_alignment = 0, dv_alignment = 0;  ///< of every row, in bytes
 };
 
-inline constexpr std::array kAttentionBackwardOptions{
-    option::kRagged<AttentionBackwardProblem>,        option::kMaskLeft<AttentionBackwardProblem>,
-    option::kMaskRight<AttentionBackwardProblem>,     option::kMaskTopLeft<AttentionBackwardProblem>,
-    option::kSoftcap<AttentionBackwardProblem>,       option::kSink<AttentionBackwardProblem>,
-    option::kBatchInvariant<AttentionBackwardProblem>};
+/// The weights of lse exclude the sink: they are exp(total - lse) times those of out, with the denominator exp(total). So that this factor
+/// is finite, a sink counts as lse + kMostSinkOverLse at most in a call with dlse. Such a row has 1e-26 of out's gradient, not none. From
+/// this magnitude of lse on, f32 does not hold the sum, and such a row has no gradient.
+inline constexpr float kMostSinkOverLse = 60, kLseWithoutSum = 1 << 20;
+
+inline constexpr std::array kAttentionBackwardOptions{option::kRagged<AttentionBackwardProblem>,
+                                                      option::kMaskLeft<AttentionBackwardProblem>,
+                                                      option::kMaskRight<AttentionBackwardProblem>,
+                                                      option::kMaskTopLeft<AttentionBackwardProblem>,
+                                                      option::kSoftcap<AttentionBackwardProblem>,
+                                                      option::kSink<AttentionBackwardProblem>,
+                                                      Option<AttentionBackwardProblem>{"dlse", [](const auto& p) { return p.has_dlse; }},
+                                                      option::kBatchInvariant<AttentionBackwardProblem>};
 
 }  // namespace fovea::detail

@@ -40,6 +40,10 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
   problem.dq = check_gradient(check, "dq", desc.dq, desc.forward.q, true);
   problem.dk = check_gradient(check, "dk", desc.dk, desc.forward.k, true);
   problem.dv = check_gradient(check, "dv", desc.dv, desc.forward.v, true);
+  if (desc.dlse && check.ok()) {
+    problem.dlse = check_row_numbers(check, "dlse", *desc.dlse, problem, problem.ragged, false);
+    problem.has_dlse = true;
+  }
   if (!check.ok()) return check.error();
   problem.dout_base_alignment = base_alignment(desc.dout);
   problem.dq_base_alignment = base_alignment(desc.dq);

@@ -44,12 +44,13 @@ void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& 
   core.out_alignment = row_alignment(out);
 }
 
-RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged) {
+RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged,
+                             bool is_output) {
   constexpr std::array<std::string_view, 3> kFixedAxes{"batch", "head", "seq_q"};
   constexpr std::array<std::string_view, 2> kRaggedAxes{"total_q", "head"};
   constexpr std::array kF32{DType::f32};
   const std::span<const std::string_view> axes = ragged ? std::span<const std::string_view>(kRaggedAxes) : std::span(kFixedAxes);
-  const NamedTensor tensor{name, desc, axes, true, false};
+  const NamedTensor tensor{name, desc, axes, is_output, false};
   check_tensor(check, tensor);
   check_dtype(check, tensor, kF32);
   if (!check.ok()) return {};

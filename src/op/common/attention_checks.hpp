@@ -16,7 +16,8 @@ void check_scalars(Checker& check, double scale, double softcap, AttentionCore& 
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);
 
 /// An f32 tensor with one number a row and head, [batch, head, seq_q] or [total_q, head], such as lse. Returns its strides.
-RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged);
+RowStrides check_row_numbers(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionCore& core, bool ragged,
+                             bool is_output = true);
 
 /// The optional lse: sets core.lse and core.has_lse.
 void check_lse(Checker& check, std::string_view name, const std::optional<TensorDesc>& lse, AttentionCore& core, bool ragged);

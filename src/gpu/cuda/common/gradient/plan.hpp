@@ -83,6 +83,7 @@ template <class Params>
 void fill_run(Params& params, const Problem& problem, const AttentionBackwardArgs& args) {
   fill_lists(params, problem, args.forward);
   params.lse = {args.forward.lse, problem.lse};
+  if (problem.has_dlse) params.dlse = {args.dlse, problem.dlse};
   params.dsink = problem.has_sink ? args.dsink : nullptr;
 }
 

@@ -7,6 +7,7 @@
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "op/attention_backward/problem.hpp"
 
 namespace fovea::gpu::gradient {
 
@@ -21,6 +22,13 @@ __device__ inline float lse_with_sink(float lse, const float* sink, int head) {
     if (other == INFINITY) lse = INFINITY;
   }
   return lse == -INFINITY ? INFINITY : lse;
+}
+
+/// What dlse changes for a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
+__device__ inline void take_dlse(float lse, float dlse, float sink, float& total, float& delta) {
+  const float most = lse + detail::kMostSinkOverLse;
+  if (sink > most) total = fabsf(lse) < detail::kLseWithoutSum ? most : INFINITY;
+  delta = total == INFINITY ? 0 : delta - dlse * expf(total - lse);
 }
 
 /// What is zero before the products, by all CTAs together.
@@ -99,17 +107,23 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
       return static_cast<const Element*>(data) + at.offset(strides, at.q_begin, token, head);
     };
     const float sum = delta_of<kAligned>(params, row(params.out.data, params.out.strides), row(params.dout.data, params.dout.strides));
-    lse[round] = lse_with_sink(static_cast<const float*>(params.lse.data)[at.offset(params.lse.strides, at.q_begin, token, head)],
-                               params.sink, head);
+    const auto number = [&](const PlainRows& rows) {
+      return static_cast<const float*>(rows.data)[at.offset(rows.strides, at.q_begin, token, head)];
+    };
+    const float of_keys = number(params.lse);
+    lse[round] = lse_with_sink(of_keys, params.sink, head);
     if (unseeing) {
       auto* const dq = const_cast<Element*>(row(params.dq.data, params.dq.strides));
       for (int column = threadIdx.x % kRowLanes * 8; column < params.head_dim_qk; column += kRowLanes * 8)
         store_zeros<kAligned>(dq + column);
     }
-    if (lse[round] == INFINITY) continue;
-    delta[round] = sum;
-    vast |= fabsf(lse[round]) >= kNaturalFrom;
-    if (params.sink != nullptr && params.sink[head] != -INFINITY) of_sink += expf(params.sink[head] - lse[round]) * sum;
+    if (lse[round] != INFINITY) {
+      delta[round] = sum;
+      if (params.sink != nullptr && params.sink[head] != -INFINITY) of_sink += expf(params.sink[head] - lse[round]) * sum;
+    }
+    if (params.dlse.data != nullptr && !isinf(of_keys))
+      take_dlse(of_keys, number(params.dlse), params.sink == nullptr ? -INFINITY : params.sink[head], lse[round], delta[round]);
+    vast |= isfinite(lse[round]) && fabsf(lse[round]) >= kNaturalFrom;
   }
   const bool natural = __syncthreads_or(vast) != 0;
   RowStats& stats = params.stats[cell];

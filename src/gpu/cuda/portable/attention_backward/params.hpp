@@ -39,6 +39,7 @@ struct Params {
   float* sink_parts = nullptr;    // [heads][query_tiles], where there are sinks
   int* dq_not_finite = nullptr;   // [heads][query_tiles]
   int* dkv_not_finite = nullptr;  // [key tiles in the order of key_tile_at]
+  PlainRows dlse;                 // of a call with one
 };
 
 }  // namespace fovea::gpu::portable::attention_backward

@@ -43,6 +43,7 @@ struct Params {
   int* dq_not_finite = nullptr;   // [heads][query_tiles]
   int* dkv_not_finite = nullptr;  // [key tiles in order of their tickets]
   int* ticket = nullptr;          // of the next key tile
+  PlainRows dlse;                 // of a call with one
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward
