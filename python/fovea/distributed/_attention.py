@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense attention of sequences whose tokens lie on several ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from fovea._library import band, score_scale, top_left, typed
+from fovea.distributed._agree import agree
+from fovea.distributed._blocks import Mask
+from fovea.distributed._call import Call
+from fovea.distributed._compute import Forward, Scores
+from fovea.distributed._cost import WAYS, Problem, choose, machine_of
+from fovea.distributed._gathered import Gathered
+from fovea.distributed._heads import Heads, refusal
+from fovea.distributed._layout import Layout
+from fovea.distributed._ring import Ring
+
+_NAME = "fovea.distributed.attention"
+_RUNS = {"ring": Ring, "gathered": Gathered, "heads": Heads}
+_Run = Ring | Gathered | Heads
+
+
+class _Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+
+
+@torch.compiler.disable
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    group: ProcessGroup | None = None,
+    layout_k: Layout | None = None,
+    way: Literal["auto", "ring", "gathered", "heads"] = "auto",
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    anchor: Literal["bottom_right", "top_left"] = "bottom_right",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    return_lse: bool = False,
+    check: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`fovea.attention` over the ranks of a group, each of which has the tokens that a layout gives it.
+
+    Args:
+        q: This rank's shard: ``[batch, tokens, head, dqk]``, or ``[tokens, head, dqk]`` of a ragged layout.
+        k, v: This rank's shards, likewise.
+        layout: Which rank holds which tokens (:class:`Layout`): the same on every rank.
+        group: The ranks; None is the default group.
+        layout_k: That of k and v, where they have other lengths than q.
+        way: How keys and queries meet. ``"ring"``: K and V travel from rank to rank. ``"gathered"``: each rank gets all K and V,
+            some heads at a time. ``"heads"``: each rank gets all tokens of some heads. ``"auto"``: the one that the cost model
+            takes for the fastest.
+        causal, window, anchor, scale, softcap: As in :func:`fovea.attention`, of the positions in the whole sequence.
+        sink: float32 ``[head]``, the same on every rank.
+        return_lse: Whether to return this rank's log-sum-exp too.
+        check: Whether ranks first make sure that they make the same call: one all-gather of 8 bytes, and a wait for the GPU.
+
+    Returns:
+        out, or (out, lse), of this rank's tokens. Both are differentiable once with respect to q, k, v and sink. The gradient of
+        the sink is this rank's part of a sum over ranks, as are those of all weights. The same bits from run to run.
+
+    Raises:
+        ValueError: The call contradicts itself, or ranks differ: the same error on every rank.
+        NotImplementedError: No implementation accepts it.
+        RuntimeError: A rank left, or torch's timeout has passed: the error names the call and its step.
+    """
+    options = {"causal": causal, "window": window, "anchor": anchor, "scale": scale, "softcap": softcap, "way": way}
+    inputs = _Inputs(q, k, v, sink)
+    layouts = layout, layout if layout_k is None else layout_k
+    if check:
+        fault = None
+        try:
+            _check(inputs, layouts, options, group)
+        except (ValueError, NotImplementedError) as error:
+            fault = error
+        agree(_NAME, _fields(inputs, layouts, options | {"return_lse": return_lse}), fault, q.device, group)
+    if way == "auto":
+        way = _choose(inputs, layouts, causal)
+    call = Call(
+        name=f"{_NAME} by {way}",
+        group=group,
+        rank=dist.get_rank(group),
+        layout=layouts[0],
+        layout_k=layouts[1],
+        mask=Mask(*band(causal, window), top_left(anchor)),
+        scores=Scores(score_scale(scale), softcap),
+    )
+    out, lse = _Attention.apply(q, k, v, sink, _RUNS[way](call))
+    return (out, lse) if return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, run: _Run) -> tuple[Tensor, Tensor]:
+        out, lse = run.forward(q, k, v, sink)
+        ctx.save_for_backward(q, k, v, sink, out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.run = run
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, sink, out, lse = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
+        if dout.stride(-1) != 1:
+            dout = dout.contiguous()
+        forward = Forward(q, out, lse, dout, dlse, sink)
+        return *ctx.run.backward(forward, k, v), None
+
+
+def _check(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, Any], group: ProcessGroup | None) -> None:
+    """What this rank can see by itself."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    q, k, v, _ = inputs
+    for name, layout in zip(("layout", "layout_k"), layouts, strict=True):
+        if layout.ranks != ranks:
+            raise ValueError(f"{name}.ranks: got {layout.ranks}, want {ranks}, those of the group")
+    if len(layouts[0].sequences) != len(layouts[1].sequences) or layouts[0].ragged != layouts[1].ragged:
+        raise ValueError(f"layout_k.lengths: got {layouts[1].lengths}, want as many sequences as layout: {layouts[0].lengths}")
+    dim = 0 if layouts[0].ragged else 1
+    for name, tensor, layout in (("q", q, layouts[0]), ("k", k, layouts[1]), ("v", v, layouts[1])):
+        if tensor.dim() != dim + 3:
+            raise ValueError(f"{name}.dim(): got {tensor.dim()}, want {dim + 3} for this layout")
+        if tensor.shape[dim] != layout.rows(rank):
+            raise ValueError(f"{name}.shape[{dim}] (tokens): got {tensor.shape[dim]}, want {layout.rows(rank)} by the layout")
+    if options["way"] not in ("auto", *WAYS):
+        raise ValueError(f"way: got {options['way']!r}, want 'auto', 'ring', 'gathered' or 'heads'")
+    reason = refusal(q.shape[-2], max(1, k.shape[-2]), ranks) if options["way"] == "heads" else None
+    if reason is not None:
+        raise ValueError(reason)
+    _plan(inputs, options)
+
+
+def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
+    """Planning of a call like those of the blocks, without rows: it refuses what they would refuse."""
+    q, k, v = (tensor.detach()[..., :0, :, :] for tensor in inputs[:3])
+    out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-3], q.shape[-2], 0), dtype=torch.float32)
+    ragged = (None,) * 4
+    if q.dim() == 3:
+        cu = torch.zeros(1, dtype=torch.int32, device=q.device)
+        lse, ragged = lse.transpose(0, 1), (cu, cu, 0, 0)
+    mask = (*band(options["causal"], options["window"]), top_left(options["anchor"]))
+    scores = (score_scale(options["scale"]), options["softcap"])
+    sink = None if inputs.sink is None else inputs.sink.detach()
+    try:
+        torch.ops.fovea.explain_attention(q, k, v, out, lse, *ragged, *mask, *scores, sink, None, None, None, "", False)
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+def _fields(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal on all ranks, in the words of an error."""
+    fields: dict[str, Any] = {"layout": str(layouts[0]), "layout_k": str(layouts[1])}
+    for name, tensor in zip(_Inputs._fields, inputs, strict=True):
+        fields[name] = "None" if tensor is None else "a tensor"
+        if tensor is None:
+            continue
+        tokens = tensor.dim() - 3 if name != "sink" else -1
+        fields[f"{name}.dtype"] = str(tensor.dtype)
+        fields[f"{name}.dim()"] = tensor.dim()
+        fields |= {f"{name}.shape[{axis}]": extent for axis, extent in enumerate(tensor.shape) if axis != tokens}
+    return fields | options
+
+
+def _choose(inputs: _Inputs, layouts: tuple[Layout, Layout], causal: bool) -> str:
+    q, k, v, _ = inputs
+    copies = 1 if layouts[0].ragged else q.shape[0]
+    pairs = sum(one * other for one, other in zip(layouts[0].sequences, layouts[1].sequences, strict=True)) / (2 if causal else 1)
+    problem = Problem(
+        tokens=copies * max(sum(layouts[1].sequences), 1),
+        pairs=copies * pairs,
+        heads=q.shape[-2],
+        kv_heads=max(1, k.shape[-2]),
+        dim_qk=q.shape[-1],
+        dim_v=v.shape[-1],
+        element_bytes=q.element_size(),
+        ranks=layouts[0].ranks,
+    )
+    return choose(problem, machine_of(q.device))

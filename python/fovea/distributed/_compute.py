@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the operators on blocks, and sums of their results in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fovea._dispatch import OPERATORS
+from fovea.distributed._blocks import Block, on_device
+
+_attention = OPERATORS["attention"]
+_attention_backward = OPERATORS["attention_backward"]
+_merge_states = OPERATORS["merge_states"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What makes scores of q and k, as the operators take it."""
+
+    scale: float
+    softcap: float
+
+
+def rows_of(tensor: Tensor, at: tuple[int, int]) -> Tensor:
+    """Tokens [begin, end) of ``[batch, seq, head, dim]`` or ``[total, head, dim]``."""
+    return tensor[:, at[0] : at[1]] if tensor.dim() == 4 else tensor[at[0] : at[1]]
+
+
+def numbers_of(lse: Tensor, at: tuple[int, int]) -> Tensor:
+    """The same of ``[batch, head, seq]`` or ``[total, head]``."""
+    return lse[..., at[0] : at[1]] if lse.dim() == 3 else lse[at[0] : at[1]]
+
+
+def new_lse(q: Tensor) -> Tensor:
+    shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else q.shape[:2]
+    return q.new_full(shape, -torch.inf, dtype=torch.float32)
+
+
+def attend(block: Block, q: Tensor, k: Tensor, v: Tensor, scores: Scores, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """out and lse of the block's queries. q is the whole shard, k and v that of another rank."""
+    q, k, v = rows_of(q, block.q), rows_of(k, block.k), rows_of(v, block.k)
+    out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), new_lse(q)
+    _attention(
+        q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, sink, None, None, None, "", False
+    )
+    return out, lse
+
+
+def _lengths(block: Block, q: Tensor) -> tuple[Tensor | int | None, ...]:
+    if not block.cu_q:
+        return None, None, None, None
+    most = (max(end - begin for begin, end in pairwise(cu)) for cu in (block.cu_q, block.cu_k))
+    return on_device(block.cu_q, q.device), on_device(block.cu_k, q.device), *most
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The shard's part of a forward pass that is over, and the gradients of its results."""
+
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+    sink: Tensor | None
+
+    def heads(self, first: int, last: int) -> Forward:
+        """Some of its heads."""
+        dlse = None if self.dlse is None else self.dlse[:, first:last]
+        sink = None if self.sink is None else self.sink[first:last]
+        q, out, dout = (tensor[..., first:last, :] for tensor in (self.q, self.out, self.dout))
+        return Forward(q, out, self.lse[:, first:last], dout, dlse, sink)
+
+
+def differentiate(
+    block: Block, forward: Forward, k: Tensor, v: Tensor, scores: Scores
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk and dv of the block, and dsink of its queries. out and lse are over all keys, so these are parts of the whole."""
+    q, out, dout = (rows_of(tensor, block.q) for tensor in (forward.q, forward.out, forward.dout))
+    lse = numbers_of(forward.lse, block.q)
+    dlse = None if forward.dlse is None else numbers_of(forward.dlse, block.q)
+    k, v = rows_of(k, block.k), rows_of(v, block.k)
+    gradients = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
+    dsink = None if forward.sink is None else torch.empty_like(forward.sink)
+    call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, forward.sink)
+    _attention_backward(*call, dout, dlse, *gradients, dsink, "")
+    return gradients[0], gradients[1], gradients[2], dsink
+
+
+class Merged:
+    """out and lse of a shard, block by block: merged in float32, or put where no two blocks have queries in common."""
+
+    def __init__(self, q: Tensor, dim_v: int, dtype: torch.dtype = torch.float32):
+        self.out = q.new_zeros((*q.shape[:-1], dim_v), dtype=dtype)
+        self.lse = new_lse(q)
+
+    def put(self, block: Block, out: Tensor, lse: Tensor) -> None:
+        rows_of(self.out, block.q).copy_(out)
+        numbers_of(self.lse, block.q).copy_(lse)
+
+    def add(self, block: Block, out: Tensor, lse: Tensor) -> None:
+        into, into_lse, out = rows_of(self.out, block.q), numbers_of(self.lse, block.q), out.float()
+        if out.dim() == 3:
+            return _merge_states([into, out], [into_lse, lse], into, into_lse, "")
+        for whole, whole_lse, part, part_lse in zip(into, into_lse.transpose(1, 2), out, lse.transpose(1, 2), strict=True):
+            _merge_states([whole, part], [whole_lse, part_lse], whole, whole_lse, "")
+        return None
+
+    def result(self, dtype: torch.dtype, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        """With the sink, which joins the denominator once all keys are in."""
+        if sink is None:
+            return self.out.to(dtype), self.lse
+        share = sink_share(self.lse, sink)
+        return (self.out * share).to(dtype), self.lse
+
+
+def sink_share(lse: Tensor, sink: Tensor) -> Tensor:
+    """``exp(lse) / (exp(lse) + exp(sink))``, to multiply out with: ``[..., seq, head, 1]``. 0 for a row without keys."""
+    lse = lse.transpose(1, 2) if lse.dim() == 3 else lse
+    return torch.where(lse == -torch.inf, 0.0, torch.sigmoid(lse - sink))[..., None]
+
+
+def sink_gradient(forward: Forward) -> Tensor | None:
+    """That of this shard's rows."""
+    if forward.sink is None:
+        return None
+    delta = (forward.dout.float() * forward.out.float()).sum(dim=-1)
+    lse = forward.lse.transpose(1, 2) if forward.lse.dim() == 3 else forward.lse
+    share = torch.where((lse == -torch.inf) | forward.sink.isinf(), 0.0, torch.sigmoid(forward.sink - lse) * delta)
+    return -share.flatten(0, -2).sum(dim=0)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over the ranks of a gloo group on this machine. Processes start once for each module of cases and number of ranks."""
+
+import os
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import distributed_cases
+import distributed_decode_cases
+import ranks
+from fovea import distributed
+from fovea.distributed import Layout, cost, shard
+
+MODULES = {"distributed_cases": distributed_cases, "distributed_decode_cases": distributed_decode_cases}
+_results: dict[tuple[str, int], dict[str, list[str | None]]] = {}
+
+
+def results(module, count, tmp_path_factory):
+    """Of all cases of a module on so many ranks: run at the first question."""
+    if (module, count) not in _results:
+        _results[module, count] = ranks.run_all(module, count, tmp_path_factory.mktemp("ranks"))
+    return _results[module, count]
+
+
+@pytest.mark.parametrize(
+    ("module", "count", "case"), [(module, n, case) for module, of in MODULES.items() for n in (1, 2, 3, 4) for case in of.cases(n)]
+)
+def test_on_ranks(module, count, case, tmp_path_factory):
+    for rank, fault in enumerate(results(module, count, tmp_path_factory)[case]):
+        assert fault is None, f"rank {rank}: {fault}"
+
+
+def _lose_a_rank(rank: int, folder: str) -> None:
+    """Rank 1 leaves before its call. Rank 0 keeps the errors that it gets."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=20))
+    layout = Layout(64, 2)
+    q, k, v = (shard(tensor, layout, rank) for tensor in torch.randn(3, 1, 64, 2, 16))
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    for check in (False, True):
+        try:
+            distributed.attention(q, k, v, layout, way="ring", check=check)
+        except RuntimeError as error:
+            Path(folder, f"{check}.txt").write_text(str(error))
+    os._exit(0)
+
+
+def test_a_rank_that_leaves(tmp_path):
+    torch.multiprocessing.start_processes(_lose_a_rank, (str(tmp_path),), nprocs=2, start_method="spawn")
+    said = (tmp_path / "False.txt").read_text()
+    assert said.startswith("fovea.distributed.attention by ring, K and V of step 1 of 2, rank 0 of 2: ")
+    assert (tmp_path / "True.txt").read_text().startswith("fovea.distributed.attention, whether ranks agree, rank 0 of 2: ")
+
+
+# ---- layouts and the model, without processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["balanced", "contiguous"])
+@pytest.mark.parametrize("lengths", [0, 1, 7, 64, (5, 0, 33), ()])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_token_is_on_one_rank(order, lengths, count):
+    layout = Layout(lengths, count, order)
+    rows = torch.cat([layout.indices(rank) for rank in range(count)])
+    assert torch.equal(rows.sort().values, torch.arange(sum(layout.sequences)))
+    for rank in range(count):
+        assert layout.rows(rank) == len(layout.indices(rank)) == len(layout.position_ids(rank))
+
+
+def test_balanced_work():
+    """Pairs that a causal mask shows, on each rank."""
+    for count in (2, 3, 8):
+        layout = Layout(16 * count, count)
+        work = [int((layout.indices(rank) + 1).sum()) for rank in range(count)]
+        assert len(set(work)) == 1
+        assert len({int((Layout(16 * count, count, "contiguous").indices(rank) + 1).sum()) for rank in range(count)}) == count
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layout(-1, 2), "layout.lengths: got -1, want 0 or more"),
+        (lambda: Layout(4, 0), "layout.ranks: got 0, want 1 or more"),
+        (lambda: Layout(4, 2, "zigzag"), "layout.order: got 'zigzag', want 'balanced' or 'contiguous'"),
+        (
+            lambda: shard(torch.zeros(1, 5), Layout(4, 2), 0),
+            "tensor.shape: got (1, 5), want 4 in dimension 1, the lengths of the layout",
+        ),
+    ],
+)
+def test_bad_layouts(make, message):
+    with pytest.raises(ValueError) as raised:
+        make()
+    assert str(raised.value) == message
+
+
+def test_the_model_prefers_what_it_says():
+    """More ranks take less time while products are long, and the chosen way is the fastest."""
+    times = [cost.estimate("ring", cost.Problem.causal(1 << 20, ranks), cost.HOPPER_NVLINK).total for ranks in (1, 2, 4, 8)]
+    assert all(later < 0.6 * earlier for earlier, later in pairwise(times))
+    for count, tokens, machine in ((4, 1 << 17, cost.HOPPER_NVLINK), (64, 1 << 20, cost.HOPPER_INFINIBAND), (3, 1 << 14, cost.CPU)):
+        problem = cost.Problem.causal(tokens, count)
+        chosen = cost.choose(problem, machine)
+        allowed = ["ring", "gathered"] if count == 3 else cost.WAYS
+        totals = {way: cost.estimate(way, problem, machine).total for way in allowed}
+        assert totals[chosen] == min(totals.values())
