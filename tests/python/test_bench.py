@@ -47,6 +47,22 @@ def test_every_row(script, tmp_path):
             assert ("shared_us" in row) == ("alone_us" in row)
 
 
+def test_context_parallel(tmp_path):
+    """On two ranks over gloo."""
+    out = tmp_path / "x.json"
+    launcher = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [BENCH / "context_parallel.py", "--dry-run", "--out", out, "--commit", "abc"]
+    done = subprocess.run([*launcher, *script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    rows = {name: [row for row in results["rows"] if row["name"] == name] for name in {row["name"] for row in results["rows"]}}
+    assert results["ranks"] == 2 and not any("declined" in row for row in results["rows"])
+    assert [row["way"] for row in rows["check dense"]] == ["ring", "gathered", "heads"]
+    assert all(row["good"] for row in rows["check dense"])
+    assert rows.keys() >= {"forward", "backward", "merge", "link", "all-gather"}
+    assert all(row["error"] < 2**-6 for name in ("decode gqa", "decode mla") for row in rows[name])
+
+
 def test_time_that_is_up(tmp_path):
     status, results = dry_run("latent_context", tmp_path / "x.json", "--seconds", "0", "--only", "b1 kv1024 sparse")
     assert status == 1 and results["rows"] == []

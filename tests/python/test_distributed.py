@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import distributed_cases
+import distributed_cuda_cases
 import distributed_decode_cases
 import ranks
 from fovea import distributed
@@ -33,6 +34,13 @@ def results(module, count, tmp_path_factory):
 )
 def test_on_ranks(module, count, case, tmp_path_factory):
     for rank, fault in enumerate(results(module, count, tmp_path_factory)[case]):
+        assert fault is None, f"rank {rank}: {fault}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", distributed_cuda_cases.cases(2))
+def test_two_ranks_on_one_gpu(case, tmp_path_factory):
+    for rank, fault in enumerate(results("distributed_cuda_cases", 2, tmp_path_factory)[case]):
         assert fault is None, f"rank {rank}: {fault}"
 
 

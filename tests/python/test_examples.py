@@ -46,6 +46,15 @@ def test_train(tmp_path):
     assert curves.read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_context_parallel(ranks):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
+    sizes = ["--steps", 8, "--seq", 64, "--batch", 2, "--prompt", 33, "--generate", 5]
+    result = run(*(launcher if ranks > 1 else []), EXAMPLES / "context_parallel.py", *sizes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"on {ranks} ranks" in result.stdout and "the same as one rank alone" in result.stdout
+
+
 def test_generate_helps_and_refuses():
     pytest.importorskip("transformers")
     helped = run(EXAMPLES / "generate.py", "--help")

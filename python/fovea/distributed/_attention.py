@@ -87,10 +87,9 @@ def attention(
         except (ValueError, NotImplementedError) as error:
             fault = error
         agree(_NAME, _fields(inputs, layouts, options | {"return_lse": return_lse}), fault, q.device, group)
-    if way == "auto":
-        way = _choose(inputs, layouts, causal)
+    chosen = _choose(inputs, layouts, causal) if way == "auto" else way
     call = Call(
-        name=f"{_NAME} by {way}",
+        name=f"{_NAME} by {chosen}",
         group=group,
         rank=dist.get_rank(group),
         layout=layouts[0],
@@ -98,7 +97,7 @@ def attention(
         mask=Mask(*band(causal, window), top_left(anchor)),
         scores=Scores(score_scale(scale), softcap),
     )
-    out, lse = _Attention.apply(q, k, v, sink, _RUNS[way](call))
+    out, lse = _Attention.apply(q, k, v, sink, _RUNS[chosen](call))
     return (out, lse) if return_lse else out
 
 
@@ -150,7 +149,7 @@ def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
     """Planning of a call like those of the blocks, without rows: it refuses what they would refuse."""
     q, k, v = (tensor.detach()[..., :0, :, :] for tensor in inputs[:3])
     out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((*q.shape[:-3], q.shape[-2], 0), dtype=torch.float32)
-    ragged = (None,) * 4
+    ragged: tuple[Any, ...] = (None,) * 4
     if q.dim() == 3:
         cu = torch.zeros(1, dtype=torch.int32, device=q.device)
         lse, ragged = lse.transpose(0, 1), (cu, cu, 0, 0)

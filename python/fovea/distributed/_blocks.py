@@ -129,9 +129,9 @@ def _ragged_blocks(sides: Sides, mask: Mask, a: int, b: int) -> Iterator[Block]:
     sizes = [(q_end - q_begin, k_end - k_begin) for (q_begin, q_end), (k_begin, k_end) in zip(q, k, strict=True)]
     q_at, k_at = sides.q.part_slice(sides.q_rank, a), sides.k.part_slice(sides.k_rank, b)
     cu_q, cu_k = _prefix_sums(q), _prefix_sums(k)
-    for band in {band for band in bands if band is not None}:
-        if all(_needed(band, *size) == own for size, own in zip(sizes, bands, strict=True)):
-            yield Block(q_at, k_at, band, cu_q, cu_k)
+    for one in dict.fromkeys(band for band in bands if band is not None):
+        if all(_needed(one, *size) == own for size, own in zip(sizes, bands, strict=True)):
+            yield Block(q_at, k_at, one, cu_q, cu_k)
             return
     for n, band in enumerate(bands):
         if band is None:

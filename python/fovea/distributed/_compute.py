@@ -40,9 +40,12 @@ def new_lse(q: Tensor) -> Tensor:
     return q.new_full(shape, -torch.inf, dtype=torch.float32)
 
 
-def attend(block: Block, q: Tensor, k: Tensor, v: Tensor, scores: Scores, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """out and lse of the block's queries. q is the whole shard, k and v that of another rank."""
-    q, k, v = rows_of(q, block.q), rows_of(k, block.k), rows_of(v, block.k)
+def attend(
+    block: Block, q: Tensor, keys: tuple[Tensor, Tensor], scores: Scores, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """out and lse of the block's queries. q is the whole shard, K and V are those of some rank."""
+    k, v = (rows_of(tensor, block.k) for tensor in keys)
+    q = rows_of(q, block.q)
     out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), new_lse(q)
     _attention(
         q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, sink, None, None, None, "", False
@@ -77,13 +80,13 @@ class Forward:
 
 
 def differentiate(
-    block: Block, forward: Forward, k: Tensor, v: Tensor, scores: Scores
+    block: Block, forward: Forward, keys: tuple[Tensor, Tensor], scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk and dv of the block, and dsink of its queries. out and lse are over all keys, so these are parts of the whole."""
     q, out, dout = (rows_of(tensor, block.q) for tensor in (forward.q, forward.out, forward.dout))
     lse = numbers_of(forward.lse, block.q)
     dlse = None if forward.dlse is None else numbers_of(forward.dlse, block.q)
-    k, v = rows_of(k, block.k), rows_of(v, block.k)
+    k, v = (rows_of(tensor, block.k) for tensor in keys)
     gradients = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if forward.sink is None else torch.empty_like(forward.sink)
     call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, forward.sink)
@@ -114,8 +117,7 @@ class Merged:
         """With the sink, which joins the denominator once all keys are in."""
         if sink is None:
             return self.out.to(dtype), self.lse
-        share = sink_share(self.lse, sink)
-        return (self.out * share).to(dtype), self.lse
+        return (self.out * sink_share(self.lse, sink)).to(dtype), self.lse
 
 
 def sink_share(lse: Tensor, sink: Tensor) -> Tensor:

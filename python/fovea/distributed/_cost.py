@@ -31,14 +31,20 @@ class Machine:
     """Bytes a second that a rank sends while it receives as many."""
     latency: float
     """Seconds of a message or a collective call, whatever its size."""
+    hop: float
+    """Further seconds of a collective call for each rank beyond the first."""
+
+    def collective(self, ranks: int) -> float:
+        """What a collective call takes beside its bytes."""
+        return self.latency + (ranks - 1) * self.hop
 
 
 # Attention: bench/results/nvidia-h100/2026-11-24-dense-attention.json, and -dense-backward-by-turns.json, d128 s16384 and s4096.
-# Memory: the H200's 4.8 TB/s. Links: 900 GB/s of NVLink and 800 Gbit/s of InfiniBand for both directions. Latency: assumed.
-HOPPER_NVLINK = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=450e9, latency=15e-6)
-HOPPER_INFINIBAND = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=50e9, latency=25e-6)
+# Memory: the H200's 4.8 TB/s. Links: 900 GB/s of NVLink and 800 Gbit/s of InfiniBand for both directions. Latency and hop: assumed.
+HOPPER_NVLINK = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=450e9, latency=15e-6, hop=1e-6)
+HOPPER_INFINIBAND = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=50e9, latency=25e-6, hop=3e-6)
 # A few cores that share memory, over gloo.
-CPU = Machine(forward=0.5e12, backward=0.3e12, memory=50e9, link=2e9, latency=200e-6)
+CPU = Machine(forward=0.5e12, backward=0.3e12, memory=50e9, link=2e9, latency=200e-6, hop=50e-6)
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,9 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
         return Estimate(compute, 0.0, 0)
     if way == "heads":
         calls = 8 if p.backward else 5
-        return Estimate(compute, sent / m.link + calls * m.latency, sent)
+        return Estimate(compute, sent / m.link + calls * m.collective(p.ranks), sent)
     if way == "gathered":
-        travel, chunks = sent / m.link + 2 * _CHUNKS * m.latency, _CHUNKS
+        travel, chunks = sent / m.link + 2 * _CHUNKS * m.collective(p.ranks), _CHUNKS
         beside = (chunks - 1) / chunks
         copies = 4 * p.tokens * p.kv_heads * (p.dim_qk + p.dim_v) * p.element_bytes / m.memory
         return Estimate(compute + copies, travel / chunks + max(0.0, travel * beside - compute * beside), sent)
@@ -113,7 +119,7 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
 
 def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine: Machine) -> float:
     """One step of decoding over a cache of so many bytes that lies on all ranks: its reading, then one all-gather of results."""
-    merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.latency
+    merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.collective(ranks)
     return cache_bytes / ranks / (0.9 * machine.memory) + merge
 
 

@@ -67,7 +67,12 @@ def paged_attention(
     """
     deal = PageDeal(k_cache.shape[1], dist.get_world_size(group))
     if check:
-        fields = {"softcap": softcap, "sink": sink is not None, "k_cache.shape[3]": k_cache.shape[-1], "dv": v_cache.shape[-1]}
+        fields: dict[str, Any] = {
+            "softcap": softcap,
+            "sink": sink is not None,
+            "k_cache.shape[3]": k_cache.shape[-1],
+            "dv": v_cache.shape[-1],
+        }
         fields |= {"page": deal.page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
         _agree("paged_attention", fields, merge, q, group)
     table, lengths = _rows(q.shape[0], block_table, kv_len, cu_seqlens_q, causal)
@@ -214,8 +219,8 @@ def _faster(out: Tensor, ranks: int) -> str:
     """By the model: a scatter sends 2 / ranks of what a gather does, in two calls."""
     machine = machine_of(out.device)
     sent = out.nbytes + out.shape[0] * out.shape[1] * 4
-    seconds = {"gather": (ranks - 1) * sent / machine.link + machine.latency}
-    seconds["scatter"] = 2 * (ranks - 1) / ranks * sent / machine.link + 2 * machine.latency
+    seconds = {"gather": (ranks - 1) * sent / machine.link + machine.collective(ranks)}
+    seconds["scatter"] = 2 * (ranks - 1) / ranks * sent / machine.link + 2 * machine.collective(ranks)
     return min(seconds, key=lambda way: seconds[way])
 
 

@@ -65,7 +65,7 @@ class Gathered:
         """Blocks have all keys of their queries, and no queries in common."""
         merged = Merged(q, v.shape[-1], q.dtype)
         for block in self.blocks:
-            merged.put(block, *attend(block, q, k, v, self.call.scores, sink))
+            merged.put(block, *attend(block, q, (k, v), self.call.scores, sink))
         return merged.out, merged.lse
 
     def backward(self, forward: Forward, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -84,7 +84,7 @@ class Gathered:
         dq = torch.zeros_like(forward.q, memory_format=torch.contiguous_format)
         sums = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (k, v)]
         for block in self.blocks:
-            of_q, *of_keys, _ = differentiate(block, forward, k, v, scores)
+            of_q, *of_keys, _ = differentiate(block, forward, (k, v), scores)
             rows_of(dq, block.q).copy_(of_q)
             for total, part in zip(sums, of_keys, strict=True):
                 rows_of(total, block.k).add_(part)

@@ -60,7 +60,7 @@ class Heads:
         if heads % self.ranks == 0:
             return torch.cat(received, dim=-2)
         sharers = self.ranks // heads
-        sums = [sum((part.float() for part in received[i : i + sharers]), start=0.0) for i in range(0, self.ranks, sharers)]
+        sums = [torch.stack(received[i : i + sharers]).float().sum(dim=0) for i in range(0, self.ranks, sharers)]
         return torch.cat(sums, dim=-2).to(tensor.dtype)
 
     def numbers_to_tokens(self, name: str, lse: Tensor, heads: int) -> Tensor:
@@ -81,7 +81,7 @@ class Heads:
         merged = Merged(q, v.shape[-1], q.dtype)
         for block in self.blocks:
             own = None if sink is None else sink[slice(*self.dealt(heads, self.call.rank))]
-            merged.put(block, *attend(block, q, k, v, self.call.scores, own))
+            merged.put(block, *attend(block, q, (k, v), self.call.scores, own))
         out = self.to_tokens("out", merged.out, self.call.layout, heads)
         return out, self.numbers_to_tokens("lse", merged.lse, heads)
 
@@ -102,10 +102,10 @@ class Heads:
         gradients = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (some.q, k, v)]
         dsink = None if forward.sink is None else torch.zeros_like(forward.sink)
         for block in self.blocks:
-            *of_block, of_sink = differentiate(block, some, k, v, self.call.scores)
+            *of_block, of_sink = differentiate(block, some, (k, v), self.call.scores)
             for whole, at, part in zip(gradients, (block.q, block.k, block.k), of_block, strict=True):
                 rows_of(whole, at).copy_(part)
-            if dsink is not None:
+            if dsink is not None and of_sink is not None:
                 dsink[first:last] += of_sink
         dq = self.to_tokens("dq", gradients[0], layout, heads)
         dk, dv = (

@@ -15,6 +15,9 @@ from fovea.distributed._compute import Forward, Merged, attend, differentiate, r
 from fovea.distributed._exchange import Exchange
 from fovea.distributed._layout import with_rows
 
+Pair = tuple[Tensor, Tensor]
+"""Of K and V."""
+
 
 class Ring:
     """The steps of one rank."""
@@ -38,46 +41,44 @@ class Ring:
         """Which rank has this one's keys."""
         return (self.call.rank + step) % self.ranks
 
-    def keys(self, step: int, own: list[Tensor]) -> tuple[list[Tensor], Exchange]:
+    def keys(self, step: int, own: Pair) -> tuple[Pair, Exchange]:
         """K and V of a step, and the messages that fill them. No rows where this rank's queries see none of them."""
         exchange = Exchange(self.call.step(f"K and V of step {step} of {self.ranks}"), self.call.group)
-        if step == 0 or step >= self.ranks:
-            return (own if step == 0 else []), exchange
+        if step in (0, self.ranks):  # none travel, or this was the last one
+            return own, exchange
         owner, reader = self.owner(step), self.reader(step)
         needed = bool(self.blocks(self.call.rank, owner))
         rows = self.call.layout_k.rows(owner) if needed else 0
-        dim = self.call.token_dim
-        buffers = [tensor.new_empty(with_rows(tensor, dim, rows)) for tensor in own]
+        k, v = (tensor.new_empty(with_rows(tensor, self.call.token_dim, rows)) for tensor in own)
         if self.blocks(reader, self.call.rank):
             exchange.send(own, reader)
         if needed:
-            exchange.receive(buffers, owner)
-        return buffers, exchange.start()
+            exchange.receive((k, v), owner)
+        return (k, v), exchange.start()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        own = [k.contiguous(), v.contiguous()]
-        merged = Merged(q, v.shape[-1]) if self.only_block(q) is None else None
-        result = None
+        own, only = (k.contiguous(), v.contiguous()), self.only_block(q)
+        merged = Merged(q, v.shape[-1], torch.float32 if only is None else q.dtype)
         held, exchange = self.keys(0, own)
         for step in range(self.ranks):
             following, next_exchange = self.keys(step + 1, own)
             exchange.wait()
             for block in self.blocks(self.call.rank, self.owner(step)):
-                if merged is None:
-                    result = attend(block, q, *held, self.call.scores, sink)
+                if only is not None:
+                    merged.out, merged.lse = attend(block, q, held, self.call.scores, sink)
                 else:
-                    merged.add(block, *attend(block, q, *held, self.call.scores))
+                    merged.add(block, *attend(block, q, held, self.call.scores))
             held, exchange = following, next_exchange
-        return result if merged is None else merged.result(q.dtype, sink)
+        return merged.result(q.dtype, sink if only is None else None)
 
     def backward(self, forward: Forward, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """dk and dv of a step go back to the rank that owns the keys, in their dtype.
 
         It adds them up in float32, in the order of steps.
         """
-        own, only = [k.contiguous(), v.contiguous()], self.only_block(forward.q)
+        own, only = (k.contiguous(), v.contiguous()), self.only_block(forward.q)
         if self.ranks == 1 and only is not None and only.k == (0, k.shape[self.call.token_dim]):
-            return differentiate(only, forward, *own, self.call.scores)
+            return differentiate(only, forward, own, self.call.scores)
         dq = torch.zeros_like(forward.q, dtype=torch.float32)
         sums = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in own]
         held, exchange = self.keys(0, own)
@@ -97,17 +98,17 @@ class Ring:
         dk, dv = (total.to(tensor.dtype) for total, tensor in zip(sums, own, strict=True))
         return dq.to(forward.q.dtype), dk, dv, sink_gradient(forward)
 
-    def _parts(self, step: int, forward: Forward, held: list[Tensor], dq: Tensor) -> list[Tensor]:
+    def _parts(self, step: int, forward: Forward, held: Pair, dq: Tensor) -> list[Tensor]:
         """dk and dv of a step's keys, in float32; adds to dq."""
         parts = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in held]
         for block in self.blocks(self.call.rank, self.owner(step)):
-            of_q, *of_keys, _ = differentiate(block, forward, *held, self.call.scores)
+            of_q, *of_keys, _ = differentiate(block, forward, held, self.call.scores)
             rows_of(dq, block.q).add_(of_q)
             for part, gradient in zip(parts, of_keys, strict=True):
                 rows_of(part, block.k).add_(gradient)
         return parts
 
-    def _return(self, step: int, parts: list[Tensor], own: list[Tensor]) -> tuple[list[Tensor], Exchange]:
+    def _return(self, step: int, parts: list[Tensor], own: Pair) -> tuple[list[Tensor], Exchange]:
         """Sends them to their owner, and receives those of this rank's keys."""
         exchange = Exchange(self.call.step(f"dk and dv of step {step} of {self.ranks}"), self.call.group)
         if step == 0:
