@@ -10,8 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fovea._attention_backward import differentiable_attention, new_outputs
 from fovea._dispatch import OPERATORS
 from fovea._library import typed
+from fovea._merge import differentiable_merge, new_merged
 
 _EXPLAIN = {operator.overload: getattr(torch.ops.fovea, f"explain_{name}").default for name, operator in OPERATORS.items()}
+
+# Operators whose kernels call one of these.
+_AROUND = {differentiable_attention: new_outputs, differentiable_merge: new_merged}
 
 
 class _Explain(TorchDispatchMode):
@@ -22,9 +26,9 @@ class _Explain(TorchDispatchMode):
         self.texts: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is differentiable_attention:  # its kernel calls one of them
+        if func in _AROUND:
             with self:
-                return new_outputs(*args, **(kwargs or {}))
+                return _AROUND[func](*args, **(kwargs or {}))
         if func not in _EXPLAIN:
             return func(*args, **(kwargs or {}))
         self.texts.append(bytes(_EXPLAIN[func](*args, **(kwargs or {})).tolist()).decode())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _merge_states = OPERATORS["merge_states"]
-_differentiable_merge = torch.ops.fovea.differentiable_merge.default
+differentiable_merge = torch.ops.fovea.differentiable_merge.default
 
 
 class MergeOptions(Implementation, total=False):
@@ -85,7 +85,7 @@ def merge_states(
                 raise NotImplementedError(
                     f"{name}: got a value, want None where a gradient is wanted (use torch.no_grad() or detach())"
                 )
-        both = _differentiable_merge(outs, lses, implementation or "")
+        both = differentiable_merge(outs, lses, implementation or "")
         return both if return_lse else both[0]
     if out is None:
         out = outs[0].new_empty(outs[0].shape)
@@ -95,7 +95,7 @@ def merge_states(
     return out if lse is None else (out, lse)
 
 
-def _merged(outs: list[Tensor], lses: list[Tensor], implementation: str) -> tuple[Tensor, Tensor]:
+def new_merged(outs: list[Tensor], lses: list[Tensor], implementation: str) -> tuple[Tensor, Tensor]:
     """The kernel of differentiable_merge, and its fake kernel too, as the operator inside has one."""
     out = outs[0].new_empty(outs[0].shape)
     lse = out.new_empty(out.shape[:-1], dtype=torch.float32)
@@ -122,6 +122,6 @@ def _backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[list[Tensor], list[
     return douts, dlses, None
 
 
-torch.library.impl("fovea::differentiable_merge", "default", _merged)
-torch.library.register_fake("fovea::differentiable_merge", _merged)
+torch.library.impl("fovea::differentiable_merge", "default", new_merged)
+torch.library.register_fake("fovea::differentiable_merge", new_merged)
 torch.library.register_autograd("fovea::differentiable_merge", _backward, setup_context=_keep)

@@ -92,6 +92,12 @@ def test_empty_parts_have_no_gradient(mark):
     assert not gradients[1].any() and not gradients[3].any() and gradients[0][0].all()
 
 
+def test_opcheck_and_explanation():
+    outs, lses = ([torch.randn(shape, requires_grad=True) for _ in range(3)] for shape in ((5, 2, 16), (5, 2)))
+    torch.library.opcheck(torch.ops.fovea.differentiable_merge.default, (outs, lses, ""))
+    assert "merge_states" in fovea.explain(fovea.merge_states, outs, lses).splitlines()[0]
+
+
 def test_compiled_gradients():
     def loss(outs, lses):
         out, lse = fovea.merge_states(outs, lses)
