@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant_
   const std::int64_t position = boundary * line.part_length;
   if (position >= line.total) return;
   const QueryTile tile = line.at(position);
-  if (tile.begin == position || tile.begin < position - line.part_length) return;
+  if (line.is_whole(tile) || tile.begin == position || tile.begin < position - line.part_length) return;
   const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
   if (tile.row + row < tile.sequence.rows) Combine(params, kRowTile, kv_head)(tile, boundary, line.part_length, row);
 }

@@ -14,8 +14,8 @@ namespace fovea::gpu::portable::paged_attention {
 
 inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpKeys = 16, kKeyTile = kWarps * kWarpKeys;  // each warp loads 16 keys of a tile
-inline constexpr int kNarrowRows = 8, kWideRows = 64;                // of a query tile
+inline constexpr int kWarpKeys = 16, kKeyTile = kWarps * kWarpKeys;      // each warp loads 16 keys of a tile
+inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
 inline constexpr int kMostStages = 4;
 
 /// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one
@@ -28,11 +28,11 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
   static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kKeyTile * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;    // keys, then values
-  static constexpr int kGroups = kNarrow ? kWarps : 1;  // of keys: each has results of its own for all rows of the tile
-  static constexpr int kResultRow = kHeadDim + 4;       // floats; the padding spreads rows over banks
+  static constexpr int kStageBytes = 2 * kTileBytes;           // keys, then values
+  static constexpr int kGroups = kRowTile <= 16 ? kWarps : 1;  // of keys: each has results of its own for all rows of the tile
+  static constexpr int kResultRow = kHeadDim + 4;              // floats; the padding spreads rows over banks
   static constexpr int kResultBytes = kGroups * kRowTile * kResultRow * static_cast<int>(sizeof(float));
-  static_assert(kHeadDim % 64 == 0 && (kNarrow || kRowTile == 16 * kWarps));
+  static_assert(kHeadDim % 64 == 0 && (kNarrow || kGroups * kRowTile == 16 * kWarps));
 };
 
 /// Shared memory beside the ring: queries, states of rows, their factors; the work tile.

@@ -45,7 +45,10 @@ class Finish {
  private:
   using Cache = typename Config::Cache;
   static constexpr int kColumns = Config::kHeadDim / 32;
-  using AllColumns = float[ExactRow<Cache>::kColumns];
+  /// No array: the compiler would give it the place of scores as long, which would lie in memory then, as this does.
+  struct AllColumns {
+    float x[ExactRow<Cache>::kColumns];
+  };
 
   /// The state of a row and its columns 32 c + lane, relative to its maximum, over all groups of keys.
   __device__ __forceinline__ RowState merged(int row, float (&columns)[kColumns]) const {
@@ -78,7 +81,7 @@ class Finish {
       compute_again<__half>(*this, row, maximum, all);
     }
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) columns[c] = all[c];
+    for (int c = 0; c < kColumns; ++c) columns[c] = all.x[c];
   }
   template <class Query>
   static __device__ __noinline__ void compute_again(const Finish& finish, int row, float maximum, AllColumns& columns) {
@@ -101,7 +104,7 @@ class Finish {
     };
     one(
         max(seen.begin, work.first * kKeyTile), min(seen.end, work.last * kKeyTile), maximum, score.scale_log2, row_of,
-        [&](float product, int) { return score(product); }, columns);
+        [&](float product, int) { return score(product); }, columns.x);
   }
 
   const Params& params;

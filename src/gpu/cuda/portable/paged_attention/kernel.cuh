@@ -11,7 +11,7 @@ namespace fovea::gpu::portable::paged_attention {
 /// Keys that a warp alone reads are its own affair; others are all threads'.
 template <class Config>
 __device__ __forceinline__ void sync_ring() {
-  if constexpr (Config::kNarrow) {
+  if constexpr (Config::kGroups == kWarps) {
     __syncwarp();
   } else {
     __syncthreads();
@@ -53,11 +53,13 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kThreads) attend_pages(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constant__ Params params) {
   if constexpr (kMultiplies<typename Config::Element>) {
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-    const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads, part = static_cast<int>(blockIdx.x) / params.kv_heads;
+    // Last parts first: under a causal mask their query tiles see the most keys.
+    const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
+    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
     const bool finds = threadIdx.x < 32;
     const Score score(params, kv_head);
     Walk<Config::kRowTile> walk(params, part);

@@ -35,7 +35,8 @@ class Loader {
         storage(storage_),
         kv_head(kv_head_),
         warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(static_cast<int>(threadIdx.x) % 32),
+        whole_rows(is_whole(params.k) && is_whole(params.v)) {}
 
   /// Before the first of a work tile's key tiles.
   __device__ __forceinline__ void begin() { found = next_found(storage.work.first); }
@@ -44,12 +45,16 @@ class Loader {
   __device__ __forceinline__ void load(int tile, int stage) {
     const int key = own_key(tile);
     const Slot slot = slot_of(params, key, found);
-    const bool is_key = lane < kWarpKeys;
-    const std::int64_t at = slot.at(is_key ? params.k.strides : params.v.strides);
+    const std::int64_t at = slot.at(lane < kWarpKeys ? params.k.strides : params.v.strides);
     const unsigned wanted = __ballot_sync(~0u, is_wanted(key)), inside = __ballot_sync(~0u, slot.block >= 0);
     found = next_found(tile + 1);
-    copy<false>(params.k, storage.keys(stage), at, wanted, inside);
-    copy<true>(params.v, storage.values(stage), at, wanted, inside);
+    if (whole_rows && (wanted & inside) == ~0u) {
+      copy_rows<false>(params.k, storage.keys(stage), at);
+      copy_rows<true>(params.v, storage.values(stage), at);
+    } else {
+      copy_parts<false>(params.k, storage.keys(stage), at, wanted, inside);
+      copy_parts<true>(params.v, storage.values(stage), at, wanted, inside);
+    }
   }
 
   /// Queries, by all threads. Those of e4m3 caches become halves with a power of two as factor; their order follows that of such keys.
@@ -72,11 +77,12 @@ class Loader {
  private:
   using Layout = CacheRows<Config>;
   static constexpr int kColumns = Config::kHeadDim / 32;  // of a query row, of each lane
-  static constexpr int kChunks = Config::kRowBytes / 16, kRowLanes = kChunks < 32 ? kChunks : 32;
-  static constexpr int kRowsAtOnce = 32 / kRowLanes;
+  static constexpr int kChunks = Config::kRowBytes / 16, kRowLanes = kChunks;
+  static constexpr int kRowsAtOnce = 32 / kRowLanes;  // a lane copies the same chunk of several rows
 
   // ---- keys and values --------------------------------------------------------------------------------------------------------------
 
+  static __device__ bool is_whole(const Cache& cache) { return cache.aligned && cache.row_bytes == Config::kRowBytes; }
   /// Both halves of the warp look at the same keys: one for the keys' rows, one for the values'.
   __device__ int own_key(int tile) const { return tile * kKeyTile + warp * kWarpKeys + lane % kWarpKeys; }
   __device__ bool is_wanted(int key) const { return key >= storage.work.begin && key < storage.work.end; }
@@ -85,20 +91,32 @@ class Loader {
     return tile < storage.work.last && is_wanted(key) ? look_up(params, storage.work.sequence, key) : -1;
   }
 
+  /// Of keys that are all in the cache, in aligned rows without padding.
   template <bool kValues>
-  __device__ __forceinline__ void copy(const Cache& cache, std::uint32_t to, std::int64_t at, unsigned wanted, unsigned inside) const {
-    const std::byte* data = cache.data + kv_head * cache.strides.head;
+  __device__ __forceinline__ void copy_rows(const Cache& cache, std::uint32_t to, std::int64_t at) const {
+    const int row = lane / kRowLanes, chunk = lane % kRowLanes;
+    const std::byte* from = cache.data + kv_head * cache.strides.head + 16 * chunk;
+    const std::uint32_t place = to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk));
 #pragma unroll
-    for (int i = 0; i < kWarpKeys / kRowsAtOnce; ++i) {
-      const int row = i * kRowsAtOnce + lane / kRowLanes;
+    for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) {
+      const std::uint32_t at_row = (place ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
+      copy_async(at_row, from + __shfl_sync(~0u, at, row + i + (kValues ? kWarpKeys : 0)));
+    }
+  }
+
+  /// Of any keys and rows. Its code is short, as what a warp steps over on its way costs it more than the copies.
+  template <bool kValues>
+  __device__ __forceinline__ void copy_parts(const Cache& cache, std::uint32_t to, std::int64_t at, unsigned wanted,
+                                             unsigned inside) const {
+    const std::byte* data = cache.data + kv_head * cache.strides.head;
+    const int chunk = lane % kRowLanes, in_row = min(max(cache.row_bytes - 16 * chunk, 0), 16);
+#pragma unroll 1
+    for (int row = lane / kRowLanes; row < kWarpKeys; row += kRowsAtOnce) {
       const std::byte* from = data + __shfl_sync(~0u, at, row + (kValues ? kWarpKeys : 0));
       const bool in_cache = inside >> row & 1, present = (wanted >> row & 1) && (in_cache || !kValues);
-#pragma unroll
-      for (int chunk = lane % kRowLanes; chunk < kChunks; chunk += kRowLanes) {
-        const int bytes = present ? min(max(cache.row_bytes - 16 * chunk, 0), 16) : 0;
-        const void* source = bytes == 0 || !in_cache ? static_cast<const void*>(&kNotANumber) : from + 16 * chunk;
-        copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk)), source, bytes);
-      }
+      const int bytes = present ? in_row : 0;
+      const void* source = bytes == 0 || !in_cache ? static_cast<const void*>(&kNotANumber) : from + 16 * chunk;
+      copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk)), source, bytes);
     }
   }
   static __device__ __forceinline__ void copy_chunk(const Cache& cache, std::uint32_t to, const void* from, int bytes) {
@@ -153,6 +171,7 @@ class Loader {
   const Params& params;
   Storage<Config>& storage;
   const int kv_head, warp, lane;
+  const bool whole_rows;
   int found = -1;  // what the block table holds for the lane's key of the next tile
 };
 

@@ -72,12 +72,14 @@ class NarrowMath {
     float scores[4];
     compute_scores(scores, storage.keys(stage));
     const int key = tile * kKeyTile + warp * kWarpKeys + lane_row(lane);
-    const bool edge = is_edge(storage.work, tile);
+    if constexpr (Config::kQuantised) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (Config::kQuantised) scores[i] *= factor[i / 2];
-      scores[i] = score(scores[i]);
-      if (edge) scores[i] = seen[i / 2].masked(scores[i], key + i % 2 * 8);
+      for (int i = 0; i < 4; ++i) scores[i] *= factor[i / 2];
+    }
+    if (score.transform) score(scores);
+    if (is_edge(storage.work, tile)) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[i] = seen[i / 2].masked(scores[i], key + i % 2 * 8);
     }
     const bool grown = softmax(scores, score.scale_log2, params.zero);
     softmax.quick = false;
@@ -142,7 +144,7 @@ class NarrowMath {
   }
 
   const Params& params;
-  const Score& score;
+  const Score score;
   Storage<Config>& storage;
   const int warp, lane;
   Seen seen[2];
@@ -152,7 +154,8 @@ class NarrowMath {
   OnlineSoftmax<ColumnWarp, 4> softmax;
 };
 
-/// More query rows: they are the first operand, 16 to a warp, and each warp takes all keys of a tile.
+/// More query rows: they are the first operand, 16 to a warp. Each warp takes all keys of a tile where there is a warp for each 16 rows,
+/// else the ones of its group.
 template <class Config>
 class WideMath {
  public:
@@ -160,7 +163,8 @@ class WideMath {
       : params(params_),
         score(score_),
         storage(storage_),
-        first_row(static_cast<int>(threadIdx.x) / 32 * 16),
+        first_row(static_cast<int>(threadIdx.x) / 32 / Config::kGroups * 16),
+        group(static_cast<int>(threadIdx.x) / 32 % Config::kGroups),
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void begin() {
@@ -178,13 +182,15 @@ class WideMath {
     if (first_row >= storage.work.rows) return;
     float scores[kScores];
     compute_scores(scores, storage.keys(stage));
-    const int key = tile * kKeyTile + lane_column(lane);
-    const bool edge = is_edge(storage.work, tile);
+    const int key = tile * kKeyTile + group * kKeys + lane_column(lane);
+    if constexpr (Config::kQuantised) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      if (Config::kQuantised) scores[i] *= factor[row_of(i)];
-      scores[i] = score(scores[i]);
-      if (edge) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
+      for (int i = 0; i < kScores; ++i) scores[i] *= factor[row_of(i)];
+    }
+    if (score.transform) score(scores);
+    if (is_edge(storage.work, tile)) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
     }
     const bool grown = softmax(scores, score.scale_log2, params.zero);
     softmax.quick = false;
@@ -199,8 +205,8 @@ class WideMath {
     softmax.reduce_sum();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (lane % 4 == 0) storage.states[0][row(r)] = {softmax.maximum[r], softmax.sum[r]};
-      float* to = storage.results(0, row(r));
+      if (lane % 4 == 0) storage.states[group][row(r)] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(group, row(r));
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
 #pragma unroll
@@ -212,7 +218,7 @@ class WideMath {
  private:
   using Element = typename Config::Element;
   using Math = Operands<Config>;
-  static constexpr int kScores = kKeyTile / 2, kOut = Config::kHeadDim / 2;
+  static constexpr int kKeys = kKeyTile / Config::kGroups, kScores = kKeys / 2, kOut = Config::kHeadDim / 2;
 
   __device__ int row(int r) const { return first_row + lane_row(lane) + 8 * r; }
 
@@ -231,9 +237,9 @@ class WideMath {
         load_matrices(q[i], QueryRows<Config>::advanced(queries, 16 * (load * Math::kSteps + i)));
       }
 #pragma unroll
-      for (int n = 0; n < kKeyTile / 16; ++n) {
+      for (int n = 0; n < kKeys / 16; ++n) {
         typename Math::Fragments k;
-        Math::keys(k, keys, 16 * n, load, lane);
+        Math::keys(k, keys, group * kKeys + 16 * n, load, lane);
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
           multiply_add<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
@@ -246,14 +252,14 @@ class WideMath {
   /// rows x columns += P V
   __device__ __forceinline__ void add_values(const float (&scores)[kScores], std::uint32_t values) {
 #pragma unroll
-    for (int n = 0; n < kKeyTile / 16; ++n) {
+    for (int n = 0; n < kKeys / 16; ++n) {
       std::uint32_t p[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) p[i] = packed_pair<Element>(scores[8 * n + 2 * i], scores[8 * n + 2 * i + 1]);
 #pragma unroll
       for (int load = 0; load < Math::kLoads; ++load) {
         typename Math::Fragments v;
-        Math::values(v, values, 16 * n, load, lane);
+        Math::values(v, values, group * kKeys + 16 * n, load, lane);
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
           float* to = &out[8 * (load * Math::kSteps + i)];
@@ -265,9 +271,9 @@ class WideMath {
   }
 
   const Params& params;
-  const Score& score;
+  const Score score;
   Storage<Config>& storage;
-  const int first_row, lane;
+  const int first_row, group, lane;
   Seen seen[2];
   float factor[2];
   float out[kOut];

@@ -50,6 +50,7 @@ struct Params {
   float* lse = nullptr;                           ///< or null
   int parts = 1;                                  ///< of each kv head
   bool whole = false;                             ///< query tiles are never split
+  bool queued = false;                            ///< there are more parts than run at once: one may be longer than others
   int stages = 1;
   Partials partials{};
 };

@@ -31,18 +31,19 @@ struct Entry {
 template <class Cache, int kHeadDim, int kRowTile>
 constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>};
 template <class Cache>
-constexpr std::array kEntries{kEntry<Cache, 64, kNarrowRows>, kEntry<Cache, 64, kWideRows>,    kEntry<Cache, 128, kNarrowRows>,
-                              kEntry<Cache, 128, kWideRows>,  kEntry<Cache, 256, kNarrowRows>, kEntry<Cache, 256, kWideRows>};
+constexpr std::array kEntries{kEntry<Cache, 64, kNarrowRows>,  kEntry<Cache, 64, kMiddleRows>,  kEntry<Cache, 64, kWideRows>,
+                              kEntry<Cache, 128, kNarrowRows>, kEntry<Cache, 128, kMiddleRows>, kEntry<Cache, 128, kWideRows>,
+                              kEntry<Cache, 256, kNarrowRows>, kEntry<Cache, 256, kMiddleRows>, kEntry<Cache, 256, kWideRows>};
 
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
   // A row's result does not depend on how many there are beside it, where it is not to.
-  const bool narrow = problem.max_seq_q * problem.group() <= kNarrowRows && !problem.batch_invariant;
+  const std::int64_t rows = problem.batch_invariant ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
   const auto& entries = problem.kv_dtype == DType::e4m3  ? kEntries<__nv_fp8_e4m3>
                         : problem.kv_dtype == DType::f16 ? kEntries<__half>
                                                          : kEntries<__nv_bfloat16>;
   return *std::find_if(entries.begin(), entries.end(),
-                       [&](const Entry& entry) { return entry.head_dim >= head_dim && (entry.row_tile == kNarrowRows) == narrow; });
+                       [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
@@ -73,6 +74,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
+    params_.queued = many;
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
     params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * (many ? kPartsOfMany : 1));
     fill_shape();

@@ -25,6 +25,17 @@ struct Score {
     scale_log2 = transform ? kLog2e : fminf(fmaxf(scale * kLog2e, FLT_MIN), FLT_MAX);
   }
 
+  /// Of products that are to be transformed.
+  template <int kCount>
+  __device__ __forceinline__ void operator()(float (&products)[kCount]) const {
+    if (softcap == 0) {
+#pragma unroll
+      for (float& x : products) x *= scale;
+    } else {
+#pragma unroll
+      for (float& x : products) x = softcap * tanh_of(x * inv_softcap);
+    }
+  }
   __device__ __forceinline__ float operator()(float product) const {
     if (!transform) return product;
     return softcap == 0 ? product * scale : softcap * tanh_of(product * inv_softcap);

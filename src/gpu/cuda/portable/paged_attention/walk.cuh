@@ -56,6 +56,9 @@ class Line {
     part_length = max((total + params.parts - 1) / params.parts, std::int64_t{kLeastTiles});
   }
 
+  /// Whether the part where a query tile begins takes all of it.
+  __device__ bool is_whole(const QueryTile& tile) const { return params.whole || (params.queued && tile.end - tile.begin <= part_length); }
+
   /// The query tile that holds `position`, which is below `total` and not lower than in the call before.
   __device__ QueryTile at(std::int64_t position) {
     for (;; first += 32) {
@@ -119,9 +122,9 @@ class Walk {
   __device__ bool next(WorkTile& work) {
     while (position < end) {
       const QueryTile tile = line.at(position);
-      const std::int64_t from = position, to = params.whole ? tile.end : min(tile.end, end);
+      const std::int64_t from = position, to = line.is_whole(tile) ? tile.end : min(tile.end, end);
       position = to;
-      if (params.whole && from != tile.begin) continue;  // the part where it begins takes it
+      if (line.is_whole(tile) && from != tile.begin) continue;
       fill(work, tile, static_cast<int>(from - tile.begin), static_cast<int>(to - tile.begin));
       return true;
     }

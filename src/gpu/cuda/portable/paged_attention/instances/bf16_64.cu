@@ -3,5 +3,6 @@
 
 namespace fovea::gpu::portable::paged_attention {
 template Result<void> launch_attend<Config<__nv_bfloat16, 64, kNarrowRows>>(const Params&, int, Stream);
+template Result<void> launch_attend<Config<__nv_bfloat16, 64, kMiddleRows>>(const Params&, int, Stream);
 template Result<void> launch_attend<Config<__nv_bfloat16, 64, kWideRows>>(const Params&, int, Stream);
 }  // namespace fovea::gpu::portable::paged_attention

@@ -8,7 +8,10 @@ Result<void> launch_combine(const Params& params, int row_tile, bool programmati
       .grid = dim3(static_cast<unsigned>((params.parts - 1) * params.kv_heads), static_cast<unsigned>(row_tile / kWarps)),
       .block = dim3(kThreads),
       .programmatic = programmatic};
-  return launch(row_tile == kNarrowRows ? &combine_parts<kNarrowRows> : &combine_parts<kWideRows>, shape, stream, params);
+  const auto kernel = row_tile == kNarrowRows   ? &combine_parts<kNarrowRows>
+                      : row_tile == kMiddleRows ? &combine_parts<kMiddleRows>
+                                                : &combine_parts<kWideRows>;
+  return launch(kernel, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::portable::paged_attention
