@@ -39,6 +39,9 @@ def cases(ranks: int) -> dict[str, Case]:
             table[f"{way}-cross-{anchor}"] = partial(_matches, *layouts, way, {"causal": True, "anchor": anchor})
             layouts = Layout((9, 4), ranks), Layout((3, 20), ranks)
             table[f"{way}-cross-ragged-{anchor}"] = partial(_matches, *layouts, way, {"causal": True, "anchor": anchor})
+        unseen_keys = {"causal": True, "anchor": "top_left", "unseen_keys": 21}
+        table[f"{way}-nan-keys"] = partial(_matches, Layout(21, ranks), Layout(40, ranks), way, unseen_keys)
+        table[f"{way}-nan-queries"] = partial(_matches, Layout(40, ranks), Layout(21, ranks), way, {"causal": True, "blind": 19})
         table[f"{way}-bf16"] = partial(_matches, Layout(64, ranks), None, way, {"causal": True, "dtype": torch.bfloat16})
         table[f"{way}-bytes"] = partial(_bytes, way)
         table[f"{way}-repeats"] = partial(_repeats, way)
@@ -103,9 +106,14 @@ def _matches(layout: Layout, layout_k: Layout | None, way: str, options: dict, r
     layouts = layout, layout_k or layout
     inputs = _whole(*layouts, dtype)
     dlse = torch.randn(inputs[0].flatten(0, -3).shape[:2])
+    unseen, blind = options.pop("unseen_keys", None), options.pop("blind", None)
+    if unseen is not None:  # keys that no query sees
+        inputs[1][:, unseen:] = inputs[2][:, unseen:] = torch.nan
     if "sink" in options:
         options["sink"] = torch.tensor(options["sink"])
     out, lse, *gradients = _exact(inputs, dlse, layouts, options)
+    if blind is not None:  # queries that see no key
+        inputs[0][:, :blind] = inputs[3][:, :blind] = torch.nan
 
     sides = (layouts[0], layouts[1], layouts[1], layouts[0])
     *qkv, dout = (shard(tensor, of, rank) for tensor, of in zip(inputs, sides, strict=True))

@@ -29,6 +29,7 @@ def cases(ranks: int) -> dict[str, Case]:
         "paged-ragged": partial(_paged, {}, (1, 1, 3, 8, 2, 5, 1, 4), "gather"),
         "paged-without-mask": partial(_paged, {"causal": False}, 3, "gather"),
         "paged-sink": partial(_paged, {"sink": [0.5, float("-inf"), float("inf"), -1.0]}, 1, "gather"),
+        "paged-e4m3": partial(_paged, {"cache": torch.float8_e4m3fn, "k_scale": 0.5, "v_scale": 2.0}, 1, "gather"),
         "paged-bf16": partial(_paged, {"dtype": torch.bfloat16}, 1, "scatter"),
         "latent-rows": partial(_latent, {}, 3, "gather"),
         "latent-packed": partial(_latent, {"format": "v32_fp8"}, 1, "gather"),
@@ -81,9 +82,14 @@ def _paged(options, rows, merge, rank: int, ranks: int) -> None:
     counts = _counts(rows)
     keys, values = ([torch.randn(length, 2, dim).to(dtype) for length in LENGTHS] for dim in (16, 24))
     parts = [torch.randn(count, 4, 16).to(dtype) for count in counts]
+    if "cache" in options:
+        cache = options.pop("cache")
+        keys, values = ([each.to(cache) for each in of] for of in (keys, values))
     if "sink" in options:
         options["sink"] = torch.tensor(options["sink"])
-    expected = _expect(parts, keys, values, options)
+    scales = {name: options[name] for name in ("k_scale", "v_scale") if name in options}
+    read = ([each.double() * scales.get(name, 1.0) for each in of] for of, name in ((keys, "k_scale"), (values, "v_scale")))
+    expected = _expect(parts, *read, {name: value for name, value in options.items() if name not in scales})
     dealt = Dealt(PageDeal(PAGE, ranks), rank, [keys, values])
     cu = torch.tensor([0, *counts]).cumsum(0).int() if isinstance(rows, tuple) else None
     out, lse = distributed.paged_attention(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fovea._calls import checked
 from fovea._library import band, score_scale, top_left, typed
 from fovea.distributed._agree import agree
 from fovea.distributed._blocks import Mask
@@ -34,6 +35,7 @@ class _Inputs(NamedTuple):
 
 
 @torch.compiler.disable
+@checked
 def attention(
     q: Tensor,
     k: Tensor,

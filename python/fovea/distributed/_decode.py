@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import fovea
+from fovea._calls import checked
 from fovea.distributed._agree import agree
 from fovea.distributed._compute import sink_share
 from fovea.distributed._cost import machine_of
@@ -26,6 +27,7 @@ Merge = Literal["auto", "gather", "scatter"]
 _LATENT = 512
 
 
+@checked
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -84,6 +86,7 @@ def paged_attention(
     return (out, lse) if return_lse else out
 
 
+@checked
 def latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -128,6 +131,7 @@ def latent_attention(
     return (out, lse) if return_lse else out
 
 
+@checked
 def sparse_latent_attention(
     q: Tensor,
     cache: Tensor,

@@ -16,7 +16,7 @@ from fovea.distributed._exchange import Exchange
 from fovea.distributed._layout import with_rows
 
 Pair = tuple[Tensor, Tensor]
-"""Of K and V."""
+"""K and V, or out and lse."""
 
 
 class Ring:
@@ -58,18 +58,19 @@ class Ring:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         own, only = (k.contiguous(), v.contiguous()), self.only_block(q)
-        merged = Merged(q, v.shape[-1], torch.float32 if only is None else q.dtype)
+        merged = Merged(q, v.shape[-1]) if only is None else None
+        parts: list[Pair] = []
         held, exchange = self.keys(0, own)
         for step in range(self.ranks):
             following, next_exchange = self.keys(step + 1, own)
             exchange.wait()
             for block in self.blocks(self.call.rank, self.owner(step)):
-                if only is not None:
-                    merged.out, merged.lse = attend(block, q, held, self.call.scores, sink)
+                if merged is None:
+                    parts.append(attend(block, q, held, self.call.scores, sink))
                 else:
                     merged.add(block, *attend(block, q, held, self.call.scores))
             held, exchange = following, next_exchange
-        return merged.result(q.dtype, sink if only is None else None)
+        return parts[0] if merged is None else merged.result(q.dtype, sink)
 
     def backward(self, forward: Forward, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """dk and dv of a step go back to the rank that owns the keys, in their dtype.
