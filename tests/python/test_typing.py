@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fovea
+import fovea.distributed
 
 ROOT = Path(__file__).parents[2]
 OVERLOADED = (
@@ -22,6 +23,10 @@ OVERLOADED = (
     fovea.merge_states,
     fovea.quantized_attention,
     fovea.quantize_and_attend,
+    fovea.distributed.attention,
+    fovea.distributed.paged_attention,
+    fovea.distributed.latent_attention,
+    fovea.distributed.sparse_latent_attention,
 )
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 import fovea
+import fovea.distributed
+from fovea.distributed import Layout
 
 if TYPE_CHECKING:
     from typing_extensions import assert_type
@@ -86,6 +88,17 @@ def one_result_each(q: Tensor, slots: Tensor) -> None:
     assert_type(fovea.cache_formats()["v32_fp8"].empty(2, 64), Tensor)
 
 
+def distributed(q: Tensor, table: Tensor, asked: bool) -> None:
+    layout = Layout((3, 4), 2)
+    assert_type(fovea.distributed.attention(q, q, q, layout, causal=True, way="ring"), Tensor)
+    assert_type(fovea.distributed.attention(q, q, q, layout, return_lse=True, sink=None), Both)
+    assert_type(fovea.distributed.attention(q, q, q, layout, return_lse=asked), Tensor | Both)
+    assert_type(fovea.distributed.paged_attention(q, q, q, table, table, check=False), Tensor)
+    assert_type(fovea.distributed.latent_attention(q, q, table, table, return_lse=True), Both)
+    assert_type(fovea.distributed.sparse_latent_attention(q, q, table, merge="gather"), Tensor)
+    assert_type(fovea.distributed.merge_over_ranks(q, q), Both)
+
+
 def wrong(q: Tensor) -> None:
     """Each comment is an error of its own where mypy sees nothing wrong."""
     fovea.attention(q, q)  # type: ignore[call-overload]
@@ -95,3 +108,4 @@ def wrong(q: Tensor) -> None:
     fovea.attention(q, q, q, return_lse=True).sum()  # type: ignore[attr-defined]
     fovea.paged_attention(q, q, q, [[0, 1]], q)  # type: ignore[call-overload]
     fovea.quantize_v(q, dtype="float16")  # type: ignore[arg-type]
+    fovea.distributed.attention(q, q, q, Layout(4, 2), way="best")  # type: ignore[call-overload]

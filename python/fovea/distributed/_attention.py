@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from fovea._calls import checked
 from fovea._library import band, score_scale, top_left, typed
+from fovea._options import DenseMask
 from fovea.distributed._agree import agree
 from fovea.distributed._blocks import Mask
 from fovea.distributed._call import Call
@@ -21,6 +22,9 @@ from fovea.distributed._gathered import Gathered
 from fovea.distributed._heads import Heads, refusal
 from fovea.distributed._layout import Layout
 from fovea.distributed._ring import Ring
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NAME = "fovea.distributed.attention"
 _RUNS = {"ring": Ring, "gathered": Gathered, "heads": Heads}
@@ -34,6 +38,26 @@ class _Inputs(NamedTuple):
     sink: Tensor | None
 
 
+class AttentionOptions(DenseMask, total=False):
+    group: ProcessGroup | None
+    layout_k: Layout | None
+    way: Literal["auto", "ring", "gathered", "heads"]
+    softcap: float
+    sink: Tensor | None
+    check: bool
+
+
+# fmt: off
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: Literal[False] = False,
+        **options: Unpack[AttentionOptions]) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: Literal[True],
+        **options: Unpack[AttentionOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: bool = False,
+        **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @torch.compiler.disable
 @checked
 def attention(

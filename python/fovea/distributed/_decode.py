@@ -8,7 +8,7 @@ and the number of these tokens as its length. That number follows on the device 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,55 @@ from fovea.distributed._cost import machine_of
 from fovea.distributed._exchange import gather, to_all
 from fovea.distributed._pages import PageDeal
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Merge = Literal["auto", "gather", "scatter"]
-_LATENT = 512
 
 
+class Ranks(TypedDict, total=False):
+    group: ProcessGroup | None
+    scale: float | None
+    merge: Merge
+    check: bool
+
+
+class PagedOptions(Ranks, total=False):
+    causal: bool
+    max_kv_len: int
+    softcap: float
+    sink: Tensor | None
+    k_scale: Tensor | float | None
+    v_scale: Tensor | float | None
+
+
+class LatentOptions(Ranks, total=False):
+    page: int | None
+    format: str
+    causal: bool
+    max_kv_len: int
+    cache_scale: Tensor | float | None
+
+
+class SparseOptions(Ranks, total=False):
+    format: str
+    sink: Tensor | None
+
+
+# fmt: off
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, return_lse: Literal[False] = False,
+        **options: Unpack[PagedOptions]) -> Tensor: ...
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, return_lse: Literal[True],
+        **options: Unpack[PagedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
+        cu_seqlens_q: Tensor | None = None, *, return_lse: bool = False,
+        **options: Unpack[PagedOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def paged_attention(
     q: Tensor,
@@ -86,6 +131,17 @@ def paged_attention(
     return (out, lse) if return_lse else out
 
 
+# fmt: off
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        return_lse: Literal[False] = False, **options: Unpack[LatentOptions]) -> Tensor: ...
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        return_lse: Literal[True], **options: Unpack[LatentOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
+        return_lse: bool = False, **options: Unpack[LatentOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def latent_attention(
     q: Tensor,
@@ -131,6 +187,17 @@ def latent_attention(
     return (out, lse) if return_lse else out
 
 
+# fmt: off
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        return_lse: Literal[False] = False, **options: Unpack[SparseOptions]) -> Tensor: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        return_lse: Literal[True], **options: Unpack[SparseOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
+        return_lse: bool = False, **options: Unpack[SparseOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+# fmt: on
 @checked
 def sparse_latent_attention(
     q: Tensor,
