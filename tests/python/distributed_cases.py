@@ -44,6 +44,8 @@ def cases(ranks: int) -> dict[str, Case]:
         table[f"{way}-nan-queries"] = partial(_matches, Layout(40, ranks), Layout(21, ranks), way, {"causal": True, "blind": 19})
         table[f"{way}-bf16"] = partial(_matches, Layout(64, ranks), None, way, {"causal": True, "dtype": torch.bfloat16})
         table[f"{way}-bytes"] = partial(_bytes, way)
+        table[f"{way}-nothing"] = partial(_matches, Layout((0, 0), ranks), None, way, {"causal": True})
+        table[f"{way}-keys-of-none"] = partial(_matches, Layout((4, 9), ranks), Layout((0, 0), ranks), way, {})
         table[f"{way}-repeats"] = partial(_repeats, way)
         table[f"{way}-lse-alone"] = partial(_lse_alone, way)
     table |= {
@@ -182,11 +184,17 @@ def _auto(rank: int, ranks: int) -> None:
 
 
 def _unshard(rank: int, ranks: int) -> None:
-    for layout in (Layout(FIXED, ranks), Layout(RAGGED, ranks), Layout(3, ranks, "contiguous")):
+    for layout in (
+        Layout(FIXED, ranks),
+        Layout(RAGGED, ranks),
+        Layout(3, ranks, "contiguous"),
+        Layout((), ranks),
+        Layout(0, ranks),
+    ):
         whole = torch.randn(() if layout.ragged else (2,)).new_ones(1) * torch.arange(2 * 3 * sum(layout.sequences)).float()
         whole = whole.view(-1, 3)[: sum(layout.sequences)] if layout.ragged else whole.view(2, -1, 3)
         assert torch.equal(unshard(shard(whole, layout, rank), layout), whole)
-        positions = torch.cat([torch.arange(length) for length in layout.sequences])
+        positions = torch.cat([torch.arange(0), *(torch.arange(length) for length in layout.sequences)])
         assert torch.equal(layout.position_ids(rank), positions[layout.indices(rank)])
 
 

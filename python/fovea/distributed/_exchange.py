@@ -131,7 +131,7 @@ class Gather:
         self.step, self.group, self._sent = step, group, _to_send(tensor, group)
         self._gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
         self._room = _room_for(self._gathered, group)
-        self._ranks = ranks
+        self._shape = (ranks, *tensor.shape)
         with named(step, group):
             self._work = all_gather(self._room, self._sent, group=group, async_op=True)
 
@@ -141,7 +141,7 @@ class Gather:
             self._work.wait()
         if self._room is not self._gathered:
             self._gathered.copy_(self._room)
-        return self._gathered.unflatten(0, (self._ranks, -1))
+        return self._gathered.view(self._shape)
 
 
 def gather(step: str, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -154,7 +154,7 @@ def gather(step: str, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
         all_gather(room, _to_send(tensor, group), group=group)
     if room is not gathered:
         gathered.copy_(room)
-    return gathered.unflatten(0, (ranks, -1))
+    return gathered.view(ranks, *tensor.shape)
 
 
 def _numel(shape: Sequence[int]) -> int:

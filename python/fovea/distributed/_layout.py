@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fovea.distributed._exchange import gather
+
 Order = Literal["balanced", "contiguous"]
 
 
@@ -123,8 +125,7 @@ def unshard(tensor: Tensor, layout: Layout, group: ProcessGroup | None = None) -
     most = max(layout.rows(other) for other in range(layout.ranks))
     padded = tensor.new_zeros(with_rows(tensor, dim, most))
     padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor.detach())
-    all_padded = [torch.empty_like(padded) for _ in range(layout.ranks)]
-    dist.all_gather(all_padded, padded, group=group)
+    all_padded = gather("fovea.distributed.unshard", padded, group)
     shards = [each.narrow(dim, 0, layout.rows(other)) for other, each in enumerate(all_padded)]
     return torch.cat(shards, dim).index_select(dim, layout.order_of_all.to(tensor.device))
 
