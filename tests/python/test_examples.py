@@ -22,6 +22,12 @@ def test_quickstart():
     assert "paged_attention" in result.stdout
 
 
+def test_shared_prefix():
+    result = run(EXAMPLES / "shared_prefix.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "keys read: 176 instead of 464" in result.stdout
+
+
 def test_deepseek_v3():
     pytest.importorskip("transformers.models.deepseek_v3")
     result = run(EXAMPLES / "deepseek_v3.py")
