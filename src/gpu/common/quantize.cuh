@@ -32,28 +32,4 @@ class Divisor {
   float lift_, scale_, inverse_;
 };
 
-/// Quotients of 16-bit floats by one scale, with the e4m3 values of correctly rounded ones. The reciprocal has two parts, both of the
-/// scale's sign, so that a quotient is off by 2^-12 of its last place. Such a quotient comes that close to where its e4m3 value changes
-/// only if all bits of the scale's significand are set.
-class ShortDivisor {
- public:
-  __device__ static bool covers(float scale) {
-    const float size = fabsf(scale);
-    return size >= 0x1p-100f && size <= 0x1p100f && (~__float_as_uint(scale) & 0x7fffffu) != 0;
-  }
-
-  __device__ explicit ShortDivisor(float scale) : high_(1.0f / scale) {
-    if (fmaf(-scale, high_, 1.0f) < 0.0f) high_ = __uint_as_float(__float_as_uint(high_) - 1);  // towards 0
-    low_ = fmaf(-scale, high_, 1.0f) * high_;
-  }
-
-  __device__ float divide(float value) const {
-    constexpr float kLarge = 0x1p100f;  // an infinity times low_ is no number where low_ is 0
-    return fmaf(value, high_, fminf(fmaxf(value * low_, -kLarge), kLarge));
-  }
-
- private:
-  float high_, low_;
-};
-
 }  // namespace fovea::gpu

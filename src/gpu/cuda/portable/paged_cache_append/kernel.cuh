@@ -24,8 +24,9 @@ struct Position {
   }
 };
 
-template <class Divisor, class From, int kPack>
-__device__ inline Pack<__nv_fp8_storage_t, kPack> quotients(const Pack<From, kPack>& row, const Divisor& divisor) {
+template <class From, int kPack>
+__device__ inline Pack<__nv_fp8_storage_t, kPack> quantized(const Pack<From, kPack>& row, float scale) {
+  const Divisor divisor(scale);
   const auto quotient = [&](int i) { return i < kPack ? divisor.divide(to_f32(row.element[i])) : 0.0f; };
   Pack<__nv_fp8_storage_t, kPack> codes;
 #pragma unroll
@@ -37,36 +38,25 @@ __device__ inline Pack<__nv_fp8_storage_t, kPack> quotients(const Pack<From, kPa
   return codes;
 }
 
-/// Copies, or divides by the scale and quantises where the cache's type is another.
-template <class To, class From, int kPack>
-__device__ inline Pack<To, kPack> converted(const Pack<From, kPack>& row, float scale) {
-  if constexpr (std::is_same_v<From, To>) {
-    return row;
-  } else {
-    if (sizeof(From) == 2 && ShortDivisor::covers(scale)) return quotients(row, ShortDivisor(scale));
-    return quotients(row, Divisor(scale));
-  }
-}
-
+/// Copies, or quantises where the cache's type is another.
 template <class From, class To, int kPack>
 __device__ inline void append_row(const Side& side, std::int64_t kv_heads, const From* from, To* to, Position at, const Position& step) {
-  const bool scaled = !std::is_same_v<From, To> && side.scales != nullptr;
   for (Position next = at; at.head < kv_heads; at = next) {
     Pack<From, kPack> packs[kBatch];
-    float scales[kBatch];  // read beside the packs: a store may change what a pointer shows, so none is read after one
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      scales[i] = 1.0f;
-      if (next.head < kv_heads) {
-        packs[i] = load_pack<kPack>(from + next.head * side.head_stride + next.pack * kPack);
-        if (scaled) scales[i] = side.scales[next.head * side.scale_stride];
-      }
+    for (Pack<From, kPack>& pack : packs) {
+      if (next.head < kv_heads) pack = load_pack<kPack>(from + next.head * side.head_stride + next.pack * kPack);
       next.advance(step, side.packs_of_head);
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+    for (const Pack<From, kPack>& pack : packs) {
       if (at.head >= kv_heads) break;
-      store_pack(to + at.head * side.strides.head + at.pack * kPack, converted<To>(packs[i], scales[i]));
+      To* target = to + at.head * side.strides.head + at.pack * kPack;
+      if constexpr (std::is_same_v<From, To>) {
+        store_pack(target, pack);
+      } else {
+        store_pack(target, quantized(pack, side.scales == nullptr ? 1.0f : side.scales[at.head * side.scale_stride]));
+      }
       at.advance(step, side.packs_of_head);
     }
   }
