@@ -1,110 +1,163 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A warp merges one (row, head) at a time. It reads every element of all parts before it writes that element, so the result may overwrite
-/// one of the parts.
+/// A few lanes merge one (row, head). A lane reads every element of all parts before it writes that element, and all lanes have read every
+/// lse before one is written. So the result may overwrite one of the parts.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "gpu/common/element.cuh"
 #include "gpu/cuda/portable/merge_states/params.hpp"
 
 namespace fovea::gpu::portable::merge {
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
-inline constexpr float kEmpty = -1.0f;  ///< replaces the weight of an empty part, whose out is never read
-
-/// Butterfly reductions: every lane gets the same bits.
-__device__ inline float warp_max(float value) {
-  for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
-  return value;
-}
-__device__ inline float warp_sum(float value) {
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
-
-/// The running softmax over parts of one (row, head).
+/// The running softmax over the parts of one (row, head): the same bits in each of its lanes.
 struct State {
-  float largest, sum;
-  float kept;  ///< factor of the sums that earlier passes carried over
+  float largest = -INFINITY;  ///< of the log-sum-exps
+  float sum = 0;              ///< of the weights
 };
 
-/// Writes the weights of this pass to `weights` [part_count] in shared memory.
-__device__ inline State weigh(const Params& params, std::int64_t cell, float* weights, int lane) {
-  const std::int64_t row = cell / params.heads, head = cell % params.heads;
-  const float before = params.first ? -INFINITY : params.carry.largest[cell];
-  float largest = before;
-  for (int part = lane; part < params.part_count; part += 32) {
-    const auto& from = params.parts[part];
-    const float lse = from.lse[row * from.lse_row + head * from.lse_head];
-    weights[part] = isfinite(lse) ? lse : -INFINITY;
-    largest = fmaxf(largest, weights[part]);
+struct Cell {
+  std::uint32_t row, head;
+};
+
+/// One load of a lane. 16 bytes stay words until they are added: apart, each element would take a register.
+template <class T, int kPack>
+using Loaded = std::conditional_t<sizeof(T) * kPack == kPackBytes, uint4, Pack<T, kPack>>;
+
+__device__ inline float2 both_of(std::uint32_t word, __nv_bfloat16) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+}
+__device__ inline float2 both_of(std::uint32_t word, __half) {
+  return __half22float2(__halves2half2(__ushort_as_half(word & 0xffffu), __ushort_as_half(word >> 16)));
+}
+
+template <class T, int kPack>
+__device__ inline void add(const Loaded<T, kPack>& loaded, float weight, float (&sums)[kPack]) {
+  if constexpr (std::is_same_v<Loaded<T, kPack>, uint4>) {
+    const std::uint32_t words[] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kPack == 4) {
+        sums[i] += weight * __uint_as_float(words[i]);
+      } else {
+        const float2 both = both_of(words[i], T{});
+        sums[2 * i] += weight * both.x;
+        sums[2 * i + 1] += weight * both.y;
+      }
+    }
+  } else {
+    for (int i = 0; i < kPack; ++i) sums[i] += weight * to_f32(loaded.element[i]);
   }
-  largest = warp_max(largest);
-  float sum = 0;
-  for (int part = lane; part < params.part_count; part += 32) {
-    const float weight = expf(weights[part] - largest);
-    weights[part] = isfinite(weights[part]) ? weight : kEmpty;
-    if (weights[part] > 0) sum += weight;
+}
+
+/// A few parts, all of whose loads are in flight at once.
+template <class T, int kPack>
+struct Batch {
+  Loaded<T, kPack> loaded[kBatch][kColumns];
+  float lse[kBatch];  ///< minus infinity where the part is empty
+
+  /// Columns that the row does not have are left as they are.
+  __device__ void load(const Params& params, int first, const Cell& cell, std::int64_t d, std::int64_t apart) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      lse[i] = -INFINITY;
+      if (first + i >= params.part_count) continue;
+      const auto& from = params.parts[first + i];
+      lse[i] = from.lse[cell.row * from.lse_row + cell.head * from.lse_head];
+      const T* row = static_cast<const T*>(from.out) + (cell.row * from.out_row + cell.head * from.out_head + d);
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        if (d + column * apart >= params.head_dim_v) continue;
+        loaded[i][column] = *reinterpret_cast<const Loaded<T, kPack>*>(row + column * apart);
+      }
+    }
   }
-  State state{largest, warp_sum(sum), 0};
-  if (isfinite(before)) {
-    state.kept = expf(before - largest);
-    state.sum += state.kept * params.carry.sum[cell];
+
+  /// An empty part may hold anything, so it is left out, not multiplied by 0.
+  __device__ void add_to(State& state, float (&sums)[kColumns][kPack]) {
+    float largest = state.largest;
+#pragma unroll
+    for (float& value : lse) {
+      if (!isfinite(value)) value = -INFINITY;
+      largest = fmaxf(largest, value);
+    }
+    if (state.sum > 0) {
+      const float kept = expf(state.largest - largest);
+      state.sum *= kept;
+#pragma unroll
+      for (float(&column)[kPack] : sums) {
+        for (float& sum : column) sum *= kept;
+      }
+    }
+    state.largest = largest;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (lse[i] == -INFINITY) continue;
+      const float weight = expf(lse[i] - largest);
+      state.sum += weight;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) add<T, kPack>(loaded[i][column], weight, sums[column]);
+    }
   }
-  __syncwarp();  // all lanes wait until the weights are written
+};
+
+/// The lane's columns from d on. A pass goes on from the sums of the earlier ones.
+template <class T, int kPack>
+__device__ inline State merge_columns(const Params& params, std::int64_t at, const Cell& cell, std::int64_t d, std::int64_t apart) {
+  State state;
+  float sums[kColumns][kPack] = {};
+  float* carried = params.carry.out + at * params.head_dim_v + d;
+  const auto has = [&](int column) { return d + column * apart < params.head_dim_v; };
+  if (!params.first) {
+    state = {params.carry.largest[at], params.carry.sum[at]};
+    for (int column = 0; column < kColumns && has(column); ++column) {
+      for (int i = 0; i < kPack; ++i) sums[column][i] = carried[column * apart + i];
+    }
+  }
+#pragma unroll 1
+  for (int first = 0; first < params.part_count; first += kBatch) {
+    Batch<T, kPack> batch;
+    batch.load(params, first, cell, d, apart);
+    batch.add_to(state, sums);
+  }
+  const float inverse = state.sum > 0 ? __fdividef(1.0f, state.sum) : 0.0f;  // the largest weight is 1: no sum is tiny
+  T* out = static_cast<T*>(params.result.out) + (cell.row * params.result.out_row + cell.head * params.result.out_head + d);
+#pragma unroll
+  for (int column = 0; column < kColumns; ++column) {
+    if (!has(column)) continue;
+    if (params.last) {
+      Pack<T, kPack> pack;
+      for (int i = 0; i < kPack; ++i) from_f32(sums[column][i] * inverse, pack.element[i]);
+      store_pack(out + column * apart, pack);
+    } else {
+      for (int i = 0; i < kPack; ++i) carried[column * apart + i] = sums[column][i];
+    }
+  }
   return state;
 }
 
 template <class T, int kPack>
-__device__ inline void add_parts(const Params& params, std::int64_t row, std::int64_t head, std::int64_t d, const float* weights,
-                                 float (&sums)[kPack]) {
-  for (int part = 0; part < params.part_count; ++part) {
-    if (weights[part] == kEmpty) continue;
-    const auto& from = params.parts[part];
-    const auto pack = load_pack<kPack>(static_cast<const T*>(from.out) + row * from.out_row + head * from.out_head + d);
-    for (int i = 0; i < kPack; ++i) sums[i] += weights[part] * to_f32(pack.element[i]);
-  }
-}
-
-template <class T, int kPack>
-__device__ inline void store_result(const Params& params, std::int64_t row, std::int64_t head, std::int64_t d, float sum,
-                                    const float (&sums)[kPack]) {
-  Pack<T, kPack> pack;
-  for (int i = 0; i < kPack; ++i) from_f32(sum > 0 ? sums[i] / sum : 0.0f, pack.element[i]);
-  store_pack(static_cast<T*>(params.result.out) + row * params.result.out_row + head * params.result.out_head + d, pack);
-}
-
-template <class T, int kPack>
 __global__ void __launch_bounds__(kThreads) merge_states(const __grid_constant__ Params params) {
-  __shared__ float all_weights[kWarps][kPartsOfPass];  // (warp, part)
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  float* weights = all_weights[warp];  // (part)
-  for (std::int64_t cell = std::int64_t{blockIdx.x} * kWarps + warp; cell < params.cells; cell += std::int64_t{gridDim.x} * kWarps) {
-    const std::int64_t row = cell / params.heads, head = cell % params.heads;
-    const State state = weigh(params, cell, weights, lane);
-    for (std::int64_t d = lane * kPack; d < params.head_dim_v; d += 32 * kPack) {
-      float sums[kPack] = {};
-      float* carried = params.carry.out + cell * params.head_dim_v + d;
-      if (!params.first && state.kept > 0) {
-        for (int i = 0; i < kPack; ++i) sums[i] = state.kept * carried[i];
-      }
-      add_parts<T>(params, row, head, d, weights, sums);
-      if (params.last) {
-        store_result<T>(params, row, head, d, state.sum, sums);
-      } else {
-        for (int i = 0; i < kPack; ++i) carried[i] = sums[i];
-      }
+  const int shift = __ffs(params.lanes) - 1, lane = static_cast<int>(threadIdx.x) & (params.lanes - 1);
+  const std::uint32_t at = blockIdx.x * (kThreads >> shift) + (threadIdx.x >> shift);
+  const Cell cell{at / params.heads, at % params.heads};
+  const bool there = at < params.cells;
+  State state;
+  if (there) {
+    const std::int64_t apart = std::int64_t{params.lanes} * kPack;
+    for (std::int64_t d = lane * kPack; d < params.head_dim_v; d += kColumns * apart) {
+      state = merge_columns<T, kPack>(params, at, cell, d, apart);
     }
-    __syncwarp();  // all lanes wait until every lane has read the lse and the weights of this cell
-    if (lane != 0) continue;
-    if (!params.last) {
-      params.carry.largest[cell] = state.largest;
-      params.carry.sum[cell] = state.sum;
-    } else if (params.result.lse != nullptr) {
-      params.result.lse[row * params.result.lse_row + head * params.result.lse_head] =
-          state.sum > 0 ? state.largest + logf(state.sum) : -INFINITY;
-    }
+  }
+  __syncwarp();  // all lanes wait until every lane has read the lse of this cell
+  if (!there || lane != 0) return;
+  if (!params.last) {
+    params.carry.largest[at] = state.largest;
+    params.carry.sum[at] = state.sum;
+  } else if (params.result.lse != nullptr) {
+    params.result.lse[cell.row * params.result.lse_row + cell.head * params.result.lse_head] =
+        state.sum > 0 ? state.largest + logf(state.sum) : -INFINITY;
   }
 }
 

@@ -6,8 +6,9 @@
 
 namespace fovea::gpu::portable::merge {
 
-inline constexpr int kWarps = 4;
-inline constexpr int kThreads = 32 * kWarps;
+inline constexpr int kThreads = 128;
+inline constexpr int kBatch = 4;         ///< parts whose elements a lane loads before it uses any
+inline constexpr int kColumns = 2;       ///< loads of a lane from one part: it works out addresses and weights once for both
 inline constexpr int kPartsOfPass = 64;  ///< limited by the 4 KiB of kernel parameters that hold Params
 inline constexpr int kPackBytes = 16;    ///< one load of a lane
 
@@ -29,11 +30,15 @@ struct Params {
   Tensor<const void*, const float*> parts[kPartsOfPass];
   Tensor<void*, float*> result;
   Carry carry;
-  std::int64_t cells;  // (row, head) pairs
-  std::int64_t heads, head_dim_v;
+  std::uint32_t cells, heads;  // cells: (row, head) pairs
+  std::int64_t head_dim_v;
   int part_count;
+  int lanes;         // of one (row, head): a power of two, at most 32
   bool first, last;  // whether this is the first or the last pass
 };
 static_assert(sizeof(Params) <= 4096);
+
+/// So that a cell's number and its row and head have 32 bits: dividing 64 bits takes as long as merging two parts.
+inline constexpr std::int64_t kMostCells = std::int64_t{1} << 31;
 
 }  // namespace fovea::gpu::portable::merge

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <string>
 
@@ -46,8 +47,8 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
 
   std::string tuning() const override {
     const int passes = (part_count() + merge::kPartsOfPass - 1) / merge::kPartsOfPass;
-    return "a warp for each row and head, " + std::to_string(pack_ * size_of(problem_.dtype)) + " bytes a load; " + std::to_string(passes) +
-           (passes == 1 ? " pass" : " passes");
+    return std::to_string(lanes()) + " lanes for each row and head, " + std::to_string(pack_ * size_of(problem_.dtype)) +
+           " bytes a load; " + std::to_string(passes) + (passes == 1 ? " pass" : " passes");
   }
 
  private:
@@ -55,14 +56,20 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
 
   Result<void> compute(const MergeStatesArgs& args, Workspace workspace, Stream stream, bool) const override {
     merge::Params params = common_params(args, workspace);
-    constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
-    const std::int64_t blocks = std::min((cells_ + merge::kWarps - 1) / merge::kWarps, kMostBlocks);
+    const std::int64_t of_block = merge::kThreads / lanes(), blocks = (cells_ + of_block - 1) / of_block;
     const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(merge::kThreads)};
     for (int begin = 0; begin < part_count(); begin += merge::kPartsOfPass) {
       take_parts(args, begin, params);
       if (Result<void> launched = launch(kernel_of(problem_.dtype, pack_), shape, stream, params); !launched) return launched;
     }
     return {};
+  }
+
+  /// As many as give each its columns of the row of a head.
+  int lanes() const {
+    const std::int64_t of_lane = std::int64_t{pack_} * merge::kColumns;
+    const std::int64_t lanes = std::clamp<std::int64_t>((problem_.head_dim_v + of_lane - 1) / of_lane, 1, 32);
+    return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(lanes)));
   }
 
   int part_count() const { return static_cast<int>(problem_.parts.size()); }
@@ -79,9 +86,10 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
       auto* numbers = static_cast<float*>(workspace.data);
       params.carry = {numbers, numbers + cells_ * problem_.head_dim_v, numbers + cells_ * (problem_.head_dim_v + 1)};
     }
-    params.cells = cells_;
-    params.heads = problem_.heads;
+    params.cells = static_cast<std::uint32_t>(cells_);
+    params.heads = static_cast<std::uint32_t>(problem_.heads);
     params.head_dim_v = problem_.head_dim_v;
+    params.lanes = lanes();
     return params;
   }
 
@@ -102,6 +110,8 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
 
 detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
+  const std::int64_t cells = problem.total_q * problem.heads;
+  if (cells > merge::kMostCells) return detail::declined("outs[0].shape (tokens times heads)", cells, "at most 2^31");
   return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(std::make_shared<State>(problem, device));
 }
 
