@@ -10,16 +10,17 @@ TEST(AttentionTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
   for (const bool eight_bit : {false, true})
     for (std::int64_t dqk = 8; dqk <= 256; dqk += 8)
       for (std::int64_t dv = 8; dv <= 256; dv += 8)
-        for (const bool pairs : {false, true}) {
+        for (const std::int64_t query_rows : {0, 4095, 4096}) {
           const auto rows = tunings_of(eight_bit);
-          const int index = tuning_index(rows, dqk, dv, pairs);
+          const int index = tuning_index(rows, dqk, dv, query_rows);
           ASSERT_LT(static_cast<std::size_t>(index), rows.size());
           const Tuning& chosen = rows[static_cast<std::size_t>(index)];
-          EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && (pairs || chosen.cluster == 1));
+          EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && chosen.rows_from <= query_rows);
           for (const Tuning& row : rows) {
-            if (row.head_dim_qk >= dqk && row.head_dim_v >= dv && row.cluster == 1) {
-              EXPECT_LE(chosen.head_dim_qk * chosen.head_dim_v, row.head_dim_qk * row.head_dim_v) << dqk << "/" << dv;
-            }
+            if (row.head_dim_qk < dqk || row.head_dim_v < dv || row.rows_from > query_rows) continue;
+            const int columns = row.head_dim_qk * row.head_dim_v, chosen_columns = chosen.head_dim_qk * chosen.head_dim_v;
+            EXPECT_LE(chosen_columns, columns) << dqk << "/" << dv;
+            if (columns == chosen_columns) EXPECT_GE(chosen.rows_from, row.rows_from) << dqk << "/" << dv;
           }
         }
 }
@@ -40,15 +41,6 @@ TEST(AttentionTuning, SplitsFillTheMultiprocessorsWithFourTilesEach) {
   EXPECT_EQ(splits_of(1, 8, 132), 2);
   EXPECT_EQ(splits_of(132, 1024, 132), 1);
   EXPECT_EQ(splits_of(0, 0, 132), 1);
-}
-
-TEST(AttentionTuning, PairsSeeTheSameKeys) {
-  EXPECT_TRUE(sees_in_pairs(4096, false, false, false));
-  EXPECT_FALSE(sees_in_pairs(4096, false, true, false));
-  EXPECT_TRUE(sees_in_pairs(16384, false, true, false));
-  EXPECT_FALSE(sees_in_pairs(16384, false, true, true));
-  EXPECT_FALSE(sees_in_pairs(16384, true, false, false));
-  EXPECT_FALSE(sees_in_pairs(1, false, false, false));
 }
 
 }  // namespace
