@@ -26,6 +26,12 @@ struct Warp {
     for (int distance = 4; distance < 32; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
     return x;
   }
+  static __device__ float largest_of_warp(float x) {
+    x = largest_of_row(x);
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    return x;
+  }
   /// Right where the largest is above 0, else none that is larger than it: one instruction for floats compared as integers.
   static __device__ float largest_of_three(float a, float b, float c) {
     return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));

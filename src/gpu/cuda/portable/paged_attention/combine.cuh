@@ -23,16 +23,23 @@ class Combine {
     const auto cell = [&](int part) {
       return (std::int64_t{paged_attention::slot_of(part, tile, part_length)} * params.kv_heads + kv_head) * row_tile + row;
     };
+    // Each lane has the state of every 32nd part.
     RowState state{-INFINITY, 0};
-    for (int part = first; part <= last; ++part) state.maximum = fmaxf(state.maximum, params.partials.states[cell(part)].maximum);
+    for (int part = first + lane; part <= last; part += 32)
+      state.maximum = fmaxf(state.maximum, params.partials.states[cell(part)].maximum);
+    state.maximum = Warp::largest_of_warp(state.maximum);
     float4 columns[kChunks] = {};
-#pragma unroll 4
-    for (int part = first; part <= last; ++part) {
-      const std::int64_t from = cell(part);
-      const RowState of = params.partials.states[from];
-      const float weight = of.sum * weight_of(of, state.maximum, scale_log2);
-      state.sum += weight;
-      add(columns, params.partials.out + from * params.head_dim_v, weight);
+    for (int begin = first; begin <= last; begin += 32) {
+      const std::int64_t own = cell(min(begin + lane, last));
+      const RowState of = params.partials.states[own];
+      const float weight = begin + lane <= last ? of.sum * weight_of(of, state.maximum, scale_log2) : 0;
+      state.sum += Warp::sum_of_warp(weight);
+      const int count = min(32, last - begin + 1);
+#pragma unroll 8
+      for (int i = 0; i < count; ++i) {
+        const std::int64_t from = __shfl_sync(~0u, own, i);
+        add(columns, params.partials.out + from * params.head_dim_v, __shfl_sync(~0u, weight, i));
+      }
     }
     store(ResultRow(params, tile.sequence.q_begin, kv_head, tile.row + row), state, columns, scale_log2);
   }
@@ -70,15 +77,20 @@ class Combine {
 /// Of the parts that begin inside of a query tile, the first one's CTA merges its rows. Grid: parts but one, and kv heads; fours of rows.
 template <int kRowTile>
 __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant__ Params params) {
-  wait_for_previous_kernel();
   const int boundary = static_cast<int>(blockIdx.x) / params.kv_heads + 1, kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
+  const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
   Line<kRowTile> line(params);
   const std::int64_t position = boundary * line.part_length;
-  if (position >= line.total) return;
-  const QueryTile tile = line.at(position);
-  if (line.is_whole(tile) || tile.begin == position || tile.begin < position - line.part_length) return;
-  const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
-  if (tile.row + row < tile.sequence.rows) Combine(params, kRowTile, kv_head)(tile, boundary, line.part_length, row);
+  QueryTile tile{};
+  bool merges = position < line.total;
+  if (merges) {
+    tile = line.at(position);
+    const bool begins_before = tile.begin < position && tile.begin >= position - line.part_length;
+    merges = begins_before && !line.is_whole(tile) && tile.row + row < tile.sequence.rows;
+  }
+  // What lengths say is known before. Without this, the next kernel would not wait for results that need no merge.
+  wait_for_previous_kernel();
+  if (merges) Combine(params, kRowTile, kv_head)(tile, boundary, line.part_length, row);
 }
 
 }  // namespace fovea::gpu::portable::paged_attention

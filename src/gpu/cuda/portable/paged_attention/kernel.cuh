@@ -55,6 +55,7 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
 template <class Config>
 __global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constant__ Params params) {
   if constexpr (kMultiplies<typename Config::Element>) {
+    let_next_kernel_start();  // it finds its place beside this one, and waits for its results
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
     // Last parts first: under a causal mask their query tiles see the most keys.
@@ -71,7 +72,6 @@ __global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constan
       compute(params, storage, score, kv_head);
       __syncthreads();
     }
-    let_next_kernel_start();
   }
 }
 
