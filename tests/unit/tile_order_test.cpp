@@ -25,7 +25,8 @@ TEST(TileOrder, EachTileOnce) {
   for (int q_tiles = 1; q_tiles <= 20; ++q_tiles)
     for (const int heads : {1, 2, 3, 5, 16, 64, 97})
       for (const int ctas : {1, 2, 7, 13, 132}) {
-        for (const TileOrder::Costs costs : {TileOrder::Costs{}, {.even = true}, {.short_last = true}, {.even = true, .short_last = true}}) {
+        for (const TileOrder::Costs costs :
+             {TileOrder::Costs{}, {.even = true}, {.short_last = true}, {.even = true, .short_last = true}}) {
           const TileOrder order(q_tiles, heads, ctas, costs);
           std::set<std::pair<int, int>> seen;
           for (int cta = 0; cta < ctas; ++cta)
