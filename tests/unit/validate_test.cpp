@@ -7,6 +7,7 @@
 #include "op/common/checks.hpp"
 #include "op/latent_attention/validate.hpp"
 #include "op/paged_attention/validate.hpp"
+#include "op/quantized_attention/validate.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -92,6 +93,16 @@ TEST(Validate, RowAlignment) {
   EXPECT_EQ(row_alignment(desc), 16);
   desc.alignment = 0;
   EXPECT_EQ(row_alignment(desc), 2);
+}
+
+/// What the steps of quantize_and_attend leave for each other lies in the workspace, and fast kernels want 16 bytes.
+TEST(Validate, TensorsBetweenStepsAreAligned) {
+  const TensorDesc tensor = contiguous(DType::bf16, {2, 5, 8, 64});
+  const QuantizeAndAttendDesc desc{.q = tensor, .k = tensor, .v = tensor, .out = tensor};
+  const QuantizedAttentionProblem attention = validate(desc, {}).value().attention;
+  EXPECT_GE(attention.q_alignment, 16);
+  EXPECT_GE(attention.k_alignment, 16);
+  EXPECT_GE(attention.v_alignment, 16);
 }
 
 /// An output whose elements share memory is refused; gaps, exchanged axes and axes of one element are not.

@@ -112,9 +112,12 @@ std::int64_t elements(const TensorDesc& desc) {
   return count;
 }
 
+/// A tensor of the workspace.
 TensorDesc dense_twin(const TensorDesc& like, DType dtype) {
   const auto& s = like.shape;
-  return like.rank == 4 ? contiguous(dtype, {s[0], s[1], s[2], s[3]}) : contiguous(dtype, {s[0], s[1], s[2]});
+  TensorDesc twin = like.rank == 4 ? contiguous(dtype, {s[0], s[1], s[2], s[3]}) : contiguous(dtype, {s[0], s[1], s[2]});
+  twin.alignment = kWorkspaceAlignment;
+  return twin;
 }
 
 /// The descriptions of the steps, with dense tensors between them.
