@@ -96,7 +96,7 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) sum[r] = Lanes::sum_of_row(sum[r]);
   }
 
- private:
+ protected:
   /// Of each row, of the lane's columns. Where `quick`, something lower if there is no score above 0: such rows do not grow.
   __device__ __forceinline__ void find_largest(const float (&scores)[kScores], float (&largest)[2]) const {
     largest[0] = scores[0];

@@ -4,10 +4,10 @@
 
 #include <cuda_bf16.h>
 
-#include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/portable/quantized_attention/scales.cuh"
+#include "gpu/cuda/portable/quantized_attention/softmax.cuh"
 #include "gpu/cuda/portable/quantized_attention/values.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
@@ -15,7 +15,7 @@ namespace fovea::gpu::portable::quantized_attention {
 template <class Config>
 class Epilogue {
  public:
-  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2>;
+  using Softmax = SumSoftmax<Config::kKeyTile / 2>;
   static constexpr int kBlocks = Config::kBlocks, kOut = Config::kHeadDim / 2;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_)

@@ -8,6 +8,7 @@
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/quantized_attention/epilogue.cuh"
 #include "gpu/cuda/portable/quantized_attention/load.cuh"
+#include "gpu/cuda/portable/quantized_attention/softmax.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
 
@@ -25,6 +26,7 @@ class Math {
     begin();
     const int first = storage.work.first;
     int stage = 0;
+    float next_scale = storage.work.last > first ? key_scale_of(storage.work.last - 1) : 0;
     for (int tile = storage.work.last - 1; tile >= first; --tile) {
       copy_async_wait<0>();
       __syncthreads();  // this tile's keys have arrived, and the tile before has been read
@@ -36,11 +38,9 @@ class Math {
       }
       copy_async_commit();
       const bool seen = sees(tile);
-      float key_scale = 0;
-      if (seen) {
-        key_scale = scales().of_key(tile * Config::kKeyTile + lane_column(lane));  // of all keys that the lane has
-        compute_scores(stage);
-      }
+      const float key_scale = next_scale;
+      if (tile > first) next_scale = key_scale_of(tile - 1);
+      if (seen) compute_scores(stage);
       if (Config::kStages == 1) {
         copy_async_wait<0>();
         __syncthreads();  // this tile's values have arrived, and its keys have been read
@@ -65,6 +65,10 @@ class Math {
   static constexpr int kOut = Config::kHeadDim / 2;
 
   __device__ Scales scales() const { return {params, storage.work}; }
+  /// Of all keys of the tile that the lane has.
+  __device__ __forceinline__ float key_scale_of(int tile) const {
+    return key_scales[tile * Config::kKeyTile / static_cast<int>(Int8Groups::kKBlock) * scales().key_block_stride()];
+  }
 
   __device__ __forceinline__ void begin() {
     const WorkTile& work = storage.work;
@@ -75,6 +79,7 @@ class Math {
       for (int i = 0; i < kOut; ++i) out[b][i] = 0;
       query_scale[b] = scales().of_query(min(work.token + warp_row + 16 * b + lane_row(lane), work.seq_q - 1));
     }
+    key_scales = scales().at_key(lane_column(lane));
     const MatrixPlace place = first_operand_place(lane);
     queries = shared_address(storage.q) + static_cast<std::uint32_t>(CodeRows::offset(warp_row + place.row, place.chunk));
   }
@@ -146,15 +151,19 @@ class Math {
       const ScoreScale scale = scales().scale(query_scale[b], key_scale);
       float scores[kScores];
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(sums[b][i]) * scale.unit;
-      if (edge) mask(scores, warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
-      const bool grown = softmax[b](scores, scale.log2, params.zero);
-      softmax[b].quick = false;  // the registers that remembering it takes are dearer than what it saves
+      for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(sums[b][i]);
+      Exponents exponents;
+      if (!softmax[b].takes_sums(sums[b], scale, exponents) || edge) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) scores[i] *= scale.unit;
+        if (edge) mask(scores, warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
+        softmax[b].take_scores(scores, scale, exponents);
+#pragma unroll
+        for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
+      }
+      softmax[b].exponentiate(scores, exponents.factor, exponents.offset, params.zero);
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) weights[b][i / 8][i / 2 % 4] = packed_pair<__half>(scores[i], scores[i + 1]);
-      if (!grown) continue;
-#pragma unroll
-      for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
     }
   }
 
@@ -177,11 +186,12 @@ class Math {
   Storage<Config>& storage;
   const int lane, warp_row;    // of the query tile, the warp's first row
   std::uint32_t queries;       // address of what the lane names of the warp's rows
+  const float* key_scales;     // of the lane's first keys
   float query_scale[kBlocks];  // of both rows of the lane
   int sums[kBlocks][kScores];
   std::uint32_t weights[kBlocks][kScores / 8][4];
   float out[kBlocks][kOut];
-  OnlineSoftmax<Warp, kScores> softmax[kBlocks];
+  SumSoftmax<kScores> softmax[kBlocks];
 };
 
 }  // namespace fovea::gpu::portable::quantized_attention

@@ -21,12 +21,15 @@ class Scales {
 
   __device__ float of_query(int token) const {
     const std::int64_t block = first_block(work.q_begin, Int8Groups::kQBlock);
-    return at(params.q_scale, work.head, block * params.groups.q_per_block() + params.groups.q_group(token));
+    return *at(params.q_scale, work.head, block * params.groups.q_per_block() + params.groups.q_group(token));
   }
-  __device__ float of_key(int key) const {
+  __device__ float of_key(int key) const { return *at_key(key); }
+  __device__ const float* at_key(int key) const {
     const std::int64_t block = first_block(work.k_begin, Int8Groups::kKBlock);
     return at(params.k_scale, work.head / params.heads_per_kv, block * params.groups.k_per_block() + params.groups.k_group(key));
   }
+  /// From a key's to that of the key a block behind it.
+  __device__ std::int64_t key_block_stride() const { return params.groups.k_per_block() * params.k_scale.strides.row; }
   /// For a row and a key with these scales.
   __device__ ScoreScale scale(float query, float key) const {
     const float log2 = query * params.scale_log2;
@@ -37,9 +40,9 @@ class Scales {
   __device__ std::int64_t first_block(int begin, std::int64_t block) const {
     return params.cu_seqlens_q != nullptr ? Int8Groups::first_block(begin, work.batch, block) : 0;
   }
-  __device__ float at(const Numbers& scales, int head, std::int64_t group) const {
+  __device__ const float* at(const Numbers& scales, int head, std::int64_t group) const {
     const std::int64_t batch = params.cu_seqlens_q != nullptr ? 0 : work.batch;
-    return scales.data[batch * scales.strides.batch + head * scales.strides.head + group * scales.strides.row];
+    return &scales.data[batch * scales.strides.batch + head * scales.strides.head + group * scales.strides.row];
   }
   /// NaN stays NaN, and minus infinity times it is minus infinity.
   static __device__ float clamped(float scale) { return scale < FLT_MIN ? FLT_MIN : scale > FLT_MAX ? FLT_MAX : scale; }

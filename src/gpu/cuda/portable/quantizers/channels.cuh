@@ -6,6 +6,8 @@
 
 namespace fovea::gpu::portable::quantizers {
 
+inline constexpr int kTogether = 8;  ///< rows on their way to a thread
+
 /// Of a thread: the channels of one chunk over some tokens.
 struct ChunkParts {
   ChannelPart part[kChunk];
@@ -48,10 +50,19 @@ __global__ void __launch_bounds__(kThreads) look_at_channels(const __grid_consta
   ChunkParts parts;
   for (int begin = slice_begin + group * kSumTokens; group < groups && begin < slice_end; begin += groups * kSumTokens) {
     float sum[kChunk] = {};
-#pragma unroll 4
-    for (int token = begin; token < min(begin + kSumTokens, slice_end); ++token) {
-      parts.add(load_chunk(row_of<Element>(side.from, tokens, token, head) + column, side.from.aligned), sum);
+    const auto chunk_of = [&](int token) {
+      return load_chunk(row_of<Element>(side.from, tokens, token, head) + column, side.from.aligned);
+    };
+    int token = begin;
+    const int end = min(begin + kSumTokens, slice_end);
+    for (; token + kTogether <= end; token += kTogether) {
+      Pack<Element, kChunk> chunk[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) chunk[i] = chunk_of(token + i);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) parts.add(chunk[i], sum);
     }
+    for (; token < end; ++token) parts.add(chunk_of(token), sum);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) parts.part[i].sum += static_cast<double>(sum[i]);
   }

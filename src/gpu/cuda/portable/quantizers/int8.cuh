@@ -6,11 +6,17 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-template <class Element, int kHeadDim>
+/// Of 128 tokens.
+struct Int8Shared {
+  static constexpr int kGroups = 64;  ///< at most
+  unsigned largest[kGroups];          ///< magnitudes
+  std::uint8_t group[kBlockTokens];
+};
+
+/// `kAligned`: every chunk is, in both tensors.
+template <class Element, int kHeadDim, bool kAligned>
 class Int8Quantizer {
  public:
-  static constexpr int kGroups = 64;  // of 128 tokens, at most
-
   __device__ Int8Quantizer(const Int8Params& params_, bool is_query_, int piece, int head_)
       : params(params_),
         side(is_query_ ? params_.q : params_.k),
@@ -18,17 +24,21 @@ class Int8Quantizer {
         is_query(is_query_),
         head(head_) {}
 
-  __device__ __forceinline__ void operator()(unsigned (&largest)[kGroups]) {
+  __device__ __forceinline__ void operator()(Int8Shared& shared) {
     if (tokens.count == 0) return;
-    if (threadIdx.x < kGroups) largest[threadIdx.x] = __float_as_uint(kSmallest);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < Int8Shared::kGroups) shared.largest[thread] = __float_as_uint(kSmallest);
+    if (thread < kBlockTokens) shared.group[thread] = static_cast<std::uint8_t>(group(thread));
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) load(i);
     load_means();
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) load(i, largest);
+    for (int i = 0; i < kRows; ++i) look(i, shared.largest[shared.group[row(i)]]);
     __syncthreads();
-    if (threadIdx.x < kGroups) store_scale(static_cast<int>(threadIdx.x), __uint_as_float(largest[threadIdx.x]));
+    if (thread < Int8Shared::kGroups) store_scale(thread, __uint_as_float(shared.largest[thread]));
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) encode(i, __uint_as_float(largest[local_group(token(i))]));
+    for (int i = 0; i < kRows; ++i) encode(i, __uint_as_float(shared.largest[shared.group[row(i)]]));
   }
 
  private:
@@ -38,12 +48,12 @@ class Int8Quantizer {
 
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
   static __device__ int column(int c) { return (c * kLanes + lane()) * kChunk; }
-  __device__ int token(int i) const { return tokens.token + (i * kThreads + static_cast<int>(threadIdx.x)) / kLanes; }
+  static __device__ int row(int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) / kLanes; }  // of the CTA's
+  __device__ int token(int i) const { return tokens.token + row(i); }
 
   __device__ int per_block() const { return static_cast<int>(is_query ? params.groups.q_per_block() : params.groups.k_per_block()); }
   __device__ int groups() const { return is_query ? per_block() : 2 * per_block(); }
   __device__ int group(int of) const { return static_cast<int>(is_query ? params.groups.q_group(of) : params.groups.k_group(of)); }
-  __device__ int local_group(int of) const { return group(of) - group(tokens.token); }
 
   /// Of the channels of k, or of the kv head of q.
   __device__ __forceinline__ void load_means() {
@@ -61,13 +71,19 @@ class Int8Quantizer {
     return is_query ? x : x - mean[c][j];
   }
 
-  __device__ __forceinline__ void load(int i, unsigned (&largest)[kGroups]) {
+  /// All rows before one is looked at, so that they are on their way together.
+  __device__ __forceinline__ void load(int i) {
     const int at = token(i);
     const bool counts = tokens.counts(at);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (counts) kept[i][c] = load_chunk(row_of<Element>(side.from, tokens, at, head) + column(c), side.from.aligned);
+      if (counts) kept[i][c] = load_chunk(row_of<Element>(side.from, tokens, at, head) + column(c), kAligned);
     }
+  }
+
+  __device__ __forceinline__ void look(int i, unsigned& largest) const {
+    const int at = token(i);
+    const bool counts = tokens.counts(at);
     // As integers: magnitudes are in order, infinity above all numbers, NaN above infinity.
     unsigned most = 0;
     float shift = 0;
@@ -86,7 +102,7 @@ class Int8Quantizer {
       shift += __shfl_xor_sync(~0u, shift, distance);
     }
     if (!counts || lane() != 0) return;
-    atomicMax(&largest[local_group(at)], most);
+    atomicMax(&largest, most);
     if (is_query && params.lse_shift.data != nullptr) params.lse_shift.data[tokens.at(params.lse_shift.strides, at, head)] = shift;
   }
 
@@ -103,16 +119,22 @@ class Int8Quantizer {
   __device__ __forceinline__ void encode(int i, float amax) const {
     const int at = token(i);
     if (!tokens.counts(at)) return;
-    const float factor = 127.0f / amax;
     const bool finite = is_finite(amax);
+    const float factor = 127.0f / amax;
     auto* to = row_of<std::int8_t>(side.to, tokens, at, head);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       Pack<std::int8_t, kChunk> codes;
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) codes.element[j] = static_cast<std::int8_t>(finite ? __float2int_rn(value(i, c, j) * factor) : 0);
-      store_chunk(to + column(c), codes, side.to.aligned);
+      for (int j = 0; j < kChunk; ++j) codes.element[j] = code_of(__fmul_rn(value(i, c, j), factor));
+      if (!finite) codes = {};
+      store_chunk(to + column(c), codes, kAligned);
     }
+  }
+
+  /// The nearest integer, ties to even: beside 1.5 * 2^23 a float holds integers. Conversions have one result in four clocks.
+  static __device__ __forceinline__ std::int8_t code_of(float x) {
+    return static_cast<std::int8_t>(__float_as_int(__fadd_rn(x, 0x1.8p23f)));
   }
 
   const Int8Params& params;
@@ -127,11 +149,15 @@ class Int8Quantizer {
 /// A CTA for each 128 tokens of a head: those of q first.
 template <class Element, int kHeadDim>
 __global__ void __launch_bounds__(kThreads) quantize_int8(const __grid_constant__ Int8Params params) {
-  using Quantizer = Int8Quantizer<Element, kHeadDim>;
-  __shared__ unsigned largest[Quantizer::kGroups];
+  __shared__ Int8Shared shared;
   const bool is_query = static_cast<int>(blockIdx.x) < params.q_items;
-  const int item = static_cast<int>(blockIdx.x) - (is_query ? 0 : params.q_items), heads = is_query ? params.q.heads : params.k.heads;
-  Quantizer(params, is_query, item / heads, item % heads)(largest);
+  const Side& side = is_query ? params.q : params.k;
+  const int item = static_cast<int>(blockIdx.x) - (is_query ? 0 : params.q_items), piece = item / side.heads, head = item % side.heads;
+  if (side.from.aligned && side.to.aligned) {
+    Int8Quantizer<Element, kHeadDim, true>(params, is_query, piece, head)(shared);
+  } else {
+    Int8Quantizer<Element, kHeadDim, false>(params, is_query, piece, head)(shared);
+  }
 }
 
 }  // namespace fovea::gpu::portable::quantizers
