@@ -53,9 +53,7 @@ struct ExactRow {
     const int kv_head = head / params.heads_per_kv;
     const gpu::ExactRow<Element> exact{row(params.q, work.q_begin + token, head), params.head_dim_qk, params.head_dim_v};
     const Element *keys = row(params.k, work.k_begin, kv_head), *values = row(params.v, work.k_begin, kv_head);
-    const auto row_of = [&](int key) {
-      return KeyRow<Element>{keys + key * params.k.strides.row, values + key * params.v.strides.row};
-    };
+    const auto row_of = [&](int key) { return KeyRow<Element>{keys + key * params.k.strides.row, values + key * params.v.strides.row}; };
     const int begin = max(max(token + work.low, 0), work.first * key_tile);
     const int end = min(min(token + work.high + 1, work.seq_k), work.last * key_tile);
     const auto score_of = [&](float product, int) {
