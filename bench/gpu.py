@@ -90,7 +90,9 @@ class Watch:
         import pynvml
 
         pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        device = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties().uuid}"
+        )  # an index counts hidden GPUs too
         while not self.done.wait(0.01):
             clock = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
             self.samples.append((clock, pynvml.nvmlDeviceGetPowerUsage(device) / 1e3))

@@ -146,7 +146,8 @@ the better of what was measured just before and just after it, where its results
 
 def main() -> None:
     found = [(section, *result) for result in latest_results("cpu")]
-    found += [(plot_dense.section, *result) for result in latest_results("dense-attention")]
+    for kind in plot_dense.ABOUT:
+        found += [(plot_dense.section_of(kind), *result) for result in latest_results(kind)]
     found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
     found += [(plot_latent.sparse_section, *result) for result in latest_results("sparse-latent")]
     found += [(plot_context.section, *result) for result in latest_results("latent-context")]

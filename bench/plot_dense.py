@@ -1,29 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of docs/performance.md on dense attention on a GPU, from a file that bench/dense_attention.py wrote."""
+"""The sections of docs/performance.md on dense and paged attention on a GPU, from files of their benchmarks."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from plot_latent import case_table, ceilings, peers, plot_ceilings
 from plotting import DOCS, missing, provenance
 
+DENSE = """A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys), the
+keys and the mask. A causal call counts the FLOPs of half of the scores. cuDNN and FlashAttention-2 are PyTorch's. """
+ABOUT = {
+    "dense-attention": (
+        "dense attention, forward",
+        "dense_attention.py",
+        DENSE + "Calls of Fovea and of FlashAttention-3 compute lse; PyTorch's may leave it out.",
+    ),
+    "dense-backward": (
+        "dense attention, gradient",
+        "dense_backward.py",
+        DENSE
+        + "A call is autograd's, without the forward pass. Fovea's results are the same bits from run to run; the others' dq is not.",
+    ),
+    "paged-decode": (
+        "paged attention",
+        "paged_decode.py",
+        "A case says the sequences, the query tokens of each (sq), the tokens of its cache, the heads (on how many kv heads), the head "
+        "dim and the tokens of a page. Small batches run as a CUDA graph; L2 is flushed before each run.",
+    ),
+    "quantized-attention": (
+        "8-bit attention",
+        "quantized_attention.py",
+        DENSE + "A kernel takes quantised tensors; a whole call quantises too.",
+    ),
+}
 
-def section(path: Path, results: dict) -> str:
-    device, title = path.parent.name, f"{results['device']}: dense attention, forward"
-    plot_ceilings(results, title, DOCS / f"performance-{device}-dense-ceilings.svg")
-    others = ", ".join(peers(results["cases"]))
-    beside = f" {others} ran on the same inputs in the same process, by turns." if others else ""
-    return f"""## {title}
 
-{provenance(path, results, "dense_attention.py")}
+def section_of(kind: str) -> Callable[[Path, dict], str]:
+    what, program, about = ABOUT[kind]
 
-A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys), the
-keys and the mask. Calls of Fovea and of FlashAttention-3 compute lse; PyTorch's
-may leave it out. A causal call counts the FLOPs of half of the scores.{beside}
-cuDNN and FlashAttention-2 are PyTorch's.
+    def section(path: Path, results: dict) -> str:
+        device, title = path.parent.name, f"{results['device']}: {what}"
+        lists = ("cases", "decode", "pages", "head_dims", "prefill")
+        results = results | {"cases": [row for name in lists for row in results.get(name, [])]}
+        picture = f"performance-{device}-{kind}-ceilings.svg"
+        plot_ceilings(results, title, DOCS / picture)
+        others = ", ".join(peers(results["cases"]))
+        beside = f" {others} ran on the same inputs in the same process, by turns." if others else ""
+        return f"""## {title}
+
+{provenance(path, results, program)}
+
+{about}{beside}
 
 {ceilings(results)}
 
-![Fraction of the ceilings](performance-{device}-dense-ceilings.svg)
+![Fraction of the ceilings]({picture})
 
 {case_table(results["cases"])}
 {missing(results)}"""
+
+    return section

@@ -102,7 +102,7 @@ class PlotTest(unittest.TestCase):
         text, pictures = self.made({"2026-11-21": MOST}, "dense-attention")
         self.assertIn("## Some GPU: dense attention, forward", text)
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
-        self.assertEqual(pictures, {"performance-gpu-dense-ceilings.svg"})
+        self.assertEqual(pictures, {"performance-gpu-dense-attention-ceilings.svg"})
 
     def test_shared_schedules(self):
         both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})
