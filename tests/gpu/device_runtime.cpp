@@ -29,6 +29,7 @@ IsolatedMemory::IsolatedMemory() { isolated = true; }
 IsolatedMemory::~IsolatedMemory() { isolated = false; }
 
 Device device_of(std::string_view implementation) { return {implementation.starts_with("cuda.") ? Backend::cuda : Backend::cpu, 0}; }
+bool has_own_memory(Device device) { return device.backend == Backend::cuda; }
 
 void* device_allocate(Device device, std::size_t bytes) {
   use(device);

@@ -16,6 +16,9 @@ namespace fovea::check {
 /// The device on which an implementation runs: the first of its backend.
 Device device_of(std::string_view implementation);
 
+/// Whether tensors must be copied to run there. The processor and emulated devices use the host's memory.
+bool has_own_memory(Device device);
+
 void* device_allocate(Device device, std::size_t bytes);
 void device_free(Device device, void* memory);
 /// While it lives, memory is allocated with nothing mapped before it or behind it.

@@ -12,6 +12,7 @@ namespace {
 }  // namespace
 
 Device device_of(std::string_view) { return {}; }
+bool has_own_memory(Device) { return false; }
 IsolatedMemory::IsolatedMemory() { none(); }
 IsolatedMemory::~IsolatedMemory() = default;
 void* device_allocate(Device, std::size_t) { none(); }

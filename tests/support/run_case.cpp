@@ -13,7 +13,7 @@ void share_small_work(bool share) { cpu::set_nanoseconds_of_thread(share ? 1 : 0
 HostileWorkspace::HostileWorkspace(std::size_t bytes, Device device) {
   if (bytes == 0) return;
   tensors_.push_back({"workspace", HostileTensor(contiguous(DType::e4m3, {static_cast<std::int64_t>(bytes)}))});
-  if (device.backend == Backend::cpu) return;
+  if (!has_own_memory(device)) return;
   memory_ = std::make_unique<DeviceMemory>(tensors_, device);
   memory_->upload(tensors_);
 }
@@ -32,7 +32,7 @@ bool HostileWorkspace::red_zones_intact() const {
 PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
     : place_{.device = device_of(implementation), .stream = stream},
       products_(implementation == "cuda.sm90.attention_e4m3" ? E4m3Products::native : E4m3Products::widened) {
-  if (place_.device.backend == Backend::cpu) return;
+  if (!has_own_memory(place_.device)) return;
   memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
   memory_->upload(trial.tensors());
   place_.memory = memory_.get();

@@ -9,7 +9,7 @@
 
 namespace fovea::gpu {
 
-/// The operations that gpu/common/softmax.cuh needs.
+/// The operations that gpu/common/softmax.cuh and tanh.cuh need.
 struct Warp {
   static __device__ bool any(bool condition) { return __any_sync(~0u, condition); }
   static __device__ float largest_of_row(float x) {
@@ -42,6 +42,7 @@ struct Warp {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
     return least;
   }
+  static __device__ float quotient(float a, float b) { return __fdividef(a, b); }
   static __device__ float exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
