@@ -15,6 +15,10 @@
 #ifdef FOVEA_HAS_CUDA_PORTABLE
 #include "gpu/cuda/portable/implementations.hpp"
 #endif
+#ifdef FOVEA_HAS_HIP
+#include "gpu/hip/cdna/implementations.hpp"
+#include "gpu/hip/devices.hpp"
+#endif
 #include "plan/implementation.hpp"
 #include "reference/implementations.hpp"
 
@@ -31,6 +35,9 @@ std::vector<Implementation<Operation>> collect() {
 #endif
 #ifdef FOVEA_HAS_CUDA_PORTABLE
   if constexpr (requires { gpu::portable::implementations(Operation{}); }) append(gpu::portable::implementations(Operation{}));
+#endif
+#ifdef FOVEA_HAS_HIP
+  if constexpr (requires { gpu::cdna::implementations(Operation{}); }) append(gpu::cdna::implementations(Operation{}));
 #endif
 #ifdef FOVEA_HAS_CPU
   if constexpr (requires { cpu::implementations(Operation{}); }) append(cpu::implementations(Operation{}));
@@ -80,6 +87,9 @@ std::vector<DeviceInfo> devices() {
 #endif
 #ifdef FOVEA_HAS_CUDA
   gpu::append_devices(all);
+#endif
+#ifdef FOVEA_HAS_HIP
+  gpu::hip::append_devices(all);
 #endif
   return all;
 }

@@ -20,7 +20,9 @@ inline constexpr std::string_view kPortableAttention = "cuda.portable.attention"
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
+inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
+    {kCdnaPaged, "/f32-", "q.dtype: got f32"},
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
     {kSm90Attention, "-unaligned", "want a multiple of 16"},
     {kSm90Attention, "/f32-", "q.dtype: got f32"},

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The types of queries, and of caches under them. MMAs take 16-bit operands; e4m3 values become such ones, exactly.
+#pragma once
+
+#include "gpu/hip/cdna/wave.hpp"
+#include "op/common/numeric.hpp"
+
+namespace fovea::gpu::cdna {
+
+/// Eight elements of 16 bits.
+using Chunk = Words<4>;
+
+struct F32 {
+  using Storage = float;
+  static __device__ __forceinline__ float to_f32(float x) { return x; }
+  static __device__ __forceinline__ float from_f32(float x) { return x; }
+};
+
+struct F16 {
+  using Storage = std::uint16_t;
+  static __device__ __forceinline__ Float4 multiply_add(Short4 a, Short4 b, Float4 d) { return multiply_add_f16(a, b, d); }
+#ifdef __HIP_DEVICE_COMPILE__
+  static __device__ __forceinline__ float to_f32(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+  static __device__ __forceinline__ std::uint16_t from_f32(float x) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(x)); }
+#else
+  static float to_f32(std::uint16_t bits) { return detail::f32_from_f16(bits); }
+  static std::uint16_t from_f32(float x) { return detail::f16_from_f32(x); }
+#endif
+  static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
+    return from_f32(first) | static_cast<std::uint32_t>(from_f32(second)) << 16;
+  }
+};
+
+struct Bf16 {
+  using Storage = std::uint16_t;
+  static __device__ __forceinline__ Float4 multiply_add(Short4 a, Short4 b, Float4 d) { return multiply_add_bf16(a, b, d); }
+  static __device__ __forceinline__ float to_f32(std::uint16_t bits) { return detail::f32_from_bf16(bits); }
+  static __device__ __forceinline__ std::uint16_t from_f32(float x) { return detail::bf16_from_f32(x); }
+  /// Rounded to nearest even. A NaN stays one: products and exponentials make NaNs whose low half is 0.
+  static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
+    const auto rounded = [](float x) __device__ {
+      const auto bits = std::bit_cast<std::uint32_t>(x);
+      return bits + 0x7fffu + (bits >> 16 & 1u);
+    };
+    return high_halves(rounded(first), rounded(second));
+  }
+};
+
+/// A cache of the type of the queries, or of e4m3.
+template <class Element>
+struct SameCache {
+  static constexpr int kBytes = 2;
+  template <int kWords>
+  static __device__ __forceinline__ Words<kWords> widened(const Words<kWords>& stored) {
+    return stored;
+  }
+  static __device__ __forceinline__ float at(const std::uint8_t* row, int i) {
+    return Element::to_f32(load_unaligned<std::uint16_t>(row + 2 * i));
+  }
+};
+
+template <class Element>
+struct E4m3Cache {
+  static constexpr int kBytes = 1;
+  template <int kWords>
+  static __device__ __forceinline__ Words<2 * kWords> widened(const Words<kWords>& stored) {
+    Words<2 * kWords> wide;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; ++i) {
+      const std::uint32_t codes = stored.word[i / 2] >> (i % 2 * 16);
+      const float low = detail::f32_from_e4m3(codes & 0xff), high = detail::f32_from_e4m3(codes >> 8 & 0xff);
+      wide.word[i] = Element::pair(low, high);
+    }
+    return wide;
+  }
+  static __device__ __forceinline__ float at(const std::uint8_t* row, int i) { return detail::f32_from_e4m3(row[i]); }
+};
+
+/// Half `half` of a chunk as an operand.
+template <int kWords>
+__device__ __forceinline__ Short4 operand(const Words<kWords>& words, int half) {
+  const Words<2> two{words.word[2 * half], words.word[2 * half + 1]};
+  return std::bit_cast<Short4>(two);
+}
+
+}  // namespace fovea::gpu::cdna

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Kernels for gfx90a and gfx942, from one source.
+#pragma once
+
+#include "plan/implementation.hpp"
+
+namespace fovea::gpu::cdna {
+
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
+
+}  // namespace fovea::gpu::cdna

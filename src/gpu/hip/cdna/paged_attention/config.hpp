@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "gpu/hip/cdna/element.hpp"
+#include "gpu/hip/cdna/paged_attention/tuning.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+/// `Cache`: SameCache or E4m3Cache.
+template <class Element_, template <class> class Cache_, int kTuning>
+struct Config {
+  using Element = Element_;
+  using Cache = Cache_<Element_>;
+  static constexpr Tuning kTiles = kTunings[kTuning];
+  static constexpr int kThreads = kLanes * kWaves;
+  static constexpr int kRowBlocks = kTiles.row_blocks, kKeyWaves = kTiles.key_waves, kRowWaves = kTiles.row_waves();
+  static constexpr int kKeyTile = kTiles.key_tile, kKeyBlocks = kKeyTile / 16;
+  static constexpr int kWaveRows = 16 * kRowBlocks, kRowTile = kTiles.row_tile();
+
+  // K: a lane loads chunks of 8 dims of one token; four lanes have those of 32 dims.
+  static constexpr int kSteps = kTiles.head_dim / 32;
+  using KeyChunk = Words<2 * Cache::kBytes>;
+
+  // V: a lane loads kChannels channels of four tokens; 16 lanes have those of a panel.
+  static constexpr int kChannels = kTiles.head_dim >= 128 ? 8 : 4;
+  static constexpr int kPanel = 16 * kChannels, kPanels = kTiles.head_dim / kPanel;
+  using ValueChunk = Words<kChannels * Cache::kBytes / 4>;
+
+  static constexpr int kOut = kPanels * kChannels;  // accumulators of a row block, of 4 floats a lane
+  static constexpr int kStateWords = kRowBlocks * kTiles.state_words();
+  static constexpr int kSharedBytes = kKeyWaves > 1 ? 4 * kStateWords : 0;
+
+  static_assert(kKeyTile % 16 == 0 && kTiles.head_dim % 32 == 0 && kTiles.head_dim % kPanel == 0);
+  static_assert(kTiles.state_words() == kLanes * (4 * kOut + 2));
+  static_assert(kWaves % kKeyWaves == 0);
+  static_assert(kRowWaves == 1 || kKeyWaves == 1, "only workgroups whose waves all have the same rows meet at barriers");
+  static_assert(kSharedBytes * kTiles.waves <= 64 << 10, "as many workgroups fit LDS as registers");
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

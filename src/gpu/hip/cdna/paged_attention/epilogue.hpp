@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What follows a wave's last product: waves and splits merge, rows are normalised and stored.
+#pragma once
+
+#include "gpu/hip/cdna/paged_attention/exact_row.hpp"
+#include "gpu/hip/cdna/paged_attention/math.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+template <class Config>
+class Epilogue {
+ public:
+  using Element = typename Config::Element;
+  using Storage = typename Element::Storage;
+
+  __device__ Epilogue(const Params& params_, const Work& work_, const Rows<Config>& rows_, const Scores& scores_)
+      : params(params_), work(work_), rows(rows_), scores(scores_), scale_log2(scores_.scale_log2()) {}
+
+  __device__ __forceinline__ void operator()(State<Config>& state) const {
+    state.reduce_sums();
+    if constexpr (Config::kKeyWaves > 1) {
+      merge_waves(state);
+      if (work.key_wave != 0) return;
+    }
+    if (work.row >= work.rows) return;  // of all splits
+    if (params.splits > 1 && !merge_splits(state)) return;
+#pragma unroll
+    for (int b = 0; b < Config::kRowBlocks; ++b) finish(b, state);
+  }
+
+ private:
+  /// The first wave takes the states of the others, one after another.
+  __device__ __forceinline__ void merge_waves(State<Config>& state) const {
+    const SharedMemory<Config::kSharedBytes> memory;
+#pragma unroll 1
+    for (int wave = 1; wave < Config::kKeyWaves; ++wave) {
+      if (work.key_wave == wave) {
+        state.store([&]<class T>(int word, const T& value) __device__ { memory.template store<T>(4 * word, value); });
+      }
+      barrier();  // all waves: this one's state is stored
+      if (work.key_wave == 0) {
+        State<Config> other;
+        other.load([&]<class T>(int word, T& value) __device__ { value = memory.template load<T>(4 * word); });
+        state.merge(other, scale_log2);
+      }
+      barrier();  // all waves: it has been read
+    }
+  }
+
+  /// Leaves the state in the workspace. The wave that comes last takes those of all splits, in their order, and returns true.
+  __device__ __forceinline__ bool merge_splits(State<Config>& state) const {
+    const std::int64_t counter = (std::int64_t{work.tile} * params.kv_heads + work.kv_head) * Config::kRowWaves + work.row_wave;
+    const auto partial = [&](int split) __device__ {
+      const std::int64_t index =
+          ((std::int64_t{work.tile} * params.kv_heads + work.kv_head) * params.splits + split) * Config::kRowWaves + work.row_wave;
+      return params.partials + index * State<Config>::kWords;
+    };
+    float* own = partial(work.split);
+    state.store([&]<class T>(int word, const T& value) __device__ { *reinterpret_cast<T*>(own + word) = value; });
+    release_to_device();
+    int before = 0;
+    if (lane() == 0) before = add_on_device(params.counters + counter, 1);
+    if (of_lane(before, 0) != params.splits - 1) return false;
+    acquire_from_device();
+    state = {};
+#pragma unroll 1
+    for (int split = 0; split < params.splits; ++split) {
+      const float* from = partial(split);
+      State<Config> other;
+      other.load([&]<class T>(int word, T& value) __device__ { value = *reinterpret_cast<const T*>(from + word); });
+      state.merge(other, scale_log2);
+    }
+    if (lane() == 0) params.counters[counter] = 0;  // for a run with the same schedule
+    return true;
+  }
+
+  /// What turns accumulators, relative to 2^base, into results.
+  __device__ __forceinline__ float normaliser(int block, float sum, float base) const {
+    const float sink = params.sink == nullptr ? 0 : exp2(fmaf(params.sink[rows.head[block]], kLog2e, -base));
+    const float value_scale = params.v_scale == nullptr ? 1 : params.v_scale[work.kv_head * params.v_scale_stride];
+    return sum == 0 ? 0 : value_scale / (sum + sink);
+  }
+
+  __device__ __forceinline__ void finish(int block, State<Config>& state) const {
+    const RowSoftmax& softmax = state.softmax[block];
+    const float base = softmax.maximum * scale_log2;
+    const float factor = normaliser(block, softmax.sum, base);
+    const std::int64_t row = work.q_begin + rows.token[block];
+    if (params.lse != nullptr && rows.present[block] && lane() < 16) {
+      params.lse[row * params.lse_strides.row + rows.head[block] * params.lse_strides.head] = lse_of(softmax.sum, base) * kLn2;
+    }
+    Storage* to = static_cast<Storage*>(params.out) + row * params.out_strides.row + rows.head[block] * params.out_strides.head;
+    const std::uint32_t again = rows_not_finite(state.out[block], factor);
+    if (rows.present[block] && (again >> lane() % 16 & 1) == 0) store(to, state.out[block], factor);
+    if (again != 0) compute_again(block, again, softmax.maximum, factor);
+  }
+
+  /// The lane's accumulators are channels in groups of kChannels: group 4 (l / 16) + r of a panel at r.
+  __device__ __forceinline__ void store(Storage* to, const Float4 (&out)[Config::kOut], float factor) const {
+#pragma unroll
+    for (int p = 0; p < Config::kPanels; ++p) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int channel = p * Config::kPanel + Config::kChannels * (4 * (lane() / 16) + r);
+        if (channel >= params.head_dim_v) continue;
+        Words<Config::kChannels / 2> pairs;
+#pragma unroll
+        for (int x = 0; x < Config::kChannels; x += 2) {
+          const int i = p * Config::kChannels + x;
+          pairs.word[x / 2] = Element::pair(out[i][r] * factor, out[i + 1][r] * factor);
+        }
+        store_unaligned(to + channel, pairs);
+      }
+    }
+  }
+
+  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+
+  /// The rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+  __device__ __forceinline__ std::uint32_t rows_not_finite(const Float4 (&out)[Config::kOut], float factor) const {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < Config::kOut; ++i) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) zero = fmaf(out[i][r] * factor, 0.0f, zero);
+    }
+    const std::uint64_t lanes = ballot(zero != 0);
+    return static_cast<std::uint32_t>((lanes | lanes >> 16 | lanes >> 32 | lanes >> 48) & 0xffff);
+  }
+
+  __device__ __forceinline__ void compute_again(int block, std::uint32_t which, float maximum, float factor) const {
+    const ExactRow<Config> exact(params, work, scores);
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      if ((which >> i & 1) == 0 || of_lane(rows.present[block], i) == 0) continue;
+      const float of_maximum = std::bit_cast<float>(of_lane(std::bit_cast<int>(maximum), i));
+      const float of_factor = std::bit_cast<float>(of_lane(std::bit_cast<int>(factor), i));
+      exact(of_lane(rows.token[block], i), of_lane(rows.head[block], i), of_maximum, of_factor);
+    }
+  }
+
+  const Params& params;
+  const Work& work;
+  const Rows<Config>& rows;
+  const Scores& scores;
+  const float scale_log2;
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// One row of attention by scalar arithmetic, which multiplies no value that the row does not see. A product of tiles cannot: where a value
+/// that only other rows see is not finite, this is the way back.
+#pragma once
+
+#include "gpu/hip/cdna/paged_attention/scores.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+template <class Config>
+class ExactRow {
+ public:
+  using Element = typename Config::Element;
+  using Cache = typename Config::Cache;
+  using Storage = typename Element::Storage;
+
+  __device__ ExactRow(const Params& params_, const Work& work_, const Scores& scores_) : params(params_), work(work_), scores(scores_) {}
+
+  /// Stores the row's result, by a whole wave: column 64 c + l in lane l.
+  __device__ __forceinline__ void operator()(int token, int head, float maximum, float factor) const {
+    const std::int64_t row = work.q_begin + token;
+    const auto* q = static_cast<const Storage*>(params.q) + row * params.q_strides.row + head * params.q_strides.head;
+    float columns[kColumns] = {};
+    const int end = std::min(token + work.high + 1, work.seq_k);
+#pragma unroll 1
+    for (int key = std::max(token + work.low, 0); key < end; ++key) {
+      const std::uint8_t *k = row_of(params.k_cache, params.k, key), *v = row_of(params.v_cache, params.v, key);
+      float score = 0;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int column = c * kLanes + lane();
+        if (column < params.head_dim_qk) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
+      }
+      const float weight = exp2((scores.transformed(sum_of_wave(score)) - maximum) * scores.scale_log2());
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int column = c * kLanes + lane();
+        if (column < params.head_dim_v) columns[c] = fmaf(weight, Cache::at(v, column), columns[c]);
+      }
+    }
+    Storage* to = static_cast<Storage*>(params.out) + row * params.out_strides.row + head * params.out_strides.head;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int column = c * kLanes + lane();
+      if (column < params.head_dim_v) to[column] = Element::from_f32(factor == 0 ? 0.0f : columns[c] * factor);
+    }
+  }
+
+ private:
+  static constexpr int kColumns = Config::kTiles.head_dim / kLanes;
+
+  __device__ __forceinline__ const std::uint8_t* row_of(const void* cache, const detail::CacheStrides& strides, int key) const {
+    const int page = params.page.quotient(key), slot = key - page * params.page.divisor;
+    const int block = params.block_table[work.batch * params.table_stride + page];
+    return static_cast<const std::uint8_t*>(cache) +
+           (block * strides.block + slot * strides.token + work.kv_head * strides.head) * Cache::kBytes;
+  }
+
+  const Params& params;
+  const Work& work;
+  const Scores& scores;
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

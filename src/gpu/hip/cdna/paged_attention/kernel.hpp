@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "gpu/hip/cdna/paged_attention/epilogue.hpp"
+#include "gpu/hip/cdna/paged_attention/math.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+/// Grid: (most query tiles of the batch, kv heads, splits).
+template <class Config>
+__device__ __forceinline__ void attend(const Params& params) {
+  Work work;
+  if (!WorkFinder<Config>(params)(work)) return;
+  const Rows<Config> rows(params, work);
+  const Scores scores(params, work.kv_head);
+  State<Config> state;
+  if (work.first < work.last) {
+    const bool whole = params.head_dim_qk == Config::kTiles.head_dim && params.head_dim_v == Config::kTiles.head_dim;
+    if (whole && params.page.divisor % 4 == 0) {
+      Math<Config, false>(params, work, rows, scores)(state);
+    } else {
+      Math<Config, true>(params, work, rows, scores)(state);
+    }
+  }
+  Epilogue<Config>(params, work, rows, scores)(state);
+}
+
+}  // namespace fovea::gpu::cdna::paged_attention
+
+/// The kernels of a tuning: each type of queries, on a cache of this type and of e4m3.
+#define FOVEA_PAGED_ATTENTION_KERNEL(suffix, Element, Cache, kTuning)                                          \
+  FOVEA_CDNA_KERNEL(paged_attention_##suffix, fovea::gpu::cdna::paged_attention::Params, 256,                  \
+                    fovea::gpu::cdna::paged_attention::kTunings[kTuning].waves) {                              \
+    namespace cdna = fovea::gpu::cdna;                                                                         \
+    cdna::paged_attention::attend<cdna::paged_attention::Config<cdna::Element, cdna::Cache, kTuning>>(params); \
+  }
+#define FOVEA_PAGED_ATTENTION_KERNELS(tiles, kTuning)                        \
+  FOVEA_PAGED_ATTENTION_KERNEL(tiles##_f16, F16, SameCache, kTuning)         \
+  FOVEA_PAGED_ATTENTION_KERNEL(tiles##_bf16, Bf16, SameCache, kTuning)       \
+  FOVEA_PAGED_ATTENTION_KERNEL(tiles##_f16_on_e4m3, F16, E4m3Cache, kTuning) \
+  FOVEA_PAGED_ATTENTION_KERNEL(tiles##_bf16_on_e4m3, Bf16, E4m3Cache, kTuning)

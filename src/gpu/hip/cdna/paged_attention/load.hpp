@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Keys and values from a paged cache into registers, where they are operands: nothing goes through LDS.
+///
+/// K: lane l loads, of token l % 16 of a block, the chunks of 8 dims 4 s + l / 16. Both halves of a chunk are operands; which dims an MMA
+/// takes together does not matter, as long as the queries are loaded the same way.
+/// V: lane l loads, of tokens 4 (l / 16) + e of a block, the channels of group l % 16. It transposes its own 4 tokens: channel x of all
+/// groups is the operand of MMA x.
+///
+/// A key that no row sees is replaced by the nearest one that some row sees. Its probability is 0.
+#pragma once
+
+#include "gpu/hip/cdna/paged_attention/work.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+/// `kGeneral`: head dims below the tile's, or pages that may end inside of 4 tokens.
+template <class Config, bool kGeneral>
+class Loader {
+ public:
+  using Cache = typename Config::Cache;
+  static constexpr int kLookups = kGeneral ? 4 : 1;
+
+  /// Block numbers of the tokens that the lane loads.
+  struct Blocks {
+    int k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
+  };
+  struct Keys {
+    typename Config::KeyChunk chunk[Config::kKeyBlocks][Config::kSteps];
+  };
+  struct Values {
+    typename Config::ValueChunk chunk[Config::kKeyBlocks][Config::kPanels][4];  // (block, panel, token)
+  };
+
+  __device__ Loader(const Params& params_, const Work& work)
+      : params(params_),
+        table(params.block_table + work.batch * params.table_stride),
+        begin(work.begin),
+        end(work.end),
+        row(lane() % 16),
+        group(lane() / 16),
+        keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) + work.kv_head * params.k.head * Cache::kBytes),
+        values_of_head(static_cast<const std::uint8_t*>(params.v_cache) + work.kv_head * params.v.head * Cache::kBytes) {}
+
+  __device__ __forceinline__ void look_up(int tile, Blocks& blocks) const {
+#pragma unroll
+    for (int b = 0; b < Config::kKeyBlocks; ++b) {
+      blocks.k[b] = table[params.page.quotient(key_token(tile, b))];
+#pragma unroll
+      for (int e = 0; e < kLookups; ++e) blocks.v[b][e] = table[params.page.quotient(value_token(tile, b, e))];
+    }
+  }
+
+  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Keys& keys) const {
+#pragma unroll
+    for (int b = 0; b < Config::kKeyBlocks; ++b) {
+      const std::uint8_t* from = keys_of_head + place(key_token(tile, b), blocks.k[b], params.k);
+#pragma unroll
+      for (int s = 0; s < Config::kSteps; ++s) load_chunk(from, 8 * (4 * s + group), params.head_dim_qk, keys.chunk[b][s]);
+    }
+  }
+
+  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Values& values) const {
+#pragma unroll
+    for (int b = 0; b < Config::kKeyBlocks; ++b) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const std::uint8_t* from = values_of_head + place(value_token(tile, b, e), blocks.v[b][kGeneral ? e : 0], params.v);
+#pragma unroll
+        for (int p = 0; p < Config::kPanels; ++p) {
+          load_chunk(from, p * Config::kPanel + Config::kChannels * row, params.head_dim_v, values.chunk[b][p][e]);
+        }
+      }
+    }
+  }
+
+  /// Channel `x` of each group of a panel, as the first operand of an MMA over the 16 tokens of a block.
+  static __device__ __forceinline__ Short4 operand_of(const Words<Config::kChannels / 2> (&tokens)[4], int x) {
+    const auto pair = [&](int e) __device__ {
+      const std::uint32_t first = tokens[e].word[x / 2], second = tokens[e + 1].word[x / 2];
+      return x % 2 == 0 ? low_halves(first, second) : high_halves(first, second);
+    };
+    return std::bit_cast<Short4>(Words<2>{pair(0), pair(2)});
+  }
+
+  /// Where a token is in a cache, in bytes.
+  __device__ __forceinline__ std::int64_t place(int token, int block, const detail::CacheStrides& strides) const {
+    const int slot = token - params.page.quotient(token) * params.page.divisor;
+    return (block * strides.block + slot * strides.token) * Cache::kBytes;
+  }
+
+ private:
+  __device__ __forceinline__ int seen(int token) const { return std::min(std::max(token, begin), end - 1); }
+  __device__ __forceinline__ int key_token(int tile, int block) const { return seen(tile * Config::kKeyTile + 16 * block + row); }
+  __device__ __forceinline__ int value_token(int tile, int block, int e) const {
+    return seen(tile * Config::kKeyTile + 16 * block + 4 * group + e);
+  }
+
+  template <class Chunk>
+  static __device__ __forceinline__ void load_chunk(const std::uint8_t* row, int element, int elements, Chunk& chunk) {
+    if (!kGeneral || element < elements) {
+      chunk = load_unaligned<Chunk>(row + element * Cache::kBytes);
+    } else {
+      chunk = {};
+    }
+  }
+
+  const Params& params;
+  const std::int32_t* table;  // of the sequence
+  const int begin, end;       // tokens that some row sees
+  const int row, group;       // of the lane: l % 16 and l / 16
+  const std::uint8_t *keys_of_head, *values_of_head;
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

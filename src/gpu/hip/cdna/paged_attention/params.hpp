@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a launch passes to the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/mask.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/common/cache_view.hpp"
+#include "op/common/divider.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+struct Params {
+  const void* q = nullptr;                             // (total_q, head, dqk)
+  const void* k_cache = nullptr;                       // (block, page, kv_head, dqk)
+  const void* v_cache = nullptr;                       // (block, page, kv_head, dv)
+  void* out = nullptr;                                 // (total_q, head, dv)
+  float* lse = nullptr;                                // (total_q, head), or null
+  const float* sink = nullptr;                         // (head), or null
+  const float *k_scale = nullptr, *v_scale = nullptr;  // (kv_head) at their strides, or null
+  const std::int32_t* block_table = nullptr;           // (batch, max_blocks)
+  const std::int32_t* cu_seqlens_q = nullptr;          // (batch + 1)
+  const std::int32_t* kv_len = nullptr;                // (batch)
+  detail::RowStrides q_strides{}, out_strides{}, lse_strides{};
+  detail::CacheStrides k{}, v{};
+  std::int64_t table_stride = 0, k_scale_stride = 0, v_scale_stride = 0;
+  int batch = 0, seq_q = 0, seq_k = 0;  ///< the last two are bounds
+  int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
+  detail::Divider group{}, page{};
+  BandMask mask{};
+  float scale = 1, softcap = 0;  ///< softcap 0: none
+  int splits = 1;
+  float* partials = nullptr;  // (query tile, kv_head, split, row wave) of a wave's State, where splits > 1
+  int* counters = nullptr;    // (query tile, kv_head, row wave): splits that are stored
+};
+
+/// Of the kernel that sets counters to 0.
+struct ClearParams {
+  int* counters = nullptr;
+  int count = 0;
+};
+inline constexpr int kClearThreads = 256;
+
+}  // namespace fovea::gpu::cdna::paged_attention

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What becomes of a product of q and k before the mask, and the base of the softmax.
+#pragma once
+
+#include "gpu/common/tanh.cuh"
+#include "gpu/hip/cdna/paged_attention/work.hpp"
+#include "gpu/hip/cdna/softmax.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+class Scores {
+ public:
+  __device__ Scores(const Params& params, int kv_head) : softcap(params.softcap) {
+    scale = params.scale * (params.k_scale == nullptr ? 1.0f : params.k_scale[kv_head * params.k_scale_stride]);
+    transforms = softcap != 0 || !(scale > 0);
+    inv_softcap = softcap == 0 ? 0 : finite(2 * kLog2e * scale / softcap);
+  }
+
+  /// Of scores as `transformed` leaves them. It is above 0, so that minus infinity stays so, and finite.
+  __device__ float scale_log2() const { return transforms ? kLog2e : std::max(finite(scale * kLog2e), 0x1p-126f); }
+
+  __device__ __forceinline__ float transformed(float score) const {
+    if (!transforms) return score;
+    return softcap == 0 ? score * scale : softcap * tanh_of<Wave>(score * inv_softcap);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
+    if (!transforms) return;
+#pragma unroll
+    for (float& score : scores) score = transformed(score);
+  }
+
+ private:
+  static __device__ float finite(float x) {
+    constexpr float kMost = 0x1.fffffep127f;
+    return std::min(std::max(x, -kMost), kMost);
+  }
+
+  float softcap, scale, inv_softcap;
+  bool transforms;  // scores are softcapped, or their scale is not above 0
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

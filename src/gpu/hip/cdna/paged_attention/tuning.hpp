@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Which tiles a call takes. None is measured: README.md has the model that they follow.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+
+namespace fovea::gpu::cdna::paged_attention {
+
+inline constexpr int kWaves = 4;  ///< of a workgroup
+
+/// A query tile has rows of one sequence: its tokens, each with all heads of a kv head.
+struct Tuning {
+  int head_dim = 0;         ///< largest, of K and of V
+  int row_blocks = 1;       ///< of 16 rows, of a wave
+  int key_waves = 1;        ///< waves that share the rows of a query tile and divide its keys; the others have other rows
+  int key_tile = 32;        ///< keys of a step
+  int waves = 2;            ///< least resident waves of a SIMD, which bounds the registers
+  std::string_view name{};  ///< of its kernels
+
+  constexpr int row_waves() const { return kWaves / key_waves; }
+  constexpr int row_tile() const { return 16 * row_blocks * row_waves(); }
+  /// Of 16 rows: accumulators of each channel, and a maximum and a sum in every lane.
+  constexpr int state_words() const { return 64 * (head_dim / 4 + 2); }
+};
+
+inline constexpr std::array kTunings{
+    // Decode: few rows, so that waves divide the keys. Bytes in flight bound it: a wave has a tile of K and one of V.
+    Tuning{64, 1, 4, 32, 3, "64_decode"},
+    Tuning{128, 1, 4, 32, 2, "128_decode"},
+    Tuning{256, 1, 4, 16, 2, "256_decode"},
+    // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1).
+    Tuning{64, 2, 1, 32, 2, "64_prefill"},
+    Tuning{128, 2, 1, 32, 2, "128_prefill"},
+    Tuning{256, 1, 1, 16, 2, "256_prefill"},
+};
+
+/// The average rows of a sequence from which query tiles of all waves are filled.
+inline constexpr std::int64_t kPrefillRows = 32;
+
+/// `rows`: of all sequences, for one kv head.
+constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t rows, std::int64_t sequences) {
+  const bool prefill = rows >= kPrefillRows * sequences;
+  std::size_t index = prefill ? kTunings.size() / 2 : 0;
+  while (kTunings[index].head_dim < head_dim_qk || kTunings[index].head_dim < head_dim_v) ++index;
+  return index;
+}
+
+/// Splits are of at least kLeastKeys keys, and as many as fill the compute units.
+inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 64, kResidentGroups = 2;
+
+constexpr std::int64_t most_splits(std::int64_t keys) {
+  const std::int64_t splits = (keys + kLeastKeys - 1) / kLeastKeys;
+  return splits < 1 ? 1 : splits > kMostSplits ? kMostSplits : splits;
+}
+
+/// Partial results of 16 rows that there is room for. It grows with both arguments. `tiles`: query tiles of 16 rows, for each kv head.
+constexpr std::int64_t most_partials(std::int64_t tiles, std::int64_t keys, std::int64_t compute_units) {
+  const std::int64_t slots = compute_units * kResidentGroups, wanted = tiles * most_splits(keys);
+  return most_splits(keys) == 1 ? 0 : wanted < slots ? wanted : slots;
+}
+
+/// `tiles`: query tiles of `blocks` times 16 rows, for each kv head; `partials`: what there is room for.
+constexpr std::int64_t splits_of(std::int64_t tiles, std::int64_t blocks, std::int64_t keys, std::int64_t partials,
+                                 std::int64_t compute_units) {
+  if (tiles <= 0) return 1;
+  std::int64_t splits = most_splits(keys);
+  for (const std::int64_t bound : {compute_units * kResidentGroups / tiles, partials / (tiles * blocks)})
+    splits = bound < splits ? bound : splits;
+  return splits < 1 ? 1 : splits;
+}
+
+}  // namespace fovea::gpu::cdna::paged_attention

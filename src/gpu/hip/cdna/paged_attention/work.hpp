@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a wave computes: rows of one sequence and kv head, and the key tiles of one split.
+#pragma once
+
+#include "gpu/hip/cdna/paged_attention/config.hpp"
+#include "gpu/hip/cdna/paged_attention/params.hpp"
+#include "op/common/band.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+/// The same in all lanes. Row r of a sequence is token r / group and head kv_head * group + r % group.
+struct Work {
+  int batch, kv_head, split;
+  int tile;                   // the query tile, among those of all sequences
+  int row_wave, key_wave;     // of the workgroup
+  int q_begin, seq_q, seq_k;  // the sequence: where its queries begin, and its lengths
+  int row, rows;              // the wave's first row, and the rows of the sequence
+  int low, high;              // token i sees key j iff low <= j - i <= high
+  int begin, end;             // keys that some of the wave's rows see
+  int first, last;            // key tiles [first, last) of this split
+  int full_first, full_last;  // of these, the ones without a mask
+};
+
+template <class Config>
+class WorkFinder {
+ public:
+  __device__ explicit WorkFinder(const Params& params_) : params(params_) {}
+
+  /// False where the batch has fewer query tiles than there may be.
+  __device__ bool operator()(Work& work) const {
+    const int wave = uniform(thread() / kLanes);
+    work.tile = workgroup_x();
+    work.kv_head = workgroup_y();
+    work.split = workgroup_z();
+    work.row_wave = Config::kRowWaves > 1 ? wave : 0;
+    work.key_wave = Config::kKeyWaves > 1 ? wave : 0;
+    int tile = work.tile;
+    if (!seek(work, tile)) return false;
+    work.rows = work.seq_q * params.group.divisor;
+    // Tiles with most keys first, under a causal mask.
+    work.row = (query_tiles(work.seq_q) - 1 - tile) * Config::kRowTile + work.row_wave * Config::kWaveRows;
+    set_keys(work);
+    return true;
+  }
+
+ private:
+  __device__ int query_tiles(int seq_q) const { return (seq_q * params.group.divisor + Config::kRowTile - 1) / Config::kRowTile; }
+  __device__ int length(int sequence) const {
+    const int q_len = params.cu_seqlens_q[sequence + 1] - params.cu_seqlens_q[sequence];
+    return std::clamp(q_len, 0, params.seq_q);
+  }
+
+  /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence.
+  __device__ bool seek(Work& work, int& tile) const {
+    for (int batch = 0; batch < params.batch; batch += kLanes) {
+      const int own = batch + lane() < params.batch ? query_tiles(length(batch + lane())) : 0;
+      const int end = prefix_sum(own);
+      const std::uint64_t reached = ballot(tile < end);
+      if (reached == 0) {
+        tile -= of_lane(end, kLanes - 1);
+        continue;
+      }
+      const int found = uniform(std::countr_zero(reached));
+      tile = uniform(tile - of_lane(end - own, found));
+      work.batch = batch + found;
+      work.q_begin = uniform(params.cu_seqlens_q[work.batch]);
+      work.seq_q = uniform(length(work.batch));
+      work.seq_k = uniform(std::clamp(params.kv_len[work.batch], 0, params.seq_k));
+      return true;
+    }
+    return false;
+  }
+
+  __device__ void set_keys(Work& work) const {
+    const detail::Band band = detail::make_band(params.mask, work.seq_q, work.seq_k);
+    work.low = static_cast<int>(band.low);
+    work.high = static_cast<int>(band.high);
+    work.begin = work.end = work.first = work.last = work.full_first = work.full_last = 0;
+    if (work.row >= work.rows) return;
+    const int token = params.group.quotient(work.row);
+    const int token_end = params.group.quotient(std::min(work.row + Config::kWaveRows, work.rows) - 1) + 1;
+    const detail::KeyRange keys = detail::keys_seen_by_some(band, token, token_end, work.seq_k);
+    const detail::KvTiles tiles = detail::kv_tiles(band, token, token_end, work.seq_k, Config::kKeyTile);
+    const int first = static_cast<int>(tiles.first), count = static_cast<int>(tiles.last) - first;
+    work.begin = static_cast<int>(keys.begin);
+    work.end = static_cast<int>(keys.end);
+    work.first = first + static_cast<int>(std::int64_t{count} * work.split / params.splits);
+    work.last = first + static_cast<int>(std::int64_t{count} * (work.split + 1) / params.splits);
+    work.full_first = static_cast<int>(tiles.full_first);
+    work.full_last = static_cast<int>(tiles.full_last);
+  }
+
+  const Params& params;
+};
+
+}  // namespace fovea::gpu::cdna::paged_attention

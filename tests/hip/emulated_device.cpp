@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Emulated devices in the place of a GPU's runtime. Their memory is the host's. FOVEA_EMULATED_TARGET in the environment (gfx90a, the
+/// default, or gfx942) says which of them HIP implementations run on.
+#include <cstdlib>
+#include <stdexcept>
+#include <string_view>
+
+#include "device_runtime.hpp"
+
+namespace fovea::check {
+namespace {
+
+[[noreturn]] void none() { throw std::logic_error("emulated devices have no memory, streams or graphs of their own"); }
+
+}  // namespace
+
+Device device_of(std::string_view implementation) {
+  if (!implementation.starts_with("hip.")) return {};
+  const char* target = std::getenv("FOVEA_EMULATED_TARGET");
+  return {Backend::hip, target != nullptr && std::string_view(target) == "gfx942" ? 1 : 0};
+}
+bool has_own_memory(Device) { return false; }
+IsolatedMemory::IsolatedMemory() { none(); }
+IsolatedMemory::~IsolatedMemory() = default;
+void* device_allocate(Device, std::size_t) { none(); }
+void device_free(Device, void*) {}
+void copy_to_device(Device, void*, std::span<const std::byte>) { none(); }
+void copy_from_device(Device, std::span<std::byte>, const void*) { none(); }
+double device_copy_seconds(Device, std::size_t) { none(); }
+Result<void> synchronize(Device) { return {}; }
+SideStream::SideStream(Device) { none(); }
+SideStream::~SideStream() = default;
+Graph::Graph(Device, Stream, const std::function<Result<void>()>&) { none(); }
+Graph::~Graph() = default;
+void Graph::launch() const { none(); }
+double Graph::seconds(int) const { none(); }
+
+}  // namespace fovea::check
