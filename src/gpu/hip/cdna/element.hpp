@@ -29,6 +29,10 @@ struct F16 {
   static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
     return from_f32(first) | static_cast<std::uint32_t>(from_f32(second)) << 16;
   }
+  /// e4m3 has one exponent bit less, whose bias differs by 8. Exact, but for NaN.
+  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
+    return multiply_halves((codes & 0x80008000u) | (codes & 0x7f007f00u) >> 1, 256.0f);
+  }
 };
 
 struct Bf16 {
@@ -36,7 +40,7 @@ struct Bf16 {
   static __device__ __forceinline__ Float4 multiply_add(Short4 a, Short4 b, Float4 d) { return multiply_add_bf16(a, b, d); }
   static __device__ __forceinline__ float to_f32(std::uint16_t bits) { return detail::f32_from_bf16(bits); }
   static __device__ __forceinline__ std::uint16_t from_f32(float x) { return detail::bf16_from_f32(x); }
-  /// Rounded to nearest even. A NaN stays one: products and exponentials make NaNs whose low half is 0.
+  /// Rounded to nearest even. A NaN stays one: of 16-bit operands, products and exponentials make NaNs whose low half is 0.
   static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
     const auto rounded = [](float x) __device__ {
       const auto bits = std::bit_cast<std::uint32_t>(x);
@@ -44,13 +48,23 @@ struct Bf16 {
     };
     return high_halves(rounded(first), rounded(second));
   }
+  /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN.
+  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
+    const std::uint32_t halves = (codes & 0x80008000u) | (codes & 0x7f007f00u) >> 4;
+    const float low = std::bit_cast<float>(halves << 16) * 0x1p120f, high = std::bit_cast<float>(halves & 0xffff0000u) * 0x1p120f;
+    return high_halves(std::bit_cast<std::uint32_t>(low), std::bit_cast<std::uint32_t>(high));
+  }
 };
 
-/// A cache of the type of the queries, or of e4m3.
+/// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for.
 template <class Element>
 struct SameCache {
   static constexpr int kBytes = 2;
-  template <int kWords>
+  template <class Stored>
+  static __device__ __forceinline__ bool has_nans(const Stored&) {
+    return false;  // that would need care
+  }
+  template <bool kNans, int kWords>
   static __device__ __forceinline__ Words<kWords> widened(const Words<kWords>& stored) {
     return stored;
   }
@@ -62,14 +76,28 @@ struct SameCache {
 template <class Element>
 struct E4m3Cache {
   static constexpr int kBytes = 1;
-  template <int kWords>
+  /// Of anything made of words.
+  template <class Stored>
+  static __device__ __forceinline__ bool has_nans(const Stored& stored) {
+    constexpr int kWords = sizeof(Stored) / 4;
+    const auto words = std::bit_cast<Words<kWords>>(stored);
+    std::uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) found |= (words.word[i] & 0x7f7f7f7fu) + 0x01010101u;  // only 0x7f reaches the high bit
+    return (found & 0x80808080u) != 0;
+  }
+  template <bool kNans, int kWords>
   static __device__ __forceinline__ Words<2 * kWords> widened(const Words<kWords>& stored) {
     Words<2 * kWords> wide;
 #pragma unroll
     for (int i = 0; i < 2 * kWords; ++i) {
-      const std::uint32_t codes = stored.word[i / 2] >> (i % 2 * 16);
-      const float low = detail::f32_from_e4m3(codes & 0xff), high = detail::f32_from_e4m3(codes >> 8 & 0xff);
-      wide.word[i] = Element::pair(low, high);
+      // Otherwise the compiler widens everything before it distinguishes between the two code paths, which takes twice the registers.
+      const std::uint32_t word = kNans ? unknown(stored.word[i / 2]) : stored.word[i / 2];
+      const std::uint32_t codes = spread_bytes(word, i % 2);
+      wide.word[i] = Element::from_e4m3(codes);
+      if (!kNans) continue;
+      wide.word[i] |= (codes & 0x7f00u) == 0x7f00u ? 0x7fffu : 0;
+      wide.word[i] |= (codes & 0x7f000000u) == 0x7f000000u ? 0x7fff0000u : 0;
     }
     return wide;
   }

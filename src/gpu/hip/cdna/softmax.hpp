@@ -10,17 +10,17 @@ namespace fovea::gpu::cdna {
 struct RowSoftmax {
   float maximum = -INFINITY;  ///< of the row, unscaled
   float sum = 0;              ///< the lane's share, until `reduce_sum`
-  float rescale = 1;          ///< what accumulators are to be multiplied by, where a call returns true
 
-  /// Scores become probabilities, unrounded, and join the sum. Returns whether a row of the wave has a new maximum.
+  /// Scores become probabilities, unrounded, and join the sum. Returns whether a row of the wave has a new maximum: accumulators are to be
+  /// multiplied by `rescale` then.
   template <int kScores>
-  __device__ __forceinline__ bool operator()(float (&scores)[kScores], float scale) {
+  __device__ __forceinline__ bool operator()(float (&scores)[kScores], float scale, float& rescale) {
     float largest = scores[0];
 #pragma unroll
     for (int i = 1; i < kScores; ++i) largest = fmaxf(largest, scores[i]);
     float offset = maximum * scale;
     const bool grown = any(((largest - maximum) * scale > kSlack) | !is_plain(offset));
-    if (grown) grow(scores, scale, largest, offset);
+    if (grown) rescale = grow(scores, scale, largest, offset);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) scores[i] = exp2(fmaf(scores[i], scale, -offset));
     float shares[2] = {0, 0};  // two chains
@@ -34,9 +34,9 @@ struct RowSoftmax {
 
  private:
   template <int kScores>
-  __device__ __forceinline__ void grow(float (&scores)[kScores], float scale, float largest, float& offset) {
+  __device__ __forceinline__ float grow(float (&scores)[kScores], float scale, float largest, float& offset) {
     const float to = followed(maximum, largest_of_row(largest), scale);
-    rescale = rescale_factor<Wave>(maximum, to, scale);
+    const float rescale = rescale_factor<Wave>(maximum, to, scale);
     sum *= rescale;
     maximum = to;
     offset = to * scale;
@@ -45,6 +45,7 @@ struct RowSoftmax {
     offset = plain ? offset : 0;
 #pragma unroll
     for (int i = 0; i < kScores; ++i) scores[i] -= base;
+    return rescale;
   }
 };
 

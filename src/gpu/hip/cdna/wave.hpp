@@ -67,6 +67,20 @@ __device__ __forceinline__ int add_on_device(int* counter, int value) {
   return __hip_atomic_fetch_add(counter, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+/// The same word, as a value that the compiler does not know: what is made of it is not shared with another code path.
+__device__ __forceinline__ std::uint32_t unknown(std::uint32_t word) {
+  asm volatile("" : "+v"(word));
+  return word;
+}
+
+/// The kernel's parameters, to be loaded again where they are used next: all of them do not fit the scalar registers.
+template <class Params>
+__device__ __forceinline__ const Params& reloaded(const Params&) {
+  auto* arguments = __builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const Params*)arguments;
+}
+
 __device__ __forceinline__ float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 /// Of normal numbers, to an ulp.
 __device__ __forceinline__ float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
@@ -77,6 +91,15 @@ __device__ __forceinline__ std::uint32_t low_halves(std::uint32_t first, std::ui
 }
 __device__ __forceinline__ std::uint32_t high_halves(std::uint32_t first, std::uint32_t second) {
   return __builtin_amdgcn_perm(second, first, 0x07060302);
+}
+
+/// Bytes 2 i and 2 i + 1 of a word as the high bytes of its halves, with zeros below.
+__device__ __forceinline__ std::uint32_t spread_bytes(std::uint32_t word, int i) {
+  return __builtin_amdgcn_perm(0, word, i == 0 ? 0x010c000c : 0x030c020c);
+}
+/// Both halves of a word as f16, times `factor`.
+__device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
+  return __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(Vector<_Float16, 2>, halves) * static_cast<_Float16>(factor));
 }
 
 /// The workgroup's memory on its compute unit (LDS), by offsets in bytes.

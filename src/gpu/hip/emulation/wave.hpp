@@ -162,11 +162,28 @@ inline int add_on_device(int* counter, int value) {
   return before;
 }
 
+inline std::uint32_t unknown(std::uint32_t word) { return word; }
+template <class Params>
+const Params& reloaded(const Params& params) {
+  return params;
+}
+
 inline float exp2(float x) { return std::exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 
 inline std::uint32_t low_halves(std::uint32_t first, std::uint32_t second) { return (first & 0xffffu) | second << 16; }
 inline std::uint32_t high_halves(std::uint32_t first, std::uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
+
+inline std::uint32_t spread_bytes(std::uint32_t word, int i) {
+  const std::uint32_t bytes = word >> 16 * i;
+  return (bytes & 0xffu) << 8 | (bytes & 0xff00u) << 16;
+}
+inline std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
+  const auto product = [&](std::uint32_t half) {
+    return detail::f16_from_f32(detail::f32_from_f16(static_cast<std::uint16_t>(half)) * factor);
+  };
+  return product(halves & 0xffffu) | static_cast<std::uint32_t>(product(halves >> 16)) << 16;
+}
 
 template <int kBytes>
 class SharedMemory {

@@ -14,6 +14,9 @@ struct Config {
   static constexpr Tuning kTiles = kTunings[kTuning];
   static constexpr int kThreads = kLanes * kWaves;
   static constexpr int kRowBlocks = kTiles.row_blocks, kKeyWaves = kTiles.key_waves, kRowWaves = kTiles.row_waves();
+  static constexpr bool kWidens = Cache::kBytes == 1;
+  /// Of a SIMD. Values of e4m3 take registers twice, before and after they are widened.
+  static constexpr int kResidentWaves = kWidens ? 2 : kTiles.waves;
   static constexpr int kKeyTile = kTiles.key_tile, kKeyBlocks = kKeyTile / 16;
   static constexpr int kWaveRows = 16 * kRowBlocks, kRowTile = kTiles.row_tile();
 
@@ -34,7 +37,7 @@ struct Config {
   static_assert(kTiles.state_words() == kLanes * (4 * kOut + 2));
   static_assert(kWaves % kKeyWaves == 0);
   static_assert(kRowWaves == 1 || kKeyWaves == 1, "only workgroups whose waves all have the same rows meet at barriers");
-  static_assert(kSharedBytes * kTiles.waves <= 64 << 10, "as many workgroups fit LDS as registers");
+  static_assert(kSharedBytes * kResidentWaves <= 64 << 10, "as many workgroups fit LDS as registers");
 };
 
 }  // namespace fovea::gpu::cdna::paged_attention

@@ -62,7 +62,7 @@ class Epilogue {
     if (lane() == 0) before = add_on_device(params.counters + counter, 1);
     if (of_lane(before, 0) != params.splits - 1) return false;
     acquire_from_device();
-    state = {};
+    state.clear();
 #pragma unroll 1
     for (int split = 0; split < params.splits; ++split) {
       const float* from = partial(split);

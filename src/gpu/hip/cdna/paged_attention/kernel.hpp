@@ -22,17 +22,18 @@ __device__ __forceinline__ void attend(const Params& params) {
       Math<Config, true>(params, work, rows, scores)(state);
     }
   }
-  Epilogue<Config>(params, work, rows, scores)(state);
+  Epilogue<Config>(reloaded(params), work, rows, scores)(state);
 }
 
 }  // namespace fovea::gpu::cdna::paged_attention
 
 /// The kernels of a tuning: each type of queries, on a cache of this type and of e4m3.
-#define FOVEA_PAGED_ATTENTION_KERNEL(suffix, Element, Cache, kTuning)                                          \
-  FOVEA_CDNA_KERNEL(paged_attention_##suffix, fovea::gpu::cdna::paged_attention::Params, 256,                  \
-                    fovea::gpu::cdna::paged_attention::kTunings[kTuning].waves) {                              \
-    namespace cdna = fovea::gpu::cdna;                                                                         \
-    cdna::paged_attention::attend<cdna::paged_attention::Config<cdna::Element, cdna::Cache, kTuning>>(params); \
+#define FOVEA_PAGED_ATTENTION_CONFIG(Element, Cache, kTuning) \
+  fovea::gpu::cdna::paged_attention::Config<fovea::gpu::cdna::Element, fovea::gpu::cdna::Cache, kTuning>
+#define FOVEA_PAGED_ATTENTION_KERNEL(suffix, Element, Cache, kTuning)                                         \
+  FOVEA_CDNA_KERNEL(paged_attention_##suffix, fovea::gpu::cdna::paged_attention::Params, 256,                 \
+                    (FOVEA_PAGED_ATTENTION_CONFIG(Element, Cache, kTuning)::kResidentWaves)) {                \
+    fovea::gpu::cdna::paged_attention::attend<FOVEA_PAGED_ATTENTION_CONFIG(Element, Cache, kTuning)>(params); \
   }
 #define FOVEA_PAGED_ATTENTION_KERNELS(tiles, kTuning)                        \
   FOVEA_PAGED_ATTENTION_KERNEL(tiles##_f16, F16, SameCache, kTuning)         \

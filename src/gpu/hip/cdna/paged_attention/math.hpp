@@ -54,7 +54,11 @@ class Math {
       load.load(tile, blocks, values);
       if (next < work.last) load.look_up(next, blocks);
       Float4 scores[Config::kRowBlocks][Config::kKeyBlocks];
-      multiply_keys(keys, scores);
+      if (any(Config::Cache::has_nans(keys))) {
+        multiply_keys<true>(keys, scores);
+      } else {
+        multiply_keys<false>(keys, scores);
+      }
       if (next < work.last) load.load(next, blocks, keys);
       add_values(state, tile, scores, values);
       tile = next;
@@ -78,6 +82,7 @@ class Math {
   }
 
   /// scores (key tile x rows) = K Q^T
+  template <bool kNans>
   __device__ __forceinline__ void multiply_keys(const typename Load::Keys& keys,
                                                 Float4 (&scores)[Config::kRowBlocks][Config::kKeyBlocks]) const {
 #pragma unroll
@@ -86,7 +91,7 @@ class Math {
       for (int b = 0; b < Config::kRowBlocks; ++b) scores[b][n] = Float4{};
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) {
-        const Chunk chunk = Config::Cache::widened(keys.chunk[n][s]);
+        const Chunk chunk = Config::Cache::template widened<kNans>(keys.chunk[n][s]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -122,20 +127,32 @@ class Math {
       for (int i = 0; i < kScores; ++i) scores[i] = products[b][i / 4][i % 4];
       transform.transform(scores);
       if (edge) mask(b, tile, scores);
-      if (state.softmax[b](scores, scale_log2)) state.rescale(b, state.softmax[b].rescale);
+      float rescale = 1;
+      if (state.softmax[b](scores, scale_log2, rescale)) state.rescale(b, rescale);
 #pragma unroll
       for (int n = 0; n < Config::kKeyBlocks; ++n) {
         const Words<2> pairs{Element::pair(scores[4 * n], scores[4 * n + 1]), Element::pair(scores[4 * n + 2], scores[4 * n + 3])};
         weights[b][n] = std::bit_cast<Short4>(pairs);
       }
     }
+    if (any(Config::Cache::has_nans(values))) {
+      multiply_values<true>(values, weights, state);
+    } else {
+      multiply_values<false>(values, weights, state);
+    }
+  }
+
+  template <bool kNans>
+  __device__ __forceinline__ void multiply_values(const typename Load::Values& values,
+                                                  const Short4 (&weights)[Config::kRowBlocks][Config::kKeyBlocks],
+                                                  State<Config>& state) const {
 #pragma unroll
     for (int n = 0; n < Config::kKeyBlocks; ++n) {
 #pragma unroll
       for (int p = 0; p < Config::kPanels; ++p) {
         Words<Config::kChannels / 2> tokens[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) tokens[e] = Config::Cache::widened(values.chunk[n][p][e]);
+        for (int e = 0; e < 4; ++e) tokens[e] = Config::Cache::template widened<kNans>(values.chunk[n][p][e]);
 #pragma unroll
         for (int x = 0; x < Config::kChannels; ++x) {
           const Short4 v = Load::operand_of(tokens, x);

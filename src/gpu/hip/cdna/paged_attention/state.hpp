@@ -14,6 +14,16 @@ struct State {
   RowSoftmax softmax[Config::kRowBlocks];          // of row lane() % 16 of each block
   Float4 out[Config::kRowBlocks][Config::kOut]{};  // MMA x of panel p at p * kChannels + x; relative to the maximum
 
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int b = 0; b < Config::kRowBlocks; ++b) {
+      softmax[b].maximum = -INFINITY;
+      softmax[b].sum = 0;
+#pragma unroll
+      for (Float4& d : out[b]) d = Float4{};
+    }
+  }
+
   __device__ __forceinline__ void reduce_sums() {
 #pragma unroll
     for (int b = 0; b < Config::kRowBlocks; ++b) softmax[b].reduce_sum();

@@ -18,7 +18,7 @@ struct Tuning {
   int row_blocks = 1;       ///< of 16 rows, of a wave
   int key_waves = 1;        ///< waves that share the rows of a query tile and divide its keys; the others have other rows
   int key_tile = 32;        ///< keys of a step
-  int waves = 2;            ///< least resident waves of a SIMD, which bounds the registers
+  int waves = 2;            ///< least resident waves of a SIMD, which bounds the registers (Config::kResidentWaves)
   std::string_view name{};  ///< of its kernels
 
   constexpr int row_waves() const { return kWaves / key_waves; }
@@ -30,11 +30,13 @@ struct Tuning {
 inline constexpr std::array kTunings{
     // Decode: few rows, so that waves divide the keys. Bytes in flight bound it: a wave has a tile of K and one of V.
     Tuning{64, 1, 4, 32, 3, "64_decode"},
-    Tuning{128, 1, 4, 32, 2, "128_decode"},
+    Tuning{128, 1, 4, 32, 3, "128_decode"},
     Tuning{256, 1, 4, 16, 2, "256_decode"},
-    // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1).
+    // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1). With head dim 128,
+    // tiles
+    // of 32 keys spill where they are of e4m3.
     Tuning{64, 2, 1, 32, 2, "64_prefill"},
-    Tuning{128, 2, 1, 32, 2, "128_prefill"},
+    Tuning{128, 2, 1, 16, 2, "128_prefill"},
     Tuning{256, 1, 1, 16, 2, "256_prefill"},
 };
 

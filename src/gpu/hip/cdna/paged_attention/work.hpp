@@ -45,9 +45,11 @@ class WorkFinder {
 
  private:
   __device__ int query_tiles(int seq_q) const { return (seq_q * params.group.divisor + Config::kRowTile - 1) / Config::kRowTile; }
+  /// Not std::clamp, whose references lie in scratch memory.
+  static __device__ int bounded(int x, int bound) { return std::min(std::max(x, 0), bound); }
   __device__ int length(int sequence) const {
     const int q_len = params.cu_seqlens_q[sequence + 1] - params.cu_seqlens_q[sequence];
-    return std::clamp(q_len, 0, params.seq_q);
+    return bounded(q_len, params.seq_q);
   }
 
   /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence.
@@ -65,7 +67,7 @@ class WorkFinder {
       work.batch = batch + found;
       work.q_begin = uniform(params.cu_seqlens_q[work.batch]);
       work.seq_q = uniform(length(work.batch));
-      work.seq_k = uniform(std::clamp(params.kv_len[work.batch], 0, params.seq_k));
+      work.seq_k = uniform(bounded(params.kv_len[work.batch], params.seq_k));
       return true;
     }
     return false;

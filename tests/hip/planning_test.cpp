@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's side of HIP calls, with emulated devices: what is listed, how much workspace a plan takes, and runs that share a schedule.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "device_runtime.hpp"
+#include "fovea/fovea.hpp"
+#include "gpu/hip/cdna/paged_attention/tuning.hpp"
+#include "run_case.hpp"
+
+namespace fovea::check {
+namespace {
+
+namespace cdna = gpu::cdna::paged_attention;
+
+PagedAttentionDesc decode(std::int64_t batch, std::int64_t seq_q, std::int64_t keys, std::int64_t kv_heads = 1) {
+  constexpr std::int64_t kPage = 16, kDim = 64;
+  const std::int64_t rows = batch * seq_q, blocks = (keys + kPage - 1) / kPage;
+  const TensorDesc cache = contiguous(DType::f16, {batch * blocks, kPage, kv_heads, kDim});
+  const TensorDesc q = contiguous(DType::f16, {rows, 4 * kv_heads, kDim});
+  return {.q = q,
+          .k_cache = cache,
+          .v_cache = cache,
+          .block_table = contiguous(DType::i32, {batch, blocks}),
+          .out = q,
+          .max_seq_q = seq_q,
+          .max_kv_len = keys};
+}
+
+Plan<PagedAttentionArgs> plan(const PagedAttentionDesc& desc, int capability = 94) {
+  return plan_paged_attention(desc, {.backend = Backend::hip, .capability = capability}).value();
+}
+
+TEST(HipPlanning, ListsTheDevicesOfTheRuntime) {
+  std::string names;
+  for (const DeviceInfo& info : devices()) {
+    if (info.device.backend == Backend::hip) names += info.name + ": " + info.features.at(0) + "; ";
+  }
+  EXPECT_EQ(names, "emulated gfx90a: gfx90a; emulated gfx942: gfx942; ");
+}
+
+TEST(HipPlanning, SaysThatNothingHasRunOnHardware) {
+  for (const ImplementationInfo& info : implementations()) {
+    if (info.backend != Backend::hip) continue;
+    EXPECT_NE(info.accepts.find("emulated, not run on AMD hardware"), std::string::npos) << info.name;
+  }
+}
+
+TEST(HipPlanning, DeclinesOtherDevices) {
+  const auto planned = plan_paged_attention(decode(1, 1, 64), {.backend = Backend::hip, .capability = 110});
+  ASSERT_FALSE(planned);
+  EXPECT_NE(to_string(planned.error()).find("device.capability: got 110, want 90 (gfx90a) or 94 (gfx942)"), std::string::npos);
+}
+
+TEST(HipPlanning, WorkspaceGrowsWithEveryBound) {
+  for (const int capability : {90, 94}) {
+    for (const std::int64_t keys : {1, 256, 257, 4096, 100000}) {
+      for (const std::int64_t batch : {1, 2, 7, 64, 300}) {
+        for (const std::int64_t seq_q : {1, 2, 9, 40}) {
+          const std::size_t bytes = plan(decode(batch, seq_q, keys), capability).workspace_bytes();
+          EXPECT_LE(bytes, plan(decode(batch + 1, seq_q, keys), capability).workspace_bytes());
+          EXPECT_LE(bytes, plan(decode(batch, seq_q + 1, keys), capability).workspace_bytes());
+          EXPECT_LE(bytes, plan(decode(batch, seq_q, keys + 1000), capability).workspace_bytes());
+        }
+      }
+    }
+  }
+}
+
+/// Splits never have more partial results than there is room for, nor more workgroups than fit.
+TEST(HipPlanning, SplitsHaveRoom) {
+  for (const std::int64_t keys : {1, 300, 5000, 1000000}) {
+    for (std::int64_t tiles = 1; tiles < 700; tiles += 13) {
+      for (const std::int64_t blocks : {1, 4, 8}) {
+        const std::int64_t partials = cdna::most_partials(tiles * blocks, keys, 110);
+        const std::int64_t splits = cdna::splits_of(tiles, blocks, keys, partials, 110);
+        EXPECT_GE(splits, 1);
+        if (splits == 1) continue;
+        EXPECT_LE(splits * tiles * blocks, partials);
+        EXPECT_LE(splits * tiles, 110 * cdna::kResidentGroups);
+        EXPECT_LE((splits - 1) * cdna::kLeastKeys, keys);
+      }
+    }
+  }
+}
+
+TEST(HipPlanning, EveryHeadDimHasATuning) {
+  for (std::int64_t dim = 8; dim <= 256; dim += 8) {
+    for (const std::int64_t rows : {1, 31, 32, 1000}) {
+      const cdna::Tuning& tuning = cdna::kTunings[cdna::tuning_index(dim, 8, rows, 1)];
+      EXPECT_GE(tuning.head_dim, dim);
+      EXPECT_EQ(tuning.row_waves() == 1, rows < 32);
+    }
+  }
+}
+
+/// Each run leaves the counters as the next needs them.
+TEST(HipPlanning, RunsShareASchedule) {
+  constexpr std::string_view kName = "hip.cdna.paged_attention";
+  const AnyCase* entry = find_any_case("paged_attention/split/bf16-one-sequence");
+  ASSERT_NE(entry, nullptr);
+  const auto trial = entry->bind();
+  const PlacedTrial placed(*trial, kName);
+  const auto planned = trial->plan({.implementation = kName}, placed.place());
+  ASSERT_TRUE(planned);
+  ASSERT_NE(planned->explanation.find(" splits"), std::string::npos);
+  const HostileWorkspace workspace(planned->workspace_bytes);
+  ASSERT_TRUE(planned->prepare(workspace.view()));
+  for (int run = 0; run < 3; ++run) {
+    ASSERT_TRUE(planned->run_prepared(workspace.view()));
+    const Judgement verdict = trial->judge();
+    EXPECT_TRUE(verdict.ok) << verdict.message;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::check
