@@ -25,7 +25,7 @@ int explain(const Options& options) {
   const auto found = std::find_if(operations.begin(), operations.end(), [&](const auto& row) { return row.name == options.operation; });
   const PlanOptions plan{.implementation = options.implementation, .batch_invariant = options.batch_invariant};
   const Device device = device_of(options.device);
-  if (device.capability != 0) fmt::print("as on a device of compute capability {}.{}\n", device.capability / 10, device.capability % 10);
+  if (device.capability != 0) fmt::print("as on a device of {}\n", described(device));
   const Explanation explanation = found->explain(options.size, device, plan);
   if (!explanation) {
     fmt::print(stderr, "{}\n", to_string(explanation.error()));
@@ -51,9 +51,9 @@ void add_explain(CLI::App& program, int& status) {
       ->check(CLI::IsMember(names))
       ->option_text(choices + " [attention]");
   add_problem_options(*command, o->size);
-  command->add_option("--device", o->device, "Where; one that is not here by its compute capability, e.g. sm90")
+  command->add_option("--device", o->device, "Where; one that is not here by its compute capability or target")
       ->check(device_name())
-      ->option_text("cpu|cuda|cuda:N|smNN [cpu]");
+      ->option_text("cpu|cuda|cuda:N|hip|hip:N|smNN|gfx90a|gfx942 [cpu]");
   command->add_flag("--batch-invariant", o->batch_invariant, "Rows independent of the rest of the batch");
   command->add_option("--implementation", o->implementation, "Force one by name");
   command->footer("Exit status 2 when the description is wrong or nothing accepts it; the message says why.");

@@ -31,12 +31,27 @@ bool read(std::string_view text, Number& number) {
 
 std::string refusal(std::string_view got, std::string_view want) { return fmt::format("got {}, want {}", got, want); }
 
+struct DescribedTarget {
+  std::string_view name;
+  int capability;
+};
+constexpr std::array<DescribedTarget, 2> kHipTargets{{{"gfx90a", 90}, {"gfx942", 94}}};
+
 /// Turns the name into its device. Returns false for an unknown name.
 bool read_device(std::string_view name, Device& device) {
-  constexpr std::string_view kOrdinal = "cuda:", kCapability = "sm";
-  device = {.backend = name == "cpu" ? Backend::cpu : Backend::cuda};
-  if (name == "cpu" || name == "cuda") return true;
-  if (name.starts_with(kOrdinal)) return read(name.substr(kOrdinal.size()), device.ordinal) && device.ordinal >= 0;
+  constexpr std::string_view kCapability = "sm";
+  for (const DescribedTarget& target : kHipTargets) {
+    device = {.backend = Backend::hip, .capability = target.capability};
+    if (name == target.name) return true;
+  }
+  for (const Backend backend : {Backend::cpu, Backend::cuda, Backend::hip}) {
+    device = {.backend = backend};
+    if (name == name_of(backend)) return true;
+    const std::string numbered = std::string(name_of(backend)) + ":";
+    if (backend == Backend::cpu || !name.starts_with(numbered)) continue;
+    return read(name.substr(numbered.size()), device.ordinal) && device.ordinal >= 0;
+  }
+  device = {.backend = Backend::cuda};
   return name.starts_with(kCapability) && read(name.substr(kCapability.size()), device.capability) && device.capability > 0;
 }
 
@@ -80,22 +95,30 @@ CLI::Validator dtype_name() {
 CLI::Validator device_name() {
   return {[](const std::string& text) {
             Device device;
-            return read_device(text, device) ? std::string()
-                                             : refusal(text, "cpu, cuda, cuda:N or, of a device that need not be here, sm90");
+            return read_device(text, device)
+                       ? std::string()
+                       : refusal(text, "cpu, cuda, cuda:N, hip, hip:N or, of a device that need not be here, sm90 or gfx942");
           },
           ""};
 }
 
 Device device_of(const std::string& name) {
-  constexpr int kAssumed = 90;
+  constexpr int kAssumedCuda = 90, kAssumedHip = 94;
   Device device;
   read_device(name, device);
-  if (name != "cuda") return device;
+  if (device.backend == Backend::cpu || name != name_of(device.backend)) return device;
   const std::vector<DeviceInfo> all = devices();
-  const auto here = std::find_if(all.begin(), all.end(), [](const DeviceInfo& info) { return info.device.backend == Backend::cuda; });
+  const auto here = std::find_if(all.begin(), all.end(), [&](const DeviceInfo& info) { return info.device.backend == device.backend; });
   if (here != all.end()) return here->device;
-  device.capability = kAssumed;
+  device.capability = device.backend == Backend::cuda ? kAssumedCuda : kAssumedHip;
   return device;
+}
+
+std::string described(Device device) {
+  for (const DescribedTarget& target : kHipTargets) {
+    if (device.backend == Backend::hip && device.capability == target.capability) return fmt::format("target {}", target.name);
+  }
+  return fmt::format("compute capability {}.{}", device.capability / 10, device.capability % 10);
 }
 
 }  // namespace fovea::cli

@@ -15,10 +15,14 @@ CLI::Validator count(std::int64_t least);
 CLI::Validator positive();
 /// A type by our name or a common other one ("f16", "fp16", "float16", "half"), turned into its number.
 CLI::Validator dtype_name();
-/// "cpu", "cuda", "cuda:1" or, without such a device, "sm90".
+/// "cpu", "cuda", "cuda:1", "hip", "hip:1" or, without such a device, "sm90" or "gfx942".
 CLI::Validator device_name();
 
-/// The device of a value that passed device_name(). "cuda" is the first GPU here; without a GPU it is one that "sm90" describes.
+/// The device of a value that passed device_name(). "cuda" and "hip" are the first GPUs here; without one, those that "sm90" and
+/// "gfx942" describe.
 Device device_of(const std::string& name);
+
+/// "compute capability 9.0" or "target gfx942", of a device that is described.
+std::string described(Device device);
 
 }  // namespace fovea::cli

@@ -21,8 +21,8 @@ constexpr std::string_view name_of(Backend backend) {
 struct Device {
   Backend backend = Backend::cpu;
   int ordinal = 0;
-  /// GPUs: a value other than 0 describes a device by its compute capability (90 is 9.0). It need not exist: a plan for it explains and
-  /// does not run.
+  /// GPUs: a value other than 0 describes a device by its compute capability (CUDA: 90 is 9.0; HIP: 90 is gfx90a, 94 gfx942). It need not
+  /// exist: a plan for it explains and does not run.
   int capability = 0;
 };
 
