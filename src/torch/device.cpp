@@ -49,11 +49,26 @@ Workspace cpu_memory(std::size_t bytes) {
   return {memory.get(), capacity};
 }
 
-/// Found in the process, because the extension must also load where torch has no CUDA.
+/// torch's library for GPUs in this process, because the extension must also load where torch has none. ROCm's build of torch has another,
+/// and calls its devices cuda all the same.
+struct TorchGpu {
+  void* library = nullptr;
+  Backend backend = Backend::cuda;
+};
+
+const TorchGpu& torch_gpu() {
+  static const TorchGpu kFound = [] {
+    if (void* hip = dlopen("libtorch_hip.so", RTLD_LAZY | RTLD_NOLOAD)) return TorchGpu{hip, Backend::hip};
+    return TorchGpu{dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD), Backend::cuda};
+  }();
+  return kFound;
+}
+
+/// Of the same name in both builds.
 using CurrentStream = AOTITorchError (*)(std::int32_t device_index, void** stream);
 
 CurrentStream find_current_stream() {
-  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void* library = torch_gpu().library;
   return library == nullptr ? nullptr : reinterpret_cast<CurrentStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
 }
 
@@ -66,7 +81,7 @@ void begin_planning(Device device) { current_call() = {.device = device, .planne
 void check_device(const Tensor& tensor, const char* name) {
   if (current_call().planned_only && tensor.device().type() == torch::headeronly::DeviceType::Meta) return;
   if (!tensor.is_cpu() && !tensor.is_cuda()) raise_invalid(field(name, "device"), "another device", "cpu or cuda");
-  const Device device = tensor.is_cuda() ? Device{Backend::cuda, tensor.get_device_index()} : Device{};
+  const Device device = tensor.is_cuda() ? Device{torch_gpu().backend, tensor.get_device_index()} : Device{};
   std::optional<Device>& known = current_call().device;
   if (!known) known = device;
   if (known->backend == device.backend && known->ordinal == device.ordinal) return;
@@ -79,9 +94,9 @@ Device call_device() { return current_call().device.value_or(Device{}); }
 
 Stream call_stream() {
   const Device device = call_device();
-  if (device.backend != Backend::cuda) return {};
+  if (device.backend == Backend::cpu) return {};
   static const CurrentStream kCurrentStream = find_current_stream();
-  if (kCurrentStream == nullptr) throw std::runtime_error("torch's CUDA library does not say its current stream; want torch 2.11 or newer");
+  if (kCurrentStream == nullptr) throw std::runtime_error("torch's GPU library does not say its current stream; want torch 2.11 or newer");
   Stream stream;
   TORCH_ERROR_CODE_CHECK(kCurrentStream(device.ordinal, &stream.handle));
   return stream;
