@@ -35,7 +35,7 @@ class Arguments {
   static Arguments of_planning(StableIValue* stack) {
     Arguments arguments(stack);
     const auto device = arguments.take<torch::stable::Device>();
-    begin_planning({device.is_cpu() ? Backend::cpu : Backend::cuda, device.has_index() ? device.index() : 0});
+    begin_planning({device.is_cpu() ? Backend::cpu : gpu_backend(), device.has_index() ? device.index() : 0});
     return arguments;
   }
 

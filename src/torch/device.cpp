@@ -74,6 +74,8 @@ CurrentStream find_current_stream() {
 
 }  // namespace
 
+Backend gpu_backend() { return torch_gpu().backend; }
+
 void begin_call() { current_call() = {}; }
 
 void begin_planning(Device device) { current_call() = {.device = device, .planned_only = true}; }
@@ -81,7 +83,7 @@ void begin_planning(Device device) { current_call() = {.device = device, .planne
 void check_device(const Tensor& tensor, const char* name) {
   if (current_call().planned_only && tensor.device().type() == torch::headeronly::DeviceType::Meta) return;
   if (!tensor.is_cpu() && !tensor.is_cuda()) raise_invalid(field(name, "device"), "another device", "cpu or cuda");
-  const Device device = tensor.is_cuda() ? Device{torch_gpu().backend, tensor.get_device_index()} : Device{};
+  const Device device = tensor.is_cuda() ? Device{gpu_backend(), tensor.get_device_index()} : Device{};
   std::optional<Device>& known = current_call().device;
   if (!known) known = device;
   if (known->backend == device.backend && known->ordinal == device.ordinal) return;

@@ -8,6 +8,9 @@
 
 namespace fovea::binding {
 
+/// Of the devices that torch calls cuda: HIP in ROCm's build of torch.
+Backend gpu_backend();
+
 /// A new call begins in this thread: its device is not known yet.
 void begin_call();
 
