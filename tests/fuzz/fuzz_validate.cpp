@@ -51,6 +51,7 @@ void examine_on_all_devices(MakePlan&& plan) {
   static const std::vector<DeviceInfo> all = devices();
   for (const DeviceInfo& info : all) examine(plan(info.device));
   examine(plan(Device{.backend = Backend::cuda, .capability = 90}));  // which need not be here
+  examine(plan(Device{.backend = Backend::hip, .capability = 94}));
 }
 
 void fuzz_attention(Bytes& bytes) {

@@ -96,6 +96,21 @@ TEST(HipPlanning, EveryHeadDimHasATuning) {
   }
 }
 
+TEST(HipPlanning, BatchInvariantRowsAreNotSplit) {
+  constexpr std::string_view kName = "hip.cdna.paged_attention";
+  for (const std::string_view name : {"paged_attention/split/bf16-one-sequence", "paged_attention/mixed/bf16-page16"}) {
+    const AnyCase* entry = find_any_case(name);
+    ASSERT_NE(entry, nullptr) << name;
+    const auto trial = entry->bind();
+    const auto planned = trial->plan({.implementation = kName, .batch_invariant = true}, {.device = device_of(kName)});
+    ASSERT_TRUE(planned);
+    EXPECT_EQ(planned->explanation.find(" splits"), std::string::npos);
+    EXPECT_EQ(planned->workspace_bytes, 0U);
+    const Report report = run_case(*trial, kName, true);
+    EXPECT_EQ(report.status, Status::passed) << report.message;
+  }
+}
+
 /// Each run leaves the counters as the next needs them.
 TEST(HipPlanning, RunsShareASchedule) {
   constexpr std::string_view kName = "hip.cdna.paged_attention";

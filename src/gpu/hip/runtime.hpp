@@ -106,6 +106,9 @@ std::span<const CodeObject> code_objects();
 /// The kernel `name` of `source` for a device, or why it cannot be loaded. It is loaded once and kept. Not for a described device.
 Result<FunctionHandle> find_kernel(int ordinal, std::string_view source, const std::string& name);
 
+/// Most workgroups in the first dimension of a grid, for 256 threads each: HIP counts threads in 32 bits.
+inline constexpr std::int64_t kMostWorkgroups = (std::int64_t{1} << 24) - 1;
+
 struct LaunchShape {
   unsigned grid[3]{1, 1, 1};
   unsigned threads = 64;

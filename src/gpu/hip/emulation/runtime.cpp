@@ -72,8 +72,9 @@ Status get_function(FunctionHandle* function, ModuleHandle, const char* kernel) 
 Status launch(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
               unsigned block_z, unsigned shared_bytes, void*, void** params, void**) {
   const auto& kernel = *static_cast<const emulation::Kernel*>(function);
-  const bool good = grid_x > 0 && grid_y > 0 && grid_z > 0 && grid_x <= 0x7fffffff && grid_y <= 65535 && grid_z <= 65535 &&
-                    block_x == static_cast<unsigned>(kernel.threads) && block_y == 1 && block_z == 1 && shared_bytes == 0;
+  const bool good = grid_x > 0 && grid_y > 0 && grid_z > 0 && std::uint64_t{grid_x} * block_x < (std::uint64_t{1} << 32) &&
+                    grid_y <= 65535 && grid_z <= 65535 && block_x == static_cast<unsigned>(kernel.threads) && block_y == 1 &&
+                    block_z == 1 && shared_bytes == 0;
   if (!good) return kInvalidValue;
   const emulation::Shape shape{{grid_x, grid_y, grid_z}, kernel.threads};
   if (auto wrong = emulation::run(kernel.body, params[0], shape, emulation::order_of_launches())) {

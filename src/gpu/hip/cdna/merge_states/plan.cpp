@@ -15,7 +15,7 @@ namespace {
 using Problem = detail::MergeStatesProblem;
 
 constexpr std::string_view kName = "hip.cdna.merge_states";
-constexpr std::int64_t kMostCells = std::int64_t{1} << 31;
+constexpr std::int64_t kMostCells = hip::kMostWorkgroups * kWaves;
 
 class State final : public hip::PlanState<Problem, MergeStatesArgs> {
  public:

@@ -60,6 +60,8 @@ class State final : public hip::PlanState<Problem, PagedAttentionArgs> {
     return {};
   }
 
+  std::int64_t query_tiles() const { return query_tiles_; }
+
   std::string tuning() const override {
     std::string text = std::to_string(tuning_.row_tile()) + " x " + std::to_string(tuning_.key_tile) + " tiles for head dims up to " +
                        std::to_string(tuning_.head_dim);
@@ -161,6 +163,9 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
   if (auto reason = hip::decline_device(device)) return *reason;
   if (Result<void> good = accept(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, hip::properties(device)->compute_units);
+  if (state->query_tiles() > hip::kMostWorkgroups) {
+    return detail::declined("q.shape (query tiles)", state->query_tiles(), "at most " + std::to_string(hip::kMostWorkgroups));
+  }
   if (device.capability == 0) {
     if (Result<void> loaded = state->load(); !loaded) return loaded.error();
   }

@@ -63,7 +63,9 @@ class State final : public hip::PlanState<Problem, PagedCacheAppendArgs> {
 
 detail::PlanResult<PagedCacheAppendArgs> plan(const Problem& problem, Device device) {
   if (auto reason = hip::decline_device(device)) return *reason;
-  if (problem.tokens >= kLimit) return detail::declined("k.shape (tokens)", problem.tokens, "below 2^30");
+  if (problem.tokens > hip::kMostWorkgroups) {
+    return detail::declined("k.shape (tokens)", problem.tokens, "at most " + std::to_string(hip::kMostWorkgroups));
+  }
   for (const std::int64_t row : {problem.kv_heads * problem.k.head_dim, problem.kv_heads * problem.v.head_dim}) {
     if (row >= kLimit) return detail::declined("k.shape (kv_head * dim)", row, "below 2^30");
   }
