@@ -81,8 +81,9 @@ class State final : public hip::PlanState<Problem, MergeStatesArgs> {
 
 detail::PlanResult<MergeStatesArgs> plan(const Problem& problem, Device device) {
   if (auto reason = hip::decline_device(device)) return *reason;
-  if (problem.total_q * problem.heads >= kMostCells)
-    return detail::declined("out.shape (rows * heads)", problem.total_q * problem.heads, "below 2^31");
+  if (problem.total_q * problem.heads > kMostCells) {
+    return detail::declined("out.shape (rows * heads)", problem.total_q * problem.heads, "at most " + std::to_string(kMostCells));
+  }
   auto state = std::make_shared<State>(problem, device);
   if (device.capability == 0) {
     if (Result<void> loaded = state->load(); !loaded) return loaded.error();
