@@ -7,8 +7,8 @@ from pathlib import Path
 from plot_latent import case_table, ceilings, peers, plot_ceilings
 from plotting import DOCS, missing, provenance
 
-DENSE = """A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys), the
-keys and the mask. A causal call counts the FLOPs of half of the scores. cuDNN and FlashAttention-2 are PyTorch's. """
+DENSE = """A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys),
+the keys and the mask. A causal call counts the FLOPs of half of the scores. cuDNN and FlashAttention-2 are PyTorch's. """
 ABOUT = {
     "dense-attention": (
         "dense attention, forward",
@@ -18,14 +18,13 @@ ABOUT = {
     "dense-backward": (
         "dense attention, gradient",
         "dense_backward.py",
-        DENSE
-        + "A call is autograd's, without the forward pass. Fovea's results are the same bits from run to run; the others' dq is not.",
+        DENSE + "A call is autograd's, without the forward pass. Fovea's results alone are the same bits from run to run.",
     ),
     "paged-decode": (
         "paged attention",
         "paged_decode.py",
-        "A case says the sequences, the query tokens of each (sq), the tokens of its cache, the heads (on how many kv heads), the head "
-        "dim and the tokens of a page. Small batches run as a CUDA graph; L2 is flushed before each run.",
+        "A case says the sequences, the query tokens of each (sq), the tokens of its cache, the heads (on how many kv heads), the "
+        "head dim and the tokens of a page. Small batches run as a CUDA graph; L2 is flushed before each run.",
     ),
     "quantized-attention": (
         "8-bit attention",
