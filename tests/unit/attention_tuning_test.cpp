@@ -20,7 +20,9 @@ TEST(AttentionTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
             if (row.head_dim_qk < dqk || row.head_dim_v < dv || row.rows_from > query_rows) continue;
             const int columns = row.head_dim_qk * row.head_dim_v, chosen_columns = chosen.head_dim_qk * chosen.head_dim_v;
             EXPECT_LE(chosen_columns, columns) << dqk << "/" << dv;
-            if (columns == chosen_columns) EXPECT_GE(chosen.rows_from, row.rows_from) << dqk << "/" << dv;
+            if (columns == chosen_columns) {
+              EXPECT_GE(chosen.rows_from, row.rows_from) << dqk << "/" << dv;
+            }
           }
         }
 }
