@@ -80,7 +80,7 @@ TEST(TileOrder, CausalWorkIsEven) {
   }
 }
 
-/// The same where the last tile costs 2/3 of what its place says: within 4 %.
+/// The same where the last tile costs 2/3 of what its place says: within 5 %.
 TEST(TileOrder, CausalWorkIsEvenWithShortTiles) {
   for (const auto& [q_tiles, heads] : {std::pair{86, 16}, {22, 64}, {43, 64}}) {
     constexpr int kCtas = 132;
@@ -92,7 +92,7 @@ TEST(TileOrder, CausalWorkIsEvenWithShortTiles) {
       most = std::max(most, work);
       all += work;
     }
-    EXPECT_GT(all / kCtas / most, 0.96) << q_tiles << " query tiles, " << heads << " heads";
+    EXPECT_GT(all / kCtas / most, 0.95) << q_tiles << " query tiles, " << heads << " heads";
   }
 }
 

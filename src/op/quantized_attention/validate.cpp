@@ -112,11 +112,11 @@ std::int64_t elements(const TensorDesc& desc) {
   return count;
 }
 
-/// A tensor of the workspace.
+/// A tensor of the workspace, or of memory that the reference allocates.
 TensorDesc dense_twin(const TensorDesc& like, DType dtype) {
   const auto& s = like.shape;
   TensorDesc twin = like.rank == 4 ? contiguous(dtype, {s[0], s[1], s[2], s[3]}) : contiguous(dtype, {s[0], s[1], s[2]});
-  twin.alignment = kWorkspaceAlignment;
+  twin.alignment = 16;
   return twin;
 }
 
