@@ -27,23 +27,5 @@ TEST(AttentionTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
         }
 }
 
-TEST(AttentionTuning, PackedHeadsFillTheTileAndDivideTheGroup) {
-  EXPECT_EQ(packed_heads(4, 1, 128), 4);
-  EXPECT_EQ(packed_heads(4, 128, 128), 1);
-  EXPECT_EQ(packed_heads(4, 64, 128), 2);
-  EXPECT_EQ(packed_heads(12, 1, 128), 4);
-  EXPECT_EQ(packed_heads(5, 1, 128), 1);
-  EXPECT_EQ(packed_heads(128, 1, 128), 64);  // a warpgroup's rows are stored as one box
-}
-
-TEST(AttentionTuning, SplitsFillTheMultiprocessorsWithFourTilesEach) {
-  EXPECT_EQ(splits_of(8, 1024, 132), 16);
-  EXPECT_EQ(splits_of(1, 1024, 132), 32);
-  EXPECT_EQ(splits_of(1, 7, 132), 1);
-  EXPECT_EQ(splits_of(1, 8, 132), 2);
-  EXPECT_EQ(splits_of(132, 1024, 132), 1);
-  EXPECT_EQ(splits_of(0, 0, 132), 1);
-}
-
 }  // namespace
 }  // namespace fovea::gpu::sm90::attention

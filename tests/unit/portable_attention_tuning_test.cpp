@@ -35,23 +35,5 @@ TEST(PortableAttentionTuning, ThreadsDivideTheTiles) {
     }
 }
 
-TEST(PortableAttentionTuning, PackedHeadsFillTheTileAndDivideTheGroup) {
-  EXPECT_EQ(packed_heads(4, 1, 128), 4);
-  EXPECT_EQ(packed_heads(4, 128, 128), 1);
-  EXPECT_EQ(packed_heads(4, 64, 128), 2);
-  EXPECT_EQ(packed_heads(12, 1, 128), 4);
-  EXPECT_EQ(packed_heads(5, 1, 128), 1);
-  EXPECT_EQ(packed_heads(256, 1, 64), 64);
-}
-
-TEST(PortableAttentionTuning, SplitsFillTheSlotsWithEnoughKeysEach) {
-  EXPECT_EQ(splits_of(8, 65536, 264), 32);
-  EXPECT_EQ(splits_of(16, 65536, 264), 16);
-  EXPECT_EQ(splits_of(1, 511, 264), 1);
-  EXPECT_EQ(splits_of(1, 512, 264), 2);
-  EXPECT_EQ(splits_of(264, 65536, 264), 1);
-  EXPECT_EQ(splits_of(0, 0, 264), 1);
-}
-
 }  // namespace
 }  // namespace fovea::gpu::portable::attention

@@ -3,10 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 #include "fovea/attention.hpp"
+#include "gpu/cuda/common/splits.hpp"
 #include "op/attention/problem.hpp"
 
 namespace fovea::gpu {
@@ -17,6 +22,40 @@ inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (co
 inline std::int64_t most_keys(const detail::AttentionProblem& p, std::int64_t tokens) {
   const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
   return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
+}
+
+/// Query heads of one kv head that share a query tile: as many as fill it, a power of two that divides `group`, `most` at most.
+constexpr int packed_heads(std::int64_t group, std::int64_t seq_q, int row_tile, int most) {
+  int packed = 1;
+  while (2 * packed <= most && group % (2 * packed) == 0 && seq_q * packed < row_tile) packed *= 2;
+  return packed;
+}
+
+/// Parts of the keys of each query tile, `most` at most, for calls with fewer work tiles than `slots` for them.
+constexpr int splits_of(std::int64_t work_tiles, std::int64_t most, int slots) {
+  constexpr std::int64_t kMostSplits = 32;
+  if (work_tiles == 0) return 1;
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(slots / work_tiles, most), 1, kMostSplits));
+}
+
+/// `Tuning`: a row of a leaf's tuning.hpp.
+template <class Tuning>
+std::string tiles_text(const Tuning& tuning, int packed, int splits) {
+  std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
+                     std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
+  if (packed > 1) text += ", " + std::to_string(packed) + " heads to a query tile";
+  if (splits > 1) text += ", keys in " + std::to_string(splits) + " splits";
+  return text;
+}
+
+/// The function for row `index` of a tuning table of kRows rows. `Of` makes it of a std::integral_constant.
+template <std::size_t kRows, class Of>
+auto function_of_row(int index, Of) {
+  constexpr auto kFunctions = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    return std::array{Of{}(std::integral_constant<int, kIndex>{})...};
+  }
+  (std::make_integer_sequence<int, kRows>{});
+  return kFunctions[static_cast<std::size_t>(index)];
 }
 
 /// A factor that includes log2(e). It is finite, so that 0 times it stays 0.
@@ -38,6 +77,25 @@ void fill_problem(Params& params, const detail::AttentionProblem& p) {
   params.scale = static_cast<float>(p.scale);
   params.softcap = static_cast<float>(p.softcap);
   if (p.softcap != 0) params.inv_softcap = in_base_2(2 * p.scale / p.softcap);
+}
+
+inline Splits splits_for(const detail::AttentionProblem& p, int count) {
+  return {.count = count,
+          .rows = p.total_q,
+          .seq_q = static_cast<int>(p.max_seq_q),
+          .heads = static_cast<int>(p.heads),
+          .head_dim_v = static_cast<int>(p.head_dim_v),
+          .result_strides = p.out,
+          .lse_strides = p.lse};
+}
+/// What only a run knows. `memory`: for bytes() of them.
+inline void fill_splits(Splits& splits, const detail::AttentionProblem& p, const AttentionArgs& args, void* memory) {
+  if (splits.count == 1) return;
+  splits.out = static_cast<float*>(memory);
+  splits.lse = splits.out + splits.count * splits.cells() * splits.head_dim_v;
+  splits.sink = p.has_sink ? args.sink : nullptr;
+  splits.result = args.out;
+  splits.result_lse = p.has_lse ? args.lse : nullptr;
 }
 
 /// What only a run knows, but for the tensors.

@@ -6,33 +6,20 @@
 
 #include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/splits.hpp"
 #include "gpu/cuda/common/warp.cuh"
-#include "op/common/attention_core.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu {
-
-/// Partial results of a batch that is not ragged, and where the results go.
-struct Splits {
-  int count = 1;          ///< at most 32
-  std::int64_t rows = 0;  ///< of the whole batch
-  int seq_q = 0, heads = 0, head_dim_v = 0;
-  float *out = nullptr, *lse = nullptr;  ///< [split][row][head] ([head_dim_v]); normalised, lse in natural units
-  const float* sink = nullptr;           ///< [heads], or null
-  void* result = nullptr;
-  detail::RowStrides result_strides{};
-  float* result_lse = nullptr;  ///< or null
-  detail::RowStrides lse_strides{};
-
-  constexpr std::int64_t cells() const { return rows * heads; }
-  /// Number of a row and head among all partial results.
-  constexpr std::int64_t cell(int split, std::int64_t row, int head) const { return (split * rows + row) * heads + head; }
-};
 
 inline constexpr int kCombineWarps = 8;
 
 /// A warp for each row and head: out = sum_s 2^(lse_s - lse) out_s, with the sink's share of the denominator.
-template <class Element>
+/// kProgrammatic: starts while the kernel before it still runs.
+template <class Element, bool kProgrammatic>
 __global__ void __launch_bounds__(32 * kCombineWarps) combine_splits(const __grid_constant__ Splits splits) {
+  if constexpr (kProgrammatic) wait_for_previous_kernel();
   const std::int64_t cell = std::int64_t{blockIdx.x} * kCombineWarps + threadIdx.x / 32, cells = splits.cells();
   if (cell >= cells) return;
   const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(cell % splits.heads);
@@ -61,6 +48,16 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine_splits(const __gri
     }
     if (column < splits.head_dim_v) from_f32(factor == 0 ? 0.0f : x * factor, out[column]);
   }
+}
+
+template <bool kProgrammatic>
+Result<void> launch_combine(const Splits& splits, DType dtype, Stream stream) {
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>((splits.cells() + kCombineWarps - 1) / kCombineWarps)),
+                          .block = dim3(32 * kCombineWarps),
+                          .programmatic = kProgrammatic};
+  if (dtype == DType::f32) return launch(&combine_splits<float, kProgrammatic>, shape, stream, splits);
+  if (dtype == DType::f16) return launch(&combine_splits<__half, kProgrammatic>, shape, stream, splits);
+  return launch(&combine_splits<__nv_bfloat16, kProgrammatic>, shape, stream, splits);
 }
 
 }  // namespace fovea::gpu

@@ -32,7 +32,13 @@ __device__ inline void load_slices(std::uint32_t to, int slice_bytes, const Clip
   }
 }
 
-/// By one thread.
+/// By one thread. `box`: before strides of 0 count.
+template <int kSlices, int kColumns>
+__device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart box, std::uint32_t full) {
+  box.row *= rows.head_step;
+  box.block *= rows.batch_step;
+  load_slices<kSlices, kColumns>(to, slice_bytes, rows, box, full);
+}
 template <int kSlices>
 __device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const ClippedRows& rows, TilePlace at, std::uint32_t full) {
   load_slices<kSlices>(to, slice_bytes, rows, box_of(rows, at), full);

@@ -14,7 +14,4 @@ namespace fovea::gpu::portable::attention {
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
-/// Merges the splits.
-Result<void> launch_combine(const Splits& splits, DType dtype, Stream stream);
-
 }  // namespace fovea::gpu::portable::attention

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "fovea/mask.hpp"
-#include "gpu/cuda/common/combine_splits.cuh"
+#include "gpu/cuda/common/splits.hpp"
 #include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::portable::attention {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/portable/attention/launch.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -42,11 +43,7 @@ using Launch = Result<void> (*)(const Params&, int, int, Stream);
 
 template <class Element>
 Launch launch_of(int tuning) {
-  constexpr auto kLaunches = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-    return std::array{&launch_attend<Config<Element, kIndex>>...};
-  }
-  (std::make_integer_sequence<int, kTunings.size()>{});
-  return kLaunches[static_cast<std::size_t>(tuning)];
+  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value>>; });
 }
 
 class State final : public PlanState<Problem, AttentionArgs> {
@@ -54,36 +51,35 @@ class State final : public PlanState<Problem, AttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
     const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
-    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
+    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), tuning.row_tile());
     while (1 << params_.packed_shift < packed) ++params_.packed_shift;
     const std::int64_t tokens = tuning.row_tile() / packed, heads = problem.heads / packed;
     const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
     const int slots = properties.multiprocessors * resident_ctas(tuning, properties.shared_bytes_per_block);
     const bool whole = problem.batch_invariant || problem.ragged;
-    params_.splits.count = whole ? 1 : splits_of(q_tiles * heads * problem.batch, most_keys(problem, tokens), slots);
+    const std::int64_t most = most_keys(problem, tokens) / kLeastSplitKeys;
+    params_.splits = splits_for(problem, whole ? 1 : splits_of(q_tiles * heads * problem.batch, most, slots));
     // Every sequence of a ragged batch may end inside of a tile.
     const std::int64_t all_tiles = std::min(problem.batch * q_tiles, problem.total_q / tokens + problem.batch);
     params_.q_tiles = static_cast<int>(std::min<std::int64_t>(problem.ragged ? all_tiles : q_tiles, kLimit));
     work_tiles_ = (problem.ragged ? all_tiles : q_tiles * problem.batch) * heads * params_.splits.count;
     fill_shape();
-    if (params_.splits.count > 1) workspace_bytes = static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
+    workspace_bytes = params_.splits.bytes();
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
 
   std::string tuning() const override {
-    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
-    std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
-                       std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
-    if (params_.packed_shift > 0) text += ", " + std::to_string(1 << params_.packed_shift) + " heads to a query tile";
-    if (params_.splits.count > 1) text += ", keys in " + std::to_string(params_.splits.count) + " splits";
+    std::string text = tiles_text(kTunings[static_cast<std::size_t>(tuning_)], 1 << params_.packed_shift, params_.splits.count);
     const std::string slow = unaligned();
     if (!slow.empty()) text.append(", by single elements:").append(slow);
     return text;
   }
 
  private:
+  static constexpr int kLeastSplitKeys = 256;
+
   bool is_empty() const override { return problem_.total_q == 0 || work_tiles_ == 0; }
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
@@ -91,10 +87,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const DType dtype = problem_.q_dtype;
     const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
     Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
-    return done && params.splits.count > 1 ? launch_combine(params.splits, dtype, stream) : done;
+    return done && params.splits.count > 1 ? launch_combine<false>(params.splits, dtype, stream) : done;
   }
-
-  std::int64_t partial_rows() const { return params_.splits.count * problem_.total_q * problem_.heads; }
 
   /// The tensors whose rows are not aligned to 16 bytes.
   std::string unaligned() const {
@@ -119,13 +113,6 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.transform = problem_.softcap != 0 || problem_.scale < 0;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
-    Splits& splits = params_.splits;
-    splits.rows = problem_.total_q;
-    splits.seq_q = params_.seq_q;
-    splits.heads = params_.heads;
-    splits.head_dim_v = params_.head_dim_v;
-    splits.result_strides = problem_.out;
-    splits.lse_strides = problem_.lse;
   }
 
   /// With what only a run knows.
@@ -137,14 +124,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.out.data = args.out;
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    if (params.splits.count > 1) {
-      Splits& splits = params.splits;
-      splits.out = static_cast<float*>(workspace.data);
-      splits.lse = splits.out + partial_rows() * problem_.head_dim_v;
-      splits.sink = params.sink;
-      splits.result = args.out;
-      splits.result_lse = params.lse;
-    }
+    fill_splits(params.splits, problem_, args, workspace.data);
     return params;
   }
 

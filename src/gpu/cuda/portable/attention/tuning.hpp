@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tiles of the forward kernel by head dims and by the shared memory of a device, and how calls with few query rows fill them.
+/// Tiles of the forward kernel by head dims and by the shared memory of a device.
 #pragma once
 
 #include <algorithm>
@@ -53,20 +53,6 @@ constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, in
 /// CTAs that a multiprocessor runs at once: two have registers for four warps each.
 constexpr int resident_ctas(const Tuning& row, int shared_bytes) {
   return std::clamp(std::min(8 / row.warps, shared_bytes / row.shared_bytes()), 1, 2);
-}
-
-/// Query heads of one kv head that share a query tile: as many as fill it, a power of two that divides `group`.
-constexpr int packed_heads(std::int64_t group, std::int64_t seq_q, int row_tile) {
-  int packed = 1;
-  while (2 * packed <= row_tile && group % (2 * packed) == 0 && seq_q * packed < row_tile) packed *= 2;
-  return packed;
-}
-
-/// Parts of the keys of each query tile, for calls with fewer work tiles than `slots` for CTAs: each has 256 keys at least.
-constexpr int splits_of(std::int64_t work_tiles, std::int64_t keys, int slots) {
-  constexpr std::int64_t kMost = 32, kLeastKeys = 256;
-  if (work_tiles == 0) return 1;
-  return static_cast<int>(std::clamp<std::int64_t>(std::min(slots / work_tiles, keys / kLeastKeys), 1, kMost));
 }
 
 }  // namespace fovea::gpu::portable::attention

@@ -3,21 +3,12 @@
 /// in L2, and the query tiles with most keys first.
 #pragma once
 
+#include "gpu/cuda/common/work_tile.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
-#include "op/common/band.hpp"
 
 namespace fovea::gpu::portable::attention {
 
-/// Query rows of one sequence and of the heads that are packed together, and the key tiles of one split.
-struct WorkTile {
-  int batch, head;            // the first of the packed heads
-  int token;                  // of the sequence, the first of the query tile
-  int q_begin, k_begin;       // rows of the tensors where the sequence begins
-  int seq_q, seq_k;           // its lengths
-  int low, high;              // token i sees key j iff low <= j - i <= high
-  int first, last;            // key tiles [first, last)
-  int full_first, full_last;  // of these, the ones without a mask
-  int split;
+struct WorkTile : gpu::WorkTile {
   const void *keys, *values;  // row 0 of the sequence, of the head of both
 };
 
@@ -39,7 +30,8 @@ class WorkFinder {
     work.seq_k = params.seq_k;
     if (params.cu_seqlens_q != nullptr && !seek(work, q_tile)) return false;
     work.token = (query_tiles(work.seq_q) - 1 - q_tile) * tokens();
-    set_keys(work);
+    work.find_keys(params.mask, tokens(), Config::kKeyTile);
+    work.keep_split(params.splits.count);
     work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
     work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);
     return true;
@@ -48,15 +40,12 @@ class WorkFinder {
  private:
   __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
-  static __device__ int length(const std::int32_t* cu_seqlens, int sequence, int bound) {
-    return min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
-  }
 
   /// Finds the sequence of the q_tile-th tile of a ragged batch, 32 sequences at a time, and makes q_tile one of that sequence.
   __device__ bool seek(WorkTile& work, int& q_tile) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int batch = 0; batch < params.batch; batch += 32) {
-      const int own = batch + lane < params.batch ? query_tiles(length(params.cu_seqlens_q, batch + lane, params.seq_q)) : 0;
+      const int own = batch + lane < params.batch ? query_tiles(sequence_length(params.cu_seqlens_q, batch + lane, params.seq_q)) : 0;
       int end = own;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
@@ -70,25 +59,13 @@ class WorkFinder {
         work.batch = batch + found;
         work.q_begin = params.cu_seqlens_q[work.batch];
         work.k_begin = params.cu_seqlens_k[work.batch];
-        work.seq_q = length(params.cu_seqlens_q, work.batch, params.seq_q);
-        work.seq_k = length(params.cu_seqlens_k, work.batch, params.seq_k);
+        work.seq_q = sequence_length(params.cu_seqlens_q, work.batch, params.seq_q);
+        work.seq_k = sequence_length(params.cu_seqlens_k, work.batch, params.seq_k);
         return true;
       }
       q_tile -= __shfl_sync(~0u, end, 31);
     }
     return false;
-  }
-
-  __device__ void set_keys(WorkTile& work) const {
-    const detail::Band band = detail::make_band(params.mask, work.seq_q, work.seq_k);
-    work.low = static_cast<int>(band.low);
-    work.high = static_cast<int>(band.high);
-    const detail::KvTiles tiles = detail::kv_tiles(band, work.token, min(work.token + tokens(), work.seq_q), work.seq_k, Config::kKeyTile);
-    const int first = static_cast<int>(tiles.first), count = static_cast<int>(tiles.last) - first;
-    work.first = first + static_cast<int>(std::int64_t{count} * work.split / params.splits.count);
-    work.last = first + static_cast<int>(std::int64_t{count} * (work.split + 1) / params.splits.count);
-    work.full_first = static_cast<int>(tiles.full_first);
-    work.full_last = static_cast<int>(tiles.full_last);
   }
 
   const Params& params;

@@ -54,11 +54,7 @@ Result<void> launch_row(const Params& params, int ordinal, Stream stream) {
 
 template <class Element>
 Launch launch_of(int tuning) {
-  constexpr auto kLaunches = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-    return std::array{&launch_row<Element, kIndex>...};
-  }
-  (std::make_integer_sequence<int, kTunings.size()>{});
-  return kLaunches[static_cast<std::size_t>(tuning)];
+  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_row<Element, row.value>; });
 }
 
 class State final : public PlanState<Problem, AttentionBackwardArgs> {

@@ -26,11 +26,7 @@ using Launch = Result<void> (*)(const Params&, int, int, Stream);
 
 template <class ValueElement>
 Launch launch_of(int tuning) {
-  constexpr auto kLaunches = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-    return std::array{&launch_attend<Config<ValueElement, kIndex>>...};
-  }
-  (std::make_integer_sequence<int, kTunings.size()>{});
-  return kLaunches[static_cast<std::size_t>(tuning)];
+  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<ValueElement, row.value>>; });
 }
 
 class State final : public PlanState<Problem, QuantizedAttentionArgs> {

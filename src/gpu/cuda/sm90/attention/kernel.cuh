@@ -16,8 +16,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    barriers_init(storage.work_full, 1);
-    barriers_init(storage.work_empty, Config::kTuning.warpgroups);
+    storage.work.init(Config::kTuning.warpgroups);
     barriers_init(storage.q_full, 1);
     barriers_init(storage.q_empty, Config::kTuning.warpgroups);
     barriers_init(storage.k_full, 1);
@@ -37,9 +36,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     Math<Config>(params, storage, warpgroup)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
-    if (Config::k8Bit) fence_global_for_async();  // transpose_values() has written what bulk copies read
+    if (Config::k8Bit) fence_global_for_async();  // launch_transpose() has written what bulk copies read
     if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work<Config>(params, storage.work);
     __syncwarp();
   }
   let_next_kernel_start();

@@ -15,10 +15,4 @@ namespace fovea::gpu::sm90::attention {
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
-/// Fills `tiles` of value_tiles, which counts heads too.
-Result<void> launch_transpose(const Params& params, int key_tile, int columns, int tiles, Stream stream);
-
-/// Merges the splits.
-Result<void> launch_combine(const Params& params, DType dtype, Stream stream);
-
 }  // namespace fovea::gpu::sm90::attention

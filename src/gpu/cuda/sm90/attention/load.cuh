@@ -1,28 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producer: one warp plans the work tiles, a lane of another copies their queries, keys and values into shared memory.
+/// The producer: a lane copies queries, keys and values of the work tiles into shared memory.
 #pragma once
 
-#include "gpu/cuda/sm90/attention/work.cuh"
+#include "gpu/cuda/sm90/attention/params.hpp"
+#include "gpu/cuda/sm90/attention/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/value_tiles.hpp"
 
 namespace fovea::gpu::sm90::attention {
-
-/// Ahead of the loader: to find a work tile takes as long as to compute a key tile.
-template <class Config>
-__device__ void plan_work(const Params& params, Storage<Config>& storage) {
-  WorkList<Config> list(params);
-  RingPosition<Storage<Config>::kWorkTiles> at;
-  for (bool done = false; !done; at.advance()) {
-    const WorkTile work = list.next();
-    done = work.done;
-    if (threadIdx.x % 32 == 0) {
-      barrier_wait(shared_address(&storage.work_empty[at.stage]), at.parity ^ 1);
-      storage.work_tiles[at.stage] = work;
-      barrier_arrive(shared_address(&storage.work_full[at.stage]));
-    }
-    __syncwarp();
-  }
-}
 
 /// By one lane.
 template <class Config>
@@ -31,17 +16,19 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ void operator()() {
-    RingPosition<Storage<Config>::kWorkTiles> at;
+    RingPosition<WorkRing::kTiles> at;
     RingPosition<Config::kQueryBuffers> buffer;
     for (bool done = false; !done; at.advance(), buffer.advance()) {
-      barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
-      const WorkTile& work = storage.work_tiles[at.stage];
+      barrier_wait(shared_address(&storage.work.full[at.stage]), at.parity);
+      const WorkTile& work = storage.work.tiles[at.stage];
       done = work.done;
       load(work, buffer);
     }
   }
 
  private:
+  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));  // of a slice
+
   /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
   /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
   __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
@@ -59,7 +46,8 @@ class Loader {
       started = true;
       values_at = at;
       if constexpr (Config::k8Bit) {
-        const std::int64_t value_tile = params.first_value_tile(work.batch, work.k_begin, Config::kKeyTile) + tile;
+        const bool ragged = params.cu_seqlens_k != nullptr;
+        const std::int64_t value_tile = first_value_tile(ragged, params.seq_k, work.batch, work.k_begin, Config::kKeyTile) + tile;
         values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.row) * Config::kValueBytes;
       }
     }
@@ -71,7 +59,7 @@ class Loader {
     barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-    load_box<Config::kSlicesQk>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+    load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
   }
 
   __device__ void load_values() {
@@ -84,30 +72,12 @@ class Loader {
     }
   }
 
-  /// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
-  template <int kStages>
-  static __device__ std::uint32_t begin_stage(const RingPosition<kStages>& position, std::uint64_t* full_barriers,
-                                              std::uint64_t* empty_barriers, int bytes) {
-    const std::uint32_t full = shared_address(full_barriers + position.stage);
-    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
-    barrier_arrive_expect(full, bytes);
-    return full;
-  }
-
   template <int kSlices, int kStages>
   __device__ void load_tile(const ClippedRows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
-    load_box<kSlices>(to, Config::kKeySliceBytes, rows, at, full);
+    load_clipped<kSlices, kColumns>(to, Config::kKeySliceBytes, rows, at, full);
     position.advance();
-  }
-
-  template <int kSlices>
-  __device__ void load_box(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart at, std::uint32_t full) {
-    at.row *= rows.head_step;
-    at.block *= rows.batch_step;
-    constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
-    load_slices<kSlices, kColumns>(to, slice_bytes, rows, at, full);
   }
 
   const Params& params;

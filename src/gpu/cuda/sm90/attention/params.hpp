@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a launch passes to the forward kernel and to the one that merges splits.
+/// What a launch passes to the forward kernel.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "fovea/mask.hpp"
+#include "gpu/cuda/common/splits.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/tile_order.hpp"
@@ -24,9 +24,7 @@ struct Params {
   detail::TileOrder order{};            ///< of the whole batch; of a ragged one, the group alone is known
   int batch = 0, seq_q = 0, seq_k = 0;  ///< bounds of a ragged batch
   int heads = 0, heads_per_kv = 1;
-  std::int64_t rows = 0;  ///< of q over the whole batch
-  int packed_shift = 0;   ///< log2 of the query heads that share a query tile
-  int splits = 1;
+  int packed_shift = 0;  ///< log2 of the query heads that share a query tile
   int head_dim_qk = 0, head_dim_v = 0;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< [batch + 1], of a ragged batch
   BandMask mask{};
@@ -36,19 +34,13 @@ struct Params {
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
   detail::RowStrides lse_strides{};
-  float *partial_out = nullptr, *partial_lse = nullptr;  ///< [split][row of the batch][head] ([head_dim_v]), where there are splits
+  Splits splits{};
   // Of e4m3 inputs.
   Descale q_scale, k_scale, v_scale;
-  std::byte* value_tiles = nullptr;  ///< V^T by key tiles: transpose.cuh
+  std::byte* value_tiles = nullptr;  ///< V^T by key tiles: ValueTiles
   bool f32_out = false;
 
   constexpr int packed() const { return 1 << packed_shift; }
-
-  /// Where a sequence begins in value_tiles, in key tiles: each has one at least. Of a ragged batch, no sum over the others is needed.
-  constexpr std::int64_t first_value_tile(int sequence, int k_begin, int key_tile) const {
-    if (cu_seqlens_k != nullptr) return k_begin / key_tile + sequence;
-    return std::int64_t{sequence} * std::max((seq_k + key_tile - 1) / key_tile, 1);
-  }
 };
 
 }  // namespace fovea::gpu::sm90::attention

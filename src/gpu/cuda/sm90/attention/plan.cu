@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/sm90/attention/launch.hpp"
+#include "gpu/cuda/sm90/dense_plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/value_tiles.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/validate.hpp"
-#include "op/common/attention_checks.hpp"
 
 namespace fovea::gpu::sm90::attention {
 namespace {
@@ -21,39 +23,14 @@ using detail::declined;
 using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention", kName8Bit = "cuda.sm90.attention_e4m3";
-constexpr double kMostSoftcap = 1024;
-
-std::array<RowsDesc, 4> tensors_of(const Problem& p) {
-  const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
-  const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
-  return {{{"q", p.q_dtype, p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
-           {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
-           {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
-           {"out", p.out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
-}
-
-Result<void> accept(const Problem& problem) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  // The kernel's tanh has an error of 2^-23 of it.
-  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
-  if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
-  for (const RowsDesc& tensor : tensors_of(problem)) {
-    if (Result<void> good = accept_rows(tensor); !good) return good;
-  }
-  return {};
-}
 
 using Launch = Result<void> (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int tuning) {
-  constexpr auto kLaunches = []<int... kTuning>(std::integer_sequence<int, kTuning...>) {
-    return std::array{&launch_attend<Config<Element, kTuning, kTransform>>...};
-  }
-  (std::make_integer_sequence<int, tunings_of(sizeof(Element) == 1).size()>{});
-  return kLaunches[static_cast<std::size_t>(tuning)];
+  return function_of_row<tunings_of(sizeof(Element) == 1).size()>(
+      tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value, kTransform>>; });
 }
-
 Launch launch_of(DType dtype, bool transform, int tuning) {
   if (dtype == DType::e4m3) return transform ? launch_of<__nv_fp8_e4m3, true>(tuning) : launch_of<__nv_fp8_e4m3, false>(tuning);
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
@@ -72,42 +49,38 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const std::int64_t rows = problem.ragged ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.max_seq_q;
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
     const Tuning& tuning = tuning_row();
-    // A box of several heads needs a stride between them.
-    const int packed = problem.q.head == 0 ? 1 : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile());
+    // A box of several heads needs a stride between them; a warpgroup's rows are stored as one box.
+    const int most = problem.q.head == 0 ? 1 : kWarpgroupRows;
+    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
     const std::int64_t tokens = tuning.row_tile() / packed;
     const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = tiles_of(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
-    params_.splits = problem.batch_invariant || problem.ragged ? 1 : splits_of(q_tiles * heads, key_tiles, multiprocessors_);
-    work_tiles_ = q_tiles * heads * params_.splits;
+    const bool whole = problem.batch_invariant || problem.ragged;
+    const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, multiprocessors_);
+    work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
     if (work_tiles_ < kCountLimit && work_tiles_ > 0) {
       const std::int64_t last_rows = problem.max_seq_q - (q_tiles - 1) * tokens;
       const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !tuning.overlap && 2 * last_rows <= tokens};
-      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * params_.splits), ctas(), costs};
+      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * splits), ctas(), costs};
     }
-    fill_shape();
-    if (is_8bit()) {
-      const auto end = params_.first_value_tile(static_cast<int>(problem.batch), 0, tuning.key_tile);
-      value_tiles_ = (problem.ragged ? problem.total_k / tuning.key_tile + problem.batch : end) * problem.kv_heads;
-    }
-    workspace_bytes = static_cast<std::size_t>(value_tiles_ * tuning.key_tile * tuning.head_dim_v);
-    if (params_.splits > 1) workspace_bytes += static_cast<std::size_t>(partial_rows() * (problem.head_dim_v + 1)) * sizeof(float);
+    fill_problem(params_, problem);
+    params_.splits = splits_for(problem, splits);
+    params_.lse_strides = problem.lse;
+    // Above 0, so that minus infinity stays so.
+    params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
+    if (is_8bit()) value_tiles_ = value_tiles_of(problem, tuning.key_tile, tuning.head_dim_v);
+    workspace_bytes = value_tiles_.bytes() + params_.splits.bytes();
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
-  std::int64_t value_tiles() const { return value_tiles_; }
-
-  std::string tuning() const override {
-    const Tuning& tuning = tuning_row();
-    std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
-                       std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
-    if (params_.packed() > 1) text += ", " + std::to_string(params_.packed()) + " heads to a query tile";
-    if (params_.splits > 1) text += ", keys in " + std::to_string(params_.splits) + " splits";
-    return text;
-  }
+  std::int64_t value_tiles() const { return value_tiles_.count; }
+  std::string tuning() const override { return tiles_text(tuning_row(), params_.packed(), params_.splits.count); }
 
  private:
+  static constexpr int kLeastSplitTiles = 4;  // key tiles
+
   bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
@@ -115,33 +88,26 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = fill(params, args, workspace); !good) return good;
     const bool transform = params.softcap != 0 || problem_.scale < 0;
     if (is_8bit()) {
-      const int tiles = static_cast<int>(value_tiles_);
-      if (Result<void> good = launch_transpose(params, tuning_row().key_tile, tuning_row().head_dim_v, tiles, stream); !good) return good;
+      ValueTiles tiles = value_tiles_;
+      tiles.data = params.value_tiles;
+      tiles.v = params.v.data;
+      tiles.cu_seqlens_k = params.cu_seqlens_k;
+      if (Result<void> good = launch_transpose(tiles, stream); !good) return good;
     }
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
-    return done && params.splits > 1 ? launch_combine(params, problem_.out_dtype, stream) : done;
+    return done && params.splits.count > 1 ? launch_combine<true>(params.splits, problem_.out_dtype, stream) : done;
   }
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
   const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
   int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
-  std::int64_t partial_rows() const { return params_.splits * params_.rows * params_.heads; }
-
-  void fill_shape() {
-    fill_problem(params_, problem_);
-    params_.rows = problem_.total_q;
-    params_.lse_strides = problem_.lse;
-    // Above 0, so that minus infinity stays so.
-    params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
-  }
 
   /// What only a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args, Workspace workspace) const {
-    const Tuning& tuning = tuning_row();
-    const int packed = params.packed(), keys = tuning.key_tile;
-    const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
+    const int packed = params.packed(), keys = tuning_row().key_tile;
+    const std::array<RowsDesc, 4> tensors = forward_tensors(problem_, problem_.out_dtype);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, tuning.row_tile() / packed);
+    params.q = rows_of(tensors[0], args.q, tuning_row().row_tile() / packed);
     params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
     params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
     params.out = rows_of(tensors[3], args.out, kWarpgroupRows / packed);
@@ -156,15 +122,13 @@ class State final : public PlanState<Problem, AttentionArgs> {
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
     params.value_tiles = static_cast<std::byte*>(workspace.data);
-    if (params.splits > 1) {
-      params.partial_out = reinterpret_cast<float*>(params.value_tiles + value_tiles_ * tuning.key_tile * tuning.head_dim_v);
-      params.partial_lse = params.partial_out + partial_rows() * params.head_dim_v;
-    }
+    fill_splits(params.splits, problem_, args, params.value_tiles + value_tiles_.bytes());
     return {};
   }
 
   int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
-  std::int64_t work_tiles_ = 0, value_tiles_ = 0;
+  std::int64_t work_tiles_ = 0;
+  ValueTiles value_tiles_{};  ///< of e4m3
   Params params_{};
 };
 
@@ -173,7 +137,8 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   const bool is_8bit = problem.q_dtype == DType::e4m3, is_16bit = problem.q_dtype == DType::bf16 || problem.q_dtype == DType::f16;
   if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
-  if (Result<void> good = accept(problem); !good) return good.error();
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (Result<void> good = accept_dense(problem, forward_tensors(problem, problem.out_dtype)); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
   if (state->value_tiles() >= kCountLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");

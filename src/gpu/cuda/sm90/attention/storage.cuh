@@ -6,22 +6,9 @@
 #include <cstdint>
 
 #include "gpu/cuda/sm90/attention/config.hpp"
-#include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/work_list.cuh"
 
 namespace fovea::gpu::sm90::attention {
-
-/// A work tile: query rows of one sequence and of the heads that are packed together, and the key tiles of one split.
-struct WorkTile {
-  int batch, head;            // the first of the packed heads
-  int token;                  // of the sequence, the first of the query tile
-  int q_begin, k_begin;       // rows of the tensors where the sequence begins
-  int seq_q, seq_k;           // its lengths
-  int low, high;              // token i sees key j iff low <= j - i <= high
-  int first, last;            // key tiles [first, last)
-  int full_first, full_last;  // of these, the ones without a mask
-  int split;
-  bool done;  // there is no work tile any more
-};
 
 /// Named barriers. 0 is that of the whole CTA.
 enum : int {
@@ -31,13 +18,10 @@ enum : int {
 
 template <class Config>
 struct Storage {
-  static constexpr int kWorkTiles = 4;
   alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
-  WorkTile work_tiles[kWorkTiles];
-  // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
-  alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
+  WorkRing work;
   // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
   // arrives (q, once its results are read), or a lane of each consumer warp (k, v).
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tiles of the forward kernel by head dims, and how calls with few query rows fill them.
+/// Tiles of the forward kernel by head dims.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -60,20 +59,6 @@ constexpr int tuning_index(std::span<const Tuning> rows, std::int64_t head_dim_q
     ++index;
   }
   return index;
-}
-
-/// Query heads of one kv head that share a query tile: as many as fill it, a power of two that divides `group`.
-constexpr int packed_heads(std::int64_t group, std::int64_t seq_q, int row_tile) {
-  int packed = 1;
-  while (packed < 64 && group % (2 * packed) == 0 && seq_q * packed < row_tile) packed *= 2;
-  return packed;
-}
-
-/// Parts of the keys of each query tile, for calls with fewer work tiles than multiprocessors: each has four key tiles at least.
-constexpr int splits_of(std::int64_t work_tiles, std::int64_t key_tiles, int multiprocessors) {
-  constexpr std::int64_t kMost = 32, kLeastTiles = 4;
-  if (work_tiles == 0) return 1;
-  return static_cast<int>(std::clamp<std::int64_t>(std::min(multiprocessors / work_tiles, key_tiles / kLeastTiles), 1, kMost));
 }
 
 }  // namespace fovea::gpu::sm90::attention

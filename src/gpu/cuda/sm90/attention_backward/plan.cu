@@ -9,6 +9,7 @@
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/dense_plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"
@@ -19,31 +20,25 @@ namespace {
 using detail::declined;
 
 constexpr std::string_view kName = "cuda.sm90.attention_backward";
-constexpr double kMostSoftcap = 1024;  // the kernel's tanh has an error of 2^-23 of it
 
 enum Tensor : std::size_t { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kTensors };
 
 std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
-  const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
-  const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
-  return {{{"q", p.q_dtype, p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
-           {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
-           {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
-           {"out", p.q_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment},
-           {"dout", p.q_dtype, p.dout, rows_q, p.heads, batch, p.head_dim_v, p.dout_alignment},
-           {"dq", p.q_dtype, p.dq, rows_q, p.heads, batch, p.head_dim_qk, p.dq_alignment},
-           {"dk", p.q_dtype, p.dk, rows_k, p.kv_heads, batch, p.head_dim_qk, p.dk_alignment},
-           {"dv", p.q_dtype, p.dv, rows_k, p.kv_heads, batch, p.head_dim_v, p.dv_alignment}}};
+  const std::array<RowsDesc, 4> of = forward_tensors(p, p.q_dtype);
+  const RowsDesc &q = of[kQ], &k = of[kK];
+  return {{q,
+           k,
+           of[kV],
+           of[kOut],
+           {"dout", p.q_dtype, p.dout, q.rows, p.heads, q.batch, p.head_dim_v, p.dout_alignment},
+           {"dq", p.q_dtype, p.dq, q.rows, p.heads, q.batch, p.head_dim_qk, p.dq_alignment},
+           {"dk", p.q_dtype, p.dk, k.rows, p.kv_heads, k.batch, p.head_dim_qk, p.dk_alignment},
+           {"dv", p.q_dtype, p.dv, k.rows, p.kv_heads, k.batch, p.head_dim_v, p.dv_alignment}}};
 }
 
 Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
-  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
-  if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
-  for (const RowsDesc& tensor : tensors_of(problem)) {
-    if (Result<void> good = accept_rows(tensor); !good) return good;
-  }
-  return {};
+  return accept_dense(problem, tensors_of(problem));
 }
 
 using Launch = Result<void> (*)(const Params&, int, Stream);
@@ -59,11 +54,7 @@ constexpr Launch launch_of() {
 }
 template <class Element, bool kSoftcap>
 Launch launch_of(int tuning) {
-  constexpr auto kLaunches = []<int... kTuning>(std::integer_sequence<int, kTuning...>) {
-    return std::array<Launch, sizeof...(kTuning)>{launch_of<Element, kTuning, kSoftcap>()...};
-  }
-  (std::make_integer_sequence<int, kTunings.size()>{});
-  return kLaunches[static_cast<std::size_t>(tuning)];
+  return function_of_row<kTunings.size()>(tuning, [](auto row) { return launch_of<Element, row.value, kSoftcap>(); });
 }
 Launch launch_of(DType dtype, bool softcap, int tuning) {
   if (dtype == DType::f16) return softcap ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);

@@ -1,15 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which work tiles a CTA computes, in order.
+/// Which work tiles a persistent CTA of dense attention computes, in order, and the ring in which its roles find them.
+///
+/// `Config` has kRowTile and kKeyTile. `Params` has the fields of a batch: order, cu_seqlens_q, cu_seqlens_k, batch, seq_q, seq_k, heads,
+/// packed_shift, splits, mask.
 #pragma once
 
-#include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/attention/storage.cuh"
-#include "op/common/band.hpp"
+#include "gpu/cuda/common/work_tile.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
+#include "op/common/tile_order.hpp"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90 {
+
+struct WorkTile : gpu::WorkTile {
+  bool done;  // there is no work tile any more
+};
+
+struct WorkRing {
+  static constexpr int kTiles = 4;
+  WorkTile tiles[kTiles];
+  // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
+  alignas(8) std::uint64_t full[kTiles], empty[kTiles];
+
+  __device__ void init(int consumers) {
+    barriers_init(full, 1);
+    barriers_init(empty, consumers);
+  }
+};
 
 /// One warp walks through the work tiles of its CTA. In a ragged batch, a cursor moves over the sequences, 32 at a time.
-template <class Config>
+template <class Config, class Params>
 class WorkList {
  public:
   __device__ explicit WorkList(const Params& params_) : params(params_), lane(threadIdx.x % 32) {}
@@ -49,22 +68,19 @@ class WorkList {
     work.batch = batch;
     work.q_begin = params.cu_seqlens_q[batch];
     work.k_begin = params.cu_seqlens_k[batch];
-    work.seq_q = length(params.cu_seqlens_q, batch, params.seq_q);
-    work.seq_k = length(params.cu_seqlens_k, batch, params.seq_k);
+    work.seq_q = sequence_length(params.cu_seqlens_q, batch, params.seq_q);
+    work.seq_k = sequence_length(params.cu_seqlens_k, batch, params.seq_k);
     return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
   }
 
   /// Splits count as heads.
-  __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
+  __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits.count; }
   /// Of a query tile.
   __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
-  static __device__ int length(const std::int32_t* cu_seqlens, int sequence, int bound) {
-    return min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
-  }
   __device__ int pairs(int sequence) const {
     if (sequence >= params.batch) return 0;
-    return (query_tiles(length(params.cu_seqlens_q, sequence, params.seq_q)) + 1) / 2 * work_heads();
+    return (query_tiles(sequence_length(params.cu_seqlens_q, sequence, params.seq_q)) + 1) / 2 * work_heads();
   }
 
   /// Moves the cursor to the sequence of this pair. False when there is none.
@@ -89,23 +105,11 @@ class WorkList {
   }
 
   __device__ void place(WorkTile& work, detail::TileOrder::Place at) const {
-    work.split = at.head % params.splits;
-    work.head = at.head / params.splits << params.packed_shift;
-    const int token = at.q_tile * tokens();
-    work.token = token;
-    const detail::Band band = detail::make_band(params.mask, work.seq_q, work.seq_k);
-    work.low = static_cast<int>(band.low);
-    work.high = static_cast<int>(band.high);
-    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens(), work.seq_q), work.seq_k, Config::kKeyTile);
-    const int first = static_cast<int>(tiles.first), count = static_cast<int>(tiles.last) - first;
-    work.first = first;
-    work.last = first + count;
-    if (params.splits > 1) {
-      work.first = first + static_cast<int>(std::int64_t{count} * work.split / params.splits);
-      work.last = first + static_cast<int>(std::int64_t{count} * (work.split + 1) / params.splits);
-    }
-    work.full_first = static_cast<int>(tiles.full_first);
-    work.full_last = static_cast<int>(tiles.full_last);
+    work.split = at.head % params.splits.count;
+    work.head = at.head / params.splits.count << params.packed_shift;
+    work.token = at.q_tile * tokens();
+    work.find_keys(params.mask, tokens(), Config::kKeyTile);
+    if (params.splits.count > 1) work.keep_split(params.splits.count);
     if (work.last > work.first) return;
     // A tile of which no row sees a key: consumers have one kind of work tile.
     work.low = 1;
@@ -120,4 +124,21 @@ class WorkList {
   int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
 };
 
-}  // namespace fovea::gpu::sm90::attention
+/// By one warp, ahead of the producer: to find a work tile takes as long as to compute a key tile.
+template <class Config, class Params>
+__device__ void plan_work(const Params& params, WorkRing& ring) {
+  WorkList<Config, Params> list(params);
+  RingPosition<WorkRing::kTiles> at;
+  for (bool done = false; !done; at.advance()) {
+    const WorkTile work = list.next();
+    done = work.done;
+    if (threadIdx.x % 32 == 0) {
+      barrier_wait(shared_address(&ring.empty[at.stage]), at.parity ^ 1);
+      ring.tiles[at.stage] = work;
+      barrier_arrive(shared_address(&ring.full[at.stage]));
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's part of what Hopper's kernels of dense attention share, forward and backward: their tensors, and what they decline.
+#pragma once
+
+#include <array>
+
+#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/attention_checks.hpp"
+
+namespace fovea::gpu::sm90 {
+
+/// What maps need to know of q, k, v and out.
+inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p, DType out_dtype) {
+  const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
+  const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
+  return {{{"q", p.q_dtype, p.q, rows_q, p.heads, batch, p.head_dim_qk, p.q_alignment},
+           {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
+           {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
+           {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
+}
+
+/// `tensors`: their RowsDesc.
+template <class Tensors>
+Result<void> accept_dense(const detail::AttentionProblem& problem, const Tensors& tensors) {
+  using detail::declined;
+  constexpr double kMostSoftcap = 1024;  // the kernels' tanh has an error of 2^-23 of it
+  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
+  if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
+  for (const RowsDesc& tensor : tensors) {
+    if (Result<void> good = accept_rows(tensor); !good) return good;
+  }
+  return {};
+}
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/value_tiles.hpp"
+
+namespace fovea::gpu::sm90 {
+
+/// Keys of a sequence that one block transposes.
+struct ValuePlace {
+  int sequence, k_begin, first, seq_k;
+};
+
+/// Of tile `index` of a head; of a ragged batch, by bisection.
+static __device__ ValuePlace place_of(const ValueTiles& tiles, int index) {
+  if (tiles.cu_seqlens_k == nullptr) {
+    const int of_sequence = static_cast<int>(tiles.first(1, 0)), sequence = index / of_sequence;
+    return {sequence, 0, index % of_sequence * tiles.key_tile, tiles.seq_k};
+  }
+  int sequence = 0;
+  for (int end = tiles.batch; end - sequence > 1;) {
+    const int middle = (sequence + end) / 2;
+    (tiles.first(middle, tiles.cu_seqlens_k[middle]) <= index ? sequence : end) = middle;
+  }
+  const int k_begin = tiles.cu_seqlens_k[sequence], length = tiles.cu_seqlens_k[sequence + 1] - k_begin;
+  const auto first = (index - tiles.first(sequence, k_begin)) * tiles.key_tile;
+  return {sequence, k_begin, static_cast<int>(first), min(max(length, 0), tiles.seq_k)};
+}
+
+/// A thread for each 16 keys and four columns of a tile and kv head.
+__global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int kv_head = static_cast<int>(blockIdx.x) % tiles.kv_heads;
+  const ValuePlace tile = place_of(tiles, static_cast<int>(blockIdx.x) / tiles.kv_heads);
+  // Of a ragged batch, some tiles are no sequence's.
+  if (tile.first < 0 || (tile.first > 0 && tile.first >= tile.seq_k)) return;
+  const int quads = tiles.columns / 4, column = static_cast<int>(threadIdx.x) % quads * 4, group = static_cast<int>(threadIdx.x) / quads;
+  const detail::RowStrides& strides = tiles.strides;
+  const auto* v = static_cast<const std::byte*>(tiles.v) + tile.sequence * strides.batch + kv_head * strides.head + column;
+  std::uint32_t rows[16];  // four columns of each key
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int key = tile.first + group * 16 + i;
+    rows[i] = 0;
+    if (key < tile.seq_k && column < tiles.head_dim)
+      rows[i] = *reinterpret_cast<const std::uint32_t*>(v + (std::int64_t{tile.k_begin} + key) * strides.row);
+  }
+  std::uint32_t transposed[4][4];  // of each column, keys in fours
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const std::uint32_t a = rows[2 * t], b = rows[2 * t + 1], c = rows[2 * t + 8], d = rows[2 * t + 9];
+    const std::uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+    const std::uint32_t ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+    transposed[0][t] = __byte_perm(ab, cd, 0x5410);
+    transposed[1][t] = __byte_perm(ab, cd, 0x7632);
+    transposed[2][t] = __byte_perm(ab_high, cd_high, 0x5410);
+    transposed[3][t] = __byte_perm(ab_high, cd_high, 0x7632);
+  }
+  auto* to = reinterpret_cast<uint4*>(tiles.data + std::int64_t{blockIdx.x} * tiles.key_tile * tiles.columns);
+  to += group * tiles.columns + column;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = {transposed[i][0], transposed[i][1], transposed[i][2], transposed[i][3]};
+}
+
+Result<void> launch_transpose(const ValueTiles& tiles, Stream stream) {
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(tiles.count)),
+                          .block = dim3(static_cast<unsigned>(tiles.key_tile / 16 * tiles.columns / 4)),
+                          .programmatic = true};
+  return launch(&transpose_values, shape, stream, tiles);
+}
+
+}  // namespace fovea::gpu::sm90
