@@ -24,6 +24,7 @@ struct WorkTile {
   int first, last;            // key tiles [first, last)
   int full_first, full_last;  // of these, the ones without a mask
   int split;
+  bool done;  // where CTAs persist: there is no work tile any more
 
   struct Keys {
     int begin, end;
@@ -43,12 +44,13 @@ struct WorkTile {
     return batch * strides.batch + std::int64_t{q_begin + at.token} * strides.row + at.head * strides.head;
   }
 
-  /// Finds what the rows of `tokens` tokens see, once the sequence and `token` are known.
-  __device__ void find_keys(const BandMask& mask, int tokens, int key_tile) {
-    const detail::Band band = detail::make_band(mask, seq_q, seq_k);
+  /// Finds what the rows see, once the sequence and `token` are known. `Params` has mask and packed_shift.
+  template <class Params>
+  __device__ void find_keys(const Params& params, int row_tile, int key_tile) {
+    const detail::Band band = detail::make_band(params.mask, seq_q, seq_k);
     low = static_cast<int>(band.low);
     high = static_cast<int>(band.high);
-    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + tokens, seq_q), seq_k, key_tile);
+    const detail::KvTiles tiles = detail::kv_tiles(band, token, min(token + (row_tile >> params.packed_shift), seq_q), seq_k, key_tile);
     first = static_cast<int>(tiles.first);
     last = static_cast<int>(tiles.last);
     full_first = static_cast<int>(tiles.full_first);

@@ -11,21 +11,7 @@
 
 namespace fovea::gpu::sm90 {
 
-struct WorkTile : gpu::WorkTile {
-  bool done;  // there is no work tile any more
-};
-
-struct WorkRing {
-  static constexpr int kTiles = 4;
-  WorkTile tiles[kTiles];
-  // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
-  alignas(8) std::uint64_t full[kTiles], empty[kTiles];
-
-  __device__ void init(int consumers) {
-    barriers_init(full, 1);
-    barriers_init(empty, consumers);
-  }
-};
+inline constexpr int kWorkTiles = 4;  // of the ring
 
 /// One warp walks through the work tiles of its CTA. In a ragged batch, a cursor moves over the sequences, 32 at a time.
 template <class Config, class Params>
@@ -74,7 +60,7 @@ class WorkList {
   }
 
   /// Splits count as heads.
-  __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits.count; }
+  __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
   /// Of a query tile.
   __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
@@ -105,11 +91,11 @@ class WorkList {
   }
 
   __device__ void place(WorkTile& work, detail::TileOrder::Place at) const {
-    work.split = at.head % params.splits.count;
-    work.head = at.head / params.splits.count << params.packed_shift;
+    work.split = at.head % params.splits;
+    work.head = at.head / params.splits << params.packed_shift;
     work.token = at.q_tile * tokens();
-    work.find_keys(params.mask, tokens(), Config::kKeyTile);
-    if (params.splits.count > 1) work.keep_split(params.splits.count);
+    work.find_keys(params, Config::kRowTile, Config::kKeyTile);
+    if (params.splits > 1) work.keep_split(params.splits);
     if (work.last > work.first) return;
     // A tile of which no row sees a key: consumers have one kind of work tile.
     work.low = 1;
@@ -124,18 +110,19 @@ class WorkList {
   int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
 };
 
-/// By one warp, ahead of the producer: to find a work tile takes as long as to compute a key tile.
-template <class Config, class Params>
-__device__ void plan_work(const Params& params, WorkRing& ring) {
+/// By one warp, ahead of the producer: to find a work tile takes as long as to compute a key tile. `Storage` has the ring: work_tiles and
+/// its barriers work_full and work_empty.
+template <class Config, class Params, class Storage>
+__device__ void plan_work(const Params& params, Storage& storage) {
   WorkList<Config, Params> list(params);
-  RingPosition<WorkRing::kTiles> at;
+  RingPosition<kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {
     const WorkTile work = list.next();
     done = work.done;
     if (threadIdx.x % 32 == 0) {
-      barrier_wait(shared_address(&ring.empty[at.stage]), at.parity ^ 1);
-      ring.tiles[at.stage] = work;
-      barrier_arrive(shared_address(&ring.full[at.stage]));
+      barrier_wait(shared_address(&storage.work_empty[at.stage]), at.parity ^ 1);
+      storage.work_tiles[at.stage] = work;
+      barrier_arrive(shared_address(&storage.work_full[at.stage]));
     }
     __syncwarp();
   }

@@ -30,7 +30,7 @@ class WorkFinder {
     work.seq_k = params.seq_k;
     if (params.cu_seqlens_q != nullptr && !seek(work, q_tile)) return false;
     work.token = (query_tiles(work.seq_q) - 1 - q_tile) * tokens();
-    work.find_keys(params.mask, tokens(), Config::kKeyTile);
+    work.find_keys(params, Config::kRowTile, Config::kKeyTile);
     work.keep_split(params.splits.count);
     work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
     work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);

@@ -31,7 +31,7 @@ class Epilogue {
 
   /// `out` is relative to 2^softmax.base().
   __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
-    const WorkTile& work = storage.work.tiles[work_slot];
+    const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
@@ -57,7 +57,7 @@ class Epilogue {
     const bool elected = thread_index() % 128 == 0;
     named_sync(kWarpgroup + warpgroup, 128);
     if (!wide() && elected) store(work, buffer);
-    if (elected) barrier_arrive(shared_address(&storage.work.empty[work_slot]));
+    if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
     used = buffer;
   }
 
@@ -82,13 +82,13 @@ class Epilogue {
   static constexpr int kOne = 1 << static_cast<int>(Range::kShift);  // the probability at the maximum, rounded
 
   /// Whether results leave as f32, from registers.
-  __device__ __forceinline__ bool wide() const { return params.splits.count > 1 || (Config::k8Bit && params.f32_out); }
+  __device__ __forceinline__ bool wide() const { return params.splits > 1 || (Config::k8Bit && params.f32_out); }
 
   /// What turns the accumulators of a row into its result; the sink's share is the merging kernel's where there are splits.
   /// Where a weight of `top` is the only one, not even an f32 result shows that it was rounded to kOne.
   __device__ __forceinline__ float normaliser(const WorkTile& work, int r, float sum, float base, float top) const {
     const float one = Config::k8Bit ? descale(params.v_scale, work, params.heads_per_kv) * (top / kOne) : 1;
-    if (params.sink != nullptr && params.splits.count == 1) {
+    if (params.sink != nullptr && params.splits == 1) {
       const float sink = exp2f(fmaf(params.sink[place(work, r).head], kLog2e, -base));
       return sum == 0 ? 0 : one / (sum + sink);
     }
@@ -98,17 +98,16 @@ class Epilogue {
   /// The first two lanes of each four store that of their rows, in base 2 so far.
   __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float value) const {
     const Place at = place(work, r);
-    float* lse = params.splits.count > 1 ? params.splits.lse : params.lse;
+    float* lse = params.splits > 1 ? params.partial_lse : params.lse;
     if (lse == nullptr || lane_index() % 4 > 1 || at.token >= work.seq_q) return;
-    lse[params.splits.count > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] =
-        value * kLn2;
+    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] = value * kLn2;
   }
   static __device__ std::int64_t row_offset(const detail::RowStrides& strides, const WorkTile& work, int token, int head) {
     return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;
   }
   /// Number of the row among all partial results, of a batch that is not ragged.
   __device__ std::int64_t partial_row(const WorkTile& work, int token, int head) const {
-    return params.splits.cell(work.split, std::int64_t{work.batch} * params.seq_q + token, head);
+    return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + token) * params.heads + head;
   }
   __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kSliceBytes; }
 
@@ -135,10 +134,10 @@ class Epilogue {
 
   /// Where f32 results go, and the row of one.
   __device__ float* wide_out() const {
-    return !Config::k8Bit || params.splits.count > 1 ? params.splits.out : static_cast<float*>(const_cast<void*>(params.out.data));
+    return !Config::k8Bit || params.splits > 1 ? params.partial_out : static_cast<float*>(const_cast<void*>(params.out.data));
   }
   __device__ std::int64_t wide_offset(const WorkTile& work, Place at) const {
-    if (!Config::k8Bit || params.splits.count > 1) return partial_row(work, at.token, at.head) * params.head_dim_v;
+    if (!Config::k8Bit || params.splits > 1) return partial_row(work, at.token, at.head) * params.head_dim_v;
     return row_offset(params.out.strides, work, at.token, at.head);
   }
 

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    storage.work.init(Config::kTuning.warpgroups);
+    barriers_init(storage.work_full, 1);
+    barriers_init(storage.work_empty, Config::kTuning.warpgroups);
     barriers_init(storage.q_full, 1);
     barriers_init(storage.q_empty, Config::kTuning.warpgroups);
     barriers_init(storage.k_full, 1);
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     registers_shrink<Config::kLoadRegisters>();
     if (Config::k8Bit) fence_global_for_async();  // launch_transpose() has written what bulk copies read
     if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work<Config>(params, storage.work);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work<Config>(params, storage);
     __syncwarp();
   }
   let_next_kernel_start();

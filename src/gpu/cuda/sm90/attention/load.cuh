@@ -16,11 +16,11 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ void operator()() {
-    RingPosition<WorkRing::kTiles> at;
+    RingPosition<kWorkTiles> at;
     RingPosition<Config::kQueryBuffers> buffer;
     for (bool done = false; !done; at.advance(), buffer.advance()) {
-      barrier_wait(shared_address(&storage.work.full[at.stage]), at.parity);
-      const WorkTile& work = storage.work.tiles[at.stage];
+      barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
+      const WorkTile& work = storage.work_tiles[at.stage];
       done = work.done;
       load(work, buffer);
     }

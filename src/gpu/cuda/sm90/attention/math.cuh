@@ -146,7 +146,7 @@ class Math {
   /// Waits for the next work tile and its queries. False when there is none.
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
-    current = &storage.work.tiles[work_at.stage];
+    current = &storage.work_tiles[work_at.stage];
     queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kSliceBytes;
     first = uniform(current->first);
     tile = uniform(current->last) - 1;
@@ -289,7 +289,7 @@ class Math {
   Storage<Config>& storage;
   const int warpgroup;
   RingPosition<Config::kQueryBuffers> position;
-  RingPosition<WorkRing::kTiles> work_at;
+  RingPosition<kWorkTiles> work_at;
   const WorkTile* current = nullptr;
   int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
   std::uint32_t queries = 0;                               // address of this warpgroup's rows

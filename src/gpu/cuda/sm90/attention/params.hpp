@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "fovea/mask.hpp"
-#include "gpu/cuda/common/splits.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/tile_order.hpp"
@@ -24,7 +23,9 @@ struct Params {
   detail::TileOrder order{};            ///< of the whole batch; of a ragged one, the group alone is known
   int batch = 0, seq_q = 0, seq_k = 0;  ///< bounds of a ragged batch
   int heads = 0, heads_per_kv = 1;
-  int packed_shift = 0;  ///< log2 of the query heads that share a query tile
+  std::int64_t rows = 0;  ///< of q over the whole batch
+  int packed_shift = 0;   ///< log2 of the query heads that share a query tile
+  int splits = 1;
   int head_dim_qk = 0, head_dim_v = 0;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< [batch + 1], of a ragged batch
   BandMask mask{};
@@ -34,7 +35,7 @@ struct Params {
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
   detail::RowStrides lse_strides{};
-  Splits splits{};
+  float *partial_out = nullptr, *partial_lse = nullptr;  ///< of Splits, where there are splits
   // Of e4m3 inputs.
   Descale q_scale, k_scale, v_scale;
   std::byte* value_tiles = nullptr;  ///< V^T by key tiles: ValueTiles

@@ -66,17 +66,19 @@ class State final : public PlanState<Problem, AttentionArgs> {
       params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * splits), ctas(), costs};
     }
     fill_problem(params_, problem);
-    params_.splits = splits_for(problem, splits);
+    params_.rows = problem.total_q;
+    params_.splits = splits;
+    splits_ = splits_for(problem, splits);
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
     if (is_8bit()) value_tiles_ = value_tiles_of(problem, tuning.key_tile, tuning.head_dim_v);
-    workspace_bytes = value_tiles_.bytes() + params_.splits.bytes();
+    workspace_bytes = value_tiles_.bytes() + splits_.bytes();
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
   std::int64_t value_tiles() const { return value_tiles_.count; }
-  std::string tuning() const override { return tiles_text(tuning_row(), params_.packed(), params_.splits.count); }
+  std::string tuning() const override { return tiles_text(tuning_row(), params_.packed(), splits_.count); }
 
  private:
   static constexpr int kLeastSplitTiles = 4;  // key tiles
@@ -85,7 +87,12 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
-    if (Result<void> good = fill(params, args, workspace); !good) return good;
+    Splits splits = splits_;
+    fill_splits(splits, problem_, args, static_cast<std::byte*>(workspace.data) + value_tiles_.bytes());
+    params.partial_out = splits.out;
+    params.partial_lse = splits.lse;
+    params.value_tiles = static_cast<std::byte*>(workspace.data);
+    if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = params.softcap != 0 || problem_.scale < 0;
     if (is_8bit()) {
       ValueTiles tiles = value_tiles_;
@@ -95,7 +102,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
       if (Result<void> good = launch_transpose(tiles, stream); !good) return good;
     }
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
-    return done && params.splits.count > 1 ? launch_combine<true>(params.splits, problem_.out_dtype, stream) : done;
+    return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
   }
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
@@ -103,7 +110,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
 
   /// What only a run knows.
-  Result<void> fill(Params& params, const AttentionArgs& args, Workspace workspace) const {
+  Result<void> fill(Params& params, const AttentionArgs& args) const {
     const int packed = params.packed(), keys = tuning_row().key_tile;
     const std::array<RowsDesc, 4> tensors = forward_tensors(problem_, problem_.out_dtype);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
@@ -121,14 +128,13 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.v_scale = descale_of(problem_.v_scale, args.v_scale);
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    params.value_tiles = static_cast<std::byte*>(workspace.data);
-    fill_splits(params.splits, problem_, args, params.value_tiles + value_tiles_.bytes());
     return {};
   }
 
   int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
   std::int64_t work_tiles_ = 0;
   ValueTiles value_tiles_{};  ///< of e4m3
+  Splits splits_{};
   Params params_{};
 };
 

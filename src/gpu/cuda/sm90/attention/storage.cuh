@@ -21,7 +21,9 @@ struct Storage {
   alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
-  WorkRing work;
+  WorkTile work_tiles[kWorkTiles];
+  // full: the planner arrives, the producer waits. empty: a thread of each consumer warpgroup arrives once it is done; the planner waits.
+  alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
   // arrives (q, once its results are read), or a lane of each consumer warp (k, v).
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
