@@ -55,20 +55,14 @@ class Epilogue {
  private:
   using StagedRows = SwizzledRows<Config::kHeadDimQk>;
 
-  /// A row of the query tile, as token of the sequence and head.
-  struct Place {
-    int token, head;
-  };
-  __device__ Place place(int row) const {
-    return {work.token + (row >> params.packed_shift), work.head + (row & ((1 << params.packed_shift) - 1))};
-  }
+  __device__ RowPlace place(int row) const { return work.place(row, params.packed_shift); }
   __device__ int row(int block, int r) const { return warp_row + 16 * block + lane_row(lane) + 8 * r; }
 
   /// What turns the accumulators of a row, relative to 2^base, into its result; the sink's share is the merging kernel's where there are
   /// splits.
   __device__ __forceinline__ float normaliser(int block, int r, float sum, float base) const {
     if (params.sink != nullptr && params.splits.count == 1) {
-      const Place at = place(row(block, r));
+      const RowPlace at = place(row(block, r));
       const float sink = exp2f(fmaf(params.sink[at.head], kLog2e, -base));
       return sum == 0 ? 0 : 1 / (sum + sink);
     }
@@ -76,16 +70,15 @@ class Epilogue {
   }
 
   __device__ __forceinline__ void store_lse(int block, int r, float value) const {
-    const Place at = place(row(block, r));
+    const RowPlace at = place(row(block, r));
     if (lane % 4 != 0 || at.token >= work.seq_q) return;
     if (params.splits.count > 1) {
       params.splits.lse[partial_row(at)] = value;
     } else if (params.lse != nullptr) {
-      const detail::RowStrides& strides = params.lse_strides;
-      params.lse[work.batch * strides.batch + std::int64_t{work.q_begin + at.token} * strides.row + at.head * strides.head] = value;
+      params.lse[work.offset(params.lse_strides, at)] = value;
     }
   }
-  __device__ std::int64_t partial_row(Place at) const {
+  __device__ std::int64_t partial_row(RowPlace at) const {
     return params.splits.cell(work.split, std::int64_t{work.batch} * params.seq_q + at.token, at.head);
   }
 
@@ -109,7 +102,7 @@ class Epilogue {
 #pragma unroll 4
     for (int i = 0; i < Config::kWarpRows; i += kRowsAtOnce) {
       const int of_row = warp_row + i + lane / kLanes;
-      const Place at = place(of_row);
+      const RowPlace at = place(of_row);
       if (at.token >= work.seq_q) continue;
       Element* to = first + at.token * params.out.strides.row + at.head * params.out.strides.head;
       for (int column = lane % kLanes * 8; column < params.head_dim_v; column += 8 * kLanes) {
@@ -132,34 +125,14 @@ class Epilogue {
   __device__ __forceinline__ void store_partial(int block, const float (&out)[kOut], const float (&factor)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Place at = place(row(block, r));
+      const RowPlace at = place(row(block, r));
       if (at.token >= work.seq_q) continue;
-      float* to = params.splits.out + partial_row(at) * params.head_dim_v;
-#pragma unroll
-      for (int i = 2 * r; i < kOut; i += 4) {
-        const int column = column_of(i) + lane_column(lane);
-        if (column < params.head_dim_v) *reinterpret_cast<float2*>(to + column) = {out[i] * factor[r], out[i + 1] * factor[r]};
-      }
+      const int first = lane_column(lane);
+      store_row(params.splits.out + partial_row(at) * params.head_dim_v + first, out, r, factor[r], first, params.head_dim_v);
     }
   }
 
   // ---- what is not finite ---------------------------------------------------------------------------------------------------------
-
-  /// The lanes whose r-th row holds something that is not finite.
-  static __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kOut], int r) {
-    float zero = 0;
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) {
-      if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
-    }
-    return __ballot_sync(~0u, zero != 0);
-  }
-
-  /// What each lane knows of its two rows.
-  struct RowPair {
-    unsigned lanes[2];  // lanes_not_finite
-    float maximum[2], factor[2];
-  };
 
   /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
   static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows,
@@ -167,14 +140,10 @@ class Epilogue {
     Epilogue(params, storage).compute_rows(block, rows, scale_log2);
   }
   __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float scale_log2) const {
-    __syncwarp();
-    for (int i = 0; i < 16; ++i) {
-      const int from = i % 8 * 4, of_row = warp_row + 16 * block + i;
-      if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> from & 0xf) == 0) continue;
-      const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], from);
-      const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], from);
-      const Place at = place(of_row);
-      if (at.token >= work.seq_q) continue;
+    for_rows_not_finite(rows, [&](int i, int, float maximum, float factor) {
+      const int of_row = warp_row + 16 * block + i;
+      const RowPlace at = place(of_row);
+      if (at.token >= work.seq_q) return;
       float columns[ExactRow<Element>::kColumns];
       exact(at, maximum, scale_log2, columns);
 #pragma unroll
@@ -182,21 +151,20 @@ class Epilogue {
         const int column = c * 32 + lane;
         if (column < params.head_dim_v) put(of_row, at, column, factor == 0 ? 0 : columns[c] * factor);
       }
-    }
+    });
   }
-  __device__ void exact(Place at, float maximum, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
+  __device__ void exact(RowPlace at, float maximum, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
     const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head), params.head_dim_qk,
                                 params.head_dim_v};
-    const int begin = max(max(at.token + work.low, 0), work.first * Config::kKeyTile);
-    const int end = min(min(at.token + work.high + 1, work.seq_k), work.last * Config::kKeyTile);
+    const WorkTile::Keys seen = work.own_keys_of(at.token, Config::kKeyTile);
     const auto row_of = [&](int key) {
       return KeyRow<Element>{static_cast<const Element*>(work.keys) + key * params.k.strides.row,
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
     one(
-        begin, end, maximum, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
+        seen.begin, seen.end, maximum, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
   }
-  __device__ void put(int of_row, Place at, int column, float x) const {
+  __device__ void put(int of_row, RowPlace at, int column, float x) const {
     if (params.splits.count > 1) {
       params.splits.out[partial_row(at) * params.head_dim_v + column] = x;
     } else {

@@ -184,12 +184,8 @@ class Math {
     const int column = key + lane_column(lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int token = work.token + ((first_row + 8 * r) >> params.packed_shift);
-      const int begin = max(token + work.low, 0) - column, end = min(token + work.high + 1, work.seq_k) - column;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) block[i] = -INFINITY;
-      }
+      const WorkTile::Keys seen = work.keys_of(work.token + ((first_row + 8 * r) >> params.packed_shift));
+      mask_row(block, r, seen.begin - column, seen.end - column);
     }
   }
 

@@ -7,18 +7,19 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 
 namespace fovea::gpu::sm90::attention {
 
-inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 constexpr int slices_of(int row_bytes) { return (row_bytes + kSliceBytes - 1) / kSliceBytes; }
 
 /// kTransform_: scores are softcapped, or their scale is negative.
 template <class Element_, int kTuning_, bool kTransform_>
 struct Config {
   using Element = Element_;
+  using Params = attention::Params;
   static constexpr bool k8Bit = sizeof(Element) == 1;
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;  // or f32, where inputs are e4m3
   static constexpr Tuning kTuning = tunings_of(k8Bit)[kTuning_];

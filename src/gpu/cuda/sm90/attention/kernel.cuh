@@ -4,8 +4,8 @@
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/attention/launch.hpp"
-#include "gpu/cuda/sm90/attention/load.cuh"
-#include "gpu/cuda/sm90/attention/math.cuh"
+#include "gpu/cuda/sm90/dense/load.cuh"
+#include "gpu/cuda/sm90/dense/math.cuh"
 
 namespace fovea::gpu::sm90::attention {
 
@@ -13,18 +13,10 @@ namespace fovea::gpu::sm90::attention {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
-  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  auto& storage = *reinterpret_cast<dense::Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    barriers_init(storage.work_full, 1);
-    barriers_init(storage.work_empty, Config::kTuning.warpgroups);
-    barriers_init(storage.q_full, 1);
-    barriers_init(storage.q_empty, Config::kTuning.warpgroups);
-    barriers_init(storage.k_full, 1);
-    barriers_init(storage.v_full, 1);
-    barriers_init(storage.k_empty, 4 * Config::kTuning.warpgroups);
-    barriers_init(storage.v_empty, 4 * Config::kTuning.warpgroups);
-    fence_barrier_init();
+    storage.init_barriers();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
       const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
       if (has_map) prefetch_map(&rows->map);
@@ -34,12 +26,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   wait_for_previous_kernel();
   if (warpgroup < Config::kTuning.warpgroups) {
     registers_grow<Config::kMathRegisters>();
-    Math<Config>(params, storage, warpgroup)();
+    dense::Math<Config>(params, storage, warpgroup)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
     if (Config::k8Bit) fence_global_for_async();  // launch_transpose() has written what bulk copies read
-    if (threadIdx.x == Config::kMathThreads) Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) plan_work<Config>(params, storage);
+    if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
     __syncwarp();
   }
   let_next_kernel_start();
@@ -47,11 +39,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
 
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
-  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  static_assert(sizeof(dense::Storage<Config>) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(dense::Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
                           .block = dim3(Config::kThreads),
-                          .shared_bytes = sizeof(Storage<Config>),
+                          .shared_bytes = sizeof(dense::Storage<Config>),
                           .programmatic = true};
   return launch(&attend<Config>, shape, stream, params);
 }

@@ -7,16 +7,11 @@
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/dense/descale.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::attention {
-
-/// An f32 factor of all values of a sequence and kv head; 1 where there is none.
-struct Descale {
-  const float* data = nullptr;
-  std::int64_t batch_stride = 0, head_stride = 0;
-};
 
 struct Params {
   ClippedRows q, k, v, out;
@@ -37,7 +32,7 @@ struct Params {
   detail::RowStrides lse_strides{};
   float *partial_out = nullptr, *partial_lse = nullptr;  ///< of Splits, where there are splits
   // Of e4m3 inputs.
-  Descale q_scale, k_scale, v_scale;
+  dense::Descale q_scale, k_scale, v_scale;
   std::byte* value_tiles = nullptr;  ///< V^T by key tiles: ValueTiles
   bool f32_out = false;
 

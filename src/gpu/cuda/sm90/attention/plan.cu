@@ -10,9 +10,10 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/sm90/attention/launch.hpp"
-#include "gpu/cuda/sm90/dense_plan.hpp"
+#include "gpu/cuda/sm90/dense/plan.hpp"
+#include "gpu/cuda/sm90/dense/storage.cuh"
+#include "gpu/cuda/sm90/dense/value_tiles.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
-#include "gpu/cuda/sm90/value_tiles.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/validate.hpp"
 
@@ -37,10 +38,6 @@ Launch launch_of(DType dtype, bool transform, int tuning) {
   return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
-Descale descale_of(const std::optional<ScaleDesc>& desc, const float* data) {
-  return desc ? Descale{data, desc->batch_stride, desc->head_stride} : Descale{};
-}
-
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
@@ -50,7 +47,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are stored as one box.
-    const int most = problem.q.head == 0 ? 1 : kWarpgroupRows;
+    const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
     const std::int64_t tokens = tuning.row_tile() / packed;
     const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
@@ -72,7 +69,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
-    if (is_8bit()) value_tiles_ = value_tiles_of(problem, tuning.key_tile, tuning.head_dim_v);
+    if (is_8bit()) value_tiles_ = dense::value_tiles_of(problem, tuning.key_tile, tuning.head_dim_v);
     workspace_bytes = value_tiles_.bytes() + splits_.bytes();
   }
 
@@ -95,11 +92,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = params.softcap != 0 || problem_.scale < 0;
     if (is_8bit()) {
-      ValueTiles tiles = value_tiles_;
+      dense::ValueTiles tiles = value_tiles_;
       tiles.data = params.value_tiles;
       tiles.v = params.v.data;
       tiles.cu_seqlens_k = params.cu_seqlens_k;
-      if (Result<void> good = launch_transpose(tiles, stream); !good) return good;
+      if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;
     }
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
@@ -112,20 +109,20 @@ class State final : public PlanState<Problem, AttentionArgs> {
   /// What only a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args) const {
     const int packed = params.packed(), keys = tuning_row().key_tile;
-    const std::array<RowsDesc, 4> tensors = forward_tensors(problem_, problem_.out_dtype);
+    const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
     params.q = rows_of(tensors[0], args.q, tuning_row().row_tile() / packed);
     params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
     params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
-    params.out = rows_of(tensors[3], args.out, kWarpgroupRows / packed);
+    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
     params.f32_out = problem_.out_dtype == DType::f32;
     if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = is_8bit() ? Result<void>{} : encode_rows(params.v, tensors[2]); !good) return good;
     if (Result<void> good = params.f32_out ? Result<void>{} : encode_rows(params.out, tensors[3], packed); !good) return good;
-    params.q_scale = descale_of(problem_.q_scale, args.q_scale);
-    params.k_scale = descale_of(problem_.k_scale, args.k_scale);
-    params.v_scale = descale_of(problem_.v_scale, args.v_scale);
+    params.q_scale = dense::descale_of(problem_.q_scale, args.q_scale);
+    params.k_scale = dense::descale_of(problem_.k_scale, args.k_scale);
+    params.v_scale = dense::descale_of(problem_.v_scale, args.v_scale);
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
     return {};
@@ -133,7 +130,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
   std::int64_t work_tiles_ = 0;
-  ValueTiles value_tiles_{};  ///< of e4m3
+  dense::ValueTiles value_tiles_{};  ///< of e4m3
   Splits splits_{};
   Params params_{};
 };
@@ -144,7 +141,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   const bool is_8bit = problem.q_dtype == DType::e4m3, is_16bit = problem.q_dtype == DType::bf16 || problem.q_dtype == DType::f16;
   if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  if (Result<void> good = accept_dense(problem, forward_tensors(problem, problem.out_dtype)); !good) return good.error();
+  if (Result<void> good = dense::accept_dense(problem, dense::forward_tensors(problem, problem.out_dtype)); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
   if (state->value_tiles() >= kCountLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");

@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
-#include "gpu/cuda/sm90/dense_plan.hpp"
+#include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"
@@ -24,7 +24,7 @@ constexpr std::string_view kName = "cuda.sm90.attention_backward";
 enum Tensor : std::size_t { kQ, kK, kV, kOut, kDout, kDq, kDk, kDv, kTensors };
 
 std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
-  const std::array<RowsDesc, 4> of = forward_tensors(p, p.q_dtype);
+  const std::array<RowsDesc, 4> of = dense::forward_tensors(p, p.q_dtype);
   const RowsDesc &q = of[kQ], &k = of[kK];
   return {{q,
            k,
@@ -38,7 +38,7 @@ std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
 
 Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
-  return accept_dense(problem, tensors_of(problem));
+  return dense::accept_dense(problem, tensors_of(problem));
 }
 
 using Launch = Result<void> (*)(const Params&, int, Stream);

@@ -60,11 +60,7 @@ __device__ __forceinline__ void keep_columns(float (&scores)[kScores], int r, in
   }
 }
 
-template <class Element, int kScores>
-__device__ __forceinline__ void round_to(std::uint32_t (&to)[kScores / 2], const float (&scores)[kScores]) {
-#pragma unroll
-  for (int i = 0; i < kScores / 2; ++i) to[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
-}
+using sm90::round_to;
 template <class Element, int kScores>
 __device__ __forceinline__ void round_to(std::uint32_t (&to)[kScores / 2], const float (&scores)[kScores], const float (&slope)[kScores]) {
 #pragma unroll
@@ -88,12 +84,6 @@ __device__ __forceinline__ bool not_finite(const float (&sum)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) zero = fmaf(sum[i], 0.0f, zero);
   return zero != 0;
-}
-
-template <int kCount>
-__device__ __forceinline__ void clear(float (&sum)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sum[i] = 0;
 }
 
 }  // namespace fovea::gpu::sm90::attention_backward

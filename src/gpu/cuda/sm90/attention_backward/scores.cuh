@@ -3,10 +3,10 @@
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/own_dq.cuh"
-#include "gpu/cuda/sm90/attention_backward/products.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/products.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -54,7 +54,7 @@ class Scores {
   __device__ __forceinline__ void step(int index) {
     const RowStats& stats = storage.stats[ring.stage];
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
-    const Tile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
+    const SlicedTile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
     multiply_rows<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
     products_wait<0>();
     pin(scores);
@@ -82,10 +82,12 @@ class Scores {
     if constexpr (Config::kOwnDq) own_dq(index, storage.steps[index % Storage<Config>::kSteps]);
   }
 
-  __device__ __forceinline__ Tile keys_of(const std::byte* tile) const {
+  __device__ __forceinline__ SlicedTile keys_of(const std::byte* tile) const {
     return {shared_address(tile) + warpgroup * kPart, Config::kKeySliceBytes};
   }
-  static __device__ __forceinline__ Tile queries_of(const std::byte* tile) { return {shared_address(tile), Config::kQuerySliceBytes}; }
+  static __device__ __forceinline__ SlicedTile queries_of(const std::byte* tile) {
+    return {shared_address(tile), Config::kQuerySliceBytes};
+  }
 
   __device__ __forceinline__ void store_scores(int index) {
     const int stage = Config::kOwnDq ? 0 : ring.stage;
@@ -104,8 +106,8 @@ class Scores {
     if (params.leaks && (not_finite(dk) || not_finite(dv))) params.dkv_not_finite[ticket] = 1;
     if constexpr (Config::kOwnDq) own_dq.end();
     named_sync(kDone, 128 * (Config::kScoreWarpgroups + (Config::kDqWarpgroup ? 1 : 0)));
-    stage_rows<Element, Config::kHeadDimV>(dv, 1, keys_of(storage.v));
-    stage_rows<Element, Config::kHeadDimQk>(dk, params.scale, keys_of(storage.k));
+    stage_rows<Element, Config::kHeadDimV>(dv, {1, 1}, keys_of(storage.v));
+    stage_rows<Element, Config::kHeadDimQk>(dk, {params.scale, params.scale}, keys_of(storage.k));
     fence_shared_for_async();
     named_sync(kWarpgroup + warpgroup, 128);
     if (thread_index() % 128 != 0) return;

@@ -95,15 +95,15 @@ class KeyRoles {
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.weights_full[ring.stage]));
   }
 
-  static __device__ __forceinline__ Tile keys_of(const std::byte* tile) { return {shared_address(tile), Config::kKeySliceBytes}; }
-  __device__ __forceinline__ Tile queries_of(const std::byte (&tiles)[Config::kStages][Config::kQueryBytes]) const {
+  static __device__ __forceinline__ SlicedTile keys_of(const std::byte* tile) { return {shared_address(tile), Config::kKeySliceBytes}; }
+  __device__ __forceinline__ SlicedTile queries_of(const std::byte (&tiles)[Config::kStages][Config::kQueryBytes]) const {
     return {shared_address(tiles[ring.stage]), Config::kQuerySliceBytes};
   }
 
   /// Through the tile of shared memory that only this warpgroup has read.
   __device__ __forceinline__ void store(int ticket, float factor, const std::byte* by, const ClippedRows& to) {
     if (params.leaks && not_finite(sum)) params.dkv_not_finite[ticket] = 1;
-    stage_rows<Element, kHeadDim>(sum, factor, keys_of(by));
+    stage_rows<Element, kHeadDim>(sum, {factor, factor}, keys_of(by));
     fence_shared_for_async();
     named_sync(kWarpgroup + warpgroup, 128);
     if (thread_index() % 128 != 0) return;

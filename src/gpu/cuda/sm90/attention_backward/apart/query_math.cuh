@@ -3,8 +3,8 @@
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/apart/query_rows.cuh"
-#include "gpu/cuda/sm90/attention_backward/products.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
+#include "gpu/cuda/sm90/products.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -49,8 +49,8 @@ class QueryMath {
   }
 
   __device__ __forceinline__ void step(int first_key) {
-    const Tile k{shared_address(storage.k[keys.stage]), Config::kKeySliceBytes};
-    const Tile v{shared_address(storage.v[values.stage]), Config::kKeySliceBytes};
+    const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceBytes};
+    const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceBytes};
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
     multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, queries_of(storage.q), k);
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
@@ -75,7 +75,7 @@ class QueryMath {
     values.advance();
   }
 
-  __device__ __forceinline__ Tile queries_of(const std::byte* tile) const {
+  __device__ __forceinline__ SlicedTile queries_of(const std::byte* tile) const {
     return {shared_address(tile) + cell * Config::kCellBytes, Config::kQuerySliceBytes};
   }
 
@@ -93,7 +93,7 @@ class QueryMath {
   __device__ __forceinline__ void store() {
     if (first_query() >= rows.sequence.seq_q) return;
     if (params.leaks && not_finite(dq)) params.dq_not_finite[workspace_cell()] = 1;
-    stage_rows<Element, Config::kHeadDimQk>(dq, params.scale, queries_of(storage.q));
+    stage_rows<Element, Config::kHeadDimQk>(dq, {params.scale, params.scale}, queries_of(storage.q));
     fence_shared_for_async();
     named_sync(kWarpgroup + cell, 128);
     if (thread_index() % 128 != 0) return;

@@ -4,14 +4,13 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/attention/exact_row.cuh"
-#include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/attention/storage.cuh"
-#include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/dense/exact_row.cuh"
+#include "gpu/cuda/sm90/dense/storage.cuh"
+#include "gpu/cuda/sm90/products.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90::dense {
 
 /// The row of the query tile that is the lane's r-th.
 __device__ inline int tile_row(int warpgroup, int r) {
@@ -24,6 +23,7 @@ class Epilogue {
   using Range = std::conditional_t<Config::k8Bit, E4m3Range, FloatRange>;
   using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2, Range>;
   using Result = typename Config::Result;
+  using Params = typename Config::Params;
   static constexpr int kOut = Config::kHeadDimV / 2;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
@@ -70,14 +70,8 @@ class Epilogue {
   }
 
  private:
-  /// The lane's r-th row, as token of the sequence and head.
-  struct Place {
-    int token, head;
-  };
-  __device__ Place place(const WorkTile& work, int r) const {
-    const int row = tile_row(warpgroup, r);
-    return {work.token + (row >> params.packed_shift), work.head + (row & (params.packed() - 1))};
-  }
+  /// Of the lane's r-th row.
+  __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(warpgroup, r), params.packed_shift); }
 
   static constexpr int kOne = 1 << static_cast<int>(Range::kShift);  // the probability at the maximum, rounded
 
@@ -97,27 +91,20 @@ class Epilogue {
 
   /// The first two lanes of each four store that of their rows, in base 2 so far.
   __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float value) const {
-    const Place at = place(work, r);
+    const RowPlace at = place(work, r);
     float* lse = params.splits > 1 ? params.partial_lse : params.lse;
     if (lse == nullptr || lane_index() % 4 > 1 || at.token >= work.seq_q) return;
-    lse[params.splits > 1 ? partial_row(work, at.token, at.head) : row_offset(params.lse_strides, work, at.token, at.head)] = value * kLn2;
-  }
-  static __device__ std::int64_t row_offset(const detail::RowStrides& strides, const WorkTile& work, int token, int head) {
-    return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + head * strides.head;
+    lse[params.splits > 1 ? partial_row(work, at) : work.offset(params.lse_strides, at)] = value * kLn2;
   }
   /// Number of the row among all partial results, of a batch that is not ragged.
-  __device__ std::int64_t partial_row(const WorkTile& work, int token, int head) const {
-    return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + token) * params.heads + head;
+  __device__ std::int64_t partial_row(const WorkTile& work, RowPlace at) const {
+    return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + at.token) * params.heads + at.head;
   }
   __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kSliceBytes; }
 
   /// Results in the place of the queries, as rows of the tile.
   __device__ __forceinline__ void stage(int buffer, const float (&out)[kOut], const float (&factor)[2]) {
-    std::uint32_t pairs[kOut / 2];
-#pragma unroll
-    for (int i = 0; i < kOut / 2; ++i) pairs[i] = pack<Result>(out[2 * i] * factor[i % 2], out[2 * i + 1] * factor[i % 2]);
-    const std::uint32_t rows = staged(buffer) + thread_index() % 128 / 32 * 16 * kSliceBytes;
-    store_swizzled<Config::kHeadDimV>(rows, Config::kQuerySliceBytes, lane_index(), pairs);
+    stage_rows<Result, Config::kHeadDimV>(out, factor, {staged(buffer), Config::kQuerySliceBytes});
   }
 
   /// One thread: a copy for each slice; rows past the sequence and columns past the head dim are out of bounds.
@@ -136,64 +123,37 @@ class Epilogue {
   __device__ float* wide_out() const {
     return !Config::k8Bit || params.splits > 1 ? params.partial_out : static_cast<float*>(const_cast<void*>(params.out.data));
   }
-  __device__ std::int64_t wide_offset(const WorkTile& work, Place at) const {
-    if (!Config::k8Bit || params.splits > 1) return partial_row(work, at.token, at.head) * params.head_dim_v;
-    return row_offset(params.out.strides, work, at.token, at.head);
+  __device__ std::int64_t wide_offset(const WorkTile& work, RowPlace at) const {
+    if (!Config::k8Bit || params.splits > 1) return partial_row(work, at) * params.head_dim_v;
+    return work.offset(params.out.strides, at);
   }
 
   __device__ __forceinline__ void store_wide(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Place at = place(work, r);
+      const RowPlace at = place(work, r);
       if (at.token >= work.seq_q) continue;
       const int lane_at = lane_column(lane_index());
-      float* to = wide_out() + wide_offset(work, at) + lane_at;
-#pragma unroll
-      for (int i = 2 * r; i < kOut; i += 4) {
-        if (column_of(i) + lane_at >= params.head_dim_v) continue;
-        *reinterpret_cast<float2*>(to + column_of(i)) = {out[i] * factor[r], out[i + 1] * factor[r]};
-      }
+      store_row(wide_out() + wide_offset(work, at) + lane_at, out, r, factor[r], lane_at, params.head_dim_v);
     }
   }
 
-  /// The lanes whose r-th row holds something that is not finite.
-  static __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kOut], int r) {
-    float zero = 0;
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) {
-      if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
-    }
-    return __ballot_sync(~0u, zero != 0);
-  }
-
-  /// What each lane knows of its two rows.
-  struct RowPair {
-    unsigned lanes[2];  // lanes_not_finite
-    float maximum[2], factor[2];
-  };
-
-  /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
   __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale scale) {
-    __syncwarp();
-    for (int i = 0; i < 16; ++i) {
-      const int lane = i % 8 * 4;
-      if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> lane & 0xf) == 0) continue;
-      const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], lane);
-      const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], lane);
+    for_rows_not_finite(rows, [&](int i, int, float maximum, float factor) {
       const int row = warpgroup * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
-      const int token = work.token + (row >> params.packed_shift), head = work.head + (row & (params.packed() - 1));
-      if (token >= work.seq_q) continue;
-      const ExactRow<Config> exact{params, work, token, head, Config::kKeyTile};
+      const RowPlace at = work.place(row, params.packed_shift);
+      if (at.token >= work.seq_q) return;
+      const ExactRow<Config> exact{params, work, at, Config::kKeyTile};
       float columns[exact.kColumns];
       exact(maximum, scale, columns);
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
-        if (column < params.head_dim_v) put(work, buffer, row, {token, head}, column, factor == 0 ? 0 : columns[c] * factor);
+        if (column < params.head_dim_v) put(work, buffer, row, at, column, factor == 0 ? 0 : columns[c] * factor);
       }
-    }
+    });
   }
-  __device__ void put(const WorkTile& work, int buffer, int row, Place at, int column, float x) {
+  __device__ void put(const WorkTile& work, int buffer, int row, RowPlace at, int column, float x) {
     if (wide()) {
       wide_out()[wide_offset(work, at) + column] = x;
     } else {
@@ -208,4 +168,4 @@ class Epilogue {
   int used = -1;  // the buffer that this warpgroup has yet to return
 };
 
-}  // namespace fovea::gpu::sm90::attention
+}  // namespace fovea::gpu::sm90::dense

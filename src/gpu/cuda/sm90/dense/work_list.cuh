@@ -9,7 +9,7 @@
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "op/common/tile_order.hpp"
 
-namespace fovea::gpu::sm90 {
+namespace fovea::gpu::sm90::dense {
 
 inline constexpr int kWorkTiles = 4;  // of the ring
 
@@ -128,4 +128,4 @@ __device__ void plan_work(const Params& params, Storage& storage) {
   }
 }
 
-}  // namespace fovea::gpu::sm90
+}  // namespace fovea::gpu::sm90::dense

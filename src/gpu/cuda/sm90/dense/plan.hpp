@@ -8,7 +8,7 @@
 #include "op/attention/problem.hpp"
 #include "op/common/attention_checks.hpp"
 
-namespace fovea::gpu::sm90 {
+namespace fovea::gpu::sm90::dense {
 
 /// What maps need to know of q, k, v and out.
 inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p, DType out_dtype) {
@@ -33,4 +33,4 @@ Result<void> accept_dense(const detail::AttentionProblem& problem, const Tensors
   return {};
 }
 
-}  // namespace fovea::gpu::sm90
+}  // namespace fovea::gpu::sm90::dense

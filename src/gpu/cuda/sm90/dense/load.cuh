@@ -2,17 +2,18 @@
 /// The producer: a lane copies queries, keys and values of the work tiles into shared memory.
 #pragma once
 
-#include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/attention/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
-#include "gpu/cuda/sm90/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/storage.cuh"
+#include "gpu/cuda/sm90/dense/value_tiles.hpp"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90::dense {
 
 /// By one lane.
 template <class Config>
 class Loader {
  public:
+  using Params = typename Config::Params;
+
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ void operator()() {
@@ -89,4 +90,4 @@ class Loader {
   bool started = false;
 };
 
-}  // namespace fovea::gpu::sm90::attention
+}  // namespace fovea::gpu::sm90::dense

@@ -2,17 +2,18 @@
 /// The consumer: a warpgroup has 64 query rows, whose scores, probabilities and results stay in its registers.
 #pragma once
 
-#include "gpu/cuda/sm90/attention/epilogue.cuh"
-#include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/attention/storage.cuh"
+#include "gpu/cuda/sm90/dense/epilogue.cuh"
+#include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
-#include "gpu/cuda/sm90/wgmma.cuh"
+#include "gpu/cuda/sm90/products.cuh"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90::dense {
 
 template <class Config>
 class Math {
  public:
+  using Params = typename Config::Params;
+
   __device__ Math(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
 
@@ -63,12 +64,12 @@ class Math {
     finish_values();
     if (ends) {
       epilogue(ended_at.stage, buffer, ended, out, scale());
-      clear_out();
+      clear(out);
     } else {
-      if (grown) rescale_out();
+      if (grown) scale_rows(out, softmax.rescale);
       epilogue.release_buffer();
     }
-    round_probabilities();
+    round_to<Element>(probabilities, scores);
     return more;
   }
 
@@ -88,7 +89,7 @@ class Math {
   __device__ __forceinline__ void compute_work(Epilogue<Config>& epilogue) {
     if (Config::k8Bit) own_scale = ScoreScale::of<Config>(params, *current);
     softmax.begin();
-    clear_out();
+    clear(out);
     const Range seen = seen_tiles(*current);
     if (tile >= seen.end) epilogue.release_buffer();
     for (; tile >= seen.end; --tile) skip_tile();
@@ -96,8 +97,8 @@ class Math {
       issue_scores();
       epilogue.release_buffer();
       products_wait<0>();
-      if (take_scores()) rescale_out();
-      round_probabilities();
+      if (take_scores()) scale_rows(out, softmax.rescale);
+      round_to<Element>(probabilities, scores);
       if constexpr (Config::k8Bit) {
         add_values();
       } else {
@@ -159,14 +160,10 @@ class Math {
   __device__ __forceinline__ void begin_rows() {
     issue_scores();
     softmax.begin();
-    clear_out();
+    clear(out);
     products_wait<0>();
     take_scores();
-    round_probabilities();
-  }
-  __device__ __forceinline__ void clear_out() {
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) out[i] = 0;
+    round_to<Element>(probabilities, scores);
   }
 
   // ---- products -----------------------------------------------------------------------------------------------------------------
@@ -174,55 +171,23 @@ class Math {
   /// scores (64 x key tile) = Q (64 x head dim) K^T
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
-    const std::uint64_t q = operand_at(queries, 16, kGroupBytes);
-    const std::uint64_t k = operand_at(shared_address(storage.k[keys.stage]), 16, kGroupBytes);
-    pin(scores);
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < Config::kHeadDimQk / Config::kContracted; ++step) {
-      const int slice = step / 4, inside = step % 4 * 32;
-      Wgmma<Element, Config::kKeyTile>::template ss<Major::k>(scores, advanced(q, slice * Config::kQuerySliceBytes + inside),
-                                                              advanced(k, slice * Config::kKeySliceBytes + inside), step > 0);
-    }
-    products_commit();
+    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {queries, Config::kQuerySliceBytes},
+                                                                 {shared_address(storage.k[keys.stage]), Config::kKeySliceBytes});
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
   __device__ __forceinline__ void issue_values() {
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    const std::uint64_t v = operand_at(shared_address(storage.v[values.stage]), Config::kKeySliceBytes, kGroupBytes);
-    pin(probabilities);
-    pin(out);
-    products_begin();
-#pragma unroll
-    for (int step = 0; step < Config::kKeyTile / 16; ++step) {
-      Wgmma<Element, Config::kHeadDimV>::template rs<Major::mn>(out, &probabilities[4 * step], advanced(v, step * 2 * kGroupBytes), true);
-    }
-    products_commit();
+    accumulate<Element, Config::kKeyTile, Config::kHeadDimV>(out, probabilities,
+                                                             {shared_address(storage.v[values.stage]), Config::kKeySliceBytes});
   }
-  /// The same of e4m3, whose products keep some 14 bits of a sum: each key tile has sums of its own, which are added in f32.
+  /// The same of e4m3.
   __device__ __forceinline__ void add_values() {
     // That have registers beside `out`.
     constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    const std::uint64_t v = pieces_at(shared_address(storage.v[values.stage]), Config::kHeadDimV * 16, 128);
-#pragma unroll
-    for (int begin = 0; begin < Config::kHeadDimV; begin += kColumns) {
-      float sums[kColumns / 2];
-      pin(probabilities);
-      products_begin();
-#pragma unroll
-      for (int step = 0; step < Config::kKeyTile / 32; ++step) {
-        Wgmma<Element, kColumns>::template rs<Major::k>(sums, &probabilities[4 * step],
-                                                        advanced(v, (2 * step * Config::kHeadDimV + begin) * 16), step > 0);
-      }
-      products_commit();
-      products_wait<0>();
-      pin(sums);
-      if (begin + kColumns == Config::kHeadDimV) release(&storage.v_empty[values.stage]);
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) out[begin / 2 + i] += sums[i];
-    }
+    accumulate_apart<Element, Config::kKeyTile, Config::kHeadDimV, kColumns>(out, probabilities, shared_address(storage.v[values.stage]),
+                                                                             [&] { release(&storage.v_empty[values.stage]); });
     values.advance();
   }
   __device__ __forceinline__ void finish_values() {
@@ -261,28 +226,9 @@ class Math {
     for (int r = 0; r < 2; ++r) {
       const int token = work.token + (tile_row(warpgroup, r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
-      const int begin = max(token + work.low, 0) - column, end = min(token + work.high + 1, work.seq_k) - column;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
-      }
+      const WorkTile::Keys seen = work.keys_of(token);
+      mask_row(scores, r, seen.begin - column, seen.end - column);
     }
-  }
-
-  __device__ __forceinline__ void round_probabilities() {
-#pragma unroll
-    for (int i = 0; i < kOperands; ++i) {
-      if constexpr (Config::k8Bit) {
-        const float* x = scores + i / 2 * 8 + i % 2 * 2;  // of a row, two neighbours of each eight columns: transpose.cuh has V so
-        probabilities[i] = pack_e4m3(x[0], x[1], x[4], x[5]);
-      } else {
-        probabilities[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
-      }
-    }
-  }
-  __device__ __forceinline__ void rescale_out() {
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) out[i] *= softmax.rescale[row_of(i)];
   }
 
   const Params& params;
@@ -301,4 +247,4 @@ class Math {
   RingPosition<Config::kValueStages> values;
 };
 
-}  // namespace fovea::gpu::sm90::attention
+}  // namespace fovea::gpu::sm90::dense

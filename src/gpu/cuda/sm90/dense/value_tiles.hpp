@@ -13,7 +13,7 @@
 #include "gpu/runtime.hpp"
 #include "op/common/attention_core.hpp"
 
-namespace fovea::gpu::sm90 {
+namespace fovea::gpu::sm90::dense {
 
 /// The first tile of a sequence: each has one at least. Of a ragged batch, no sum over the others is needed, and tiles are left over.
 constexpr std::int64_t first_value_tile(bool ragged, int seq_k, int sequence, int k_begin, int key_tile) {
@@ -50,4 +50,4 @@ ValueTiles value_tiles_of(const Problem& p, int key_tile, int columns) {
 
 Result<void> launch_transpose(const ValueTiles& tiles, Stream stream);
 
-}  // namespace fovea::gpu::sm90
+}  // namespace fovea::gpu::sm90::dense

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda/common/programmatic_launch.cuh"
-#include "gpu/cuda/sm90/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/value_tiles.hpp"
 
-namespace fovea::gpu::sm90 {
+namespace fovea::gpu::sm90::dense {
 
 /// Keys of a sequence that one block transposes.
 struct ValuePlace {
@@ -68,4 +68,4 @@ Result<void> launch_transpose(const ValueTiles& tiles, Stream stream) {
   return launch(&transpose_values, shape, stream, tiles);
 }
 
-}  // namespace fovea::gpu::sm90
+}  // namespace fovea::gpu::sm90::dense

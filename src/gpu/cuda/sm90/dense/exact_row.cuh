@@ -6,12 +6,14 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
-#include "gpu/cuda/sm90/attention/params.hpp"
-#include "gpu/cuda/sm90/attention/storage.cuh"
+#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/dense/descale.hpp"
+#include "gpu/cuda/sm90/dense/storage.cuh"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90::dense {
 
 /// Config::kTransform: what becomes of a score before the mask.
+template <class Params>
 __device__ inline float transformed(const Params& params, float score) {
   if (params.softcap == 0) return score * params.scale;
   // tanh(x) = 1 - 2 / (exp(2 x) + 1)
@@ -29,7 +31,7 @@ struct ScoreScale {
   float factor = 1, log2 = kLog2e;
 
   template <class Config>
-  static __device__ ScoreScale of(const Params& params, const WorkTile& work) {
+  static __device__ ScoreScale of(const typename Config::Params& params, const WorkTile& work) {
     if (!Config::k8Bit) return {1, Config::kTransform ? kLog2e : params.scale_log2};
     const float scale = descale(params.q_scale, work, params.heads_per_kv) * descale(params.k_scale, work, params.heads_per_kv);
     if (Config::kTransform) return {scale, kLog2e};
@@ -42,25 +44,25 @@ struct ScoreScale {
 template <class Config>
 struct ExactRow {
   using Element = typename Config::Element;
-  const Params& params;
+  const typename Config::Params& params;
   const WorkTile& work;
-  int token, head, key_tile;
+  RowPlace at;
+  int key_tile;
 
   static constexpr int kColumns = gpu::ExactRow<Element>::kColumns;
 
   /// Over the keys of the work tile that the row sees; by a whole warp.
   __device__ void operator()(float maximum, ScoreScale scale, float (&columns)[kColumns]) const {
-    const int kv_head = head / params.heads_per_kv;
-    const gpu::ExactRow<Element> exact{row(params.q, work.q_begin + token, head), params.head_dim_qk, params.head_dim_v};
+    const int kv_head = at.head / params.heads_per_kv;
+    const gpu::ExactRow<Element> exact{row(params.q, work.q_begin + at.token, at.head), params.head_dim_qk, params.head_dim_v};
     const Element *keys = row(params.k, work.k_begin, kv_head), *values = row(params.v, work.k_begin, kv_head);
     const auto row_of = [&](int key) { return KeyRow<Element>{keys + key * params.k.strides.row, values + key * params.v.strides.row}; };
-    const int begin = max(max(token + work.low, 0), work.first * key_tile);
-    const int end = min(min(token + work.high + 1, work.seq_k), work.last * key_tile);
+    const WorkTile::Keys seen = work.own_keys_of(at.token, key_tile);
     const auto score_of = [&](float product, int) {
       const float score = Config::k8Bit ? product * scale.factor : product;
       return Config::kTransform ? transformed(params, score) : score;
     };
-    exact(begin, end, maximum, scale.log2, row_of, score_of, columns);
+    exact(seen.begin, seen.end, maximum, scale.log2, row_of, score_of, columns);
   }
 
  private:
@@ -70,4 +72,4 @@ struct ExactRow {
   }
 };
 
-}  // namespace fovea::gpu::sm90::attention
+}  // namespace fovea::gpu::sm90::dense

@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda/sm90/attention/config.hpp"
-#include "gpu/cuda/sm90/work_list.cuh"
+#include "gpu/cuda/sm90/dense/work_list.cuh"
 
-namespace fovea::gpu::sm90::attention {
+namespace fovea::gpu::sm90::dense {
+
+inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 
 /// Named barriers. 0 is that of the whole CTA.
 enum : int {
@@ -29,6 +30,20 @@ struct Storage {
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
+
+  /// By one thread, before any other uses them.
+  __device__ void init_barriers() {
+    constexpr int kWarpgroups = Config::kTuning.warpgroups;
+    barriers_init(work_full, 1);
+    barriers_init(work_empty, kWarpgroups);
+    barriers_init(q_full, 1);
+    barriers_init(q_empty, kWarpgroups);
+    barriers_init(k_full, 1);
+    barriers_init(v_full, 1);
+    barriers_init(k_empty, 4 * kWarpgroups);
+    barriers_init(v_empty, 4 * kWarpgroups);
+    fence_barrier_init();
+  }
 };
 
-}  // namespace fovea::gpu::sm90::attention
+}  // namespace fovea::gpu::sm90::dense

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Products of a warpgroup that has 64 rows, be they keys or queries, and how its results leave. Tiles in shared memory are slices of 64
+/// columns, each of so many bytes.
+#pragma once
+
+#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/fragment.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
+
+namespace fovea::gpu::sm90 {
+
+struct SlicedTile {
+  std::uint32_t at;
+  int slice_bytes;
+};
+
+/// scores (64 x kColumns) = rows (64 x kDim) columns (kColumns x kDim)^T
+template <class Element, int kDim, int kColumns>
+__device__ __forceinline__ void multiply_rows(float (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {
+  const std::uint64_t a = operand_at(rows.at, 16, kGroupBytes), b = operand_at(columns.at, 16, kGroupBytes);
+  constexpr int kContracted = 32 / sizeof(Element);  // elements of an MMA
+  pin(scores);
+  products_begin();
+#pragma unroll
+  for (int k = 0; k < kDim / kContracted; ++k) {
+    const int slice = k / 4, inside = k % 4 * 32;
+    Wgmma<Element, kColumns>::template ss<Major::k>(scores, advanced(a, slice * rows.slice_bytes + inside),
+                                                    advanced(b, slice * columns.slice_bytes + inside), k > 0);
+  }
+  products_commit();
+}
+
+/// sum (64 x kDim) += weights (64 x kRows) rows (kRows x kDim)
+template <class Element, int kRows, int kDim>
+__device__ __forceinline__ void accumulate(float (&sum)[kDim / 2], std::uint32_t (&weights)[kRows / 4], SlicedTile rows) {
+  const std::uint64_t b = operand_at(rows.at, rows.slice_bytes, kGroupBytes);
+  pin(weights);
+  pin(sum);
+  products_begin();
+#pragma unroll
+  for (int k = 0; k < kRows / 16; ++k)
+    Wgmma<Element, kDim>::template rs<Major::mn>(sum, &weights[4 * k], advanced(b, k * 2 * kGroupBytes), true);
+  products_commit();
+}
+
+/// The same of e4m3, whose MMAs keep some 14 bits of a sum: these rows have sums of their own, which are added in f32; kColumns of them at
+/// a time. `columns`: their address, as dense/value_tiles.hpp has them. Calls `done` once they are read.
+template <class Element, int kRows, int kDim, int kColumns, class Done>
+__device__ __forceinline__ void accumulate_apart(float (&sum)[kDim / 2], std::uint32_t (&weights)[kRows / 8], std::uint32_t columns,
+                                                 const Done& done) {
+  const std::uint64_t b = pieces_at(columns, kDim * 16, 128);
+#pragma unroll
+  for (int begin = 0; begin < kDim; begin += kColumns) {
+    float part[kColumns / 2];
+    pin(weights);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < kRows / 32; ++k)
+      Wgmma<Element, kColumns>::template rs<Major::k>(part, &weights[4 * k], advanced(b, (2 * k * kDim + begin) * 16), k > 0);
+    products_commit();
+    products_wait<0>();
+    pin(part);
+    if (begin + kColumns == kDim) done();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sum[begin / 2 + i] += part[i];
+  }
+}
+
+/// Results into shared memory, rounded, each of the lane's two rows times its factor. `to`: the warpgroup's 64 rows.
+template <class Element, int kDim>
+__device__ __forceinline__ void stage_rows(const float (&sum)[kDim / 2], const float (&factor)[2], SlicedTile to) {
+  std::uint32_t pairs[kDim / 4];
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) pairs[i] = pack<Element>(sum[2 * i] * factor[i % 2], sum[2 * i + 1] * factor[i % 2]);
+  store_swizzled<kDim>(to.at + thread_index() % 128 / 32 * 2 * kGroupBytes, to.slice_bytes, lane_index(), pairs);
+}
+
+}  // namespace fovea::gpu::sm90
