@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "gpu/common/element.cuh"
-#include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu {
@@ -52,36 +51,5 @@ struct ExactRow {
     return column < columns ? to_f32(row[column]) : 0.0f;
   }
 };
-
-/// What a lane knows of its two rows of 16.
-struct RowPair {
-  unsigned lanes[2];  // lanes_not_finite
-  float maximum[2], factor[2];
-};
-
-/// The lanes whose r-th row holds something that is not finite.
-template <int kCount>
-__device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kCount], int r) {
-  float zero = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
-  }
-  return __ballot_sync(~0u, zero != 0);
-}
-
-/// Visits the rows of a warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-/// `visit(row, lane, maximum, factor)`, where the lane is the first that has it; by the whole warp.
-template <class Visit>
-__device__ __forceinline__ void for_rows_not_finite(const RowPair& rows, const Visit& visit) {
-  __syncwarp();  // stores of these rows by other lanes come first
-  for (int i = 0; i < 16; ++i) {
-    const int lane = i % 8 * 4;
-    if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> lane & 0xf) == 0) continue;
-    const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], lane);
-    const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], lane);
-    visit(i, lane, maximum, factor);
-  }
-}
 
 }  // namespace fovea::gpu

@@ -19,24 +19,6 @@ __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ inline int lane_row(int lane) { return lane / 4; }
 __device__ inline int lane_column(int lane) { return lane % 4 * 2; }
 
-/// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first.
-template <int kCount>
-__device__ __forceinline__ void mask_row(float (&scores)[kCount], int r, int begin, int end) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
-  }
-}
-/// Stores the lane's part of row r times `factor`, as far as the row has columns. `to`: of the lane's first column, `first`.
-template <int kCount>
-__device__ __forceinline__ void store_row(float* to, const float (&x)[kCount], int r, float factor, int first, int columns) {
-#pragma unroll
-  for (int i = 2 * r; i < kCount; i += 4) {
-    if (column_of(i) + first >= columns) continue;
-    *reinterpret_cast<float2*>(to + column_of(i)) = {x[i] * factor, x[i + 1] * factor};
-  }
-}
-
 /// Two neighbours as 16-bit elements.
 template <class Element>
 __device__ inline std::uint32_t packed_pair(float low, float high);

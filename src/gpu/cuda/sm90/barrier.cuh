@@ -60,16 +60,6 @@ struct RingPosition {
   static __device__ constexpr std::uint32_t parity_of(std::uint32_t count) { return count / kStages & 1; }
 };
 
-/// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
-template <int kStages>
-__device__ inline std::uint32_t begin_stage(const RingPosition<kStages>& position, std::uint64_t* full_barriers,
-                                            std::uint64_t* empty_barriers, int bytes) {
-  const std::uint32_t full = shared_address(full_barriers + position.stage);
-  barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
-  barrier_arrive_expect(full, bytes);
-  return full;
-}
-
 // ---- named barriers -------------------------------------------------------------------------------------------------------------
 
 /// Arrives and waits, until `threads` have arrived in whole warps.

@@ -2,6 +2,7 @@
 /// Tiles of rows that end where a sequence ends, to and from shared memory: slices of columns, each of rows of 128 bytes, swizzled.
 #pragma once
 
+#include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "gpu/cuda/sm90/tma.cuh"
 
@@ -14,6 +15,16 @@ struct TilePlace {
 
 __device__ inline BoxStart box_of(const ClippedRows& rows, TilePlace at) {
   return {0, at.head * rows.head_step, rows.tile - at.valid, at.token + at.valid, at.batch * rows.batch_step};
+}
+
+/// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
+template <int kStages>
+__device__ inline std::uint32_t begin_stage(const RingPosition<kStages>& position, std::uint64_t* full_barriers,
+                                            std::uint64_t* empty_barriers, int bytes) {
+  const std::uint32_t full = shared_address(full_barriers + position.stage);
+  barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
+  barrier_arrive_expect(full, bytes);
+  return full;
 }
 
 /// By one thread, from a box on, whose slices have kColumns columns. The bytes of all kSlices slices arrive at `full`, at the same place in

@@ -15,6 +15,27 @@ struct SlicedTile {
   int slice_bytes;
 };
 
+template <int kCount>
+__device__ __forceinline__ void clear(float (&accumulators)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) accumulators[i] = 0;
+}
+
+/// Accumulators as the first operand of MMAs. Of e4m3, four elements are two neighbours of each of eight columns: value_tiles.hpp has the
+/// second operand so.
+template <class Element, int kCount>
+__device__ __forceinline__ void round_to(std::uint32_t (&to)[kCount * sizeof(Element) / 4], const float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount * static_cast<int>(sizeof(Element)) / 4; ++i) {
+    if constexpr (sizeof(Element) == 1) {
+      const float* four = x + i / 2 * 8 + i % 2 * 2;
+      to[i] = pack_e4m3(four[0], four[1], four[4], four[5]);
+    } else {
+      to[i] = pack<Element>(x[2 * i], x[2 * i + 1]);
+    }
+  }
+}
+
 /// scores (64 x kColumns) = rows (64 x kDim) columns (kColumns x kDim)^T
 template <class Element, int kDim, int kColumns>
 __device__ __forceinline__ void multiply_rows(float (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {

@@ -5,6 +5,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/common/warp_rows.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
 #include "gpu/cuda/portable/attention/transform.cuh"
 

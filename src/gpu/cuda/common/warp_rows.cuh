@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The 16 rows whose accumulators a warp has: masks, stores, and which of them are not finite.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "gpu/cuda/common/fragment.cuh"
+
+namespace fovea::gpu {
+
+/// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first.
+template <int kCount>
+__device__ __forceinline__ void mask_row(float (&scores)[kCount], int r, int begin, int end) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
+  }
+}
+/// Stores the lane's part of row r times `factor`, as far as the row has columns. `to`: of the lane's first column, `first`.
+template <int kCount>
+__device__ __forceinline__ void store_row(float* to, const float (&x)[kCount], int r, float factor, int first, int columns) {
+#pragma unroll
+  for (int i = 2 * r; i < kCount; i += 4) {
+    if (column_of(i) + first >= columns) continue;
+    *reinterpret_cast<float2*>(to + column_of(i)) = {x[i] * factor, x[i + 1] * factor};
+  }
+}
+
+/// What a lane knows of its two rows of 16.
+struct RowPair {
+  unsigned lanes[2];  // lanes_not_finite
+  float maximum[2], factor[2];
+};
+
+/// The lanes whose r-th row holds something that is not finite.
+template <int kCount>
+__device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kCount], int r) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
+  }
+  return __ballot_sync(~0u, zero != 0);
+}
+
+/// Visits the rows of a warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+/// `visit(row, lane, maximum, factor)`, where the lane is the first that has it; by the whole warp.
+template <class Visit>
+__device__ __forceinline__ void for_rows_not_finite(const RowPair& rows, const Visit& visit) {
+  __syncwarp();  // stores of these rows by other lanes come first
+  for (int i = 0; i < 16; ++i) {
+    const int lane = i % 8 * 4;
+    if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> lane & 0xf) == 0) continue;
+    const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], lane);
+    const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], lane);
+    visit(i, lane, maximum, factor);
+  }
+}
+
+}  // namespace fovea::gpu
