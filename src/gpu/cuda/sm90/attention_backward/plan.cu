@@ -40,6 +40,8 @@ Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
   if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
+  // Where a sink takes nearly all of a row, P is below f16's numbers, and dlse's share of dS is P times a delta above them.
+  if (problem.q_dtype == DType::f16 && problem.has_sink && problem.has_dlse) return declined("dlse", "with a sink in f16", "bf16, or none");
   for (const RowsDesc& tensor : tensors_of(problem)) {
     if (Result<void> good = accept_rows(tensor); !good) return good;
   }
