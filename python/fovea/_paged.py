@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
-import torch
 from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
-from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale
+from fovea._library import band, empty_lse, empty_out, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
@@ -19,25 +18,15 @@ if TYPE_CHECKING:
 _paged_attention = OPERATORS["paged_attention"]
 _paged_cache_append = OPERATORS["paged_cache_append"]
 
-_counts: dict[torch.device, Tensor] = {}
-"""0, 1, 2, .. on each GPU: the lengths of batches with one row a sequence."""
+
+class PagedOptions(Call, Mask, CacheLengths, total=False):
+    softcap: float
+    sink: Tensor | None
+    k_scale: Tensor | float | None
+    v_scale: Tensor | float | None
 
 
-def _one_row_each(q: Tensor) -> Tensor | None:
-    """cu_seqlens_q of one row a sequence. None on the CPU, where the operator needs no tensor for it."""
-    if not q.is_cuda:
-        return None
-    needed = q.shape[0] + 1
-    known = _counts.get(q.device)
-    if known is None or known.numel() < needed or torch.compiler.is_compiling():
-        known = torch.arange(max(needed, 1024), dtype=torch.int32, device=q.device)
-        # A tensor of a tracer is of no use later. One made in a graph's capture belongs to the graph, and holds nothing yet.
-        if type(known) is Tensor and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream(q.device).synchronize()  # other streams read it too
-            _counts[q.device] = known
-    return known[:needed]
-
-
+# fmt: off
 @overload
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, kv_len: Tensor,
         cu_seqlens_q: Tensor | None = None, *, lse: None = None, return_lse: Literal[False] = False,
@@ -125,7 +114,7 @@ def paged_attention(
         lse = empty_lse(q)
     left, right = band(causal, window)
     if cu_seqlens_q is None and q.shape[:1] == block_table.shape[:1]:  # else the operator says what is missing
-        cu_seqlens_q, max_seqlen_q = _one_row_each(q), max_seqlen_q or 1
+        cu_seqlens_q, max_seqlen_q = one_row_each(q), max_seqlen_q or 1
     _paged_attention(
         q,
         k_cache,

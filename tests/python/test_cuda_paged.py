@@ -174,11 +174,11 @@ def test_decode_needs_no_query_lengths():
     rows = batch([(1, 70), (1, 0), (1, 33)])
     q, k, v, table, kv_len, cu = rows.tensors()
     want = fovea.paged_attention(q, k, v, table, kv_len, cu)
-    fovea._paged._counts.clear()
+    fovea._library._counts.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fovea.paged_attention(q, k, v, table, kv_len)
-    assert not fovea._paged._counts
+    assert not fovea._library._counts
     eager = fovea.paged_attention(q, k, v, table, kv_len)
     graph.replay()
     assert torch.equal(captured, want) and torch.equal(eager, want)
