@@ -118,8 +118,8 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
 
 
 def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine: Machine, flops: float = 0.0) -> float:
-    """One step of decoding over a cache of so many bytes that lies on all ranks: its reading, or the products where many heads share
-    a row and these take longer; then one all-gather of results."""
+    """One step of decoding over a cache of so many bytes that lies on all ranks, then one all-gather of results. Reading the cache
+    takes its time, or the products do where many heads share a row."""
     merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.collective(ranks)
     return max(cache_bytes / (0.9 * machine.memory), flops / machine.forward) / ranks + merge
 
