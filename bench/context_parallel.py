@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpu import Watch, revision
+from gpu import Watch, revision, smi
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -249,8 +249,9 @@ def time_decode(machine: Machine, kind: str, tokens: int) -> None:
             if size == 1:
                 one, want = times, result.clone()
             row = {"name": f"decode {kind}", "tokens": tokens, "ranks": size, "merge": merge, "milliseconds": times}
-            heads, dim = (HEADS, DIM) if kind == "gqa" else (LATENT_HEADS, 512)
-            seconds = cost.decode_seconds(decode.cache_bytes(tokens), heads * (dim * 2 + 4), size, cost.HOPPER_NVLINK)
+            heads, dim_qk, dim = (HEADS, DIM, DIM) if kind == "gqa" else (LATENT_HEADS, LATENT_DIM, 512)
+            flops, result_bytes = 2.0 * tokens * heads * (dim_qk + dim), heads * (dim * 2 + 4)
+            seconds = cost.decode_seconds(decode.cache_bytes(tokens), result_bytes, size, cost.HOPPER_NVLINK, flops)
             row |= {"model_ms": 1e3 * seconds} | watch.row()
             if machine.rank == 0:
                 row |= {"speedup": one / times, "error": error(result, want)}
@@ -316,7 +317,10 @@ def main() -> None:
     results = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": args.commit or revision(), "device": device}
     results |= {"torch": torch.__version__, "ranks": machine.ranks, "dry_run": tiny}
     results["topology"] = said_by("nvidia-smi", "topo", "-m").splitlines()
-    results["clocks_max"] = said_by("nvidia-smi", "--query-gpu=clocks.max.sm,power.limit", "--format=csv,noheader").splitlines()
+    results |= {
+        name: smi(query).partition("\n")[0]
+        for name, query in (("driver", "driver_version"), ("clocks_max", "clocks.max.sm,power.limit"))
+    }
     parts = [
         partial(check_dense, machine),
         partial(time_links, machine),

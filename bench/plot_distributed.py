@@ -74,10 +74,11 @@ def seconds(way: cost.Way, tokens: int, backward: bool) -> list[float]:
     return found
 
 
-def decode(bytes_of_token: int, result_bytes: int) -> Callable[[int], list[float]]:
+def decode(bytes_of_token: int, heads: int, dim_qk: int, dim_v: int) -> Callable[[int], list[float]]:
     """Milliseconds of a layer of one sequence, by ranks."""
+    result, flops = heads * (dim_v * 2 + 4), 2.0 * heads * (dim_qk + dim_v)
     return lambda tokens: [
-        1e3 * cost.decode_seconds(tokens * bytes_of_token, result_bytes, ranks, machine(ranks)) for ranks in RANKS
+        1e3 * cost.decode_seconds(tokens * bytes_of_token, result, ranks, machine(ranks), tokens * flops) for ranks in RANKS
     ]
 
 
@@ -88,7 +89,7 @@ def draw_model(path: Path) -> None:
         panel(axes, f"forward, {name} tokens, causal", lines)
     lines = {way: (WAY_COLOURS[way], seconds(way, 1 << 20, True)) for way in cost.WAYS}
     panel(grid[1][0], "backward, 1M tokens, causal", lines)
-    gqa, latent = decode(2 * 8 * 128 * 2, 32 * (128 * 2 + 4)), decode(576 * 2, 128 * (512 * 2 + 4))
+    gqa, latent = decode(2 * 8 * 128 * 2, 32, 128, 128), decode(576 * 2, 128, 576, 512)
     for axes, title, times in ((grid[1][1], "decode, 8 kv heads of 128", gqa), (grid[1][2], "decode, latent rows of 576", latent)):
         panel(axes, title, {name: (RANK_COLOURS[at], times(tokens)) for at, (tokens, name) in enumerate(TOKENS.items())})
     for axes in grid[:, 0]:

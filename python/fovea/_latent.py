@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fovea._calls import checked
 from fovea._latent_schedule import LatentSchedule, run
-from fovea._library import band, empty_lse, scale_tensor, score_scale
+from fovea._library import band, empty_lse, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def latent_attention(
     if lse is None and return_lse:
         lse = empty_lse(q)
     left, right = band(causal, window)
+    if cu_seqlens_q is None and q.dim() == 3 and q.shape[:1] == block_table.shape[:1]:  # else the operator says what is missing
+        cu_seqlens_q, max_seqlen_q = one_row_each(q), max_seqlen_q or 1
     run(
         "latent_attention",
         schedule,

@@ -43,6 +43,25 @@ def empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
+_counts: dict[torch.device, Tensor] = {}
+"""0, 1, 2, .. on each GPU."""
+
+
+def one_row_each(q: Tensor) -> Tensor | None:
+    """cu_seqlens_q of one row a sequence. None on the CPU, where operators need no tensor for it."""
+    if not q.is_cuda:
+        return None
+    needed = q.shape[0] + 1
+    known = _counts.get(q.device)
+    if known is None or known.numel() < needed or torch.compiler.is_compiling():
+        known = torch.arange(max(needed, 1024), dtype=torch.int32, device=q.device)
+        # A tensor of a tracer is of no use later. One made in a graph's capture belongs to the graph, and holds nothing yet.
+        if type(known) is Tensor and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(q.device).synchronize()  # other streams read it too
+            _counts[q.device] = known
+    return known[:needed]
+
+
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
     """The bounds of the mask, None where there is none; causal is a right bound of 0."""
     left, right = (None, None) if window is None else _bounds(window)

@@ -167,3 +167,18 @@ def test_the_same_bits_again(name):
     first = fovea.paged_attention(*arguments, max_seqlen_q=1, implementation=name)
     for _ in range(5):
         assert torch.equal(first, fovea.paged_attention(*arguments, max_seqlen_q=1, implementation=name))
+
+
+def test_decode_needs_no_query_lengths():
+    """In a graph first: what a capture makes must not be kept for calls outside."""
+    rows = batch([(1, 70), (1, 0), (1, 33)])
+    q, k, v, table, kv_len, cu = rows.tensors()
+    want = fovea.paged_attention(q, k, v, table, kv_len, cu)
+    fovea._library._counts.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fovea.paged_attention(q, k, v, table, kv_len)
+    assert not fovea._library._counts
+    eager = fovea.paged_attention(q, k, v, table, kv_len)
+    graph.replay()
+    assert torch.equal(captured, want) and torch.equal(eager, want)

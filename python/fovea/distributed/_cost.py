@@ -117,10 +117,11 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
     return Estimate(compute + merged, (p.ranks - 1) * max(0.0, travel - step), sent)
 
 
-def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine: Machine) -> float:
-    """One step of decoding over a cache of so many bytes that lies on all ranks: its reading, then one all-gather of results."""
+def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine: Machine, flops: float = 0.0) -> float:
+    """One step of decoding over a cache of so many bytes that lies on all ranks, then one all-gather of results. Reading the cache
+    takes its time, or the products do where many heads share a row."""
     merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.collective(ranks)
-    return cache_bytes / ranks / (0.9 * machine.memory) + merge
+    return max(cache_bytes / (0.9 * machine.memory), flops / machine.forward) / ranks + merge
 
 
 def choose(problem: Problem, machine: Machine) -> Way:
