@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense attention, and the same numbers from a block-table cache."""
 
+# [readme]
 import torch
 
 import fovea
@@ -24,6 +25,7 @@ fovea.paged_cache_append(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slo
 # One decode step: the last query of each sequence over all its tokens.
 kv_len = torch.full((batch,), seq, dtype=torch.int32)
 decoded = fovea.paged_attention(q[:, -1], k_cache, v_cache, block_table, kv_len)
+# [/readme]
 
 print("largest difference:", (decoded - out[:, -1]).abs().max().item())
 print(fovea.explain(fovea.paged_attention, q[:, -1], k_cache, v_cache, block_table, kv_len))
