@@ -11,17 +11,11 @@ matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small, and foun
 
 # Kinds of results, and of each the cases that stand for the others. One that the newest file lacks is left out.
 PANELS = {
-    "dense attention, forward": (
-        "dense-attention",
-        ["d128 h16 b4 s4096 causal", "d128 h16 b1 s16384 causal", "d64 h32 b4 s4096 causal"],
-    ),
-    "dense attention, backward": (
-        "dense-backward",
-        ["d128 h16 b4 s4096 causal", "d192/128 h16 b4 s4096 causal", "d256 h8 b4 s4096 causal"],
-    ),
+    "dense attention, forward": ("dense-attention", ["d128 h16 b4 s4096 causal", "d64 h32 b4 s4096 causal"]),
+    "dense attention, backward": ("dense-backward", ["d128 h16 b4 s4096 causal", "d192/128 h16 b4 s4096 causal"]),
     "MLA decode, dense": ("latent-decode-long", ["b128 sq1 len~4096 h128", "b128 sq1 len~8192 h16"]),
     "MLA decode, sparse": ("sparse-latent", ["b128 sq1 kv32768 h128 topk2048 v32_fp8"]),
-    "paged decode": ("paged-decode", ["b64 sq1 len=8192 h32/8 d128 page 16", "b128 sq1 len=8192 h32/8 d128 page 64"]),
+    "paged decode": ("paged-decode", ["b64 sq1 len=8192 h32/8 d128 page 16"]),
 }
 NAMES = {"cuDNN": "PyTorch (cuDNN)", "FlashAttention-2": "PyTorch (FlashAttention-2)"}
 COLOURS = {

@@ -104,6 +104,21 @@ class PlotTest(unittest.TestCase):
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
         self.assertEqual(pictures, {"performance-gpu-dense-attention-ceilings.svg"})
 
+    def test_overview(self):
+        shared = case(8, 2.0) | {"name": "b128 sq1 len~8192 h16", "shared_milliseconds": 1.25, "shared_peers": {"FlashMLA": 1.6}}
+        dense = case(8, 1.25, peers={"cuDNN": 2.0, "another": 9.0}) | {"name": "d64 h32 b4 s4096 causal"}
+        results = {"latent-decode-long": LEAST | {"cases": [shared]}, "dense-attention": LEAST | {"cases": [dense]}}
+        programs = ("plot_overview.py", "plot_latent.py", "plotting.py")
+        files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in programs} | {"docs/x": ""}
+        files |= {f"bench/results/gpu/2026-11-21-{kind}.json": json.dumps(content) for kind, content in results.items()}
+        with Repository(files) as root:
+            subprocess.run([sys.executable, "-B", root / "bench/plot_overview.py"], check=True, capture_output=True)
+            picture = (root / "docs/speed.svg").read_text(encoding="utf-8")
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+        for text in ("MLA decode, dense (Some, 2026-11-21)", "PyTorch (cuDNN)", "80", "50", "62"):  # 1 ms over 1.25, 2 and 1.6 ms
+            self.assertIn(text, texts)
+        self.assertNotIn("another", texts)
+
     def test_shared_schedules(self):
         both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})
         latency = [row | {"shared_us": 11.5} for row in MOST["latency"]]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings as they stand in the package, for a site in Markdown: roles become links, examples become code, and arguments that share
-a description (`k, v: ...`) get an entry each. A last line `The others are those of ..` becomes a paragraph."""
+"""Docstrings as they stand in the package, for a site in Markdown: roles become links, examples become code, and arguments
+that share a description (`k, v: ...`) get an entry each. A last line `The others are those of ..` becomes a paragraph."""
 
 import re
 from typing import Any
