@@ -14,7 +14,7 @@ v = torch.randn(batch, seq, kv_head, head_dim)
 # Causal attention; every four query heads share one head of k and v.
 out, lse = fovea.attention(q, k, v, causal=True, return_lse=True)
 
-# A cache of 32 blocks of 16 tokens; sequence b owns the blocks that its row of the table names, in any order.
+# A cache of 32 blocks of 16 tokens; a sequence owns those in its row of the table, in any order.
 k_cache, v_cache = torch.zeros(2, 32, page, kv_head, head_dim)
 blocks_each = -(-seq // page)
 block_table = torch.randperm(32, dtype=torch.int32)[: batch * blocks_each].view(batch, blocks_each)
