@@ -10,7 +10,7 @@ import unittest
 
 from tool import ROOT, Repository
 
-PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plotting.py")
+PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plot_ranks.py", "plotting.py")
 
 
 def case(batch: int, milliseconds: float, **more: object) -> dict:
