@@ -25,10 +25,10 @@ make_wheel() {
   local folder=$PWD/$1 definition options=(-C build-dir=build/wheel)
   shift
   if command -v ccache >/dev/null; then set -- "$@" CMAKE_{C,CXX,CUDA}_COMPILER_LAUNCHER=ccache; fi
-  for definition in FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
+  for definition in CMAKE_C_COMPILER=cc CMAKE_CXX_COMPILER=c++ FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
   rm -rf "$folder"
   (cd "$WHEEL_BUILD/source" \
-    && .venv/bin/pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$folder" "${options[@]}" .)
+    && .venv/bin/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$folder" "${options[@]}" .)
 }
 
 # try_wheel WHEEL PYTHON: as a user has it: installed, from another folder, without the sources.
