@@ -123,3 +123,61 @@ wheel() {
   fi
   summary
 }
+
+# ---- packages for C++ and C -----------------------------------------------------------------------------------------------
+
+# package: an archive that may lie anywhere, with the static library, and a Debian package with the shared one; both with the program.
+package() {
+  local kind
+  mkdir -p "$DIST"
+  rm -f "$DIST"/fovea{-,_}*.{tar.gz,deb}
+  for kind in static shared; do
+    step "Building the $kind library and the program" build "build/package-$kind" fovea fovea_cli -- -DCMAKE_BUILD_TYPE=Release \
+      -DFOVEA_BUILD_TESTS=OFF -DFOVEA_BUILD_EXAMPLES=OFF "-DBUILD_SHARED_LIBS=$([[ $kind == shared ]] && echo ON || echo OFF)" \
+      || die "the build failed"
+  done
+  step "Packing the archive" cpack -G TGZ --config build/package-static/CPackConfig.cmake -B "$DIST" || die "cpack failed"
+  step "Packing for Debian" cpack -G DEB --config build/package-shared/CPackConfig.cmake -B "$DIST" || die "cpack failed"
+  rm -rf "$DIST/_CPack_Packages"
+  ls -l "$DIST"
+}
+
+# ---- other compilers and processors ---------------------------------------------------------------------------------------
+
+# What tells most: every kernel of this machine on the short table, everything pure, and bad calls.
+readonly SHORT_TESTS='^(unit|behaviour|conformance|c_api|allocations|example)'
+
+# tested TITLE FOLDER OPTION...: the parts for CPUs, built and tried on the short table.
+tested() {
+  local title=$1 folder=$2
+  if step "Building with $title" build "$folder" all -- -DCMAKE_BUILD_TYPE=Release -DFOVEA_CUDA=OFF -DFOVEA_HIP=OFF \
+    -DFOVEA_TEST_TIER=quick -DFOVEA_TEST_ROWS=kernels "${@:3}"; then
+    suite "Tests with $title" "$folder/ctest.xml" run_ctest "$folder" --tests-regex "$SHORT_TESTS"
+  else
+    failed=$((failed + 1))
+  fi
+}
+
+# compilers [COMPILER...]: those named, or GCC 12 and later and clang 16 and later that are installed.
+compilers() {
+  local compiler
+  if (($# == 0)); then
+    read -r -d '' -a found < <(compgen -c | grep -xE 'g\+\+-(1[2-9]|[2-9][0-9])|clang\+\+-(1[6-9]|[2-9][0-9])' | sort -uV)
+    set -- "${found[@]}"
+  fi
+  for compiler; do
+    command -v "$compiler" >/dev/null || die "$compiler is not installed"
+    tested "$compiler" "build/compilers/${compiler##*/}" "-DCMAKE_CXX_COMPILER=$compiler" \
+      "-DCMAKE_C_COMPILER=$(sed 's/clang++/clang/; s/g++/gcc/' <<<"$compiler")"
+  done
+  summary
+}
+
+readonly ARM_PACKAGES=(g++-aarch64-linux-gnu qemu-user)
+
+# 64-bit Arm, from a machine of another kind: cross-compiled, its tests under qemu.
+aarch64() {
+  need_packages "${ARM_PACKAGES[@]}"
+  tested "aarch64-linux-gnu-g++" build/aarch64 "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/aarch64-linux-gnu.cmake"
+  summary
+}

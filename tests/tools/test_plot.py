@@ -60,14 +60,16 @@ CONTEXT = LEAST | {
 @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
 class PlotTest(unittest.TestCase):
     def made(self, results: dict[str, dict], kind: str = "latent-decode") -> tuple[str, set[str]]:
-        """The text, with one space for many, and the names of the pictures. results: by date."""
+        """The text, with one space for many, and the names of the pictures. results: by the beginning of a file's name."""
         files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in PROGRAM} | {"docs/x": ""}
         for date, content in results.items():
             files[f"bench/results/gpu/{date}-{kind}.json"] = json.dumps(content)
         with Repository(files) as root:
             subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
             text = (root / "docs/performance.md").read_text(encoding="utf-8")
-            return re.sub(" +", " ", text), {path.name for path in root.glob("docs/*.svg")}
+            pictures = list(root.glob("docs/*.svg"))
+            self.labels = {label for path in pictures for label in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())}
+            return re.sub(" +", " ", text), {path.name for path in pictures}
 
     def test_no_results(self):
         text, pictures = self.made({})
@@ -83,6 +85,18 @@ class PlotTest(unittest.TestCase):
         for absent in ("FlashMLA", "graph", "host", "sweeps"):
             self.assertNotIn(absent, text)
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg"})
+
+    def test_the_date_inside_decides(self):
+        """A name that sorts last is not what was measured last; a day without a time is its beginning."""
+        old = LEAST | {"cases": [case(8, 2.0)]}
+        for later in ("2026-11-21T09:11:54+00:00", "2026-11-22"):
+            text, _ = self.made({"2026-11-20": LEAST | {"date": later}, "2026-11-21-zzz": old})
+            self.assertIn("| case 8 | 1.250 ms |", text)
+            self.assertNotIn("2.000 ms", text)
+
+    def test_text_stays_text(self):
+        self.made({"2026-11-21": LEAST})
+        self.assertIn("case 8", self.labels)
 
     def test_everything(self):
         text, pictures = self.made({"2026-11-21": MOST})
