@@ -66,9 +66,7 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
   const uint16x4_t nan = vshr_n_u16(vceq_u16(vand_u16(half, top), top), 1);
   return {vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(half, nan))), 256.0f)};
 }
-FOVEA_INLINE Vec load(I8, const void* p) {
-  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_bytes(p))))))};
-}
+FOVEA_INLINE Vec load(I8, const void* p) { return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_bytes(p))))))}; }
 
 FOVEA_INLINE Vec add(Vec a, Vec b) { return {vaddq_f32(a.v, b.v)}; }
 FOVEA_INLINE Vec sub(Vec a, Vec b) { return {vsubq_f32(a.v, b.v)}; }
