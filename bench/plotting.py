@@ -60,8 +60,9 @@ def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int
 
 def provenance(path: Path, results: dict, script: str) -> str:
     file = path.relative_to(ROOT)
+    peers = "".join(f", {name} {version}" for name, version in results.get("peers", {}).items())
     return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
-PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wrote."""
+PyTorch {results["torch"]}{peers}. From [{file}](../{file}), which `bench/{script}` wrote."""
 
 
 def missing(results: dict) -> str:

@@ -32,6 +32,7 @@ LEAST = {
     "cases": [case(8, 1.25)],
 }
 MOST = LEAST | {
+    "peers": {"FlashMLA": "1.0.0", "cuDNN": "91900"},
     "cases": [case(8, 1.25, peers={"FlashMLA": 1.5}), case(16, 2.0)],
     "sweeps": {"batch": [case(1, 4.0), case(2, 2.0, peers={"FlashMLA": 2.5})], "heads": [case(1, 4.0)]},
     "latency": [{"batch": 1, "kv_len": 4096, "heads": 128, "alone_us": 21.5, "chained_us": 12.25, "chain": 32}],
@@ -107,6 +108,7 @@ class PlotTest(unittest.TestCase):
             "of the sizes of `a/b` takes the host 14.0 us from Python (the whole call, planning included) and 5.5 us from C++", text
         )
         self.assertIn("| case 32 | 1.250 ms |", text)
+        self.assertIn("PyTorch 2.11.0, FlashMLA 1.0.0, cuDNN 91900. From", text)
         self.assertIn("* Not measured: case 64 (RuntimeError: no).\n", text)
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg", "performance-gpu-latent-sweeps.svg"})
         for picture in pictures:
