@@ -14,7 +14,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "build" / "docs" / "doxygen"
 # Documents that lie elsewhere, and their pages.
-OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
 SOURCES = {page: source for source, page in OUTSIDE.items()}
 
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
