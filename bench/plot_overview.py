@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 from plot_latent import PEER_COLOURS, ceiling_share
-from plotting import DOCS, GRID, OURS, latest_results, matplotlib
-
-matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small, and found by a search
+from plotting import DOCS, GRID, OURS, latest_results
 
 # Kinds of results, and of each the cases that stand for the others. One that the newest file lacks is left out.
 PANELS = {
