@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense attention on this machine's GPU, forward. Checks each case on sampled query rows, times it by turns with PyTorch's
-cuDNN and FlashAttention-2 paths, and with FlashAttention-3 where it is installed, and measures the ceilings beside it. Writes a
-JSON file."""
+cuDNN and FlashAttention-2 paths, and with flash-attn, FlashAttention-3 and FlashAttention-4 where they can be imported, and
+measures the ceilings beside it. Writes a JSON file."""
 
-import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from functools import partial
 
 import torch
 from gpu import DEVICE, Bench
+from peers import importable
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -112,22 +112,44 @@ class Dense:
             )
         return done.transpose(1, 2)
 
-    def flash_attention_3(self) -> Tensor:
-        import flash_attn_interface
-
-        done = flash_attn_interface.flash_attn_func(self.q, self.k, self.v, causal=self.case.causal)
+    def of_tokens(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Tensor:
+        """What flash-attn's function and its successors of that name give."""
+        done = function(self.q, self.k, self.v, causal=self.case.causal)
         return done[0] if isinstance(done, tuple) else done
 
-    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+    def flash_attn(self) -> Tensor:
+        from flash_attn import flash_attn_func
+
+        return self.of_tokens(flash_attn_func)
+
+    def flash_attention_3(self) -> Tensor:
+        from flash_attn_interface import flash_attn_func
+
+        return self.of_tokens(flash_attn_func)
+
+    def flash_attention_4(self) -> Tensor:
+        from flash_attn.cute import flash_attn_func
+
+        return self.of_tokens(flash_attn_func)
+
+    def others(self) -> dict[str, Callable[[], Tensor]]:
+        """All that could be asked here."""
+        if DEVICE == "cpu":
+            return {}
         calls = {}
-        square = not self.case.seq_q  # PyTorch's causal mask begins at the first query and the first key
-        if DEVICE == "cuda" and square:
+        if not self.case.seq_q:  # PyTorch's causal mask begins at the first query and the first key
             calls["cuDNN"] = partial(self.sdpa, SDPBackend.CUDNN_ATTENTION)
             if self.case.head_dim == self.case.head_dim_v:
                 calls["FlashAttention-2"] = partial(self.sdpa, SDPBackend.FLASH_ATTENTION)
-        if DEVICE == "cuda" and importlib.util.find_spec("flash_attn_interface"):
-            calls["FlashAttention-3"] = self.flash_attention_3
-        return {name: call for name, call in calls.items() if self.can(call)}
+        libraries = {
+            "flash_attn": ("flash-attn", self.flash_attn),
+            "flash_attn_interface": ("FlashAttention-3", self.flash_attention_3),
+            "flash_attn.cute": ("FlashAttention-4", self.flash_attention_4),
+        }
+        return calls | dict(call for module, call in libraries.items() if importable(module))
+
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        return {name: call for name, call in self.others().items() if self.can(call)}
 
     def can(self, call: Callable[[], Tensor]) -> bool:
         """Peers are built for some head dims and dtypes. A result that is wrong is an error all the same."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gradient of dense attention on this machine's GPU. Checks each case on one head, times it through autograd by turns
-with PyTorch's cuDNN and FlashAttention-2 paths, and with FlashAttention-3 where it is installed, and measures the ceilings
-beside it. Writes a JSON file."""
+with those beside whom the forward pass is timed, and measures the ceilings beside it. Writes a JSON file."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +9,6 @@ import torch
 from dense_attention import Case, Dense, both
 from gpu import Bench
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 import fovea
 
@@ -70,18 +68,13 @@ class Backward(Dense):
         return max(errors)
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Gradients]]:
-        forwards = {
-            "cuDNN": partial(self.sdpa, SDPBackend.CUDNN_ATTENTION),
-            "FlashAttention-2": partial(self.sdpa, SDPBackend.FLASH_ATTENTION),
-            "FlashAttention-3": self.flash_attention_3,
-        }
-        calls = {name: partial(self.gradients, name, forward) for name, forward in forwards.items()}
+        calls = {name: partial(self.gradients, name, forward) for name, forward in self.others().items()}
         return {name: call for name, call in calls.items() if self.can(call)}
 
     def can(self, call: Callable[[], Gradients]) -> bool:
         try:
             call()
-        except (RuntimeError, ImportError):
+        except RuntimeError:
             return False
         self.check(call)
         return True

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import peers
 import torch
 from torch import Tensor
 
@@ -229,6 +230,7 @@ class Bench:
             "driver": smi("driver_version"),
             "clocks_max": smi("clocks.max.sm,power.limit"),
             "torch": torch.__version__,
+            "peers": peers.versions(),
             "copy_rate": copy_rate(1 << (20 if self.args.dry_run else 32), self.median),
         }
 

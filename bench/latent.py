@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random caches of latent rows in every format, and attention over them as something to check and to time."""
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import product
 
 import torch
 from gpu import DEVICE
+from peers import importable
 from torch import Tensor
 
 import fovea
@@ -130,7 +130,7 @@ class LatentSubject:
         return None
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        call = self.flash_mla_call(shared) if importlib.util.find_spec("flash_mla") else None
+        call = self.flash_mla_call(shared) if importable("flash_mla") else None
         if call is None:
             return {}
         if shared:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a block-table cache on this machine's GPU: checks each case on sampled sequences and times it beside the ceilings.
+"""Attention over a block-table cache on this machine's GPU: checks each case on sampled sequences, times it beside the ceilings,
+and by turns with FlashAttention-3 and FlashInfer where they can be imported.
 
 Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph."""
 
@@ -10,6 +11,7 @@ from functools import partial
 
 import torch
 from gpu import DEVICE, Bench
+from peers import importable
 from torch import Tensor
 
 import fovea
@@ -109,7 +111,48 @@ class Paged:
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         del shared
-        return {}
+        calls = {}
+        if DEVICE == "cuda" and self.scale is None:  # theirs is one number, not one for each head
+            if importable("flash_attn_interface"):
+                calls["FlashAttention-3"] = self.flash_attention_3
+            if importable("flashinfer"):
+                calls["FlashInfer"] = self.flashinfer()
+        return {name: call for name, call in calls.items() if self.can(call)}
+
+    def can(self, call: Callable[[], Tensor]) -> bool:
+        """Peers are built for some head dims and pages. A result that is wrong is an error all the same."""
+        try:
+            call()
+        except RuntimeError:
+            return False
+        self.check(call)
+        return True
+
+    def flash_attention_3(self) -> Tensor:
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        case = self.case
+        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
+        done = flash_attn_with_kvcache(q, self.k, self.v, cache_seqlens=self.kv_len, page_table=self.table, causal=True)
+        return done[0] if isinstance(done, tuple) else done
+
+    def flashinfer(self) -> Callable[[], Tensor]:
+        """The wrapper that an engine takes, planned: a plan serves every layer of a step. One query: its kernel on tensor cores."""
+        import flashinfer
+
+        case, memory = self.case, torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
+        pages = self.table.shape[1]
+        starts = torch.arange(0, case.batch * pages + 1, pages, dtype=torch.int32)
+        last = torch.full((case.batch,), case.kv_len - (pages - 1) * case.page, dtype=torch.int32)
+        table, sizes = self.table.flatten(), (case.heads, case.kv_heads, case.head_dim, case.page)
+        types = {"q_data_type": self.q.dtype, "kv_data_type": self.k.dtype}
+        if case.seq_q == 1:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=True)
+            wrapper.plan(starts, table, last, *sizes, **types)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "NHD")
+            wrapper.plan(self.cu_seqlens_q, starts, table, last, *sizes, causal=True, **types)
+        return lambda: wrapper.run(self.q, (self.k, self.v), out=self.out)
 
     def rows_of(self, cache: Tensor, sequence: int) -> Tensor:
         """[kv_head, token, head_dim], in double precision."""
@@ -120,7 +163,7 @@ class Paged:
         """The largest relative error of some query rows of four sequences, against double precision."""
         case, worst = self.case, 0.0
         self.out.fill_(math.nan)
-        out = (call or partial(self.run, out=self.out))().view(case.batch, case.seq_q, case.kv_heads, -1, case.head_dim)
+        out = (call or partial(self.run, out=self.out))().reshape(case.batch, case.seq_q, case.kv_heads, -1, case.head_dim)
         q = self.q.view(out.shape)
         for sequence in range(0, case.batch, max(case.batch // 4, 1)):
             k, v = (self.rows_of(cache, sequence) for cache in (self.k, self.v))
@@ -136,7 +179,7 @@ class Paged:
 
 
 def main() -> None:
-    bench = Bench("paged-attention", __doc__)
+    bench = Bench("paged-decode", __doc__)  # the kind that bench/plot_dense.py looks for
 
     def measure(case: Case) -> dict:
         return bench.row(Paged(case))

@@ -73,7 +73,7 @@ def section(path: Path, results: dict) -> str:
     file = path.relative_to(ROOT)
     return f"""## {title(results)}
 
-{results["date"]}, commit {results["commit"]}, {ceilings["threads"]} threads,
+{results["date"][:10]}, commit {results["commit"]}, {ceilings["threads"]} threads,
 PyTorch {results["torch"]} ({results["torch_capability"]}). {results["note"]} From [{file}](../{file}).
 
 Ceilings: memory reads {ceilings["read_bandwidth"] / 1e9:.1f} GB/s,

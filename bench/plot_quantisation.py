@@ -4,18 +4,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import torch
+from plotting import DOCS
 from torch import Tensor
 
 import fovea
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "quantisation-error.svg"
+PICTURE = DOCS / "quantisation-error.svg"
 TOKENS, PAGE = 1024, 64
 COLOURS = ["#1f6f8b", "#e0a458", "#b8b8b8"]
 
@@ -95,7 +92,6 @@ def methods() -> list[Method]:
 
 
 def main() -> None:
-    plt.rcParams["svg.hashsalt"] = "fovea"  # the same file from the same numbers
     rows = [(method.name, [100 * method.error(values) for values in VALUES.values()]) for method in methods()]
     figure, axes = plt.subplots(figsize=(9, 0.75 * len(rows) + 1.2))
     height = 0.8 / len(VALUES)

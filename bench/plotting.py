@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 
 import matplotlib
@@ -11,6 +12,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 matplotlib.rcParams["svg.hashsalt"] = "fovea"  # the same ids, so that a picture changes only with its numbers
+matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small, and found by who searches for it
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -19,9 +21,20 @@ OURS, THEIRS, GRID = "#1f6f8b", "#b8b8b8", "#e4e4e4"
 
 
 def latest_results(kind: str) -> list[tuple[Path, dict]]:
-    """The newest file of a kind of each device."""
-    newest = {path.parent: path for path in sorted(RESULTS.glob(f"*/*-{kind}.json"))}
-    return [(path, json.loads(path.read_text())) for _, path in sorted(newest.items())]
+    """Of each device the newest file of a kind: the one whose date inside is the latest, whatever its name says."""
+    newest: dict[Path, tuple[datetime, Path, dict]] = {}
+    for path in sorted(RESULTS.glob(f"*/*-{kind}.json")):
+        results = json.loads(path.read_text())
+        measured = moment(results["date"])
+        if path.parent not in newest or measured >= newest[path.parent][0]:
+            newest[path.parent] = (measured, path, results)
+    return [(path, results) for _, (_, path, results) in sorted(newest.items())]
+
+
+def moment(date: str) -> datetime:
+    """When: a day is its beginning."""
+    found = datetime.fromisoformat(date)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def milliseconds(seconds: float) -> str:
@@ -47,8 +60,9 @@ def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int
 
 def provenance(path: Path, results: dict, script: str) -> str:
     file = path.relative_to(ROOT)
+    peers = "".join(f", {name} {version}" for name, version in results.get("peers", {}).items())
     return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
-PyTorch {results["torch"]}. From [{file}](../{file}), which `bench/{script}` wrote."""
+PyTorch {results["torch"]}{peers}. From [{file}](../{file}), which `bench/{script}` wrote."""
 
 
 def missing(results: dict) -> str:

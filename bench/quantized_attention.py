@@ -2,13 +2,13 @@
 """8-bit attention and its quantisers on this machine's GPU. Checks each case on sampled query rows, times it by turns with dense
 attention of 16 bits by products of a warp, and with SageAttention where it is installed. Writes a JSON file."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import dense_attention
 import torch
 from gpu import DEVICE, Bench
+from peers import importable
 from torch import Tensor
 
 import fovea
@@ -84,7 +84,7 @@ class Attention(dense_attention.Dense):
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         calls = {"16 bits": self.dense}
-        if ON_GPU and self.case.step == "whole" and importlib.util.find_spec("sageattention"):
+        if ON_GPU and self.case.step == "whole" and importable("sageattention"):
             calls["SageAttention"] = self.sage
         return {name: call for name, call in calls.items() if self.can(call)}
 

@@ -122,7 +122,7 @@ def main() -> int:
         results["python_one_token_s"] = python_call_seconds()
     print(f"one token from Python: {results['python_one_token_s'] * 1e6:.1f} us")
     results |= {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": args.commit or git_commit(),
         "torch": torch.__version__,
         "torch_capability": capability,
@@ -136,7 +136,7 @@ def main() -> int:
     if args.case and not args.out:
         print("not written: with --case, --out FILE keeps the results")
         return 0
-    out = args.out or ROOT / "bench" / "results" / device / f"{results['date']}-cpu.json"
+    out = args.out or ROOT / "bench" / "results" / device / f"{results['date'][:10]}-cpu.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     print(f"wrote {out}")

@@ -17,12 +17,14 @@ SUFFIXES = (1, 16, 23, 40)  # keys of each sequence after the prefix
 KeysAndValues = tuple[Tensor, Tensor]
 
 
+# [cascade]
 def cascade(q: Tensor, prefix: KeysAndValues, caches: KeysAndValues, pages: Tensor, lengths: Tensor) -> Tensor:
     """q: [batch, head, head_dim], one query of each sequence; prefix: [key, kv_head, head_dim]."""
     k, v = prefix
     shared, shared_lse = fovea.attention(q[None], k[None], v[None], return_lse=True)  # lse: [1, head, batch]
     suffix, suffix_lse = fovea.paged_attention(q, *caches, pages, lengths, return_lse=True)  # lse: [batch, head]
     return fovea.merge_states([shared[0], suffix], [shared_lse[0].T, suffix_lse], return_lse=False)
+    # [/cascade]
 
 
 def main() -> int:

@@ -27,16 +27,16 @@ extern "C" {
 typedef int32_t fovea_status;
 enum {
   FOVEA_OK = 0,
-  FOVEA_INVALID_ARGUMENT = 1, /* the call contradicts itself */
-  FOVEA_UNSUPPORTED = 2,      /* valid, but no implementation on this device accepts it; the message says which ones declined and why */
-  FOVEA_OUT_OF_WORKSPACE = 3, /* the workspace is smaller than fovea_plan_workspace_bytes() */
-  FOVEA_DEVICE_ERROR = 4      /* the device's runtime or the operating system reported a failure */
+  FOVEA_INVALID_ARGUMENT = 1, /**< the call contradicts itself */
+  FOVEA_UNSUPPORTED = 2,      /**< valid, but no implementation on this device accepts it; the message says which ones declined and why */
+  FOVEA_OUT_OF_WORKSPACE = 3, /**< the workspace is smaller than fovea_plan_workspace_bytes() */
+  FOVEA_DEVICE_ERROR = 4      /**< the device's runtime or the operating system reported a failure */
 };
 
-/* The message of the last call in this thread that failed, "" before any did. Valid until the next failure in this thread. */
+/** The message of the last call in this thread that failed, "" before any did. Valid until the next failure in this thread. */
 const char* fovea_last_error(void);
 
-/* "0.1.0" */
+/* "0.2.0" */
 const char* fovea_version(void);
 
 /* ---- tensors and options ----------------------------------------------------------------------------------------------- */
@@ -48,11 +48,11 @@ typedef struct fovea_tensor {
   fovea_dtype dtype;
   int32_t rank;
   int64_t shape[4];
-  int64_t strides[4]; /* in elements */
-  int32_t alignment;  /* bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
+  int64_t strides[4]; /**< in elements */
+  int32_t alignment;  /**< bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
 } fovea_tensor;
 
-/* A dense row-major tensor of 1 to 4 dimensions; without a shape, one of rank 0, which planning refuses. */
+/** A dense row-major tensor of 1 to 4 dimensions; without a shape, one of rank 0, which planning refuses. */
 fovea_tensor fovea_contiguous(fovea_dtype dtype, int32_t rank, const int64_t* shape);
 
 typedef int32_t fovea_anchor;
@@ -60,17 +60,17 @@ enum { FOVEA_TOP_LEFT = 0, FOVEA_BOTTOM_RIGHT = 1 };
 
 #define FOVEA_UNBOUNDED INT64_MAX
 
-/* Query i sees key j iff -left <= j - (i + offset) <= right. */
+/** Query i sees key j iff -left <= j - (i + offset) <= right. */
 typedef struct fovea_mask {
-  int64_t left;  /* FOVEA_UNBOUNDED: no bound */
-  int64_t right; /* 0: causal */
+  int64_t left;  /**< FOVEA_UNBOUNDED: no bound */
+  int64_t right; /**< 0: causal */
   fovea_anchor anchor;
 } fovea_mask;
 
 fovea_mask fovea_causal(void);
-fovea_mask fovea_sliding_window(int64_t tokens); /* causal, `tokens` keys in all, the query's own included; 0 or fewer: none */
+fovea_mask fovea_sliding_window(int64_t tokens); /**< causal, `tokens` keys in all, the query's own included; 0 or fewer: none */
 
-/* Strides of an f32 scale tensor [batch, kv_head]; both 0: one value. */
+/** Strides of an f32 scale tensor [batch, kv_head]; both 0: one value. */
 typedef struct fovea_scale {
   int64_t batch_stride;
   int64_t head_stride;
@@ -79,32 +79,32 @@ typedef struct fovea_scale {
 typedef int32_t fovea_backend;
 enum { FOVEA_CPU = 0, FOVEA_CUDA = 1, FOVEA_HIP = 2 };
 
-/* Where and how to plan; NULL in its place means the CPU and the library's own choice. */
+/** Where and how to plan; NULL in its place means the CPU and the library's own choice. */
 typedef struct fovea_options {
   fovea_backend backend;
   int32_t ordinal;
-  const char* implementation; /* force one by name; NULL or "" chooses */
-  int32_t batch_invariant;    /* not 0: a row's result must not depend on the rest of the batch */
+  const char* implementation; /**< force one by name; NULL or "" chooses */
+  int32_t batch_invariant;    /**< not 0: a row's result must not depend on the rest of the batch */
 } fovea_options;
 
 /* ---- plans ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct fovea_plan fovea_plan;
 
-void fovea_plan_destroy(fovea_plan* plan); /* NULL is fine */
+void fovea_plan_destroy(fovea_plan* plan); /**< NULL is fine */
 
-/* Scratch memory that a run needs, aligned to 64 bytes. */
+/** Scratch memory that a run needs, aligned to 64 bytes. */
 size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
 
-/* "cpu.avx2.attention"; lives as long as the plan. */
+/** "cpu.avx2.attention"; lives as long as the plan. */
 const char* fovea_plan_implementation(const fovea_plan* plan);
 
-/* What was chosen, and which implementations declined, for people. Valid until the thread's next call of this function. */
+/** What was chosen, and which implementations declined, for people. Valid until the thread's next call of this function. */
 const char* fovea_plan_explain(const fovea_plan* plan);
 
 /* ---- attention --------------------------------------------------------------------------------------------------------- */
 
-/* Bounds of a ragged batch. */
+/** Bounds of a ragged batch. */
 typedef struct fovea_ragged {
   int64_t batch;
   int64_t max_seq_q;
@@ -114,12 +114,12 @@ typedef struct fovea_ragged {
 typedef struct fovea_attention_desc {
   fovea_tensor q, k, v, out;
   const fovea_tensor* lse;
-  const fovea_ragged* ragged; /* NULL: a fixed batch */
-  const fovea_mask* mask;     /* NULL: every query sees every key */
-  float scale;                /* 0: head_dim_qk ** -0.5 */
+  const fovea_ragged* ragged; /**< NULL: a fixed batch */
+  const fovea_mask* mask;     /**< NULL: every query sees every key */
+  float scale;                /**< 0: head_dim_qk ** -0.5 */
   float softcap;
   int32_t has_sink;
-  const fovea_scale *q_scale, *k_scale, *v_scale; /* e4m3 only */
+  const fovea_scale *q_scale, *k_scale, *v_scale; /**< e4m3 only */
 } fovea_attention_desc;
 
 typedef struct fovea_attention_args {
@@ -134,7 +134,7 @@ typedef struct fovea_attention_args {
 fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
 fovea_status fovea_attention_run(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
                                  void* stream);
-/* The two halves of run: the schedule that prepare leaves in the workspace may serve several run_prepared calls, one after another. */
+/** The two halves of run: the schedule that prepare leaves in the workspace may serve several run_prepared calls, one after another. */
 fovea_status fovea_attention_prepare(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
                                      void* stream);
 fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_attention_args* args, void* workspace, size_t workspace_bytes,
@@ -143,16 +143,16 @@ fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_at
 /* ---- gradients of attention -------------------------------------------------------------------------------------------- */
 
 typedef struct fovea_attention_backward_desc {
-  fovea_attention_desc forward; /* its lse is required */
+  fovea_attention_desc forward; /**< its lse is required */
   fovea_tensor dout, dq, dk, dv;
-  const fovea_tensor* dlse; /* of lse; may be NULL */
+  const fovea_tensor* dlse; /**< of lse; may be NULL */
 } fovea_attention_backward_desc;
 
 typedef struct fovea_attention_backward_args {
-  fovea_attention_args forward; /* out and lse are inputs here */
+  fovea_attention_args forward; /**< out and lse are inputs here */
   const void* dout;
   void *dq, *dk, *dv;
-  float* dsink; /* when there was a sink */
+  float* dsink; /**< when there was a sink */
   const float* dlse;
 } fovea_attention_backward_args;
 
@@ -165,9 +165,9 @@ fovea_status fovea_attention_backward_run(const fovea_plan* plan, const fovea_at
 typedef struct fovea_paged_attention_desc {
   fovea_tensor q, k_cache, v_cache, block_table, out;
   const fovea_tensor* lse;
-  int64_t max_seq_q;      /* 0, or more than there are: total_q */
-  int64_t max_kv_len;     /* 0, or more than fit: max_blocks * page */
-  const fovea_mask* mask; /* NULL: causal */
+  int64_t max_seq_q;      /**< 0, or more than there are: total_q */
+  int64_t max_kv_len;     /**< 0, or more than fit: max_blocks * page */
+  const fovea_mask* mask; /**< NULL: causal */
   float scale;
   float softcap;
   int32_t has_sink;
@@ -215,7 +215,7 @@ typedef struct fovea_merge_part_desc {
 
 typedef struct fovea_merge_states_desc {
   const fovea_merge_part_desc* parts;
-  size_t part_count; /* 1 to 2^20 */
+  size_t part_count; /**< 1 to 2^20 */
   fovea_tensor out;
   const fovea_tensor* lse;
 } fovea_merge_states_desc;
@@ -227,7 +227,7 @@ typedef struct fovea_merge_part {
 
 typedef struct fovea_merge_states_args {
   const fovea_merge_part* parts;
-  size_t part_count; /* as planned, else nothing is read */
+  size_t part_count; /**< as planned, else nothing is read */
   void* out;
   float* lse;
 } fovea_merge_states_args;
@@ -240,7 +240,7 @@ fovea_status fovea_merge_states_run(const fovea_plan* plan, const fovea_merge_st
 
 typedef int32_t fovea_cache_format;
 enum {
-  FOVEA_ROWS = 0, /* a plain tensor */
+  FOVEA_ROWS = 0, /**< a plain tensor */
   FOVEA_V32_FP8 = 1,
   FOVEA_V4_FP8 = 2,
   FOVEA_V41_FP8 = 3,
@@ -250,20 +250,20 @@ enum {
 
 typedef struct fovea_latent_cache {
   fovea_cache_format format;
-  fovea_tensor rows;    /* FOVEA_ROWS only */
-  int64_t blocks, page; /* packed formats only, here and below */
-  int64_t block_stride; /* bytes; 0: blocks without gaps */
-  int32_t alignment;    /* bytes that the pointer given to run will be aligned to; 0 promises none */
+  fovea_tensor rows;    /**< FOVEA_ROWS only */
+  int64_t blocks, page; /**< packed formats only, here and below */
+  int64_t block_stride; /**< bytes; 0: blocks without gaps */
+  int32_t alignment;    /**< bytes that the pointer given to run will be aligned to; 0 promises none */
 } fovea_latent_cache;
 
 typedef struct fovea_latent_attention_desc {
   fovea_tensor q, out, block_table;
   fovea_latent_cache cache;
   const fovea_tensor* lse;
-  int64_t max_seq_q;      /* 0, or more than there are: total_q */
-  int64_t max_kv_len;     /* 0, or more than fit: max_blocks * page */
-  const fovea_mask* mask; /* NULL: causal */
-  float scale;            /* 0: d ** -0.5 */
+  int64_t max_seq_q;      /**< 0, or more than there are: total_q */
+  int64_t max_kv_len;     /**< 0, or more than fit: max_blocks * page */
+  const fovea_mask* mask; /**< NULL: causal */
+  float scale;            /**< 0: d ** -0.5 */
   int32_t has_scale;
 } fovea_latent_attention_desc;
 
@@ -283,7 +283,7 @@ fovea_status fovea_latent_attention_prepare(const fovea_plan* plan, const fovea_
 fovea_status fovea_latent_attention_run_prepared(const fovea_plan* plan, const fovea_latent_attention_args* args, void* workspace,
                                                  size_t workspace_bytes, void* stream);
 
-/* A cache, and the tokens that each query row reads from it. */
+/** A cache, and the tokens that each query row reads from it. */
 typedef struct fovea_sparse_selection {
   fovea_latent_cache cache;
   fovea_tensor indices;
@@ -327,7 +327,7 @@ enum { FOVEA_POWER_OF_TWO = 0, FOVEA_EXACT = 1 };
 typedef struct fovea_latent_cache_conversion_desc {
   fovea_tensor rows;
   fovea_latent_cache cache;
-  fovea_scale_rule rule; /* quantize only */
+  fovea_scale_rule rule; /**< quantize only */
 } fovea_latent_cache_conversion_desc;
 
 typedef struct fovea_quantize_latent_cache_args {
@@ -353,14 +353,14 @@ fovea_status fovea_dequantize_latent_cache_run(const fovea_plan* plan, const fov
 
 /* ---- threads ----------------------------------------------------------------------------------------------------------- */
 
-/* Threads that plans made from now on use on the CPU; 0: the default. */
+/** Threads that plans made from now on use on the CPU; 0: the default. */
 void fovea_set_num_threads(int32_t threads);
 int32_t fovea_num_threads(void);
 
-/* Calls body(context, thread) for thread = 0 .. threads-1, each once, and returns when all are done; the calls may follow one another. */
+/** Calls body(context, thread) for thread = 0 .. threads-1, each once, and returns when all are done; the calls may follow one another. */
 typedef void (*fovea_parallel_for)(int threads, void (*body)(void* context, int thread), void* context);
 
-/* Replaces the CPU backend's thread pool; NULL restores the default. Not while a run is under way. */
+/** Replaces the CPU backend's thread pool; NULL restores the default. Not while a run is under way. */
 void fovea_set_parallel_for(fovea_parallel_for parallel_for);
 
 #ifdef __cplusplus

@@ -31,7 +31,7 @@ struct DeviceInfo {
 
 std::vector<DeviceInfo> devices();
 
-/// "0.1.0"
+/// "0.2.0"
 std::string_view version();
 
 }  // namespace fovea

@@ -36,15 +36,13 @@ class _Explain(TorchDispatchMode):
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Which implementation ``function(*args, **kwargs)`` would get, with which tuning, and which ones declined and why.
+    """Which implementation ``function(*args, **kwargs)`` would get, with which tuning, and which ones declined and why. Raises what
+    the function itself would raise.
 
     >>> print(fovea.explain(fovea.attention, q, k, v, causal=True))
 
     Args:
         function: One of Fovea's, or any other that calls them. Their outputs stay as they are.
-
-    Raises:
-        What the function itself would raise.
     """
     with _Explain() as mode:
         try:

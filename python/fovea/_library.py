@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_EXTENSION = Path(__file__).parent / "_fovea.so"
-if not _EXTENSION.is_file():
-    raise ImportError(f"fovea is not built: {_EXTENSION} is missing (pip install ., or a build folder's python/ in PYTHONPATH)")
-torch.ops.load_library(str(_EXTENSION))
+EXTENSION = Path(__file__).parent / "_fovea.so"
+if not EXTENSION.is_file():
+    raise ImportError(f"fovea is not built: {EXTENSION} is missing (pip install ., or a build folder's python/ in PYTHONPATH)")
+torch.ops.load_library(str(EXTENSION))
 
 # How the message of an operator's error begins, and its type. torch's stable ABI passes on only the message of an exception.
 _KINDS = {"invalid: ": ValueError, "unsupported: ": NotImplementedError}

@@ -76,6 +76,11 @@ std::string detect_name() {
   return first == std::string::npos ? "x86-64 processor" : name.substr(first, last - first + 1);
 }
 
+#elif defined(__aarch64__)
+
+Features detect() { return {.neon = true}; }
+std::string detect_name() { return "64-bit Arm processor"; }
+
 #else
 
 Features detect() { return {}; }
@@ -88,11 +93,15 @@ struct InstructionSet {
   bool Features::*has;
 };
 /// Each instruction set includes those before it, except VNNI and BF16, which come together.
+#if defined(__aarch64__)
+constexpr std::array<InstructionSet, 1> kInOrder{{{"neon", "neon", &Features::neon}}};
+#else
 constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", "avx2", &Features::avx2},
                                                   {"avx512", "avx512", &Features::avx512},
                                                   {"avx512vnni", "avx512vnni", &Features::avx512vnni},
                                                   {"avx512bf16", "avx512bf16", &Features::avx512bf16},
                                                   {"amx", "amx_bf16", &Features::amx_bf16}}};
+#endif
 
 /// The limit that the environment sets, read once.
 struct Limit {
@@ -151,6 +160,7 @@ std::string processor_name() { return detect_name(); }
 std::optional<Error> environment_error() { return limit().error; }
 
 std::string_view scalar_unavailable() { return {}; }
+std::string_view neon_unavailable() { return unavailable(&Features::neon, "needs a 64-bit Arm processor"); }
 std::string_view avx2_unavailable() { return unavailable(&Features::avx2, "needs avx2, fma and f16c"); }
 std::string_view avx512_unavailable() { return unavailable(&Features::avx512, "needs avx512f, avx512bw, avx512vl and avx512dq"); }
 std::string_view avx512vnni_unavailable() { return unavailable(&Features::avx512vnni, "needs avx512_vnni"); }

@@ -12,8 +12,9 @@
 namespace fovea::cpu {
 
 /// The instruction sets that the processor has, whose registers the operating system saves, and that the environment allows.
-/// FOVEA_MAX_CPU_ISA set to scalar, avx2, avx512, avx512vnni, avx512bf16 or amx allows none beyond that one.
+/// FOVEA_MAX_CPU_ISA set to scalar, avx2, avx512, avx512vnni, avx512bf16 or amx (on Arm to scalar or neon) allows none beyond that one.
 struct Features {
+  bool neon = false;        ///< of every 64-bit Arm processor
   bool avx2 = false;        ///< AVX2, FMA, F16C
   bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
   bool avx512vnni = false;  ///< and AVX512_VNNI
@@ -35,6 +36,7 @@ std::string processor_name();
 
 /// Why this machine cannot run the kernels of an instruction set; empty if it can.
 std::string_view scalar_unavailable();  // always empty
+std::string_view neon_unavailable();
 std::string_view avx2_unavailable();
 std::string_view avx512_unavailable();
 std::string_view avx512vnni_unavailable();

@@ -9,6 +9,12 @@
 #include "cpu/features.hpp"
 #include "cpu/kernels.hpp"
 
+#if defined(__x86_64__)
+#define FOVEA_X86
+#elif defined(__aarch64__)
+#define FOVEA_NEON
+#endif
+
 namespace fovea::cpu {
 
 /// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null if these are widened to f32. `int8()` is the arithmetic of
@@ -20,6 +26,16 @@ struct Scalar {
   static const AttentionKernels* bf16() { return nullptr; }
   static const AttentionKernels& int8() { return scalar::kKernels.int8; }
 };
+
+#ifdef FOVEA_NEON
+struct Neon {
+  static constexpr std::string_view kName = "neon";
+  static constexpr auto kUnavailable = neon_unavailable;
+  static const Kernels& kernels() { return neon::kKernels; }
+  static const AttentionKernels* bf16() { return nullptr; }
+  static const AttentionKernels& int8() { return neon::kKernels.int8; }
+};
+#endif
 
 #ifdef FOVEA_X86
 struct Avx2 {

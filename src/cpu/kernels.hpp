@@ -208,6 +208,9 @@ struct Kernels {
 namespace scalar {
 extern const Kernels kKernels;
 }
+namespace neon {
+extern const Kernels kKernels;
+}
 namespace avx2 {
 extern const Kernels kKernels;
 }

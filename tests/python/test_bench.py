@@ -2,6 +2,7 @@
 """Which cases ./dev bench measures, and a dry run of the benchmarks that need a GPU: every case is computed and checked on the
 CPU, at tiny sizes."""
 
+import importlib.machinery
 import json
 import os
 import subprocess
@@ -45,6 +46,52 @@ def test_every_row(script, tmp_path):
             assert row.get("error", 0) < most and row.get("shared_error", 0) < most
             assert ("shared_milliseconds" in row) == (shared and "milliseconds" in row and "prefill" not in row["name"])
             assert ("shared_us" in row) == ("alone_us" in row)
+
+
+@pytest.fixture
+def paged(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import paged_decode
+
+    return paged_decode
+
+
+@pytest.mark.parametrize("seq_q", [1, 3])
+def test_peers_of_paged_attention_are_asked_for_the_same(paged, monkeypatch, seq_q):
+    """By Fovea's own modules of their names, which take the same calls and check them."""
+    from fovea.compat import flash_attn_interface, flashinfer
+
+    monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
+    subject = paged.Paged(paged.Case(3, 70, 16, 8, 2, seq_q=seq_q))
+    assert subject.can(subject.flashinfer()) and subject.can(subject.flash_attention_3)
+    assert subject.peers(False) == {}  # they are none
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_peers_of_dense_attention_are_asked_for_the_same(monkeypatch, causal):
+    from fovea.compat import flash_attn, flash_attn_interface
+
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
+    import dense_attention
+
+    subject = dense_attention.Dense(dense_attention.Case(40, causal, heads=4, kv_heads=2, batch=2))
+    assert subject.can(subject.flash_attn) and subject.can(subject.flash_attention_3)
+
+
+def test_versions_of_peers(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import peers
+
+    assert peers.versions() == {
+        name: peers.version_of(module) for module, (name, _) in peers.PACKAGES.items() if peers.importable(module)
+    }
+    module = type(sys)("sageattention")
+    module.__spec__, module.__version__ = importlib.machinery.ModuleSpec("sageattention", None), "2.2.0"
+    monkeypatch.setitem(sys.modules, "sageattention", module)
+    assert peers.versions()["SageAttention"] == "2.2.0"
 
 
 def test_context_parallel(tmp_path):

@@ -10,7 +10,7 @@ import unittest
 
 from tool import ROOT, Repository
 
-PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plotting.py")
+PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plot_ranks.py", "plotting.py")
 
 
 def case(batch: int, milliseconds: float, **more: object) -> dict:
@@ -32,6 +32,7 @@ LEAST = {
     "cases": [case(8, 1.25)],
 }
 MOST = LEAST | {
+    "peers": {"FlashMLA": "1.0.0", "cuDNN": "91900"},
     "cases": [case(8, 1.25, peers={"FlashMLA": 1.5}), case(16, 2.0)],
     "sweeps": {"batch": [case(1, 4.0), case(2, 2.0, peers={"FlashMLA": 2.5})], "heads": [case(1, 4.0)]},
     "latency": [{"batch": 1, "kv_len": 4096, "heads": 128, "alone_us": 21.5, "chained_us": 12.25, "chain": 32}],
@@ -60,14 +61,16 @@ CONTEXT = LEAST | {
 @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
 class PlotTest(unittest.TestCase):
     def made(self, results: dict[str, dict], kind: str = "latent-decode") -> tuple[str, set[str]]:
-        """The text, with one space for many, and the names of the pictures. results: by date."""
+        """The text, with one space for many, and the names of the pictures. results: by the beginning of a file's name."""
         files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in PROGRAM} | {"docs/x": ""}
         for date, content in results.items():
             files[f"bench/results/gpu/{date}-{kind}.json"] = json.dumps(content)
         with Repository(files) as root:
             subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
             text = (root / "docs/performance.md").read_text(encoding="utf-8")
-            return re.sub(" +", " ", text), {path.name for path in root.glob("docs/*.svg")}
+            pictures = list(root.glob("docs/*.svg"))
+            self.labels = {label for path in pictures for label in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())}
+            return re.sub(" +", " ", text), {path.name for path in pictures}
 
     def test_no_results(self):
         text, pictures = self.made({})
@@ -84,6 +87,18 @@ class PlotTest(unittest.TestCase):
             self.assertNotIn(absent, text)
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg"})
 
+    def test_the_date_inside_decides(self):
+        """A name that sorts last is not what was measured last; a day without a time is its beginning."""
+        old = LEAST | {"cases": [case(8, 2.0)]}
+        for later in ("2026-11-21T09:11:54+00:00", "2026-11-22"):
+            text, _ = self.made({"2026-11-20": LEAST | {"date": later}, "2026-11-21-zzz": old})
+            self.assertIn("| case 8 | 1.250 ms |", text)
+            self.assertNotIn("2.000 ms", text)
+
+    def test_text_stays_text(self):
+        self.made({"2026-11-21": LEAST})
+        self.assertIn("case 8", self.labels)
+
     def test_everything(self):
         text, pictures = self.made({"2026-11-21": MOST})
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
@@ -93,6 +108,7 @@ class PlotTest(unittest.TestCase):
             "of the sizes of `a/b` takes the host 14.0 us from Python (the whole call, planning included) and 5.5 us from C++", text
         )
         self.assertIn("| case 32 | 1.250 ms |", text)
+        self.assertIn("PyTorch 2.11.0, FlashMLA 1.0.0, cuDNN 91900. From", text)
         self.assertIn("* Not measured: case 64 (RuntimeError: no).\n", text)
         self.assertEqual(pictures, {"performance-gpu-latent-ceilings.svg", "performance-gpu-latent-sweeps.svg"})
         for picture in pictures:
@@ -103,6 +119,21 @@ class PlotTest(unittest.TestCase):
         self.assertIn("## Some GPU: dense attention, forward", text)
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
         self.assertEqual(pictures, {"performance-gpu-dense-attention-ceilings.svg"})
+
+    def test_overview(self):
+        shared = case(8, 2.0) | {"name": "b128 sq1 len~8192 h16", "shared_milliseconds": 1.25, "shared_peers": {"FlashMLA": 1.6}}
+        dense = case(8, 1.25, peers={"cuDNN": 2.0, "another": 9.0}) | {"name": "d64 h32 b4 s4096 causal"}
+        results = {"latent-decode-long": LEAST | {"cases": [shared]}, "dense-attention": LEAST | {"cases": [dense]}}
+        programs = ("plot_overview.py", "plot_latent.py", "plotting.py")
+        files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in programs} | {"docs/x": ""}
+        files |= {f"bench/results/gpu/2026-11-21-{kind}.json": json.dumps(content) for kind, content in results.items()}
+        with Repository(files) as root:
+            subprocess.run([sys.executable, "-B", root / "bench/plot_overview.py"], check=True, capture_output=True)
+            picture = (root / "docs/speed.svg").read_text(encoding="utf-8")
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+        for text in ("MLA decode, dense (Some, 2026-11-21)", "PyTorch (cuDNN)", "80", "50", "62"):  # 1 ms over 1.25, 2 and 1.6 ms
+            self.assertIn(text, texts)
+        self.assertNotIn("another", texts)
 
     def test_shared_schedules(self):
         both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})

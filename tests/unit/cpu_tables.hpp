@@ -31,6 +31,8 @@ inline std::vector<NamedRows> row_tables() {
 #if defined(__x86_64__)
   if (features().avx2) tables.push_back({"avx2", &avx2::kKernels.rows});
   if (features().avx512) tables.push_back({"avx512", &avx512::kKernels.rows});
+#elif defined(__aarch64__)
+  tables.push_back({"neon", &neon::kKernels.rows});
 #endif
   return tables;
 }
@@ -42,6 +44,8 @@ inline std::vector<NamedAttention> attention_tables() {
   if (features().avx512) tables.push_back({"avx512", &avx512::kKernels.attention, &avx512::kKernels.rows, false});
   if (features().avx512bf16) tables.push_back({"avx512bf16", &avx512bf16::kAttention, &avx512::kKernels.rows, true});
   if (features().amx_bf16) tables.push_back({"amx", &amx::kAttention, &avx512::kKernels.rows, true});
+#elif defined(__aarch64__)
+  tables.push_back({"neon", &neon::kKernels.attention, &neon::kKernels.rows, false});
 #endif
   return tables;
 }

@@ -8,9 +8,6 @@
 #include <limits>
 #include <vector>
 
-#if defined(__x86_64__) && !defined(FOVEA_X86)
-#define FOVEA_X86  // private to the library's own sources
-#endif
 #include "cpu/instruction_sets.hpp"
 #include "fovea/cache_format.hpp"
 #include "op/common/numeric.hpp"
@@ -32,6 +29,8 @@ std::vector<Set> available_sets() {
 #if defined(FOVEA_X86)
   add(Avx2{});
   add(Avx512{});
+#elif defined(FOVEA_NEON)
+  add(Neon{});
 #endif
   return sets;
 }

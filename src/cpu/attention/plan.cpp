@@ -49,7 +49,10 @@ constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAcc
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
-    kRow<Amx>, kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+#endif
+#ifdef FOVEA_NEON
+    kRow<Neon>,
 #endif
     kRow<Scalar>};
 

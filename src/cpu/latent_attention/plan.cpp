@@ -49,6 +49,9 @@ constexpr std::array kRows{
 #ifdef FOVEA_X86
     kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
 #endif
+#ifdef FOVEA_NEON
+    kRow<Neon>,
+#endif
     kRow<Scalar>};
 
 }  // namespace

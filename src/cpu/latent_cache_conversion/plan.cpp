@@ -175,6 +175,9 @@ constexpr std::array kRows{
 #ifdef FOVEA_X86
     kRow<Operation, Avx512>, kRow<Operation, Avx2>,
 #endif
+#ifdef FOVEA_NEON
+    kRow<Operation, Neon>,
+#endif
     kRow<Operation, Scalar>};
 
 }  // namespace

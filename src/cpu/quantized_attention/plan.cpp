@@ -171,12 +171,18 @@ constexpr std::array kQuantizerRows{
 #ifdef FOVEA_X86
     kRow<Operation, Avx512>, kRow<Operation, Avx2>,
 #endif
+#ifdef FOVEA_NEON
+    kRow<Operation, Neon>,
+#endif
     kRow<Operation, Scalar>};
 
 template <class Operation>
 constexpr std::array kAttentionRows{
 #ifdef FOVEA_X86
     kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
+#endif
+#ifdef FOVEA_NEON
+    kRow<Operation, Neon>,
 #endif
     kRow<Operation, Scalar>};
 

@@ -79,6 +79,9 @@ constexpr std::array kRows{
 #ifdef FOVEA_X86
     kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
 #endif
+#ifdef FOVEA_NEON
+    kRow<Neon>,
+#endif
     kRow<Scalar>};
 
 }  // namespace

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python code in the documents runs, page by page, each with names of its own."""
+
+import importlib.util
+import os
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+import torch
+
+sybil = pytest.importorskip("sybil")
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser  # noqa: E402
+
+DOCS = Path(__file__).parents[2] / "docs"
+PARSERS = [PythonCodeBlockParser(), SkipParser()]
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if "```python\n" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page):
+    document = sybil.Sybil(PARSERS, path=str(DOCS)).parse(page)
+    document.namespace |= {
+        "cuda": torch.cuda.is_available(),
+        "transformers": importlib.util.find_spec("transformers") is not None,
+    }
+    ran = 0
+    for example in document.examples():
+        try:
+            example.evaluate()
+            ran += 1
+        except SkipTest:
+            pass
+    assert ran > 0
+
+
+def test_notebook():
+    """The notebook runs, and prints what it shows."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    shown = nbformat.read(DOCS / "tour.ipynb", as_version=4)
+    run = nbformat.read(DOCS / "tour.ipynb", as_version=4)
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    nbclient.NotebookClient(run, timeout=120, kernel_name="python3").execute()
+    for before, after in zip(shown.cells, run.cells, strict=True):
+        assert text_of(before) == text_of(after)
+
+
+def text_of(cell) -> str:
+    return "".join(output.get("text", "") for output in cell.get("outputs", []))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the site adds to docs/: the front page is the README, links that leave docs/ lead to the repository, and the C++ and C
+reference, which Doxygen has made before, is part of the site, so that links into it are checked."""
+
+import posixpath
+import re
+from pathlib import Path
+
+import tomllib
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+CPP = ROOT / "build" / "docs" / "doxygen"
+# Documents that lie elsewhere, and their pages.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+SOURCES = {page: source for source, page in OUTSIDE.items()}
+
+FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The repository's address has one place, pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project.get("urls", {}).get("Repository")
+    config.repo_name = "Repository" if config.repo_url else None
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for path in sorted(CPP.rglob("*.*")):
+        name = f"cpp/{path.relative_to(CPP).as_posix()}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    parts = FENCE.split(markdown)  # text and fences by turns
+    return "".join(
+        part if number % 2 else LINK.sub(lambda link: _moved(link, page, config), part) for number, part in enumerate(parts)
+    )
+
+
+def _moved(link: re.Match, page: Page, config: MkDocsConfig) -> str:
+    """The link as the site has it. What leaves docs/ has a place only in the repository."""
+    image, text, target = link.groups()
+    name, mark, anchor = target.partition("#")
+    if not name or re.match(r"\w+:", name):
+        return link.group(0)
+    folder = "" if page.file.src_uri in SOURCES else "docs"
+    name = posixpath.normpath(posixpath.join(folder, name))
+    if name in OUTSIDE or name.startswith("docs/"):
+        return f"{image}[{text}]({OUTSIDE.get(name) or name.removeprefix('docs/')}{mark}{anchor})"
+    if not (ROOT / name).exists():
+        return link.group(0)  # MkDocs says so
+    return f"[{text}]({config.repo_url}/blob/main/{name}{mark}{anchor})" if config.repo_url else text
