@@ -38,7 +38,12 @@ class Case:
         return shape + ("" if self.cache == "bf16" else f" {self.cache}")
 
     def tiny(self) -> "Case":
-        return replace(self, batch=min(self.batch, 2), kv_len=min(self.kv_len, 100), seq_q=min(self.seq_q, 5))
+        kv_len = min(self.kv_len, 100)
+        return replace(self, batch=min(self.batch, 2), kv_len=kv_len, seq_q=kv_len if self.whole_prefill else min(self.seq_q, 5))
+
+    @property
+    def whole_prefill(self) -> bool:
+        return self.seq_q == self.kv_len
 
 
 def e4m3(batch: int, kv_len: int, page: int) -> Case:
@@ -62,7 +67,7 @@ DECODE = [
 ]
 PAGES = [Case(64, 8192, page) for page in (1, 4, 64)]
 DIMS = [Case(64, 8192, head_dim=64), Case(64, 8192, head_dim=256, kv_heads=4)]
-PREFILL = [Case(1, 4096, seq_q=4096), Case(8, 4096, seq_q=512)]
+PREFILL = [*(Case(4, 4096, page, seq_q=4096) for page in (16, 64, 128)), Case(1, 4096, seq_q=4096), Case(8, 4096, seq_q=512)]
 
 
 class Paged:
@@ -108,8 +113,14 @@ class Paged:
         )
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        """Of a whole prefill: dense attention over the same keys, gathered before."""
         del shared
-        return {}
+        case = self.case
+        if not case.whole_prefill:
+            return {}
+        k, v = (x[self.table.long()].flatten(1, 2)[:, : case.kv_len].contiguous() for x in (self.k, self.v))
+        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
+        return {"dense": partial(fovea.attention, q, k, v, causal=True, out=torch.empty_like(q))}
 
     def rows_of(self, cache: Tensor, sequence: int) -> Tensor:
         """[kv_head, token, head_dim], in double precision."""
