@@ -363,6 +363,7 @@ inline Table case_table() {
   paged_lengths(table);
   paged_masks(table);
   paged_layouts(table);
+  paged_tiles(table);
   unseen_sinks(table);
   vast_lengths(table);
   append_cases(table);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The part of tests/cases.hpp on dense attention over many tiles, whose widths GPU kernels choose by head dim.
+/// The part of tests/cases.hpp on dense and paged attention over many tiles, whose widths GPU kernels choose by head dim.
 #pragma once
 
 #include "case_parts.hpp"
@@ -77,6 +77,29 @@ inline void attention_tiles(Table& table) {
     spec.values = Values::nan_value;
     return spec;
   }());
+}
+
+/// Query tiles of many rows over pages: smaller and larger than a key tile, and of sizes that neither divide it nor are divided by it.
+inline void paged_tiles(Table& table) {
+  const auto tiled = [](DType dtype, std::int64_t page, Pair dims) {
+    Case spec = paged(dtype, dtype, {{33, 300}, {1, 129}, {128, 128}, {0, 9}, {97, 511}, {65, 64}, {1, 0}, {127, 385}});
+    spec.page = page;
+    return with_heads(with_dims(std::move(spec), dims.first, dims.second), 4, 1);
+  };
+  for (const std::int64_t page : {8, 48, 256})
+    add(table, fmt::format("tiles/bf16-128x128-page{}", page), tiled(DType::bf16, page, {128, 128}), Tier::quick);
+  for (const Pair dims : {Pair{64, 64}, Pair{192, 128}, Pair{256, 256}, Pair{40, 112}})
+    add(table, fmt::format("tiles/bf16-{}x{}-page16", dims.first, dims.second), tiled(DType::bf16, 16, dims));
+  add(table, "tiles/f16-128x128-page32", tiled(DType::f16, 32, {128, 128}));
+  for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {
+    Case spec = with_mask(tiled(DType::bf16, 16, {128, 128}), sliding_window(100));
+    spec.values = values;
+    add(table, fmt::format("tiles/bf16-{}-window", name), spec, Tier::quick);
+    add(table, fmt::format("tiles/bf16-{}-one-head", name), with_heads(spec, 3, 3));
+  }
+  Case capped = tiled(DType::bf16, 16, {128, 128});
+  capped.softcap = 4000;
+  add(table, "tiles/bf16-softcap4000", capped);
 }
 
 }  // namespace fovea::check

@@ -79,10 +79,10 @@ struct Amx {
 #endif
 
 /// For the `outdone` of an entry.
-template <class Isa>
-constexpr std::string_view (*outdone())() {
+template <class Isa, class Problem>
+constexpr std::string_view (*outdone())(const Problem&, Device) {
   if constexpr (requires { Isa::kOutdone; }) {
-    return Isa::kOutdone;
+    return [](const Problem&, Device) { return Isa::kOutdone(); };
   } else {
     return nullptr;
   }

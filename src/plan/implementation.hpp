@@ -65,7 +65,8 @@ struct Implementation {
   Backend backend{};
   std::string_view (*unavailable)() = nullptr;  ///< "needs avx512f" if this machine cannot run it, else empty
   PlanResult<Args> (*plan)(const Problem&, Device) = nullptr;
-  std::string_view (*outdone)() = nullptr;  ///< why a later entry is faster here, else empty; an outdone entry is chosen by name only
+  /// Why a later entry is faster here for a problem that this one takes, else empty; an outdone entry is chosen by name only.
+  std::string_view (*outdone)(const Problem&, Device) = nullptr;
 };
 
 template <class Operation>

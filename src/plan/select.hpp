@@ -43,14 +43,16 @@ PlanResult<typename Operation::Args> plan_with(const Implementation<Operation>& 
   if (const std::string_view reason = described ? "" : candidate.unavailable(); !reason.empty()) {
     return Error{ErrorCode::unsupported, "not available on this machine: " + std::string(reason)};
   }
-  if (const std::string_view reason = asked_for || candidate.outdone == nullptr ? "" : candidate.outdone(); !reason.empty()) {
-    return Error{ErrorCode::unsupported, std::string(reason)};
-  }
   if (const auto* option = candidate.handled.missing(problem)) {
     return declined(option->name, "a value", "none (the implementation does not handle it)");
   }
   PlanResult<typename Operation::Args> planned = candidate.plan(problem, device);
-  if (!planned || !described) return planned;
+  if (!planned) return planned;
+  if (const std::string_view reason = asked_for || candidate.outdone == nullptr ? "" : candidate.outdone(problem, device);
+      !reason.empty()) {
+    return Error{ErrorCode::unsupported, std::string(reason)};
+  }
+  if (!described) return planned;
   return std::shared_ptr<const PlanState<typename Operation::Args>>(
       std::make_shared<DescribedState<typename Operation::Args>>(*std::move(planned), device));
 }

@@ -107,6 +107,29 @@ TEST(Planning, HopperAttentionDeclinesByName) {
   EXPECT_EQ(why(128, 2000), "softcap: got 2000, want at most 1024");
 }
 
+/// Which kernel takes a call over pages, of 32 query heads and 8 of the cache.
+TEST(Planning, HopperTakesPagesWhereQueryTilesAreFull) {
+  constexpr std::string_view kHopper = "cuda.sm90.paged_attention";
+  const auto chosen = [](std::int64_t batch, std::int64_t rows, std::int64_t page, PlanOptions options = {}) {
+    TensorDesc q = contiguous(DType::bf16, {batch * rows, 32, 128}), cache = contiguous(DType::bf16, {1000, page, 8, 128});
+    q.alignment = cache.alignment = 16;
+    const TensorDesc table = contiguous(DType::i32, {batch, 100});
+    const PagedAttentionDesc desc{.q = q, .k_cache = cache, .v_cache = cache, .block_table = table, .out = q, .max_seq_q = rows};
+    const auto planned = plan_paged_attention(desc, fake(0), options);
+    return planned ? std::string(planned->implementation()) : why_not(planned.error());
+  };
+  EXPECT_EQ(chosen(1, 4096, 16), kHopper);
+  EXPECT_EQ(chosen(1, 4096, 24), kHopper);
+  EXPECT_EQ(chosen(8, 64, 16), kHopper);
+  EXPECT_EQ(chosen(8, 1, 16), kPortablePaged);     // decode
+  EXPECT_EQ(chosen(128, 15, 16), kPortablePaged);  // 60 rows of a kv head
+  EXPECT_EQ(chosen(128, 16, 16), kHopper);
+  EXPECT_EQ(chosen(1, 128, 16), kPortablePaged);  // 32 work tiles
+  EXPECT_EQ(chosen(1, 4096, 12), kPortablePaged);
+  EXPECT_EQ(chosen(1, 4096, 16, {.batch_invariant = true}), kPortablePaged);
+  EXPECT_EQ(chosen(8, 1, 16, {.implementation = kHopper}), kHopper);
+}
+
 /// Tiles follow the shared memory of a device, and nothing else of the call changes with it.
 TEST(Planning, PortableAttentionFitsTheDevice) {
   const auto tiles = [](std::size_t device, DType dtype, std::int64_t dim) {

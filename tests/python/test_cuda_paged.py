@@ -20,6 +20,11 @@ GARBAGE = 2147480000
 E4M3 = torch.float8_e4m3fn
 
 
+def skip_what_is_declined(name: str, *, page: int = 16, cache: torch.dtype | None = None) -> None:
+    if name.startswith("cuda.sm90.") and (cache is not None or page % 8 != 0):
+        pytest.skip("declines e4m3 caches, and pages that are no multiples of 8")
+
+
 @dataclass
 class Batch:
     """Sequences of (query rows, keys) over blocks in random order. Unused slots hold NaN, the rest of the block table garbage."""
@@ -77,6 +82,7 @@ MIXED = [(1, 1), (1, 700), (40, 300), (0, 5), (3, 3), (1, 0), (200, 200), (1, 63
 @pytest.mark.parametrize("sequences", [MIXED, [(1, kv) for kv in (5000, 1, 64, 65)], [(5, 900), (2, 31)]])
 @every_name
 def test_matches_the_cpu(name, sequences, head_dim, cache, dtype):
+    skip_what_is_declined(name, cache=cache)
     of = batch(sequences, head_dim=head_dim, dtype=dtype, cache=cache)
     options = {"window": (300, None), "softcap": 20.0} if head_dim == 96 else {}
     if cache is not None:
@@ -87,10 +93,11 @@ def test_matches_the_cpu(name, sequences, head_dim, cache, dtype):
     check(got, expected(of, **options))
 
 
-@pytest.mark.parametrize("page", [1, 7, 256])
+@pytest.mark.parametrize("page", [1, 7, 48, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1), (128, 8), (3, 3)])
 @every_name
 def test_pages_and_groups(name, heads, page):
+    skip_what_is_declined(name, page=page)
     of = batch([(1, 777), (2, 400), (1, 2)], heads=heads, page=page)
     sink = torch.linspace(-2, 4, heads[0], device="cuda")
     got = fovea.paged_attention(*of.tensors(), return_lse=True, sink=sink, max_seqlen_q=2, implementation=name)

@@ -124,6 +124,9 @@ PagedAttentionDesc describe_paged(const Case& spec) {
   caches(spec, blocks, desc.k_cache, desc.v_cache);
   desc.q = strided(contiguous(spec.dtype, {total_q(spec), spec.head, spec.dqk}), spec.layout);
   desc.out = strided(contiguous(spec.out_dtype, {total_q(spec), spec.head, spec.dv}), spec.layout);
+  if (spec.layout != Layout::unaligned) {
+    for (TensorDesc* tensor : {&desc.q, &desc.k_cache, &desc.v_cache, &desc.out}) tensor->alignment = 16;
+  }
   desc.block_table = contiguous(DType::i32, {static_cast<std::int64_t>(spec.sequences.size()), table_width});
   if (spec.layout == Layout::padded) desc.block_table.strides[0] += 3;
   if (spec.lse) desc.lse = strided_lse(contiguous(DType::f32, {total_q(spec), spec.head}), spec.layout);

@@ -19,6 +19,7 @@ inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward"
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
+inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
@@ -55,6 +56,17 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kPortableAttention, "scales/none-", "q.dtype: got e4m3"},
     {kPortableBackward, "/f32-", "q.dtype: got f32"},
     {kPortablePaged, "/f32-", "q.dtype: got f32"},
+    {kSm90Paged, "-odd-rows", "want a multiple of 16"},
+    {kSm90Paged, "-unaligned", "want a multiple of 16"},
+    {kSm90Paged, "-page1$", "k_cache.shape[1] (page): got 1, want a multiple of 8"},
+    {kSm90Paged, "-page3$", "k_cache.shape[1] (page): got 3, want a multiple of 8"},
+    {kSm90Paged, "/e4m3-", "k_scale: got a value"},
+    {kSm90Paged, "-on-e4m3-", "k_scale: got a value"},
+    {kSm90Paged, "scales/one", "k_scale: got a value"},
+    {kSm90Paged, "scales/none", "k_cache.dtype: got e4m3"},
+    {kSm90Paged, "-softcap4000", "softcap: got 4000, want at most 1024"},
+    {kSm90Paged, "/f32-", "q.dtype: got f32"},
+    {kSm90Paged, "/f32-on-e4m3-", "k_scale: got a value"},
     {"cuda.portable.quantize_qk_int8", "dtype/f32", "q.dtype: got f32"},
     {"cuda.portable.quantize_v", "dtype/f32", "v.dtype: got f32"},
     {"cuda.portable.quantize_and_attend", "dtype/f32", "q.dtype: got f32"},

@@ -45,7 +45,7 @@ constexpr auto kHandled = detail::handles<detail::Attention>("ragged", "mask.lef
 
 template <class Isa>
 constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                         Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
+                                                         Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -93,7 +93,7 @@ constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "
 
 template <class Isa>
 constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                                 Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
+                                                                 Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionBackwardProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -43,7 +43,7 @@ constexpr auto kHandled =
 
 template <class Isa>
 constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                               Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
+                                                               Isa::kUnavailable, plan<Isa>, outdone<Isa, LatentAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

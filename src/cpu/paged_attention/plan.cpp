@@ -49,7 +49,7 @@ constexpr auto kHandled = detail::handles<detail::PagedAttention>("mask.left", "
 
 template <class Isa>
 constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                              Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
+                                                              Isa::kUnavailable, plan<Isa>, outdone<Isa, PagedAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -73,7 +73,7 @@ constexpr auto kHandled = detail::handles<detail::SparseLatentAttention>("flat",
 
 template <class Isa>
 constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                                     Isa::kUnavailable, plan<Isa>, outdone<Isa>()};
+                                                                     Isa::kUnavailable, plan<Isa>, outdone<Isa, SparseLatentAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -65,7 +65,7 @@ inline float in_base_2(double factor, double least = -std::numeric_limits<float>
 }
 
 template <class Params>
-void fill_problem(Params& params, const detail::AttentionProblem& p) {
+void fill_problem(Params& params, const detail::AttentionCore& p) {
   params.batch = static_cast<int>(p.batch);
   params.seq_q = static_cast<int>(p.max_seq_q);
   params.seq_k = static_cast<int>(p.max_seq_k);

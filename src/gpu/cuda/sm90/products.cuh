@@ -13,6 +13,7 @@ namespace fovea::gpu::sm90 {
 struct SlicedTile {
   std::uint32_t at;
   int slice_bytes;
+  int group_bytes = kGroupBytes;  // from eight rows to the next
 };
 
 template <int kCount>
@@ -39,7 +40,7 @@ __device__ __forceinline__ void round_to(std::uint32_t (&to)[kCount * sizeof(Ele
 /// scores (64 x kColumns) = rows (64 x kDim) columns (kColumns x kDim)^T
 template <class Element, int kDim, int kColumns>
 __device__ __forceinline__ void multiply_rows(float (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {
-  const std::uint64_t a = operand_at(rows.at, 16, kGroupBytes), b = operand_at(columns.at, 16, kGroupBytes);
+  const std::uint64_t a = operand_at(rows.at, 16, rows.group_bytes), b = operand_at(columns.at, 16, columns.group_bytes);
   constexpr int kContracted = 32 / sizeof(Element);  // elements of an MMA
   pin(scores);
   products_begin();
@@ -55,13 +56,13 @@ __device__ __forceinline__ void multiply_rows(float (&scores)[kColumns / 2], Sli
 /// sum (64 x kDim) += weights (64 x kRows) rows (kRows x kDim)
 template <class Element, int kRows, int kDim>
 __device__ __forceinline__ void accumulate(float (&sum)[kDim / 2], std::uint32_t (&weights)[kRows / 4], SlicedTile rows) {
-  const std::uint64_t b = operand_at(rows.at, rows.slice_bytes, kGroupBytes);
+  const std::uint64_t b = operand_at(rows.at, rows.slice_bytes, rows.group_bytes);
   pin(weights);
   pin(sum);
   products_begin();
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k)
-    Wgmma<Element, kDim>::template rs<Major::mn>(sum, &weights[4 * k], advanced(b, k * 2 * kGroupBytes), true);
+    Wgmma<Element, kDim>::template rs<Major::mn>(sum, &weights[4 * k], advanced(b, k * 2 * rows.group_bytes), true);
   products_commit();
 }
 

@@ -11,15 +11,21 @@
 #include "gpu/cuda/sm90/attention/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 
+namespace fovea::gpu::sm90::dense {
+template <class Element, class Params>
+struct TensorKeys;  // exact_row.cuh
+}
+
 namespace fovea::gpu::sm90::attention {
 
 constexpr int slices_of(int row_bytes) { return (row_bytes + kSliceBytes - 1) / kSliceBytes; }
 
-/// kTransform_: scores are softcapped, or their scale is negative.
+/// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and Keys, and another order of key tiles.
 template <class Element_, int kTuning_, bool kTransform_>
 struct Config {
   using Element = Element_;
   using Params = attention::Params;
+  using Keys = dense::TensorKeys<Element, Params>;
   static constexpr bool k8Bit = sizeof(Element) == 1;
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;  // or f32, where inputs are e4m3
   static constexpr Tuning kTuning = tunings_of(k8Bit)[kTuning_];
@@ -33,6 +39,8 @@ struct Config {
   static constexpr int kMathRegisters = kTuning.math_registers;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / 128 / 8 * 8;
   static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
+  // Bytes in a key tile from eight rows to the next, and from a slice of columns to the next.
+  static constexpr int kKeyGroupBytes = 8 * kSliceBytes, kValueGroupBytes = kKeyGroupBytes, kKeySliceStep = kKeySliceBytes;
   static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // results leave through the same buffer
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8Bit ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;

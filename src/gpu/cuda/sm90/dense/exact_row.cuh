@@ -41,6 +41,30 @@ struct ScoreScale {
   static __device__ float clamped(float scale) { return scale < FLT_MIN ? FLT_MIN : scale > FLT_MAX ? FLT_MAX : scale; }
 };
 
+__device__ inline std::int64_t row_offset(const ClippedRows& rows, const WorkTile& work, int token_row, int head) {
+  const detail::RowStrides& strides = rows.strides;
+  return work.batch * strides.batch + token_row * strides.row + head * strides.head;
+}
+
+/// Where the keys of a work tile are. Pages have another one.
+template <class Element, class Params>
+struct TensorKeys {
+  const Params& params;
+  const Element *keys, *values;
+
+  __device__ TensorKeys(const Params& params_, const WorkTile& work, int kv_head)
+      : params(params_), keys(first(params.k, work, kv_head)), values(first(params.v, work, kv_head)) {}
+
+  __device__ KeyRow<Element> operator()(int key) const {
+    return {keys + key * params.k.strides.row, values + key * params.v.strides.row};
+  }
+
+ private:
+  static __device__ const Element* first(const ClippedRows& rows, const WorkTile& work, int kv_head) {
+    return static_cast<const Element*>(rows.data) + row_offset(rows, work, work.k_begin, kv_head);
+  }
+};
+
 template <class Config>
 struct ExactRow {
   using Element = typename Config::Element;
@@ -54,21 +78,15 @@ struct ExactRow {
   /// Over the keys of the work tile that the row sees; by a whole warp.
   __device__ void operator()(float maximum, ScoreScale scale, float (&columns)[kColumns]) const {
     const int kv_head = at.head / params.heads_per_kv;
-    const gpu::ExactRow<Element> exact{row(params.q, work.q_begin + at.token, at.head), params.head_dim_qk, params.head_dim_v};
-    const Element *keys = row(params.k, work.k_begin, kv_head), *values = row(params.v, work.k_begin, kv_head);
-    const auto row_of = [&](int key) { return KeyRow<Element>{keys + key * params.k.strides.row, values + key * params.v.strides.row}; };
+    const auto* q = static_cast<const Element*>(params.q.data) + row_offset(params.q, work, work.q_begin + at.token, at.head);
+    const gpu::ExactRow<Element> exact{q, params.head_dim_qk, params.head_dim_v};
+    const typename Config::Keys row_of(params, work, kv_head);
     const WorkTile::Keys seen = work.own_keys_of(at.token, key_tile);
     const auto score_of = [&](float product, int) {
       const float score = Config::k8Bit ? product * scale.factor : product;
       return Config::kTransform ? transformed(params, score) : score;
     };
     exact(seen.begin, seen.end, maximum, scale.log2, row_of, score_of, columns);
-  }
-
- private:
-  __device__ const Element* row(const ClippedRows& rows, int token_row, int of_head) const {
-    const detail::RowStrides& strides = rows.strides;
-    return static_cast<const Element*>(rows.data) + work.batch * strides.batch + token_row * strides.row + of_head * strides.head;
   }
 };
 

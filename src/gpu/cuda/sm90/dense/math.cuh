@@ -171,15 +171,15 @@ class Math {
   /// scores (64 x key tile) = Q (64 x head dim) K^T
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
-    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {queries, Config::kQuerySliceBytes},
-                                                                 {shared_address(storage.k[keys.stage]), Config::kKeySliceBytes});
+    const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
+    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {queries, Config::kQuerySliceBytes}, k);
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
   __device__ __forceinline__ void issue_values() {
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    accumulate<Element, Config::kKeyTile, Config::kHeadDimV>(out, probabilities,
-                                                             {shared_address(storage.v[values.stage]), Config::kKeySliceBytes});
+    const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceStep, Config::kValueGroupBytes};
+    accumulate<Element, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
   }
   /// The same of e4m3.
   __device__ __forceinline__ void add_values() {

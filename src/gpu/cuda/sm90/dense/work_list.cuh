@@ -13,6 +13,17 @@ namespace fovea::gpu::sm90::dense {
 
 inline constexpr int kWorkTiles = 4;  // of the ring
 
+/// Of a ragged batch: where a sequence begins in its tensors, and its lengths.
+struct RaggedSequence {
+  int q_begin, k_begin, seq_q, seq_k;
+};
+/// Paged attention has lists of its own.
+template <class Params>
+__device__ RaggedSequence sequence_at(const Params& params, int index) {
+  return {params.cu_seqlens_q[index], params.cu_seqlens_k[index], sequence_length(params.cu_seqlens_q, index, params.seq_q),
+          sequence_length(params.cu_seqlens_k, index, params.seq_k)};
+}
+
 /// One warp walks through the work tiles of its CTA. In a ragged batch, a cursor moves over the sequences, 32 at a time.
 template <class Config, class Params>
 class WorkList {
@@ -51,11 +62,12 @@ class WorkList {
   __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
     const int index = turn / 2 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
     if (!seek(index)) return detail::TileOrder::kEnd;
+    const RaggedSequence sequence = sequence_at(params, batch);
     work.batch = batch;
-    work.q_begin = params.cu_seqlens_q[batch];
-    work.k_begin = params.cu_seqlens_k[batch];
-    work.seq_q = sequence_length(params.cu_seqlens_q, batch, params.seq_q);
-    work.seq_k = sequence_length(params.cu_seqlens_k, batch, params.seq_k);
+    work.q_begin = sequence.q_begin;
+    work.k_begin = sequence.k_begin;
+    work.seq_q = sequence.seq_q;
+    work.seq_k = sequence.seq_k;
     return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
   }
 
@@ -66,7 +78,7 @@ class WorkList {
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
   __device__ int pairs(int sequence) const {
     if (sequence >= params.batch) return 0;
-    return (query_tiles(sequence_length(params.cu_seqlens_q, sequence, params.seq_q)) + 1) / 2 * work_heads();
+    return (query_tiles(sequence_at(params, sequence).seq_q) + 1) / 2 * work_heads();
   }
 
   /// Moves the cursor to the sequence of this pair. False when there is none.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernel: storage, barriers, roles. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/dense/math.cuh"
+#include "gpu/cuda/sm90/paged_attention/exact_keys.cuh"
+#include "gpu/cuda/sm90/paged_attention/launch.hpp"
+#include "gpu/cuda/sm90/paged_attention/load.cuh"
+#include "gpu/cuda/sm90/paged_attention/sequence.cuh"
+
+namespace fovea::gpu::sm90::paged_attention {
+
+/// As many CTAs as multiprocessors, each of which walks through work tiles.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<dense::Storage<Config>*>(shared);
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) {
+    storage.init_barriers();
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_map(&rows->map);
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  if (warpgroup < Config::kTuning.warpgroups) {
+    registers_grow<Config::kMathRegisters>();
+    dense::Math<Config>(params, storage, warpgroup)();
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    const int warp = uniform(threadIdx.x / 32) - Config::kMathThreads / 32;
+    if (warp == 0) Loader<Config>(params, storage)();
+    if (warp == 1) dense::plan_work<Config>(params, storage);
+    __syncwarp();
+  }
+  let_next_kernel_start();
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+  using Storage = dense::Storage<Config>;
+  static_assert(sizeof(Storage) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<&attend_full_tiles<Config>>(ordinal, sizeof(Storage)); !good) return good;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
+                          .block = dim3(Config::kThreads),
+                          .shared_bytes = sizeof(Storage),
+                          .programmatic = true};
+  return launch(&attend_full_tiles<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::paged_attention

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The producer: a warp copies queries, and the keys and values that the block table names, into shared memory.
+#pragma once
+
+#include "gpu/cuda/sm90/dense/storage.cuh"
+#include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/paged_attention/params.hpp"
+
+namespace fovea::gpu::sm90::paged_attention {
+
+/// By a whole warp: each lane copies the rows of a key tile that one page holds. Rows past the sequence are zeros, and so are pages that no
+/// query row of the tile sees.
+template <class Config>
+class Loader {
+ public:
+  __device__ Loader(const Params& params_, dense::Storage<Config>& storage_)
+      : params(params_), storage(storage_), lane(threadIdx.x % 32), copies(lane * params.box_rows < Config::kKeyTile) {}
+
+  __device__ void operator()() {
+    RingPosition<dense::kWorkTiles> at;
+    RingPosition<Config::kQueryBuffers> buffer;
+    for (bool done = false; !done; at.advance(), buffer.advance()) {
+      barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
+      const WorkTile& work = storage.work_tiles[at.stage];
+      done = work.done;
+      load(work, buffer);
+    }
+  }
+
+ private:
+  /// Where the lane's rows of a key tile are: `valid` of them, from a token of a block on. A block outside the cache is -1.
+  struct Box {
+    int block = 0, token = 0, valid = 0, kv_head = 0;
+  };
+
+  /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
+  /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
+  __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+    const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
+    Box next = find(work, last - 1);
+    for (int tile = last - 1; tile >= first; --tile) {
+      const Box box = next;
+      if (tile > first) next = find(work, tile - 1);  // arrives while the stages are waited for
+      // Nothing may be on its way when the CTA ends.
+      if (!work.done || (started && Config::kOverlapWork)) {
+        load_tile<Config::kSlicesQk>(params.k, params.k_pages, &params.outside, box, keys, shared_address(storage.k[keys.stage]),
+                                     storage.k_full, storage.k_empty);
+      }
+      // With one query buffer, the values of the tile before are what it waits for.
+      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
+      if (started) load_values();
+      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
+      started = true;
+      values_box = box;
+    }
+  }
+
+  __device__ Box find(const WorkTile& work, int tile) const {
+    const int key = tile * Config::kKeyTile + lane * params.box_rows;
+    const int last_token = min(work.token + (Config::kRowTile >> params.packed_shift), work.seq_q) - 1;
+    const int begin = work.keys_of(work.token).begin, end = work.keys_of(last_token).end;
+    if (!copies || key >= end || key + params.box_rows <= begin) return {};
+    const int entry = params.page.quotient(key);
+    const int block = params.block_table[work.batch * params.table_stride + entry];
+    return {params.has(block) ? block : -1, key - entry * params.page.divisor, min(work.seq_k - key, params.box_rows),
+            work.head / params.heads_per_kv};
+  }
+
+  __device__ void load_queries(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+    const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
+    barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
+    if (lane != 0) return;
+    barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
+    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
+    load_clipped<Config::kSlicesQk>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q,
+                                    {0, work.head, work.q_begin + work.token, valid}, full);
+  }
+
+  __device__ void load_values() {
+    load_tile<Config::kSlicesV>(params.v, params.v_pages, &params.v.beyond, values_box, values,
+                                shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+  }
+
+  /// `outside`: the map of rows in no block of the cache.
+  template <int kSlices, int kStages>
+  __device__ void load_tile(const ClippedRows& rows, const PageBoxes& pages, const CUtensorMap* outside, Box box,
+                            RingPosition<kStages>& position, std::uint32_t to, std::uint64_t* full_barriers,
+                            std::uint64_t* empty_barriers) {
+    const std::uint32_t full = shared_address(full_barriers + position.stage);
+    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
+    if (lane == 0) barrier_arrive_expect(full, kSlices * Config::kKeySliceBytes);
+    __syncwarp();
+    to += lane * params.box_rows * kSlices * kSliceBytes;
+    if (copies && pages.available && box.block >= 0 && box.valid == params.box_rows) {
+      copy_box(to, &pages.map, {0, 0, box.kv_head * pages.head_step, box.token / kGroupRows, box.block * rows.batch_step}, full);
+    } else if (copies) {
+      load_groups<kSlices>(rows, outside, box, to, full);
+    }
+    __syncwarp();
+    position.advance();
+  }
+
+  /// Rows that end inside of a page, that are in no block, or whose slices are not whole.
+  template <int kSlices>
+  __device__ void load_groups(const ClippedRows& rows, const CUtensorMap* outside, Box box, std::uint32_t to, std::uint32_t full) const {
+    const bool found = box.block >= 0;
+#pragma unroll 1
+    for (int row = 0; row < params.box_rows; row += kGroupRows) {
+      const int valid = found ? max(min(box.valid - row, kGroupRows), 0) : 0;
+      const BoxStart at = box_of(rows, {found ? box.block : 0, box.kv_head, box.token + row, valid});
+#pragma unroll 1
+      for (int slice = 0; slice < kSlices; ++slice, to += Config::kKeySliceStep) {
+        const int column = slice * kSliceColumns;
+        const CUtensorMap* inside = valid > 0 && column < rows.columns ? &rows.map : &rows.beyond;
+        copy_box(to, found ? inside : outside, {column, at.row, at.slice, at.head, at.block}, full);
+      }
+    }
+  }
+
+  const Params& params;
+  dense::Storage<Config>& storage;
+  const int lane;
+  const bool copies;
+  RingPosition<Config::kKeyStages> keys;
+  RingPosition<Config::kValueStages> values;
+  Box values_box;  // of the tile whose keys were the last
+  bool started = false;
+};
+
+}  // namespace fovea::gpu::sm90::paged_attention

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Paged attention by tiles of many query rows: accepts or declines, and launches.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/paged_attention/launch.hpp"
+#include "gpu/plan_state.hpp"
+#include "op/common/attention_checks.hpp"
+#include "op/paged_attention/validate.hpp"
+
+namespace fovea::gpu::sm90 {
+namespace paged_attention {
+namespace {
+
+using detail::declined;
+using Problem = detail::PagedAttentionProblem;
+
+constexpr std::string_view kName = "cuda.sm90.paged_attention";
+constexpr double kMostSoftcap = 1024;
+
+/// Pages are the sequences of a cache's rows.
+std::array<RowsDesc, 4> tensors_of(const Problem& p) {
+  const std::int64_t blocks = std::max<std::int64_t>(p.blocks, 1);
+  return {{{"q", p.q_dtype, p.q, p.total_q, p.heads, 1, p.head_dim_qk, p.q_alignment},
+           {"k_cache", p.kv_dtype, {p.k.block, p.k.token, p.k.head}, p.page, p.kv_heads, blocks, p.head_dim_qk, p.k_alignment},
+           {"v_cache", p.kv_dtype, {p.v.block, p.v.token, p.v.head}, p.page, p.kv_heads, blocks, p.head_dim_v, p.v_alignment},
+           {"out", p.out_dtype, p.out, p.total_q, p.heads, 1, p.head_dim_v, p.out_alignment}}};
+}
+
+/// Where a row's result is not to depend on other sequences, neither does the kernel.
+int kernel_for(const Problem& problem) {
+  const bool causal = problem.mask.right != kUnbounded;
+  const std::int64_t rows = problem.batch_invariant ? 0 : problem.total_q / std::max<std::int64_t>(problem.batch, 1);
+  return kernel_of(problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
+}
+const attention::Tuning& tuning_for(const Problem& problem) { return tuning_of(kernel_for(problem)); }
+
+/// As a sequence may have any length, as many heads as can share a query tile do. A box of several needs a stride between them.
+int packed_of(const Problem& problem) {
+  return packed_heads(problem.group(), 1, tuning_for(problem).row_tile(), problem.q.head == 0 ? 1 : dense::kWarpgroupRows);
+}
+
+/// Upper bound, over all lengths.
+std::int64_t work_tiles_of(const Problem& problem) {
+  const int packed = packed_of(problem);
+  const std::int64_t tokens = tuning_for(problem).row_tile() / packed;
+  const std::int64_t tiles = std::min(problem.total_q / tokens + problem.batch, tiles_of(problem.max_seq_q, tokens) * problem.batch);
+  return tiles * (problem.heads / packed);
+}
+
+Result<void> accept(const Problem& problem) {
+  if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (problem.kv_dtype != problem.q_dtype) return declined("k_cache.dtype", name_of(problem.kv_dtype), name_of(problem.q_dtype));
+  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
+  if (problem.page % kGroupRows != 0) return declined("k_cache.shape[1] (page)", problem.page, "a multiple of 8");
+  for (const RowsDesc& tensor : tensors_of(problem)) {
+    if (Result<void> good = accept_rows(tensor); !good) return good;
+  }
+  for (const auto& [name, count] : {std::pair{"batch", problem.batch}, {"max_kv_len", problem.max_seq_k}}) {
+    if (count >= kCountLimit) return declined(name, count, "below 2^30");
+  }
+  if (work_tiles_of(problem) >= kCountLimit) return declined("q.shape (work tiles)", work_tiles_of(problem), "below 2^30");
+  return {};
+}
+
+using Launch = Result<void> (*)(const Params&, int, int, Stream);
+
+template <class Element, bool kTransform>
+Launch launch_of(int kernel) {
+  return function_of_row<kTunings.size()>(
+      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, kTunings[row.value], kTransform>>; });
+}
+Launch launch_of(DType dtype, bool transform, int kernel) {
+  if (dtype == DType::f16) return transform ? launch_of<__half, true>(kernel) : launch_of<__half, false>(kernel);
+  return transform ? launch_of<__nv_bfloat16, true>(kernel) : launch_of<__nv_bfloat16, false>(kernel);
+}
+
+/// A map whose boxes of `rows` are all out of bounds, and NaN.
+Result<CUtensorMap> encode_nan_rows(const ClippedRows& rows, DType dtype) {
+  const auto encoder = tensor_map_encoder();
+  if (!encoder) return encoder.error();
+  constexpr std::array<cuuint64_t, 5> kExtents{8, 1, 1, 1, 1}, kStrides{16, 16, 16, 16};
+  const std::array<cuuint32_t, 5> box{kSliceColumns, 1, kGroupRows, 1, 1}, steps{1, 1, 1, 1, 1};
+  CUtensorMap map{};
+  const CUresult status =
+      (*encoder)(&map, tensor_map_type(dtype), 5, const_cast<void*>(rows.data), kExtents.data(), kStrides.data(), box.data(), steps.data(),
+                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA);
+  if (status == CUDA_SUCCESS) return map;
+  return Error{ErrorCode::device_error, "cuTensorMapEncodeTiled: CUresult " + std::to_string(static_cast<int>(status))};
+}
+
+class State final : public PlanState<Problem, PagedAttentionArgs> {
+ public:
+  State(const Problem& problem, Device device, const DeviceProperties& properties)
+      : PlanState(kName, problem, device), kernel_(kernel_for(problem)) {
+    ctas_ = static_cast<int>(std::min<std::int64_t>(work_tiles_of(problem), properties.multiprocessors));
+    fill_problem(params_, problem);
+    while (params_.packed() < packed_of(problem)) ++params_.packed_shift;
+    params_.rows = problem.total_q;
+    params_.lse_strides = problem.lse;
+    // Above 0, so that minus infinity stays so.
+    params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
+    params_.table_stride = problem.table_stride;
+    params_.page = detail::Divider(static_cast<int>(problem.page));
+    params_.blocks = static_cast<int>(problem.blocks);
+    params_.box_rows = box_rows(problem.page, tuning_row().key_tile);
+  }
+
+  std::string tuning() const override {
+    const std::string boxes = ", keys in boxes of " + std::to_string(params_.box_rows);
+    return tiles_text(tuning_row(), params_.packed(), 1) + boxes;
+  }
+
+ private:
+  bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
+
+  Result<void> compute(const PagedAttentionArgs& args, Workspace, Stream stream, bool) const override {
+    Params params = params_;
+    if (Result<void> good = fill(params, args); !good) return good;
+    const bool transform = params.softcap != 0 || problem_.scale < 0;
+    return launch_of(problem_.q_dtype, transform, kernel_)(params, ctas_, device_.ordinal, stream);
+  }
+
+  const attention::Tuning& tuning_row() const { return tuning_of(kernel_); }
+
+  /// What only a run knows.
+  Result<void> fill(Params& params, const PagedAttentionArgs& args) const {
+    const int packed = params.packed();
+    const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
+    const bool any_keys = problem_.blocks > 0;  // a tensor without rows has no memory
+    params.q = rows_of(tensors[0], args.q, tuning_row().row_tile() / packed);
+    params.k = rows_of(tensors[1], any_keys ? args.k_cache : args.q, kGroupRows);
+    params.v = rows_of(tensors[2], any_keys ? args.v_cache : args.q, kGroupRows);
+    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
+    if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
+    if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
+    if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
+    if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
+    if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
+    if (Result<void> good = encode_pages(params.v_pages, tensors[2], params.v.data, tuning_row().head_dim_v); !good) return good;
+    const Result<CUtensorMap> outside = encode_nan_rows(params.k, problem_.kv_dtype);
+    if (!outside) return outside.error();
+    params.outside = *outside;
+    params.block_table = args.block_table;
+    params.kv_len = args.kv_len;
+    params.cu_seqlens_q = args.cu_seqlens_q;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    return {};
+  }
+
+  /// Where slices are whole, and heads whole slices apart.
+  Result<void> encode_pages(PageBoxes& pages, const RowsDesc& cache, const void* data, int head_dim) const {
+    const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = head_dim / kSliceColumns;
+    const std::int64_t all_slices = (cache.heads - 1) * (head / kSliceColumns) + slices;
+    if (problem_.blocks == 0 || cache.columns != head_dim || head % kSliceColumns != 0 || all_slices >= kCountLimit) return {};
+    pages.head_step = static_cast<int>(head / kSliceColumns);
+    const std::int64_t block = cache.batch > 1 && cache.strides.batch > 0 ? cache.strides.batch : kSliceColumns;
+    TensorMapDesc desc{.dtype = cache.dtype, .rank = 5};
+    desc.dimensions = {{{kSliceColumns, 1, kSliceColumns},
+                        {kGroupRows, cache.strides.row, kGroupRows},
+                        {all_slices, kSliceColumns, static_cast<int>(slices)},
+                        {cache.rows / kGroupRows, kGroupRows * cache.strides.row, params_.box_rows / kGroupRows},
+                        {cache.batch, block, 1}}};
+    const Result<CUtensorMap> map = encode_tensor_map(data, desc);
+    if (!map) return map.error();
+    pages.map = *map;
+    pages.available = true;
+    return {};
+  }
+
+  int kernel_;
+  int ctas_ = 0;
+  Params params_{};
+};
+
+detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device device) {
+  if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
+  if (Result<void> good = accept(problem); !good) return good.error();
+  return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(std::make_shared<State>(problem, device, *properties(device)));
+}
+
+std::string_view outdone(const Problem& problem, Device device) {
+  if (problem.batch == 0 || problem.total_q == 0) return {};
+  if (problem.batch_invariant) return "a batch-invariant call has one kernel for sequences of any length";
+  return outdone_by_portable(problem.total_q * problem.group() / problem.batch, work_tiles_of(problem), properties(device)->multiprocessors);
+}
+
+constexpr detail::Implementation<detail::PagedAttention> kRow{
+    kName,
+    "f16, bf16 caches; head dims that are multiples of 8 up to 256; pages that are multiples of 8; rows aligned to 16 bytes",
+    detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "options.batch_invariant"),
+    Backend::cuda,
+    unavailable<kCapability, kCapability>,
+    plan,
+    outdone};
+
+}  // namespace
+}  // namespace paged_attention
+
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return {&paged_attention::kRow, 1}; }
+
+}  // namespace fovea::gpu::sm90

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The sequences of a paged batch.
+#pragma once
+
+#include "gpu/cuda/sm90/paged_attention/params.hpp"
+#include "gpu/cuda/sm90/dense/work_list.cuh"
+
+namespace fovea::gpu::sm90::paged_attention {
+
+/// Within its bounds, whatever the lists hold. WorkList calls it.
+__device__ inline dense::RaggedSequence sequence_at(const Params& params, int index) {
+  const int rows = static_cast<int>(params.rows), begin = min(max(params.cu_seqlens_q[index], 0), rows);
+  const int end = min(params.cu_seqlens_q[index + 1], rows);
+  return {begin, 0, min(max(end - begin, 0), params.seq_q), min(max(params.kv_len[index], 0), params.seq_k)};
+}
+
+}  // namespace fovea::gpu::sm90::paged_attention
