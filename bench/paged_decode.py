@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a block-table cache on this machine's GPU: checks each case on sampled sequences and times it beside the ceilings.
+"""Attention over a block-table cache on this machine's GPU, appending to one, and merging states: checks each case on sampled
+sequences and times it beside the ceilings, and beside FlashAttention-3, FlashInfer and PyTorch where they can be imported.
 
-Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph."""
+Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph. Flushing writes, so L2 must
+first store what it holds; small batches are timed again after a flush that only reads ("clean_milliseconds")."""
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from gpu import DEVICE, Bench
+from gpu import DEVICE, Bench, Subject
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import fovea
 
@@ -30,15 +34,23 @@ class Case:
     head_dim: int = 128
     seq_q: int = 1
     cache: str = "bf16"
+    prefill: int = 0  # tokens of a sequence of its own, beside the batch
     implementation: str | None = None
 
     @property
     def name(self) -> str:
         shape = f"b{self.batch} sq{self.seq_q} len={self.kv_len} h{self.heads}/{self.kv_heads} d{self.head_dim} page {self.page}"
-        return shape + ("" if self.cache == "bf16" else f" {self.cache}")
+        beside = f" beside a prefill of {self.prefill}" if self.prefill else ""
+        return shape + ("" if self.cache == "bf16" else f" {self.cache}") + beside
 
     def tiny(self) -> "Case":
-        return replace(self, batch=min(self.batch, 2), kv_len=min(self.kv_len, 100), seq_q=min(self.seq_q, 5))
+        small = replace(self, batch=min(self.batch, 2), kv_len=min(self.kv_len, 100), seq_q=min(self.seq_q, 5))
+        return replace(small, prefill=min(self.prefill, 70))
+
+    def lengths(self) -> tuple[list[int], list[int]]:
+        """Of the queries and of the cache, of each sequence."""
+        beside = [self.prefill] if self.prefill else []
+        return beside + [self.seq_q] * self.batch, beside + [self.kv_len] * self.batch
 
 
 def e4m3(batch: int, kv_len: int, page: int) -> Case:
@@ -63,6 +75,53 @@ DECODE = [
 PAGES = [Case(64, 8192, page) for page in (1, 4, 64)]
 DIMS = [Case(64, 8192, head_dim=64), Case(64, 8192, head_dim=256, kv_heads=4)]
 PREFILL = [Case(1, 4096, seq_q=4096), Case(8, 4096, seq_q=512)]
+MIXED = [Case(31, 8192), Case(1, 2048, seq_q=2048), Case(31, 8192, prefill=2048)]
+
+
+@dataclass
+class AppendCase:
+    tokens: int
+    cache: str = "bf16"
+    page: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+
+    @property
+    def name(self) -> str:
+        return f"{self.tokens} tokens h{self.kv_heads} d{self.head_dim} page {self.page} {self.cache}"
+
+    def tiny(self) -> "AppendCase":
+        return replace(self, tokens=min(self.tokens, 40))
+
+
+@dataclass
+class MergeCase:
+    rows: int
+    parts: int = 2
+    heads: int = 32
+    head_dim: int = 128
+
+    @property
+    def name(self) -> str:
+        return f"{self.parts} states of {self.rows} rows h{self.heads} d{self.head_dim}"
+
+    def tiny(self) -> "MergeCase":
+        return replace(self, rows=min(self.rows, 3))
+
+
+APPEND = [AppendCase(tokens, cache) for cache in ("bf16", "e4m3") for tokens in (64, 8192, 65536)]
+MERGE = [MergeCase(64), MergeCase(4096), MergeCase(16384), MergeCase(4096, parts=8)]
+
+
+def random_rows(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=BF16, device=DEVICE).normal_()
+
+
+def relative_error(out: Tensor, want: Tensor, of: str) -> float:
+    error = float((out.double() - want).norm() / want.norm())
+    if not error < WORST:  # NaN must fail too
+        raise ArithmeticError(f"{of}: relative error {error:.1e}")
+    return error
 
 
 class Paged:
@@ -72,23 +131,27 @@ class Paged:
 
     def __init__(self, case: Case) -> None:
         self.case, self.graph = case, case.batch <= GRAPH_BATCH and case.seq_q <= GRAPH_BATCH
-        pages = (case.kv_len + case.page - 1) // case.page
-        blocks, rows = case.batch * pages, case.batch * case.seq_q
-        self.q = torch.randn(rows, case.heads, case.head_dim, dtype=BF16, device=DEVICE)
+        self.clean = self.graph
+        self.query_lens, self.kv_lens = case.lengths()
+        pages = [-(-kv_len // case.page) for kv_len in self.kv_lens]
+        blocks, rows = sum(pages), sum(self.query_lens)
+        self.q = random_rows(rows, case.heads, case.head_dim)
         self.out = torch.empty_like(self.q)
         self.k, self.v = (self.random_cache(blocks) for _ in range(2))
         self.scale = torch.linspace(0.5, 1.5, case.kv_heads, device=DEVICE) if case.cache == "e4m3" else None
-        self.table = torch.randperm(blocks, device=DEVICE).int().view(case.batch, pages)
-        self.kv_len = torch.full((case.batch,), case.kv_len, dtype=torch.int32, device=DEVICE)
-        self.cu_seqlens_q = torch.arange(0, rows + 1, case.seq_q, dtype=torch.int32, device=DEVICE)
-        pairs = sum(case.kv_len - hidden for hidden in range(case.seq_q)) * case.batch
+        own = torch.randperm(blocks, device=DEVICE).int().split(pages)
+        self.table = torch.nn.utils.rnn.pad_sequence(list(own), batch_first=True)
+        self.kv_len = torch.tensor(self.kv_lens, dtype=torch.int32, device=DEVICE)
+        self.cu_seqlens_q = torch.tensor([0, *self.query_lens], device=DEVICE).cumsum(0).int()
+        lengths = list(zip(self.query_lens, self.kv_lens, strict=True))
+        pairs = sum(seq_q * kv_len - seq_q * (seq_q - 1) // 2 for seq_q, kv_len in lengths)
         self.flops = 4 * pairs * case.heads * case.head_dim
-        tokens = case.batch * case.kv_len * case.kv_heads * case.head_dim
+        tokens = sum(self.kv_lens) * case.kv_heads * case.head_dim
         self.bytes = 2 * tokens * self.k.element_size() + 4 * self.q.numel()
 
     def random_cache(self, blocks: int) -> Tensor:
         case = self.case
-        cache = torch.empty(blocks, case.page, case.kv_heads, case.head_dim, dtype=BF16, device=DEVICE).normal_()
+        cache = random_rows(blocks, case.page, case.kv_heads, case.head_dim)
         return cache.to(E4M3) if case.cache == "e4m3" else cache
 
     def run(self, schedule: None = None, out: Tensor | None = None) -> Tensor:
@@ -100,7 +163,7 @@ class Paged:
             self.table,
             self.kv_len,
             self.cu_seqlens_q,
-            max_seqlen_q=self.case.seq_q,
+            max_seqlen_q=max(self.query_lens),
             k_scale=self.scale,
             v_scale=self.scale,
             out=out,
@@ -109,40 +172,173 @@ class Paged:
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         del shared
-        return {}
+        calls = {"PyTorch, copied out of its pages": self.torch_call()}
+        if importlib.util.find_spec("flash_attn_interface"):
+            calls["FlashAttention-3"] = self.flash_attention_call()
+        if importlib.util.find_spec("flashinfer"):
+            calls["FlashInfer"] = self.flashinfer_call()
+        wanted = {name: call for name, call in calls.items() if call is not None and DEVICE == "cuda"}
+        for call in wanted.values():
+            self.check(call)
+        return wanted
+
+    def uniform(self) -> bool:
+        return self.case.prefill == 0 and self.case.cache == "bf16"
+
+    def torch_call(self) -> Callable[[], Tensor] | None:
+        """What PyTorch has no pages for: keys and values of each sequence in a row. Rows of a query see its own position, or there is
+        one."""
+        case = self.case
+        if not self.uniform() or (case.seq_q > 1 and case.seq_q != case.kv_len) or self.bytes > 2 << 30:
+            return None
+        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim).transpose(1, 2)
+        k, v = (cache[self.table.long()].flatten(1, 2)[:, : case.kv_len].transpose(1, 2) for cache in (self.k, self.v))
+        causal = case.seq_q > 1
+        return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
+
+    def flash_attention_call(self) -> Callable[[], Tensor] | None:
+        case = self.case
+        if not self.uniform() or case.head_dim != 128:
+            return None
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
+        options = {"cache_seqlens": self.kv_len, "page_table": self.table, "causal": True}
+        return lambda: flash_attn_with_kvcache(q, self.k, self.v, **options)
+
+    def flashinfer_call(self) -> Callable[[], Tensor] | None:
+        """Planned before, as its users plan once for all layers of a step."""
+        case = self.case
+        if not self.uniform() or case.seq_q > 1:
+            return None
+        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE), "NHD", use_tensor_cores=True
+        )
+        ends = torch.arange(case.batch + 1, device=DEVICE, dtype=torch.int32) * self.table.shape[1]
+        last = torch.full((case.batch,), (case.kv_len - 1) % case.page + 1, dtype=torch.int32, device=DEVICE)
+        heads = (case.heads, case.kv_heads, case.head_dim, case.page)
+        wrapper.plan(ends, self.table.flatten(), last, *heads, q_data_type=BF16, kv_data_type=BF16)
+        return lambda: wrapper.run(self.q, (self.k, self.v))
 
     def rows_of(self, cache: Tensor, sequence: int) -> Tensor:
         """[kv_head, token, head_dim], in double precision."""
-        rows = cache[self.table[sequence].long()].double().flatten(0, 1)[: self.case.kv_len].transpose(0, 1)
+        rows = cache[self.table[sequence].long()].double().flatten(0, 1)[: self.kv_lens[sequence]].transpose(0, 1)
         return rows if self.scale is None else rows * self.scale.double()[:, None, None]
 
     def check(self, call: Callable[[], Tensor] | None = None) -> float:
         """The largest relative error of some query rows of four sequences, against double precision."""
         case, worst = self.case, 0.0
         self.out.fill_(math.nan)
-        out = (call or partial(self.run, out=self.out))().view(case.batch, case.seq_q, case.kv_heads, -1, case.head_dim)
-        q = self.q.view(out.shape)
-        for sequence in range(0, case.batch, max(case.batch // 4, 1)):
+        out = (call or partial(self.run, out=self.out))().reshape(-1, case.kv_heads, case.heads // case.kv_heads, case.head_dim)
+        q, ends = self.q.view(out.shape), self.cu_seqlens_q.tolist()
+        count = len(self.kv_lens)
+        for sequence in range(0, count, max(count // 4, 1)):
             k, v = (self.rows_of(cache, sequence) for cache in (self.k, self.v))
-            for row in range(0, case.seq_q, max(case.seq_q // 4, 1)):
-                seen = case.kv_len - case.seq_q + row + 1
-                scores = q[sequence, row].double() @ k[:, :seen].transpose(1, 2) * case.head_dim**-0.5
+            seq_q, kv_len = self.query_lens[sequence], self.kv_lens[sequence]
+            for row in range(0, seq_q, max(seq_q // 4, 1)):
+                seen, at = kv_len - seq_q + row + 1, ends[sequence] + row
+                scores = q[at].double() @ k[:, :seen].transpose(1, 2) * case.head_dim**-0.5
                 want = scores.softmax(-1) @ v[:, :seen]
-                error = float((out[sequence, row].double() - want).norm() / want.norm())
-                if not error < WORST:  # NaN must fail too
-                    raise ArithmeticError(f"sequence {sequence}, query {row}: relative error {error:.1e}")
-                worst = max(worst, error)
+                worst = max(worst, relative_error(out[at], want, f"sequence {sequence}, query {row}"))
         return worst
+
+
+class Append:
+    """New rows into slots in any order."""
+
+    layers = False
+
+    def __init__(self, case: AppendCase) -> None:
+        self.case, self.graph, self.clean = case, case.tokens <= 1024, False
+        blocks = -(-case.tokens // case.page) * 2
+        self.rows = [random_rows(case.tokens, case.kv_heads, case.head_dim) for _ in range(2)]
+        shape = (blocks, case.page, case.kv_heads, case.head_dim)
+        self.caches = [torch.zeros(shape, dtype=E4M3 if case.cache == "e4m3" else BF16, device=DEVICE) for _ in range(2)]
+        self.slots = torch.randperm(blocks * case.page, device=DEVICE)[: case.tokens]
+        self.scale = torch.linspace(0.01, 0.02, case.kv_heads, device=DEVICE) if case.cache == "e4m3" else None
+        self.bytes = sum(
+            rows.numel() * (rows.element_size() + cache.element_size()) for rows, cache in zip(self.rows, self.caches, strict=True)
+        )
+        self.flops = 0
+
+    def run(self, schedule: None = None) -> Tensor:
+        del schedule
+        fovea.paged_cache_append(*self.rows, *self.caches, self.slots, k_scale=self.scale, v_scale=self.scale)
+        return self.caches[0]
+
+    def check(self, call: Callable[[], Tensor] | None = None) -> float:
+        """What is stored is each row, rounded as the cache's dtype is."""
+        (call or self.run)()
+        for rows, cache in zip(self.rows, self.caches, strict=True):
+            stored = cache.flatten(0, 1)[self.slots]
+            want = rows if self.scale is None else (rows.float() / self.scale[:, None]).to(E4M3)
+            if not torch.equal(stored.float(), want.float()):
+                raise ArithmeticError("a row of the cache is not what was appended")
+        return 0.0
+
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        del shared
+        if self.scale is not None:
+            return {}
+        flat = [cache.flatten(0, 1) for cache in self.caches]
+
+        def copy() -> Tensor:
+            for rows, cache in zip(self.rows, flat, strict=True):
+                cache.index_copy_(0, self.slots, rows)
+            return self.caches[0]
+
+        self.check(copy)
+        return {"PyTorch, index_copy_": copy}
+
+
+class Merge:
+    """Results over disjoint keys become one, as cascades merge them."""
+
+    layers = False
+
+    def __init__(self, case: MergeCase) -> None:
+        self.case, self.graph, self.clean = case, case.rows <= 1024, False
+        self.outs = [random_rows(case.rows, case.heads, case.head_dim) for _ in range(case.parts)]
+        self.lses = [torch.randn(case.rows, case.heads, device=DEVICE) for _ in range(case.parts)]
+        self.bytes = (case.parts + 1) * (self.outs[0].numel() * 2 + self.lses[0].numel() * 4)
+        self.flops = 2 * case.parts * self.outs[0].numel()
+
+    def run(self, schedule: None = None) -> Tensor:
+        del schedule
+        return fovea.merge_states(self.outs, self.lses)[0]
+
+    def check(self, call: Callable[[], Tensor] | None = None) -> float:
+        weights = torch.stack(self.lses).double().softmax(0)[..., None]
+        want = (torch.stack(self.outs).double() * weights).sum(0)
+        return relative_error((call or self.run)(), want, "merged")
+
+    def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
+        del shared
+        return {}
+
+
+SUBJECTS: dict[type, type[Subject]] = {Case: Paged, AppendCase: Append, MergeCase: Merge}
+PARTS = {
+    "decode": DECODE,
+    "pages": PAGES,
+    "head_dims": DIMS,
+    "prefill": PREFILL,
+    "mixed": MIXED,
+    "append": APPEND,
+    "merge": MERGE,
+}
 
 
 def main() -> None:
     bench = Bench("paged-attention", __doc__)
 
-    def measure(case: Case) -> dict:
-        return bench.row(Paged(case))
+    def measure(case: Case | AppendCase | MergeCase) -> dict:
+        return bench.row(SUBJECTS[type(case)](case))
 
-    for kind, cases in {"decode": DECODE, "pages": PAGES, "head_dims": DIMS, "prefill": PREFILL}.items():
-        bench.rows(cases, measure, bench.results.setdefault(kind, []))
+    for kind, cases in PARTS.items():
+        bench.rows(cases, measure, bench.results.setdefault(kind, []), "" if isinstance(cases[0], Case) else f"{kind} ")
     bench.host(Case(16, 4096), Paged, NATIVE_CASE)
     bench.finish()
 

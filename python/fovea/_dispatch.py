@@ -101,7 +101,8 @@ class _ShortPath:
 
     def __init__(self, name: str, arguments: Sequence[Any]) -> None:
         run = getattr(torch.ops.fovea, f"run_{name}")
-        self.run, self.note = run.default, getattr(torch.ops.fovea, f"note_{name}").default
+        self.run = run.default._op  # what the overload calls, without the call to it
+        self.note = getattr(torch.ops.fovea, f"note_{name}").default
         is_tensor = [str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in arguments]
         self.tensors = itemgetter(*(at for at, yes in enumerate(is_tensor) if yes))
         self.others = itemgetter(*(at for at, yes in enumerate(is_tensor) if not yes))
