@@ -88,7 +88,7 @@ class AppendCase:
 
     @property
     def name(self) -> str:
-        return f"{self.tokens} tokens h{self.kv_heads} d{self.head_dim} page {self.page} {self.cache}"
+        return f"append {self.tokens} tokens h{self.kv_heads} d{self.head_dim} page {self.page} {self.cache}"
 
     def tiny(self) -> "AppendCase":
         return replace(self, tokens=min(self.tokens, 40))
@@ -103,7 +103,7 @@ class MergeCase:
 
     @property
     def name(self) -> str:
-        return f"{self.parts} states of {self.rows} rows h{self.heads} d{self.head_dim}"
+        return f"merge {self.parts} states of {self.rows} rows h{self.heads} d{self.head_dim}"
 
     def tiny(self) -> "MergeCase":
         return replace(self, rows=min(self.rows, 3))
@@ -186,8 +186,7 @@ class Paged:
         return self.case.prefill == 0 and self.case.cache == "bf16"
 
     def torch_call(self) -> Callable[[], Tensor] | None:
-        """What PyTorch has no pages for: keys and values of each sequence in a row. Rows of a query see its own position, or there is
-        one."""
+        """PyTorch has no pages: keys and values of a sequence side by side. Either there is one query, or one for each key."""
         case = self.case
         if not self.uniform() or (case.seq_q > 1 and case.seq_q != case.kv_len) or self.bytes > 2 << 30:
             return None
@@ -338,7 +337,7 @@ def main() -> None:
         return bench.row(SUBJECTS[type(case)](case))
 
     for kind, cases in PARTS.items():
-        bench.rows(cases, measure, bench.results.setdefault(kind, []), "" if isinstance(cases[0], Case) else f"{kind} ")
+        bench.rows(cases, measure, bench.results.setdefault(kind, []))
     bench.host(Case(16, 4096), Paged, NATIVE_CASE)
     bench.finish()
 

@@ -148,8 +148,7 @@ def test_more_shapes_than_are_kept():
 
 
 def test_the_cache_is_bounded():
-    """Ten times as many plans as are kept, of block tables of other widths, take no more memory than the first ones: a plan takes some
-    two KiB."""
+    """Ten times as many plans as are kept, of other tables, take no more memory than the first: each takes some 2 KiB."""
     table = torch.zeros(2, 12 * MOST, dtype=torch.int32)
     table[:, :2] = torch.tensor([[0, 1], [2, 3]])
     call = paged()

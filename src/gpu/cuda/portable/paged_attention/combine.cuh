@@ -10,18 +10,19 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-inline constexpr int kManyParts = 4;  // of a sequence, on average
+inline constexpr int kManyParts = 16;  // of a sequence, on average
 
 /// A row of a query tile of one kv head, by a warp: all of its columns, or every fourth 32 where the row has four warps. Then there are many
-/// parts, and what a warp reads of them all is on its way at once.
+/// parts, and what a warp reads of them all is on its way at once. Nothing is read through the L1 cache, where what a kernel before this one
+/// has left could be.
 template <bool kMany>
 class Combine {
  public:
   __device__ Combine(const Params& params_, int row_tile_, int kv_head_)
       : params(params_), row_tile(row_tile_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Parts [first, last] share the query tile.
-  __device__ __forceinline__ void operator()(const QueryTile& tile, int first, int last, int part_length, int row) const {
+  /// Parts [first, last] share the query tile. A rehearsal reads and stores nothing; it brings the code to where it runs.
+  __device__ __forceinline__ void operator()(const QueryTile& tile, int first, int last, int part_length, int row, bool rehearsal) const {
     const float scale_log2 = Score(params, kv_head).scale_log2;
     const auto cell = [&](int part) {
       return (std::int64_t{paged_attention::slot_of(part, tile, part_length)} * params.kv_heads + kv_head) * row_tile + row;
@@ -29,16 +30,19 @@ class Combine {
     // Each lane has the state of every 32nd part.
     RowState state{-INFINITY, 0};
     const bool few = last - first < 32;
-    for (int part = first + lane; !few && part <= last; part += 32)
-      state.maximum = fmaxf(state.maximum, params.partials.states[cell(part)].maximum);
-    if (!few) state.maximum = Warp::largest_of_warp(state.maximum);
+    if (!few && !rehearsal) {
+      for (int part = first + lane; part <= last; part += 32) state.maximum = fmaxf(state.maximum, state_of(cell(part)).maximum);
+      state.maximum = Warp::largest_of_warp(state.maximum);
+    }
     Columns columns[kChunks] = {};
     for (int begin = first; begin <= last; begin += 32) {
       const std::int64_t own = cell(min(begin + lane, last));
-      const RowState of = params.partials.states[own];
-      const int count = min(32, last - begin + 1);
+      const int count = rehearsal ? 0 : min(32, last - begin + 1);
+      RowState of{-INFINITY, 0};
+      if (lane < count) of = state_of(own);
       float weight = 0;
-      for (int i = 0; i < count; i += kAtOnce) {
+      int i = 0;
+      do {
         Columns read[kAtOnce][kChunks] = {};
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
@@ -52,9 +56,11 @@ class Combine {
         }
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) add(columns, read[j], __shfl_sync(~0u, weight, i + j));
-      }
+        i += kAtOnce;
+      } while (i < count);
+      if (rehearsal) break;
     }
-    store(ResultRow(params, tile.sequence.q_begin, kv_head, tile.row + row), state, columns, scale_log2);
+    if (!rehearsal) store(ResultRow(params, tile.sequence.q_begin, kv_head, tile.row + row), state, columns, scale_log2);
   }
 
  private:
@@ -64,6 +70,10 @@ class Combine {
     float x[kWidth];
   };
 
+  __device__ RowState state_of(std::int64_t cell) const {
+    const float2 state = __ldcg(reinterpret_cast<const float2*>(params.partials.states + cell));
+    return {state.x, state.y};
+  }
   __device__ int column(int chunk) const {
     return 128 * chunk + (kMany ? static_cast<int>(threadIdx.x) % kThreads : kWidth * lane);
   }
@@ -72,9 +82,9 @@ class Combine {
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (column(chunk) >= params.head_dim_v) continue;
       if constexpr (kMany) {
-        columns[chunk] = {from[column(chunk)]};
+        columns[chunk] = {__ldcg(from + column(chunk))};
       } else {
-        const float4 x = *reinterpret_cast<const float4*>(from + column(chunk));
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(from + column(chunk)));
         columns[chunk] = {x.x, x.y, x.z, x.w};
       }
     }
@@ -102,6 +112,17 @@ class Combine {
   const int row_tile, kv_head, lane;
 };
 
+/// Calls merge(true) while the kernel before runs, and merge(false) after it. All CTAs wait: else the next kernel would not wait for results
+/// that need no merge. What lengths say is known before.
+template <class Merge>
+__device__ __forceinline__ void in_two_passes(const Merge& merge) {
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    if (pass == 1) wait_for_previous_kernel();
+    merge(pass == 0);
+  }
+}
+
 /// Of the parts that begin inside of a query tile, the first one's CTA merges its rows. Grid: parts but one, and kv heads; fours of rows.
 template <int kRowTile>
 __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant__ Params params) {
@@ -116,11 +137,10 @@ __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant_
     const bool begins_before = tile.begin < position && tile.begin >= position - line.part_length;
     merges = begins_before && !line.is_whole(tile) && tile.row + row < tile.sequence.rows;
   }
-  // What lengths say is known before. Without this, the next kernel would not wait for results that need no merge.
-  wait_for_previous_kernel();
-  if (merges) {
-    Combine<false>(params, kRowTile, kv_head)(tile, boundary - 1, (tile.end - 1) / line.part_length, line.part_length, row);
-  }
+  in_two_passes([&](bool rehearsal) {
+    if (!merges) return;
+    Combine<false>(params, kRowTile, kv_head)(tile, boundary - 1, (tile.end - 1) / line.part_length, line.part_length, row, rehearsal);
+  });
 }
 
 /// The same where there are far more parts than sequences, each of one query tile: a CTA for each row. Grid: sequences and kv heads; rows.
@@ -131,10 +151,10 @@ __global__ void __launch_bounds__(kThreads) combine_many_parts(const __grid_cons
   Line<kRowTile> line(params);
   const QueryTile tile = line.of_sequence(index);
   const int first = tile.begin / line.part_length, last = (tile.end - 1) / line.part_length;
-  wait_for_previous_kernel();
-  if (row < tile.sequence.rows && last > first && !line.is_whole(tile)) {
-    Combine<true>(params, kRowTile, kv_head)(tile, first, last, line.part_length, row);
-  }
+  const bool merges = row < tile.sequence.rows && last > first && !line.is_whole(tile);
+  in_two_passes([&](bool rehearsal) {
+    if (merges) Combine<true>(params, kRowTile, kv_head)(tile, first, last, line.part_length, row, rehearsal);
+  });
 }
 
 }  // namespace fovea::gpu::portable::paged_attention
