@@ -77,6 +77,23 @@ def median_ms(call: Callable[[], object], settle: float = SETTLE, measure: int =
     return do_bench(call, warmup=1, rep=measure, return_mode="median")
 
 
+def clean_median_ms(call: Callable[[], object], runs: int = 50) -> float:
+    """The same after a flush that ends with reads: nothing of what L2 holds has to be stored first, as in a step of a model, whose
+    weights were only read."""
+    if DEVICE == "cpu":
+        return median_ms(call)
+    memory = torch.empty(1 << 29, dtype=torch.uint8, device=DEVICE)
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+    for start, end in pairs:
+        memory[: 1 << 28].zero_()
+        memory.view(torch.int64).amax()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
 class Watch:
     """Means of the SM clock and of power over a `with` block, sampled every 10 ms. None without NVML's Python package."""
 
@@ -282,6 +299,8 @@ class Bench:
         if "bytes" in row:
             text += f" {row['bytes'] / 1e9:5.0f} GB/s {row['of_copy_rate']:5.2f} of the copy rate"
         text += "".join(f"  {peer} {ms:.4f} ms, {row['by_turns'][peer]:.3f}" for peer, ms in row.get("peers", {}).items())
+        if "clean_milliseconds" in row:
+            text += f"  after a flush that reads {row['clean_milliseconds']:.4f} ms"
         if "watts" in row:
             text += f"  {row['sm_mhz']} MHz {row['watts']} W"
         if "shared_milliseconds" in row:
@@ -319,6 +338,8 @@ class Bench:
         flops, moved = (work / row["milliseconds"] * 1e3 for work in (subject.flops, subject.bytes))
         row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
+        if getattr(subject, "clean", False):
+            row["clean_milliseconds"] = clean_median_ms(recorded(subject.run))
         if peers := subject.peers(shared=False):
             row["peers"], row["by_turns"] = self.by_turns(subject, subject.run, peers, shared=False)
         return row | self.shared(subject)

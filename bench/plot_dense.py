@@ -39,7 +39,7 @@ def section_of(kind: str) -> Callable[[Path, dict], str]:
 
     def section(path: Path, results: dict) -> str:
         device, title = path.parent.name, f"{results['device']}: {what}"
-        lists = ("cases", "decode", "pages", "head_dims", "prefill")
+        lists = ("cases", "decode", "pages", "head_dims", "prefill", "mixed", "append", "merge")
         results = results | {"cases": [row for name in lists for row in results.get(name, [])]}
         picture = f"performance-{device}-{kind}-ceilings.svg"
         plot_ceilings(results, title, DOCS / picture)

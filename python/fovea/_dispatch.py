@@ -15,6 +15,11 @@ from torch.autograd import forward_ad
 
 from fovea._library import typed
 
+_is_grad_enabled, _any_requires_grad, _increment_version = (
+    torch.is_grad_enabled,
+    torch._C._any_requires_grad,
+    torch._C._increment_version,
+)  # found once: a call of an operator takes few microseconds
 _BELOW = torch._C._after_ADInplaceOrView_keyset
 _library = torch.library.Library("fovea", "IMPL")  # what it registers lives as long as it does
 _MOST_NOTES = 4096  # of an operator: what calls say beside their tensors
@@ -33,7 +38,7 @@ class _Operator:
         for key in ("Conjugate", "Negative"):
             _library.impl(name, self.resolve, key)
         torch.library.register_fake(f"fovea::{name}", self.fake)
-        self.short = _ShortPath(name, arguments) if hasattr(torch.ops.fovea, f"run_{name}") else None
+        self.short = _ShortPath(name, arguments, self.written) if hasattr(torch.ops.fovea, f"run_{name}") else None
 
     def __call__(self, *args: Any) -> None:
         """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
@@ -99,12 +104,14 @@ class _ShortPath:
 
     Its plans are kept by the number of the note and what the tensors are like (``src/torch/plan_cache.hpp``)."""
 
-    def __init__(self, name: str, arguments: Sequence[Any]) -> None:
+    def __init__(self, name: str, arguments: Sequence[Any], written: Sequence[int]) -> None:
         run = getattr(torch.ops.fovea, f"run_{name}")
-        self.run, self.note = run.default, getattr(torch.ops.fovea, f"note_{name}").default
+        self.run = run.default._op  # what the overload calls, without the call to it
+        self.note = getattr(torch.ops.fovea, f"note_{name}").default
         is_tensor = [str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in arguments]
         self.tensors = itemgetter(*(at for at, yes in enumerate(is_tensor) if yes))
         self.others = itemgetter(*(at for at, yes in enumerate(is_tensor) if not yes))
+        self.outputs = _several(written)
         self.notes: dict[Any, int] = {}
         _library.impl(f"run_{name}", torch.library.fallthrough_kernel, "Autograd")
         for key in ("Conjugate", "Negative"):
@@ -119,16 +126,26 @@ class _ShortPath:
             if len(self.notes) >= _MOST_NOTES:
                 return False
             note = self.notes[others] = self.note(*others) if isinstance(others, tuple) else self.note(others)
-        operator.check_derivatives(args, tensors)
+        # check_derivatives() and mark_written(), without the calls
+        if (_is_grad_enabled() and _any_requires_grad(*tensors)) or forward_ad._current_level >= 0:
+            operator.check_derivatives(args, tensors)
         try:
             self.run(tensors, note)
         except _LongPath:
             return False
-        operator.mark_written(args)
+        _increment_version([tensor for tensor in self.outputs(args) if tensor is not None])
         return True
 
     def leave(self, *args: Any) -> None:
         raise _LongPath
+
+
+def _several(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """An itemgetter that gives a tuple of one item too."""
+    if len(places) == 1:
+        (place,) = places
+        return lambda args: (args[place],)
+    return itemgetter(*places)
 
 
 def refuse_tangents(names: Sequence[str], args: Sequence[Any]) -> None:

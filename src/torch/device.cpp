@@ -2,9 +2,8 @@
 #include "device.hpp"
 
 #include <dlfcn.h>
-#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <array>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -114,12 +113,12 @@ Scratch scratch(std::size_t bytes) {
 }
 
 Tensor new_bytes(std::int64_t bytes) {
-  using torch::headeronly::DeviceType;
   const Device device = call_device();
-  const DeviceType type = device.backend == Backend::cpu ? DeviceType::CPU : DeviceType::CUDA;
-  const torch::stable::Device place(type, static_cast<torch::stable::DeviceIndex>(device.ordinal));
-  const std::array size{bytes};
-  return torch::stable::empty({size.data(), size.size()}, torch::headeronly::ScalarType::Byte, std::nullopt, place);
+  const std::int32_t type = device.backend == Backend::cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  const std::int64_t stride = 1;
+  AtenTensorHandle made = nullptr;  // torch::stable::empty looks aten::empty up by its name, call by call
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), type, device.ordinal, &made));
+  return Tensor(made);
 }
 
 Workspace schedule_memory(const Tensor& schedule) {

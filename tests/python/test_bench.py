@@ -21,6 +21,7 @@ SCRIPTS = {
     "latent_context": ("rows",),
     "cache_conversion": ("cases",),
     "quantized_attention": ("quantisers", "cases"),
+    "paged_decode": ("decode", "pages", "head_dims", "prefill", "mixed", "append", "merge"),
 }
 
 

@@ -9,6 +9,7 @@ import fovea.compat.flashinfer as flashinfer
 import plain
 from conftest import available
 from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, check
+from fovea.compat.custom_attn import custom_paged_attn
 
 pytestmark = pytest.mark.skipif(not available("paged_attention", "cuda"), reason="needs paged attention on a CUDA device")
 DIM, DTYPE = 64, torch.bfloat16
@@ -154,3 +155,18 @@ def test_appending_to_flash_attns_cache(page):
             end = length + 2 + longer
             want = plain.attention(q[row], k[row, :end], v[row, :end], right=0, left=40)
             plain.check(out[row].cpu(), lse[row].T.cpu(), want)
+
+
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}])
+def test_custom_paged_attn(options):
+    """A prefill beside steps of decoding, with lengths on the host."""
+    lengths, query_lens = [300, 77, 1, 40], [300, 1, 1, 0]
+    pages, cache = made(lengths)
+    q, on_gpu = queries(sum(query_lens))
+    table = torch.full((4, max(len(lengths), -(-300 // pages.page))), 2147480000, dtype=torch.int32)
+    for row in range(4):
+        own = pages.indices[pages.indptr[row] : pages.indptr[row + 1]]
+        table[row, : len(own)] = own
+    want = custom_paged_attn(q.float(), *(x.float() for x in pages.cache), query_lens, lengths, table, 0.125, **options)
+    got = custom_paged_attn(on_gpu, *cache, query_lens, lengths, table.cuda(), 0.125, **options)
+    torch.testing.assert_close(got.float().cpu(), want, rtol=2e-2, atol=1e-2)

@@ -104,6 +104,39 @@ def test_pages_and_groups(name, heads, page):
     check(got, expected(of, sink=sink))
 
 
+@pytest.mark.parametrize("cache", [None, E4M3])
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 128), ((32, 8), 128), ((16, 1), 256), ((8, 2), 64), ((128, 1), 128)])
+@pytest.mark.parametrize("sequences", [[(1, 40000)], [(1, 3), (1, 20011), (1, 0)], [(4, 9001), (0, 500), (3, 130)]])
+@every_name
+def test_keys_in_many_parts(name, sequences, heads, head_dim, cache):
+    """Few long sequences: each is shared by up to all CTAs of the device, and its parts are merged."""
+    of = batch(sequences, heads=heads, head_dim=head_dim, cache=cache)
+    options = {"sink": torch.linspace(-2, 4, heads[0], device="cuda")}
+    if heads[1] == 1:
+        options |= {"window": (30000, None)}
+    got = fovea.paged_attention(
+        *of.tensors(), return_lse=True, implementation=name, max_seqlen_q=max(q for q, _ in sequences), **options
+    )
+    check(got, expected(of, **options))
+
+
+@pytest.mark.parametrize("seq_q", [1, 70])
+@every_name
+def test_more_sequences_than_lanes(name, seq_q):
+    of = batch([(row % 3 and min(seq_q, 1 + row), 1 + 37 * row % 900) for row in range(130)])
+    got = fovea.paged_attention(*of.tensors(), return_lse=True, implementation=name, max_seqlen_q=seq_q)
+    check(got, expected(of))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_devices_have_plans_of_their_own():
+    of = batch([(1, 500), (1, 40)])
+    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
+        got = fovea.paged_attention(*of.tensors(device), return_lse=True, max_seqlen_q=1)
+        assert got[0].device == torch.device(device)
+        check(got, expected(of))
+
+
 @every_name
 def test_keys_and_values_may_interleave(name):
     of = batch([(1, 200), (30, 77)])

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
+#include <vector>
+
+#include "op/common/narrow_band.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -89,6 +93,57 @@ TEST(Band, MakeBandKeepsTheDefinition) {
                 ASSERT_EQ(sees(band, i, j), want) << "left " << left << " right " << right << " i " << i << " j " << j;
               }
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+
+/// The narrow statement of the rule says the same as the wide one, for every token range of a sequence.
+template <int kTile>
+void compare_narrow(const BandMask& mask, int seq_q, int seq_k, const std::array<int, 2>& tokens) {
+  const Band band = make_band(mask, seq_q, seq_k);
+  const NarrowBand narrow(NarrowMask(mask), seq_q, seq_k);
+  const KeyRange keys = keys_seen_by_some(band, tokens[0], tokens[1], seq_k);
+  const KvTiles tiles = kv_tiles(band, tokens[0], tokens[1], seq_k, kTile);
+  const NarrowTiles got = narrow.tiles<kTile>(tokens[0], tokens[1]);
+  const std::array<std::int64_t, 8> want{band.low, band.high, keys.begin, keys.end, tiles.first, tiles.full_first, tiles.full_last, tiles.last};
+  const std::array<std::int64_t, 8> have{narrow.low, narrow.high, got.begin, got.end, got.first, got.full_first, got.full_last, got.last};
+  ASSERT_EQ(have, want) << "left " << mask.left << ", right " << mask.right << ", seq " << seq_q << " x " << seq_k << ", tokens " << tokens[0]
+                        << " to " << tokens[1];
+}
+
+TEST(NarrowBand, SaysWhatTheWideOneSays) {
+  constexpr std::array kFar{-kUnbounded, std::int64_t{-1} << 40, std::int64_t{1} << 40, kUnbounded};
+  std::vector<std::int64_t> bounds(kFar.begin(), kFar.end());
+  for (int bound = -8; bound <= 8; ++bound) bounds.push_back(bound);
+  for (const std::int64_t left : bounds) {
+    for (const std::int64_t right : bounds) {
+      for (const Anchor anchor : {Anchor::top_left, Anchor::bottom_right}) {
+        for (int seq_q = 1; seq_q <= 6; ++seq_q) {
+          for (int seq_k = 0; seq_k <= 9; ++seq_k) {
+            for (int begin = 0; begin < seq_q; ++begin) {
+              for (int end = begin + 1; end <= seq_q; ++end) compare_narrow<4>({left, right, anchor}, seq_q, seq_k, {begin, end});
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(NarrowBand, HoldsTheLargestSequences) {
+  constexpr int kMost = kNarrowLimit - 1;
+  for (const std::int64_t left : {std::int64_t{0}, std::int64_t{kMost}, std::int64_t{kNarrowLimit}, kUnbounded, -kUnbounded}) {
+    for (const std::int64_t right : {std::int64_t{0}, std::int64_t{kMost}, std::int64_t{kNarrowLimit}, kUnbounded, -kUnbounded}) {
+      for (const Anchor anchor : {Anchor::top_left, Anchor::bottom_right}) {
+        for (const int seq_q : {1, kMost}) {
+          for (const int seq_k : {0, 1, kMost}) {
+            compare_narrow<64>({left, right, anchor}, seq_q, seq_k, {0, 1});
+            compare_narrow<64>({left, right, anchor}, seq_q, seq_k, {seq_q - 1, seq_q});
+            compare_narrow<64>({left, right, anchor}, seq_q, seq_k, {0, seq_q});
           }
         }
       }

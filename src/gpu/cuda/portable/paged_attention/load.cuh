@@ -39,7 +39,13 @@ class Loader {
         whole_rows(is_whole(params.k) && is_whole(params.v)) {}
 
   /// Before the first of a work tile's key tiles.
-  __device__ __forceinline__ void begin() { found = next_found(storage.work.first); }
+  __device__ __forceinline__ void begin() {
+    found = next_found(storage.work.first);
+    if constexpr (kReadsQueriesFirst) {
+#pragma unroll
+      for (int i = 0; i < kRowsOfWarp; ++i) read_query(warp + i * kWarps, queries[i]);
+    }
+  }
 
   /// Starts the copies of the warp's keys and values. Tiles are loaded one after another.
   __device__ __forceinline__ void load(int tile, int stage) {
@@ -58,18 +64,15 @@ class Loader {
   }
 
   /// Queries, by all threads. Those of e4m3 caches become halves with a power of two as factor; their order follows that of such keys.
-  __device__ __forceinline__ void queries() {
-    for (int row = warp; row < Config::kRowTile; row += kWarps) {
-      float x[kColumns] = {};
-      if (row < storage.work.rows) read_query(row, x);
-      float factor = 1;
-      if (Config::kQuantised && params.bf16) factor = scaled_down(x);
-      if (lane == 0) storage.factors[row] = factor;
+  __device__ __forceinline__ void store_queries() {
+    if constexpr (kReadsQueriesFirst) {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int column = place_of(32 * c + lane);
-        const int at = QueryRows<Config>::offset(row, column / 8) + column % 8 * 2;
-        store_shared_16(shared_address(storage.q) + static_cast<std::uint32_t>(at), packed_pair<typename Config::Element>(x[c], 0));
+      for (int i = 0; i < kRowsOfWarp; ++i) store_query(warp + i * kWarps, queries[i]);
+    } else {
+      for (int row = warp; row < Config::kRowTile; row += kWarps) {
+        float x[kColumns];
+        read_query(row, x);
+        store_query(row, x);
       }
     }
   }
@@ -77,6 +80,8 @@ class Loader {
  private:
   using Layout = CacheRows<Config>;
   static constexpr int kColumns = Config::kHeadDim / 32;  // of a query row, of each lane
+  static constexpr int kRowsOfWarp = Config::kRowTile / kWarps;
+  static constexpr bool kReadsQueriesFirst = kRowsOfWarp * kColumns <= 16;  // into as many registers
   static constexpr int kChunks = Config::kRowBytes / 16, kRowLanes = kChunks;
   static constexpr int kRowsAtOnce = 32 / kRowLanes;  // a lane copies the same chunk of several rows
 
@@ -130,8 +135,11 @@ class Loader {
 
   // ---- queries ----------------------------------------------------------------------------------------------------------------------
 
-  /// The columns 32 c + lane of a row.
+  /// The columns 32 c + lane of a row; zeros beyond the rows and columns that there are.
   __device__ __forceinline__ void read_query(int row, float (&x)[kColumns]) const {
+#pragma unroll
+    for (float& y : x) y = 0;
+    if (row >= storage.work.rows) return;
     const int of_sequence = storage.work.row + row, token = params.group.quotient(of_sequence);
     const std::int64_t head = kv_head * params.group.divisor + of_sequence - token * params.group.divisor;
     const std::int64_t at = (storage.work.q_begin + token) * params.q_strides.row + head * params.q_strides.head;
@@ -144,6 +152,18 @@ class Loader {
       } else {
         x[c] = to_f32(static_cast<const __half*>(params.q)[at + column]);
       }
+    }
+  }
+
+  __device__ __forceinline__ void store_query(int row, float (&x)[kColumns]) {
+    float factor = 1;
+    if (Config::kQuantised && params.bf16) factor = scaled_down(x);
+    if (lane == 0) storage.factors[row] = factor;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int column = place_of(32 * c + lane);
+      const int at = QueryRows<Config>::offset(row, column / 8) + column % 8 * 2;
+      store_shared_16(shared_address(storage.q) + static_cast<std::uint32_t>(at), packed_pair<typename Config::Element>(x[c], 0));
     }
   }
 
@@ -173,6 +193,7 @@ class Loader {
   const int kv_head, warp, lane;
   const bool whole_rows;
   int found = -1;  // what the block table holds for the lane's key of the next tile
+  float queries[kReadsQueriesFirst ? kRowsOfWarp : 1][kColumns];
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "fovea/mask.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
 #include "op/common/divider.hpp"
+#include "op/common/narrow_band.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 
@@ -43,12 +43,13 @@ struct Params {
   int batch = 0, total_q = 0, seq_q = 0, seq_k = 0;  ///< bounds of lengths
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   bool bf16 = false;  ///< q and out are bf16, else f16
-  BandMask mask{};
+  detail::NarrowMask mask{};
   float scale = 1, softcap = 0, inv_softcap = 0;  ///< inv_softcap: 2 scale / softcap in base 2
   float zero = 0;                                 ///< which no compiler knows: OnlineSoftmax makes order with it
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
   int parts = 1;                                  ///< of each kv head
+  detail::Divider of_parts{};                     ///< by their number
   bool whole = false;                             ///< query tiles are never split
   bool queued = false;                            ///< there are more parts than run at once: one may be longer than others
   int stages = 1;
