@@ -75,11 +75,11 @@ TEST(HipPlanning, SplitsHaveRoom) {
     for (std::int64_t tiles = 1; tiles < 700; tiles += 13) {
       for (const std::int64_t blocks : {1, 4, 8}) {
         const std::int64_t partials = cdna::most_partials(tiles * blocks, keys, 110);
-        const std::int64_t splits = cdna::splits_of(tiles, blocks, keys, partials, 110);
+        const std::int64_t splits = cdna::splits_of(tiles, blocks, keys, partials, 110 * cdna::kMostResidentGroups);
         EXPECT_GE(splits, 1);
         if (splits == 1) continue;
         EXPECT_LE(splits * tiles * blocks, partials);
-        EXPECT_LE(splits * tiles, 110 * cdna::kResidentGroups);
+        EXPECT_LE(splits * tiles, 110 * cdna::kMostResidentGroups);
         EXPECT_LE((splits - 1) * cdna::kLeastKeys, keys);
       }
     }

@@ -12,7 +12,7 @@ __device__ __forceinline__ void attend(const Params& params) {
   Work work;
   if (!WorkFinder<Config>(params)(work)) return;
   const Rows<Config> rows(params, work);
-  const Scores scores(params, work.kv_head);
+  const Scores scores(params, work.kv_head, Config::Cache::kUnit);
   State<Config> state;
   if (work.first < work.last) {
     const bool whole = params.head_dim_qk == Config::kTiles.head_dim && params.head_dim_v == Config::kTiles.head_dim;

@@ -75,9 +75,10 @@ class Loader {
 
   /// Channel `x` of each group of a panel, as the first operand of an MMA over the 16 tokens of a block.
   static __device__ __forceinline__ Short4 operand_of(const Words<Config::kChannels / 2> (&tokens)[4], int x) {
+    const Place place = Cache::place_of(x);
     const auto pair = [&](int e) __device__ {
-      const std::uint32_t first = tokens[e].word[x / 2], second = tokens[e + 1].word[x / 2];
-      return x % 2 == 0 ? low_halves(first, second) : high_halves(first, second);
+      const std::uint32_t first = tokens[e].word[place.word], second = tokens[e + 1].word[place.word];
+      return place.high ? high_halves(first, second) : low_halves(first, second);
     };
     return std::bit_cast<Short4>(Words<2>{pair(0), pair(2)});
   }

@@ -80,7 +80,8 @@ class State final : public hip::PlanState<Problem, PagedAttentionArgs> {
   /// Room for counters, then for partial results. Bounds that grow never take less, though they may split less.
   void split(int compute_units) {
     const std::int64_t keys = problem_.max_seq_k, partials = most_partials(query_tiles(16) * problem_.kv_heads, keys, compute_units);
-    params_.splits = static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, compute_units));
+    const std::int64_t groups = compute_units * resident_groups(tuning_, problem_.kv_dtype == DType::e4m3);
+    params_.splits = static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, groups));
     counter_bytes_ = (partials * static_cast<std::int64_t>(sizeof(int)) + 63) / 64 * 64;
     workspace_bytes =
         static_cast<std::size_t>(counter_bytes_ + partials * tuning_.state_words() * static_cast<std::int64_t>(sizeof(float)));

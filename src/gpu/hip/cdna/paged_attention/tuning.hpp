@@ -51,8 +51,14 @@ constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_d
   return index;
 }
 
-/// Splits are of at least kLeastKeys keys, and as many as fill the compute units.
-inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 64, kResidentGroups = 2;
+/// Splits are of at least kLeastKeys keys, and as many as fill the compute units with `resident_groups` each.
+inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 64, kMostResidentGroups = 2;
+
+/// Decoding waits for memory, where one workgroup of a compute unit has more bytes in flight than the unit's share of HBM: another one
+/// would add partial results alone. What computes most of the time, e4m3 included, hides latencies by a second one.
+constexpr std::int64_t resident_groups(const Tuning& tuning, bool widens) {
+  return tuning.key_waves > 1 && !widens ? 1 : kMostResidentGroups;
+}
 
 constexpr std::int64_t most_splits(std::int64_t keys) {
   const std::int64_t splits = (keys + kLeastKeys - 1) / kLeastKeys;
@@ -61,16 +67,15 @@ constexpr std::int64_t most_splits(std::int64_t keys) {
 
 /// Partial results of 16 rows that there is room for. It grows with both arguments. `tiles`: query tiles of 16 rows, for each kv head.
 constexpr std::int64_t most_partials(std::int64_t tiles, std::int64_t keys, std::int64_t compute_units) {
-  const std::int64_t slots = compute_units * kResidentGroups, wanted = tiles * most_splits(keys);
+  const std::int64_t slots = compute_units * kMostResidentGroups, wanted = tiles * most_splits(keys);
   return most_splits(keys) == 1 ? 0 : wanted < slots ? wanted : slots;
 }
 
-/// `tiles`: query tiles of `blocks` times 16 rows, for each kv head; `partials`: what there is room for.
-constexpr std::int64_t splits_of(std::int64_t tiles, std::int64_t blocks, std::int64_t keys, std::int64_t partials,
-                                 std::int64_t compute_units) {
+/// `tiles`: query tiles of `blocks` times 16 rows, for each kv head; `partials`: what there is room for; `groups`: workgroups to have.
+constexpr std::int64_t splits_of(std::int64_t tiles, std::int64_t blocks, std::int64_t keys, std::int64_t partials, std::int64_t groups) {
   if (tiles <= 0) return 1;
   std::int64_t splits = most_splits(keys);
-  for (const std::int64_t bound : {compute_units * kResidentGroups / tiles, partials / (tiles * blocks)})
+  for (const std::int64_t bound : {groups / tiles, partials / (tiles * blocks)})
     splits = bound < splits ? bound : splits;
   return splits < 1 ? 1 : splits;
 }

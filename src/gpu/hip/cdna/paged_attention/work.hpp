@@ -47,16 +47,18 @@ class WorkFinder {
   __device__ int query_tiles(int seq_q) const { return (seq_q * params.group.divisor + Config::kRowTile - 1) / Config::kRowTile; }
   /// Not std::clamp, whose references lie in scratch memory.
   static __device__ int bounded(int x, int bound) { return std::min(std::max(x, 0), bound); }
-  __device__ int length(int sequence) const {
-    const int q_len = params.cu_seqlens_q[sequence + 1] - params.cu_seqlens_q[sequence];
-    return bounded(q_len, params.seq_q);
-  }
 
-  /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence.
+  /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence. A lane loads
+  /// all numbers of its sequence at once.
   __device__ bool seek(Work& work, int& tile) const {
     for (int batch = 0; batch < params.batch; batch += kLanes) {
-      const int own = batch + lane() < params.batch ? query_tiles(length(batch + lane())) : 0;
-      const int end = prefix_sum(own);
+      int begin = 0, seq_q = 0, seq_k = 0;
+      if (batch + lane() < params.batch) {
+        begin = params.cu_seqlens_q[batch + lane()];
+        seq_q = bounded(params.cu_seqlens_q[batch + lane() + 1] - begin, params.seq_q);
+        seq_k = bounded(params.kv_len[batch + lane()], params.seq_k);
+      }
+      const int own = query_tiles(seq_q), end = prefix_sum(own);
       const std::uint64_t reached = ballot(tile < end);
       if (reached == 0) {
         tile -= of_lane(end, kLanes - 1);
@@ -65,9 +67,9 @@ class WorkFinder {
       const int found = uniform(std::countr_zero(reached));
       tile = uniform(tile - of_lane(end - own, found));
       work.batch = batch + found;
-      work.q_begin = uniform(params.cu_seqlens_q[work.batch]);
-      work.seq_q = uniform(length(work.batch));
-      work.seq_k = uniform(bounded(params.kv_len[work.batch], params.seq_k));
+      work.q_begin = of_lane(begin, found);
+      work.seq_q = of_lane(seq_q, found);
+      work.seq_k = of_lane(seq_k, found);
       return true;
     }
     return false;
