@@ -16,10 +16,6 @@ struct F32 {
   static __device__ __forceinline__ float from_f32(float x) { return x; }
 };
 
-/// e4m3 has one exponent bit less than f16, whose bias differs by 8: codes in the high bytes of halves as f16 values times 2^-8. Exact, but
-/// for NaN.
-__device__ __forceinline__ std::uint32_t halves_of_e4m3(std::uint32_t codes) { return shift_halves_right<1>(codes) & 0xbf80bf80u; }
-
 struct F16 {
   using Storage = std::uint16_t;
   static __device__ __forceinline__ Float4 multiply_add(Short4 a, Short4 b, Float4 d) { return multiply_add_f16(a, b, d); }
@@ -33,9 +29,10 @@ struct F16 {
   static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
     return from_f32(first) | static_cast<std::uint32_t>(from_f32(second)) << 16;
   }
-  /// What a code of e4m3 becomes, times its value.
-  static constexpr float kE4m3Unit = 1;
-  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) { return multiply_halves(halves_of_e4m3(codes), 256.0f); }
+  /// Codes in the high bytes of halves. e4m3 has one exponent bit less, whose bias differs by 8. Exact, but for NaN.
+  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
+    return multiply_halves(shift_halves_right<1>(codes) & 0xbf80bf80u, 256.0f);
+  }
 };
 
 struct Bf16 {
@@ -51,15 +48,15 @@ struct Bf16 {
     };
     return high_halves(rounded(first), rounded(second));
   }
-  /// The unit saves a multiplication of each value; scores and results make up for it.
-  static constexpr float kE4m3Unit = 0x1p-8f;
+  /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN.
   static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
-    const std::uint32_t halves = halves_of_e4m3(codes);
-    return high_halves(std::bit_cast<std::uint32_t>(f32_of_half<0>(halves)), std::bit_cast<std::uint32_t>(f32_of_half<1>(halves)));
+    const std::uint32_t halves = shift_halves_right<4>(codes);
+    const Float2 pair = multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), 0x1p120f);
+    return high_halves(std::bit_cast<std::uint32_t>(pair[0]), std::bit_cast<std::uint32_t>(pair[1]));
   }
 };
 
-/// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for. Values are in units of kUnit.
+/// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for.
 /// `place_of` says where element `x` of a chunk is after widening: the word, and whether in its high half.
 struct Place {
   int word;
@@ -68,7 +65,6 @@ struct Place {
 template <class Element>
 struct SameCache {
   static constexpr int kBytes = 2;
-  static constexpr float kUnit = 1;
   static constexpr Place place_of(int x) { return {x / 2, x % 2 == 1}; }
   /// A chunk of 16-bit elements, in the order of widened ones.
   static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) { return chunk; }
@@ -89,7 +85,6 @@ struct SameCache {
 template <class Element>
 struct E4m3Cache {
   static constexpr int kBytes = 1;
-  static constexpr float kUnit = Element::kE4m3Unit;
   static constexpr Place place_of(int x) { return {x / 4 * 2 + x % 2, x % 4 >= 2}; }
   static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) {
     const std::uint32_t(&w)[4] = chunk.word;
@@ -120,7 +115,7 @@ struct E4m3Cache {
     }
     return wide;
   }
-  static __device__ __forceinline__ float at(const std::uint8_t* row, int i) { return detail::f32_from_e4m3(row[i]) * kUnit; }
+  static __device__ __forceinline__ float at(const std::uint8_t* row, int i) { return detail::f32_from_e4m3(row[i]); }
 };
 
 /// Half `half` of a chunk as an operand.

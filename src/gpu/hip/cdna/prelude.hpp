@@ -44,9 +44,11 @@ template <class T, int kCount>
 using Vector = T __attribute__((ext_vector_type(kCount)));
 using Short4 = Vector<short, 4>;
 using Float4 = Vector<float, 4>;
+using Float2 = Vector<float, 2>;
 #else
 using Short4 = short __attribute__((vector_size(8)));
 using Float4 = float __attribute__((vector_size(16)));
+using Float2 = float __attribute__((vector_size(8)));
 #endif
 
 /// Words of 32 bits that one instruction moves.

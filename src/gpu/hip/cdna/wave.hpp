@@ -98,11 +98,8 @@ template <int kBits>
 __device__ __forceinline__ std::uint32_t shift_halves_right(std::uint32_t halves) {
   return __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(Vector<short, 2>, halves) >> static_cast<short>(kBits));
 }
-/// A half of a word, an f16, as an f32.
-template <int kHalf>
-__device__ __forceinline__ float f32_of_half(std::uint32_t halves) {
-  return static_cast<float>(__builtin_bit_cast(Vector<_Float16, 2>, halves)[kHalf]);
-}
+/// Two products in one instruction.
+__device__ __forceinline__ Float2 multiply_pair(float first, float second, float factor) { return Float2{first, second} * factor; }
 /// Both halves of a word as f16, times `factor`.
 __device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
   return __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(Vector<_Float16, 2>, halves) * static_cast<_Float16>(factor));

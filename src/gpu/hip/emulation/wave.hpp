@@ -179,10 +179,7 @@ std::uint32_t shift_halves_right(std::uint32_t halves) {
   const auto shifted = [](std::uint32_t half) { return static_cast<std::uint16_t>(static_cast<std::int16_t>(half) >> kBits); };
   return shifted(halves & 0xffffu) | static_cast<std::uint32_t>(shifted(halves >> 16)) << 16;
 }
-template <int kHalf>
-float f32_of_half(std::uint32_t halves) {
-  return detail::f32_from_f16(static_cast<std::uint16_t>(halves >> 16 * kHalf));
-}
+inline Float2 multiply_pair(float first, float second, float factor) { return Float2{first, second} * factor; }
 inline std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
   const auto product = [&](std::uint32_t half) {
     return detail::f16_from_f32(detail::f32_from_f16(static_cast<std::uint16_t>(half)) * factor);

@@ -28,7 +28,7 @@ class Epilogue {
   __device__ __forceinline__ float normaliser(int block, float sum, float base) const {
     const float sink = params.sink == nullptr ? 0 : exp2(fmaf(params.sink[rows.head[block]], kLog2e, -base));
     const float value_scale = params.v_scale == nullptr ? 1 : params.v_scale[work.kv_head * params.v_scale_stride];
-    return sum == 0 ? 0 : value_scale / Config::Cache::kUnit / (sum + sink);
+    return sum == 0 ? 0 : value_scale / (sum + sink);
   }
 
   __device__ __forceinline__ void finish(int block, State<Config>& state) const {

@@ -12,14 +12,13 @@ __device__ __forceinline__ void attend(const Params& params) {
   Work work;
   if (!WorkFinder<Config>(params)(work)) return;
   const Rows<Config> rows(params, work);
-  const Scores scores(params, work.kv_head, Config::Cache::kUnit);
+  const Scores scores(params, work.kv_head);
   State<Config> state;
   if (work.first < work.last) {
-    const bool whole = params.head_dim_qk == Config::kTiles.head_dim && params.head_dim_v == Config::kTiles.head_dim;
-    if (whole && params.page.divisor % 4 == 0) {
-      Math<Config, false>(params, work, rows, scores)(state);
-    } else {
+    if (params.general) {
       Math<Config, true>(params, work, rows, scores)(state);
+    } else {
+      Math<Config, false>(params, work, rows, scores)(state);
     }
   }
   Epilogue<Config>(reloaded(params), work, rows, scores)(state);

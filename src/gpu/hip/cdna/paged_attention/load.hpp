@@ -13,16 +13,21 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// `kGeneral`: head dims below the tile's, or pages that may end inside of 4 tokens.
+/// `kGeneral`: any head dims, pages and strides. Otherwise Params::general is false, and addresses take few instructions: a block and a slot
+/// are products of 32 bits each, and the four tokens of a lane are in one block.
 template <class Config, bool kGeneral>
 class Loader {
  public:
   using Cache = typename Config::Cache;
   static constexpr int kLookups = kGeneral ? 4 : 1;
 
-  /// Block numbers of the tokens that the lane loads.
-  struct Blocks {
-    int k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
+  /// Where the tokens that the lane loads are: their block, and the bytes before them in it.
+  struct Token {
+    int block;
+    std::uint32_t slot_bytes;  // where not kGeneral
+  };
+  struct Tokens {
+    Token k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
   };
   struct Keys {
     typename Config::KeyChunk chunk[Config::kKeyBlocks][Config::kSteps];
@@ -41,30 +46,36 @@ class Loader {
         keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) + work.kv_head * params.k.head * Cache::kBytes),
         values_of_head(static_cast<const std::uint8_t*>(params.v_cache) + work.kv_head * params.v.head * Cache::kBytes) {}
 
-  __device__ __forceinline__ void look_up(int tile, Blocks& blocks) const {
+  __device__ __forceinline__ void look_up(int tile, Tokens& tokens) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
-      blocks.k[b] = table[params.page.quotient(key_token(tile, b))];
+      tokens.k[b] = find(key_token(tile, b), params.k);
 #pragma unroll
-      for (int e = 0; e < kLookups; ++e) blocks.v[b][e] = table[params.page.quotient(value_token(tile, b, e))];
+      for (int e = 0; e < kLookups; ++e) tokens.v[b][e] = find(value_token(tile, b, e), params.v);
     }
   }
 
-  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Keys& keys) const {
+  __device__ __forceinline__ void load(int tile, const Tokens& tokens, Keys& keys) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
-      const std::uint8_t* from = keys_of_head + place(key_token(tile, b), blocks.k[b], params.k);
+      const std::uint8_t* from = keys_of_head + place(key_token(tile, b), tokens.k[b], params.k);
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) load_chunk(from, 8 * (4 * s + group), params.head_dim_qk, keys.chunk[b][s]);
     }
   }
 
-  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Values& values) const {
+  __device__ __forceinline__ void load(int tile, const Tokens& tokens, Values& values) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
+      const std::int64_t first = place(value_token(tile, b, 0), tokens.v[b][0], params.v);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const std::uint8_t* from = values_of_head + place(value_token(tile, b, e), blocks.v[b][kGeneral ? e : 0], params.v);
+        const std::uint8_t* from = values_of_head;
+        if constexpr (kGeneral) {
+          from += place(value_token(tile, b, e), tokens.v[b][e], params.v);
+        } else {
+          from += first + product(value_token(tile, b, e) - value_token(tile, b, 0), params.v.token);
+        }
 #pragma unroll
         for (int p = 0; p < Config::kPanels; ++p) {
           load_chunk(from, p * Config::kPanel + Config::kChannels * row, params.head_dim_v, values.chunk[b][p][e]);
@@ -83,13 +94,26 @@ class Loader {
     return std::bit_cast<Short4>(Words<2>{pair(0), pair(2)});
   }
 
+ private:
+  __device__ __forceinline__ Token find(int token, const detail::CacheStrides& strides) const {
+    const int page = params.page.quotient(token), slot = token - page * params.page.divisor;
+    return {table[page], kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
+  }
   /// Where a token is in a cache, in bytes.
-  __device__ __forceinline__ std::int64_t place(int token, int block, const detail::CacheStrides& strides) const {
-    const int slot = token - params.page.quotient(token) * params.page.divisor;
-    return (block * strides.block + slot * strides.token) * Cache::kBytes;
+  __device__ __forceinline__ std::int64_t place(int token, const Token& found, const detail::CacheStrides& strides) const {
+    if constexpr (kGeneral) {
+      const int slot = token - params.page.quotient(token) * params.page.divisor;
+      return (found.block * strides.block + slot * strides.token) * Cache::kBytes;
+    } else {
+      return product(found.block, strides.block) + found.slot_bytes;
+    }
+  }
+  static __device__ __forceinline__ std::uint32_t bytes_of(std::int64_t stride) { return static_cast<std::uint32_t>(stride) * Cache::kBytes; }
+  /// One instruction.
+  static __device__ __forceinline__ std::int64_t product(int count, std::int64_t stride) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(count)) * bytes_of(stride));
   }
 
- private:
   __device__ __forceinline__ int seen(int token) const { return std::min(std::max(token, begin), end - 1); }
   __device__ __forceinline__ int key_token(int tile, int block) const { return seen(tile * Config::kKeyTile + 16 * block + row); }
   __device__ __forceinline__ int value_token(int tile, int block, int e) const {

@@ -44,22 +44,22 @@ class Math {
     constexpr int kStride = Config::kKeyWaves;
     int tile = work.first + (work.key_wave - work.first % kStride + kStride) % kStride;
     if (tile >= work.last) return;
-    typename Load::Blocks blocks;
+    typename Load::Tokens tokens;
     typename Load::Keys keys;
-    load.look_up(tile, blocks);
-    load.load(tile, blocks, keys);
+    load.look_up(tile, tokens);
+    load.load(tile, tokens, keys);
     while (tile < work.last) {
       const int next = tile + kStride;
       typename Load::Values values;
-      load.load(tile, blocks, values);
-      if (next < work.last) load.look_up(next, blocks);
+      load.load(tile, tokens, values);
+      if (next < work.last) load.look_up(next, tokens);
       Float4 scores[Config::kRowBlocks][Config::kKeyBlocks];
       if (any(Config::Cache::has_nans(keys))) {
         multiply_keys<true>(keys, scores);
       } else {
         multiply_keys<false>(keys, scores);
       }
-      if (next < work.last) load.load(next, blocks, keys);
+      if (next < work.last) load.load(next, tokens, keys);
       add_values(state, tile, scores, values);
       tile = next;
     }

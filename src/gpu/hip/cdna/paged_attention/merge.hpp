@@ -32,7 +32,7 @@ class Merge {
   /// The waves that share rows divide the channels of all splits. The accumulators of kAtOnce splits are loaded together.
   static constexpr int kParts = Config::kKeyWaves;
   static constexpr int kWordsOfPart = Config::kRowBlocks * 4 * State<Config, kParts>::kOut;
-  static constexpr int kAtOnce = std::max(1, std::min(8, Config::kMergeRegisters / kWordsOfPart));
+  static constexpr int kAtOnce = std::max(1, std::min(13, Config::kMergeRegisters / kWordsOfPart));
   static constexpr int kLastAt = 4 * State<Config>::kWords;  // in LDS, after a state: whether the workgroup is the last one
 
   /// The first wave takes the states of the others, one after another.

@@ -28,6 +28,7 @@ struct Params {
   int batch = 0, seq_q = 0, seq_k = 0;  ///< the last two are bounds
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   detail::Divider group{}, page{};
+  bool general = true;  ///< false: head dims are those of the tile, pages hold fours of tokens, and strides fit 32 bits
   BandMask mask{};
   float scale = 1, softcap = 0;  ///< softcap 0: none
   int splits = 1;

@@ -128,6 +128,14 @@ class State final : public hip::PlanState<Problem, PagedAttentionArgs> {
     params_.mask = p.mask;
     params_.scale = static_cast<float>(p.scale);
     params_.softcap = static_cast<float>(p.softcap);
+    params_.general = !has_short_strides(p.k) || !has_short_strides(p.v) || p.page % 4 != 0 || p.head_dim_qk != tuning_.head_dim ||
+                      p.head_dim_v != tuning_.head_dim;
+  }
+
+  /// In bytes, and the tokens of a block lie within as many.
+  bool has_short_strides(const detail::CacheStrides& strides) const {
+    const std::int64_t most = std::numeric_limits<std::uint32_t>::max() / static_cast<std::int64_t>(size_of(problem_.kv_dtype));
+    return strides.block >= 0 && strides.block <= most && strides.token >= 0 && strides.token <= most / std::max<std::int64_t>(problem_.page, 1);
   }
 
   int counter_count() const { return static_cast<int>(query_tiles_ * problem_.kv_heads * tuning_.row_waves()); }

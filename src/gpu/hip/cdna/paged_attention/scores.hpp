@@ -10,9 +10,8 @@ namespace fovea::gpu::cdna::paged_attention {
 
 class Scores {
  public:
-  /// `unit`: of the keys.
-  __device__ Scores(const Params& params, int kv_head, float unit) : softcap(params.softcap) {
-    scale = params.scale / unit * (params.k_scale == nullptr ? 1.0f : params.k_scale[kv_head * params.k_scale_stride]);
+  __device__ Scores(const Params& params, int kv_head) : softcap(params.softcap) {
+    scale = params.scale * (params.k_scale == nullptr ? 1.0f : params.k_scale[kv_head * params.k_scale_stride]);
     transforms = softcap != 0 || !(scale > 0);
     inv_softcap = softcap == 0 ? 0 : finite(2 * kLog2e * scale / softcap);
   }

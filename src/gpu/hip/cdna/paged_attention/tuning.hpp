@@ -30,7 +30,7 @@ struct Tuning {
 inline constexpr std::array kTunings{
     // Decode: few rows, so that waves divide the keys. Bytes in flight bound it: a wave has a tile of K and one of V.
     Tuning{64, 1, 4, 32, 3, "64_decode"},
-    Tuning{128, 1, 4, 32, 3, "128_decode"},
+    Tuning{128, 1, 4, 32, 2, "128_decode"},
     Tuning{256, 1, 4, 16, 2, "256_decode"},
     // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1). With head dim 128,
     // tiles
@@ -52,7 +52,7 @@ constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_d
 }
 
 /// Splits are of at least kLeastKeys keys, and as many as fill the compute units with `resident_groups` each.
-inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 64, kMostResidentGroups = 2;
+inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 128, kMostResidentGroups = 2;
 
 /// Decoding waits for memory, where one workgroup of a compute unit has more bytes in flight than the unit's share of HBM: another one
 /// would add partial results alone. What computes most of the time, e4m3 included, hides latencies by a second one.
