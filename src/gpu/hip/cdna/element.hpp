@@ -51,7 +51,8 @@ struct Bf16 {
   /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN.
   static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
     const std::uint32_t halves = shift_halves_right<4>(codes);
-    const Float2 pair = multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), 0x1p120f);
+    const Float2 pair =
+        multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), 0x1p120f);
     return high_halves(std::bit_cast<std::uint32_t>(pair[0]), std::bit_cast<std::uint32_t>(pair[1]));
   }
 };

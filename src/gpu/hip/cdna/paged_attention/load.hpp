@@ -13,8 +13,8 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// `kGeneral`: any head dims, pages and strides. Otherwise Params::general is false, and addresses take few instructions: a block and a slot
-/// are products of 32 bits each, and the four tokens of a lane are in one block.
+/// `kGeneral`: any head dims, pages and strides. Otherwise Params::general is false, and addresses take few instructions: a block and a
+/// slot are products of 32 bits each, and the four tokens of a lane are in one block.
 template <class Config, bool kGeneral>
 class Loader {
  public:
@@ -108,7 +108,9 @@ class Loader {
       return product(found.block, strides.block) + found.slot_bytes;
     }
   }
-  static __device__ __forceinline__ std::uint32_t bytes_of(std::int64_t stride) { return static_cast<std::uint32_t>(stride) * Cache::kBytes; }
+  static __device__ __forceinline__ std::uint32_t bytes_of(std::int64_t stride) {
+    return static_cast<std::uint32_t>(stride) * Cache::kBytes;
+  }
   /// One instruction.
   static __device__ __forceinline__ std::int64_t product(int count, std::int64_t stride) {
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(count)) * bytes_of(stride));

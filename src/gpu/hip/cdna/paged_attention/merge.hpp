@@ -116,9 +116,9 @@ class Merge {
   template <class Part>
   __device__ __forceinline__ void store_shared(const Part& state, int part) const {
     const SharedMemory<Config::kSharedBytes> memory;
-    state.store(
-        [&]<class T>(int, int word, const T& value) __device__ { memory.template store<T>(4 * (word + kWordsOf<T> * lane()), value); },
-        part);
+    state.store([&]<class T>(int, int word, const T& value)
+                    __device__ { memory.template store<T>(4 * (word + kWordsOf<T> * lane()), value); },
+                part);
   }
   __device__ __forceinline__ void load_shared(State<Config>& state) const {
     const SharedMemory<Config::kSharedBytes> memory;

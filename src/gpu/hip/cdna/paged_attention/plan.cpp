@@ -80,8 +80,9 @@ class State final : public hip::PlanState<Problem, PagedAttentionArgs> {
   /// Room for counters, then for partial results. Bounds that grow never take less, though they may split less.
   void split(int compute_units) {
     const std::int64_t keys = problem_.max_seq_k, partials = most_partials(query_tiles(16) * problem_.kv_heads, keys, compute_units);
-    const std::int64_t groups = compute_units * resident_groups(tuning_, problem_.kv_dtype == DType::e4m3);
-    params_.splits = static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, groups));
+    const bool computes = tuning_.key_waves == 1 || problem_.kv_dtype == DType::e4m3;
+    params_.splits =
+        static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, compute_units, computes));
     counter_bytes_ = (partials * static_cast<std::int64_t>(sizeof(int)) + 63) / 64 * 64;
     workspace_bytes =
         static_cast<std::size_t>(counter_bytes_ + partials * tuning_.state_words() * static_cast<std::int64_t>(sizeof(float)));
@@ -135,7 +136,8 @@ class State final : public hip::PlanState<Problem, PagedAttentionArgs> {
   /// In bytes, and the tokens of a block lie within as many.
   bool has_short_strides(const detail::CacheStrides& strides) const {
     const std::int64_t most = std::numeric_limits<std::uint32_t>::max() / static_cast<std::int64_t>(size_of(problem_.kv_dtype));
-    return strides.block >= 0 && strides.block <= most && strides.token >= 0 && strides.token <= most / std::max<std::int64_t>(problem_.page, 1);
+    return strides.block >= 0 && strides.block <= most && strides.token >= 0 &&
+           strides.token <= most / std::max<std::int64_t>(problem_.page, 1);
   }
 
   int counter_count() const { return static_cast<int>(query_tiles_ * problem_.kv_heads * tuning_.row_waves()); }
