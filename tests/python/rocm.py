@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program: custom_paged_attn on the tensors of a device that torch calls cuda, as ROCm's build does.
 
-The device's memory is the host's. torch wraps it as it wraps the memory of other libraries (DLPack), and the few operators that a call
-needs of the device are defined here. Prints the name of the device and what each case gives, or why it is declined.
+The device's memory is the host's. torch wraps it as it wraps the memory of other libraries (DLPack), and the few operators that a
+call needs of the device are defined here. Prints the name of the device and what each case gives, or why it is declined.
 
     python rocm.py libtorch_hip.so
 """
@@ -14,7 +14,8 @@ import torch
 
 ctypes.CDLL(sys.argv[1])
 
-import fovea  # noqa: E402: it looks for torch's library when it is first used
+# The binding looks for torch's library when it is first used.
+import fovea  # noqa: E402
 from fovea.compat.custom_attn import custom_paged_attn  # noqa: E402
 
 

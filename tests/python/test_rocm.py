@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ROCm's build of torch calls its devices cuda. The binding recognises it by its library, of which this makes one that has streams."""
+"""ROCm's build of torch calls its devices cuda. The binding recognises it by its library; that of these tests has streams alone."""
 
 import os
 import shutil
