@@ -35,11 +35,13 @@ class Epilogue {
     const RowSoftmax& softmax = state.softmax[block];
     const float base = softmax.maximum * scale_log2;
     const float factor = normaliser(block, softmax.sum, base);
-    const std::int64_t row = work.q_begin + rows.token[block];
+    const int token = rows.token[block], head = rows.head[block];
     if (params.lse != nullptr && rows.present[block] && lane() < 16) {
-      params.lse[row * params.lse_strides.row + rows.head[block] * params.lse_strides.head] = lse_of(softmax.sum, base) * kLn2;
+      const std::int64_t at = before_rows(work, params.lse_strides) + token * params.lse_strides.row + head * params.lse_strides.head;
+      params.lse[at] = lse_of(softmax.sum, base) * kLn2;
     }
-    Storage* to = static_cast<Storage*>(params.out) + row * params.out_strides.row + rows.head[block] * params.out_strides.head;
+    Storage* to = static_cast<Storage*>(params.out) + before_rows(work, params.out_strides) + token * params.out_strides.row +
+                  head * params.out_strides.head;
     const std::uint32_t again = rows_not_finite(state.out[block], factor);
     if (rows.present[block] && (again >> lane() % 16 & 1) == 0) store(to, state.out[block], factor);
     if (again != 0) compute_again(block, again, softmax.maximum, factor);

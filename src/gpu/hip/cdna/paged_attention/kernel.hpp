@@ -8,9 +8,10 @@ namespace fovea::gpu::cdna::paged_attention {
 
 /// Grid: (most query tiles of the batch, kv heads, splits).
 template <class Config>
-__device__ __forceinline__ void attend(const Params& params) {
+__device__ __forceinline__ void attend(const Params& arguments) {
   Work work;
-  if (!WorkFinder<Config>(params)(work)) return;
+  if (!WorkFinder<Config>(arguments)(work)) return;
+  const Params& params = reloaded(arguments);
   const Rows<Config> rows(params, work);
   const Scores scores(params, work.kv_head);
   State<Config> state;

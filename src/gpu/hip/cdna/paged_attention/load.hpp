@@ -38,13 +38,15 @@ class Loader {
 
   __device__ Loader(const Params& params_, const Work& work)
       : params(params_),
-        table(params.block_table + work.batch * params.table_stride),
+        table(params.block_table == nullptr ? nullptr : params.block_table + work.batch * params.table_stride),
         begin(work.begin),
         end(work.end),
         row(lane() % 16),
         group(lane() / 16),
-        keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) + work.kv_head * params.k.head * Cache::kBytes),
-        values_of_head(static_cast<const std::uint8_t*>(params.v_cache) + work.kv_head * params.v.head * Cache::kBytes) {}
+        keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) +
+                     (before_keys(params, work, params.k) + work.kv_head * params.k.head) * Cache::kBytes),
+        values_of_head(static_cast<const std::uint8_t*>(params.v_cache) +
+                       (before_keys(params, work, params.v) + work.kv_head * params.v.head) * Cache::kBytes) {}
 
   __device__ __forceinline__ void look_up(int tile, Tokens& tokens) const {
 #pragma unroll
@@ -97,7 +99,7 @@ class Loader {
  private:
   __device__ __forceinline__ Token find(int token, const detail::CacheStrides& strides) const {
     const int page = params.page.quotient(token), slot = token - page * params.page.divisor;
-    return {table[page], kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
+    return {table == nullptr ? 0 : load_unaligned<std::int32_t>(table + page), kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
   }
   /// Where a token is in a cache, in bytes.
   __device__ __forceinline__ std::int64_t place(int token, const Token& found, const detail::CacheStrides& strides) const {
@@ -132,7 +134,7 @@ class Loader {
   }
 
   const Params& params;
-  const std::int32_t* table;  // of the sequence
+  const std::int32_t* table;  // of the sequence, or null
   const int begin, end;       // tokens that some row sees
   const int row, group;       // of the lane: l % 16 and l / 16
   const std::uint8_t *keys_of_head, *values_of_head;

@@ -71,8 +71,8 @@ class Math {
     using Storage = typename Element::Storage;
 #pragma unroll
     for (int b = 0; b < Config::kRowBlocks; ++b) {
-      const Storage* row = static_cast<const Storage*>(params.q) + (work.q_begin + rows.token[b]) * params.q_strides.row +
-                           rows.head[b] * params.q_strides.head;
+      const Storage* row = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) +
+                           rows.token[b] * params.q_strides.row + rows.head[b] * params.q_strides.head;
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) {
         const int element = 8 * (4 * s + lane() / 16);
