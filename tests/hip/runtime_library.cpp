@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The emulated runtime as a library of the HIP runtime's name and functions, for programs that find it as they would find AMD's. They load
-/// code objects, which must hold the kernels that are asked for; the emulated ones run in their place.
+/// code objects, which must hold the kernels by their names; the emulated ones run in their place.
 #include <elf.h>
 
 #include <cstring>

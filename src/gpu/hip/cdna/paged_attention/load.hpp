@@ -99,7 +99,8 @@ class Loader {
  private:
   __device__ __forceinline__ Token find(int token, const detail::CacheStrides& strides) const {
     const int page = params.page.quotient(token), slot = token - page * params.page.divisor;
-    return {table == nullptr ? 0 : load_unaligned<std::int32_t>(table + page), kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
+    return {table == nullptr ? 0 : load_unaligned<std::int32_t>(table + page),
+            kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
   }
   /// Where a token is in a cache, in bytes.
   __device__ __forceinline__ std::int64_t place(int token, const Token& found, const detail::CacheStrides& strides) const {
