@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 IGNORED_FOLDERS = {".git", ".venv", ".cache", "__pycache__", "dist", ".pytest_cache", ".ruff_cache"}
 
 
@@ -38,6 +39,6 @@ def report(tool: str, findings: list[str], checked: str) -> int:
 
 
 if __name__ == "__main__":
-    for file in files(Path(__file__).resolve().parent.parent):
+    for file in files(ROOT):
         if file.name.endswith(tuple(sys.argv[1:])):
             print(file.as_posix())

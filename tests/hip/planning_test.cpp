@@ -75,15 +75,26 @@ TEST(HipPlanning, SplitsHaveRoom) {
     for (std::int64_t tiles = 1; tiles < 700; tiles += 13) {
       for (const std::int64_t blocks : {1, 4, 8}) {
         const std::int64_t partials = cdna::most_partials(tiles * blocks, keys, 110);
-        const std::int64_t splits = cdna::splits_of(tiles, blocks, keys, partials, 110);
-        EXPECT_GE(splits, 1);
-        if (splits == 1) continue;
-        EXPECT_LE(splits * tiles * blocks, partials);
-        EXPECT_LE(splits * tiles, 110 * cdna::kResidentGroups);
-        EXPECT_LE((splits - 1) * cdna::kLeastKeys, keys);
+        for (const bool computes : {false, true}) {
+          const std::int64_t splits = cdna::splits_of(tiles, blocks, keys, partials, 110, computes);
+          EXPECT_GE(splits, 1);
+          if (splits == 1) continue;
+          EXPECT_LE(splits * tiles * blocks, partials);
+          EXPECT_LE(splits * tiles, 110 * (computes ? cdna::kMostGroups : cdna::kWaitingGroups));
+          EXPECT_LE((splits - 1) * cdna::kLeastKeys, keys);
+        }
       }
     }
   }
+}
+
+/// 128 query tiles on 110 compute units: without splits a unit has two of them, and most have one.
+TEST(HipPlanning, SplitsEvenOutWhatComputes) {
+  const std::int64_t partials = cdna::most_partials(128, 8192, 110);
+  EXPECT_EQ(cdna::splits_of(128, 1, 8192, partials, 110, false), 1);
+  EXPECT_EQ(cdna::splits_of(128, 1, 8192, partials, 110, true), 3);
+  EXPECT_EQ(cdna::splits_of(8, 1, 32768, cdna::most_partials(8, 32768, 304), 304, false), 38);
+  EXPECT_EQ(cdna::splits_of(8, 1, 32768, cdna::most_partials(8, 32768, 304), 304, true), 76);
 }
 
 TEST(HipPlanning, EveryHeadDimHasATuning) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ROCm's build of torch calls its devices cuda. The binding recognises it by its library, of which this makes an empty one."""
+"""ROCm's build of torch calls its devices cuda. The binding recognises it by its library; that of these tests has streams alone."""
 
 import os
 import shutil
@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import fovea
+
+PROGRAM = Path(__file__).parent / "rocm.py"
+EMULATED_RUNTIME = Path(fovea.__file__).parents[2] / "tests/hip/rocm"  # of the build: a HIP runtime whose devices are emulated
+STREAM = "int aoti_torch_get_current_cuda_stream(int device, void** stream) { *stream = 0; return device; }"
 PLAN = """
 import ctypes, sys, torch
 if sys.argv[1:]:
@@ -40,7 +45,8 @@ def libtorch_hip(tmp_path: Path) -> str:
     if compiler is None:
         pytest.skip("no C compiler")
     library = tmp_path / "libtorch_hip.so"
-    subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-Wl,-soname,libtorch_hip.so", "-o", str(library)], check=True)
+    command = [compiler, "-shared", "-x", "c", "-", "-Wl,-soname,libtorch_hip.so", "-o", str(library)]
+    subprocess.run(command, input=STREAM, text=True, check=True)
     return str(library)
 
 
@@ -50,3 +56,25 @@ def test_devices_of_rocm_are_hip(libtorch_hip: str):
 
 def test_devices_of_other_builds_are_cuda():
     assert "reference.latent_attention: device.backend: got cuda, want cpu" in declines()
+
+
+def custom_paged_attn(libtorch_hip: str, libraries: str) -> list[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": libraries}
+    done = subprocess.run([sys.executable, PROGRAM, libtorch_hip], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.splitlines()
+
+
+def test_custom_paged_attn_runs_on_an_emulated_device(libtorch_hip: str):
+    if not (EMULATED_RUNTIME / "libamdhip64.so").exists():
+        pytest.skip("a build without emulated HIP devices")
+    assert custom_paged_attn(libtorch_hip, str(EMULATED_RUNTIME)) == ["['emulated gfx90a', 'emulated gfx942']", "right", "right"]
+
+
+def test_custom_paged_attn_says_that_the_runtime_is_missing(libtorch_hip: str):
+    entries = [row for row in fovea.implementations() if row.name == "hip.cdna.paged_attention"]
+    if not entries or entries[0].available:
+        pytest.skip("a build without HIP, or a machine with it")
+    text = custom_paged_attn(libtorch_hip, "")
+    assert text[0] == "[]"
+    assert f"  hip.cdna.paged_attention: not available on this machine: {entries[0].unavailable_because}" in text
+    assert "  cpu.scalar.paged_attention: device.backend: got hip, want cpu" in text

@@ -21,9 +21,15 @@ inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_b
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
 inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
-inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention";
+inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "/f32-", "q.dtype: got f32"},
+    {kCdnaAttention, "/f32-", "q.dtype: got f32"},
+    {kCdnaAttention, "/e4m3-", "q_scale: got a value"},
+    {kCdnaAttention, "scales/one-", "q_scale: got a value"},
+    {kCdnaAttention, "scales/negative-", "q_scale: got a value"},
+    {kCdnaAttention, "scales/per-head-", "q_scale: got a value"},
+    {kCdnaAttention, "scales/none-", "q.dtype: got e4m3"},
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
     {kSm90Attention, "-unaligned", "want a multiple of 16"},
     {kSm90Attention, "/f32-", "q.dtype: got f32"},

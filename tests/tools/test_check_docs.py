@@ -13,8 +13,9 @@ PROGRAM = "#!/bin/sh\necho '| a |'\necho \"| $1 |\"\n"
 
 class CheckDocs(unittest.TestCase):
     def check(self, readme: str, *options: str) -> tuple[int, str]:
-        with Repository({"examples/a.cpp": EXAMPLE, "README.md": readme, "fovea": PROGRAM}) as root:
-            (root / "fovea").chmod(0o755)
+        with Repository({"examples/a.cpp": EXAMPLE, "README.md": readme, "fovea": PROGRAM, "tools/roof": PROGRAM}) as root:
+            for program in ("fovea", "tools/roof"):
+                (root / program).chmod(0o755)
             status = check_docs.main(["--root", str(root), *[option.replace("ROOT", str(root)) for option in options]])
             return status, (root / "README.md").read_text(encoding="utf-8")
 
@@ -34,6 +35,13 @@ class CheckDocs(unittest.TestCase):
         self.assertEqual(self.check(RUN.replace("{}", "\n| b |\n\n"), "--program", "ROOT/fovea")[0], 1)
         self.assertEqual(self.check(RUN.replace("{}", ""), "--program", "ROOT/fovea", "--fix"), (0, right))
         self.assertEqual(self.check(RUN.replace("{}", ""))[0], 0)
+
+    def test_run_of_a_tool(self):
+        mark = "<!-- run: tools/roof high -->\n{}<!-- /run -->\n"
+        right = mark.replace("{}", "\n| a |\n| high |\n\n")
+        self.assertEqual(self.check(right), (0, right))
+        self.assertEqual(self.check(mark.replace("{}", ""))[0], 1)
+        self.assertEqual(self.check(mark.replace("{}", ""), "--fix"), (0, right))
 
 
 if __name__ == "__main__":

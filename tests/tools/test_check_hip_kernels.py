@@ -46,7 +46,9 @@ MFMA = {"v_mfma_f32_16x16x16f16": 2}
 class CheckHipKernels(unittest.TestCase):
     def test_reads_what_llvm_prints(self):
         self.assertEqual(check_hip_kernels.usages(NOTES), {"attend": ROW})
-        self.assertEqual(check_hip_kernels.matrix_instructions(CODE), {"attend": MFMA})
+        found = check_hip_kernels.functions(CODE)
+        self.assertEqual({name: check_hip_kernels.matrix_instructions(code) for name, code in found.items()}, {"attend": MFMA})
+        self.assertEqual(check_hip_kernels.tunings()["128_decode"], (128, 1, 32))
 
     def test_occupancy_is_bounded_by_registers_and_lds(self):
         self.assertEqual(check_hip_kernels.occupancy(registers=32, lds_bytes=0, threads=256), 8)

@@ -29,9 +29,9 @@ struct F16 {
   static __device__ __forceinline__ std::uint32_t pair(float first, float second) {
     return from_f32(first) | static_cast<std::uint32_t>(from_f32(second)) << 16;
   }
-  /// e4m3 has one exponent bit less, whose bias differs by 8. Exact, but for NaN.
+  /// Codes in the high bytes of halves. e4m3 has one exponent bit less, whose bias differs by 8. Exact, but for NaN.
   static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
-    return multiply_halves((codes & 0x80008000u) | (codes & 0x7f007f00u) >> 1, 256.0f);
+    return multiply_halves(shift_halves_right<1>(codes) & 0xbf80bf80u, 256.0f);
   }
 };
 
@@ -50,16 +50,25 @@ struct Bf16 {
   }
   /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN.
   static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
-    const std::uint32_t halves = (codes & 0x80008000u) | (codes & 0x7f007f00u) >> 4;
-    const float low = std::bit_cast<float>(halves << 16) * 0x1p120f, high = std::bit_cast<float>(halves & 0xffff0000u) * 0x1p120f;
-    return high_halves(std::bit_cast<std::uint32_t>(low), std::bit_cast<std::uint32_t>(high));
+    const std::uint32_t halves = shift_halves_right<4>(codes);
+    const Float2 pair =
+        multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), 0x1p120f);
+    return high_halves(std::bit_cast<std::uint32_t>(pair[0]), std::bit_cast<std::uint32_t>(pair[1]));
   }
 };
 
 /// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for.
+/// `place_of` says where element `x` of a chunk is after widening: the word, and whether in its high half.
+struct Place {
+  int word;
+  bool high;
+};
 template <class Element>
 struct SameCache {
   static constexpr int kBytes = 2;
+  static constexpr Place place_of(int x) { return {x / 2, x % 2 == 1}; }
+  /// A chunk of 16-bit elements, in the order of widened ones.
+  static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) { return chunk; }
   template <class Stored>
   static __device__ __forceinline__ bool has_nans(const Stored&) {
     return false;  // that would need care
@@ -73,9 +82,15 @@ struct SameCache {
   }
 };
 
+/// Widening takes every second code of a word at once, as they lie.
 template <class Element>
 struct E4m3Cache {
   static constexpr int kBytes = 1;
+  static constexpr Place place_of(int x) { return {x / 4 * 2 + x % 2, x % 4 >= 2}; }
+  static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) {
+    const std::uint32_t(&w)[4] = chunk.word;
+    return {{low_halves(w[0], w[1]), high_halves(w[0], w[1]), low_halves(w[2], w[3]), high_halves(w[2], w[3])}};
+  }
   /// Of anything made of words.
   template <class Stored>
   static __device__ __forceinline__ bool has_nans(const Stored& stored) {
@@ -93,7 +108,7 @@ struct E4m3Cache {
     for (int i = 0; i < 2 * kWords; ++i) {
       // Otherwise the compiler widens everything before it distinguishes between the two code paths, which takes twice the registers.
       const std::uint32_t word = kNans ? unknown(stored.word[i / 2]) : stored.word[i / 2];
-      const std::uint32_t codes = spread_bytes(word, i % 2);
+      const std::uint32_t codes = i % 2 == 0 ? word << 8 : word;
       wide.word[i] = Element::from_e4m3(codes);
       if (!kNans) continue;
       wide.word[i] |= (codes & 0x7f00u) == 0x7f00u ? 0x7fffu : 0;

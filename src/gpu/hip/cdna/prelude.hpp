@@ -44,9 +44,11 @@ template <class T, int kCount>
 using Vector = T __attribute__((ext_vector_type(kCount)));
 using Short4 = Vector<short, 4>;
 using Float4 = Vector<float, 4>;
+using Float2 = Vector<float, 2>;
 #else
 using Short4 = short __attribute__((vector_size(8)));
 using Float4 = float __attribute__((vector_size(16)));
+using Float2 = float __attribute__((vector_size(8)));
 #endif
 
 /// Words of 32 bits that one instruction moves.
@@ -55,17 +57,38 @@ struct Words {
   std::uint32_t word[kCount];
 };
 
-/// From any address: global memory takes accesses of 16 bytes at every alignment.
+/// From any address: global memory takes accesses of 16 bytes at every alignment. A pointer that the compiler does not know to be of
+/// global memory would be accessed byte by byte.
+#ifdef __HIP_DEVICE_COMPILE__
+template <int kBytes>
+struct __attribute__((packed)) Unaligned {
+  Vector<std::uint32_t, kBytes / 4> bits;
+};
+template <>
+struct __attribute__((packed)) Unaligned<2> {
+  std::uint16_t bits;
+};
 template <class T>
 __device__ __forceinline__ T load_unaligned(const void* from) {
+  return __builtin_bit_cast(T, ((const __attribute__((address_space(1))) Unaligned<sizeof(T)>*)from)->bits);
+}
+template <class T>
+__device__ __forceinline__ void store_unaligned(void* to, const T& value) {
+  using Bits = decltype(Unaligned<sizeof(T)>::bits);
+  ((__attribute__((address_space(1))) Unaligned<sizeof(T)>*)to)->bits = __builtin_bit_cast(Bits, value);
+}
+#else
+template <class T>
+T load_unaligned(const void* from) {
   T value;
   __builtin_memcpy(&value, from, sizeof(T));
   return value;
 }
 template <class T>
-__device__ __forceinline__ void store_unaligned(void* to, const T& value) {
+void store_unaligned(void* to, const T& value) {
   __builtin_memcpy(to, &value, sizeof(T));
 }
+#endif
 
 }  // namespace cdna
 }  // namespace fovea::gpu

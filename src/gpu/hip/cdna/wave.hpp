@@ -93,10 +93,13 @@ __device__ __forceinline__ std::uint32_t high_halves(std::uint32_t first, std::u
   return __builtin_amdgcn_perm(second, first, 0x07060302);
 }
 
-/// Bytes 2 i and 2 i + 1 of a word as the high bytes of its halves, with zeros below.
-__device__ __forceinline__ std::uint32_t spread_bytes(std::uint32_t word, int i) {
-  return __builtin_amdgcn_perm(0, word, i == 0 ? 0x010c000c : 0x030c020c);
+/// Both halves of a word as signed integers, shifted.
+template <int kBits>
+__device__ __forceinline__ std::uint32_t shift_halves_right(std::uint32_t halves) {
+  return __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(Vector<short, 2>, halves) >> static_cast<short>(kBits));
 }
+/// Two products in one instruction.
+__device__ __forceinline__ Float2 multiply_pair(float first, float second, float factor) { return Float2{first, second} * factor; }
 /// Both halves of a word as f16, times `factor`.
 __device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
   return __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(Vector<_Float16, 2>, halves) * static_cast<_Float16>(factor));

@@ -174,10 +174,12 @@ inline float reciprocal(float x) { return 1.0f / x; }
 inline std::uint32_t low_halves(std::uint32_t first, std::uint32_t second) { return (first & 0xffffu) | second << 16; }
 inline std::uint32_t high_halves(std::uint32_t first, std::uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
 
-inline std::uint32_t spread_bytes(std::uint32_t word, int i) {
-  const std::uint32_t bytes = word >> 16 * i;
-  return (bytes & 0xffu) << 8 | (bytes & 0xff00u) << 16;
+template <int kBits>
+std::uint32_t shift_halves_right(std::uint32_t halves) {
+  const auto shifted = [](std::uint32_t half) { return static_cast<std::uint16_t>(static_cast<std::int16_t>(half) >> kBits); };
+  return shifted(halves & 0xffffu) | static_cast<std::uint32_t>(shifted(halves >> 16)) << 16;
 }
+inline Float2 multiply_pair(float first, float second, float factor) { return Float2{first, second} * factor; }
 inline std::uint32_t multiply_halves(std::uint32_t halves, float factor) {
   const auto product = [&](std::uint32_t half) {
     return detail::f16_from_f32(detail::f32_from_f16(static_cast<std::uint16_t>(half)) * factor);

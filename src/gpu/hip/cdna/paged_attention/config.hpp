@@ -31,7 +31,8 @@ struct Config {
 
   static constexpr int kOut = kPanels * kChannels;  // accumulators of a row block, of 4 floats a lane
   static constexpr int kStateWords = kRowBlocks * kTiles.state_words();
-  static constexpr int kSharedBytes = kKeyWaves > 1 ? 4 * kStateWords : 0;
+  static constexpr int kSharedBytes = kKeyWaves > 1 ? 4 * kStateWords + 16 : 0;
+  static constexpr int kMergeRegisters = 104;  // for accumulators of splits, all of which are loaded before the first is used
 
   static_assert(kKeyTile % 16 == 0 && kTiles.head_dim % 32 == 0 && kTiles.head_dim % kPanel == 0);
   static_assert(kTiles.state_words() == kLanes * (4 * kOut + 2));

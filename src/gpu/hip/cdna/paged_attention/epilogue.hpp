@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/hip/cdna/paged_attention/exact_row.hpp"
-#include "gpu/hip/cdna/paged_attention/math.hpp"
+#include "gpu/hip/cdna/paged_attention/merge.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 
@@ -18,62 +18,12 @@ class Epilogue {
 
   __device__ __forceinline__ void operator()(State<Config>& state) const {
     state.reduce_sums();
-    if constexpr (Config::kKeyWaves > 1) {
-      merge_waves(state);
-      if (work.key_wave != 0) return;
-    }
-    if (work.row >= work.rows) return;  // of all splits
-    if (params.splits > 1 && !merge_splits(state)) return;
+    if (!Merge<Config>(params, work, rows, scale_log2)(state)) return;
 #pragma unroll
     for (int b = 0; b < Config::kRowBlocks; ++b) finish(b, state);
   }
 
  private:
-  /// The first wave takes the states of the others, one after another.
-  __device__ __forceinline__ void merge_waves(State<Config>& state) const {
-    const SharedMemory<Config::kSharedBytes> memory;
-#pragma unroll 1
-    for (int wave = 1; wave < Config::kKeyWaves; ++wave) {
-      if (work.key_wave == wave) {
-        state.store([&]<class T>(int word, const T& value) __device__ { memory.template store<T>(4 * word, value); });
-      }
-      barrier();  // all waves: this one's state is stored
-      if (work.key_wave == 0) {
-        State<Config> other;
-        other.load([&]<class T>(int word, T& value) __device__ { value = memory.template load<T>(4 * word); });
-        state.merge(other, scale_log2);
-      }
-      barrier();  // all waves: it has been read
-    }
-  }
-
-  /// Leaves the state in the workspace. The wave that comes last takes those of all splits, in their order, and returns true.
-  __device__ __forceinline__ bool merge_splits(State<Config>& state) const {
-    const std::int64_t counter = (std::int64_t{work.tile} * params.kv_heads + work.kv_head) * Config::kRowWaves + work.row_wave;
-    const auto partial = [&](int split) __device__ {
-      const std::int64_t index =
-          ((std::int64_t{work.tile} * params.kv_heads + work.kv_head) * params.splits + split) * Config::kRowWaves + work.row_wave;
-      return params.partials + index * State<Config>::kWords;
-    };
-    float* own = partial(work.split);
-    state.store([&]<class T>(int word, const T& value) __device__ { *reinterpret_cast<T*>(own + word) = value; });
-    release_to_device();
-    int before = 0;
-    if (lane() == 0) before = add_on_device(params.counters + counter, 1);
-    if (of_lane(before, 0) != params.splits - 1) return false;
-    acquire_from_device();
-    state.clear();
-#pragma unroll 1
-    for (int split = 0; split < params.splits; ++split) {
-      const float* from = partial(split);
-      State<Config> other;
-      other.load([&]<class T>(int word, T& value) __device__ { value = *reinterpret_cast<const T*>(from + word); });
-      state.merge(other, scale_log2);
-    }
-    if (lane() == 0) params.counters[counter] = 0;  // for a run with the same schedule
-    return true;
-  }
-
   /// What turns accumulators, relative to 2^base, into results.
   __device__ __forceinline__ float normaliser(int block, float sum, float base) const {
     const float sink = params.sink == nullptr ? 0 : exp2(fmaf(params.sink[rows.head[block]], kLog2e, -base));
@@ -85,11 +35,13 @@ class Epilogue {
     const RowSoftmax& softmax = state.softmax[block];
     const float base = softmax.maximum * scale_log2;
     const float factor = normaliser(block, softmax.sum, base);
-    const std::int64_t row = work.q_begin + rows.token[block];
+    const int token = rows.token[block], head = rows.head[block];
     if (params.lse != nullptr && rows.present[block] && lane() < 16) {
-      params.lse[row * params.lse_strides.row + rows.head[block] * params.lse_strides.head] = lse_of(softmax.sum, base) * kLn2;
+      const std::int64_t at = before_rows(work, params.lse_strides) + token * params.lse_strides.row + head * params.lse_strides.head;
+      params.lse[at] = lse_of(softmax.sum, base) * kLn2;
     }
-    Storage* to = static_cast<Storage*>(params.out) + row * params.out_strides.row + rows.head[block] * params.out_strides.head;
+    Storage* to = static_cast<Storage*>(params.out) + before_rows(work, params.out_strides) + token * params.out_strides.row +
+                  head * params.out_strides.head;
     const std::uint32_t again = rows_not_finite(state.out[block], factor);
     if (rows.present[block] && (again >> lane() % 16 & 1) == 0) store(to, state.out[block], factor);
     if (again != 0) compute_again(block, again, softmax.maximum, factor);

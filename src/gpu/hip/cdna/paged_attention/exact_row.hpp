@@ -18,8 +18,8 @@ class ExactRow {
 
   /// Stores the row's result, by a whole wave: column 64 c + l in lane l.
   __device__ __forceinline__ void operator()(int token, int head, float maximum, float factor) const {
-    const std::int64_t row = work.q_begin + token;
-    const auto* q = static_cast<const Storage*>(params.q) + row * params.q_strides.row + head * params.q_strides.head;
+    const auto* q = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) + token * params.q_strides.row +
+                    head * params.q_strides.head;
     float columns[kColumns] = {};
     const int end = std::min(token + work.high + 1, work.seq_k);
 #pragma unroll 1
@@ -38,7 +38,8 @@ class ExactRow {
         if (column < params.head_dim_v) columns[c] = fmaf(weight, Cache::at(v, column), columns[c]);
       }
     }
-    Storage* to = static_cast<Storage*>(params.out) + row * params.out_strides.row + head * params.out_strides.head;
+    Storage* to = static_cast<Storage*>(params.out) + before_rows(work, params.out_strides) + token * params.out_strides.row +
+                  head * params.out_strides.head;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = c * kLanes + lane();
@@ -51,9 +52,10 @@ class ExactRow {
 
   __device__ __forceinline__ const std::uint8_t* row_of(const void* cache, const detail::CacheStrides& strides, int key) const {
     const int page = params.page.quotient(key), slot = key - page * params.page.divisor;
-    const int block = params.block_table[work.batch * params.table_stride + page];
+    const int block = params.block_table == nullptr ? 0 : params.block_table[work.batch * params.table_stride + page];
     return static_cast<const std::uint8_t*>(cache) +
-           (block * strides.block + slot * strides.token + work.kv_head * strides.head) * Cache::kBytes;
+           (before_keys(params, work, strides) + block * strides.block + slot * strides.token + work.kv_head * strides.head) *
+               Cache::kBytes;
   }
 
   const Params& params;

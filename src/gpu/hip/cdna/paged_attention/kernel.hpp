@@ -8,18 +8,18 @@ namespace fovea::gpu::cdna::paged_attention {
 
 /// Grid: (most query tiles of the batch, kv heads, splits).
 template <class Config>
-__device__ __forceinline__ void attend(const Params& params) {
+__device__ __forceinline__ void attend(const Params& arguments) {
   Work work;
-  if (!WorkFinder<Config>(params)(work)) return;
+  if (!WorkFinder<Config>(arguments)(work)) return;
+  const Params& params = reloaded(arguments);
   const Rows<Config> rows(params, work);
   const Scores scores(params, work.kv_head);
   State<Config> state;
   if (work.first < work.last) {
-    const bool whole = params.head_dim_qk == Config::kTiles.head_dim && params.head_dim_v == Config::kTiles.head_dim;
-    if (whole && params.page.divisor % 4 == 0) {
-      Math<Config, false>(params, work, rows, scores)(state);
-    } else {
+    if (params.general) {
       Math<Config, true>(params, work, rows, scores)(state);
+    } else {
+      Math<Config, false>(params, work, rows, scores)(state);
     }
   }
   Epilogue<Config>(reloaded(params), work, rows, scores)(state);

@@ -13,16 +13,21 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// `kGeneral`: head dims below the tile's, or pages that may end inside of 4 tokens.
+/// `kGeneral`: any head dims, pages and strides. Otherwise Params::general is false, and addresses take few instructions: a block and a
+/// slot are products of 32 bits each, and the four tokens of a lane are in one block.
 template <class Config, bool kGeneral>
 class Loader {
  public:
   using Cache = typename Config::Cache;
   static constexpr int kLookups = kGeneral ? 4 : 1;
 
-  /// Block numbers of the tokens that the lane loads.
-  struct Blocks {
-    int k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
+  /// Where the tokens that the lane loads are: their block, and the bytes before them in it.
+  struct Token {
+    int block;
+    std::uint32_t slot_bytes;  // where not kGeneral
+  };
+  struct Tokens {
+    Token k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
   };
   struct Keys {
     typename Config::KeyChunk chunk[Config::kKeyBlocks][Config::kSteps];
@@ -33,38 +38,46 @@ class Loader {
 
   __device__ Loader(const Params& params_, const Work& work)
       : params(params_),
-        table(params.block_table + work.batch * params.table_stride),
+        table(params.block_table == nullptr ? nullptr : params.block_table + work.batch * params.table_stride),
         begin(work.begin),
         end(work.end),
         row(lane() % 16),
         group(lane() / 16),
-        keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) + work.kv_head * params.k.head * Cache::kBytes),
-        values_of_head(static_cast<const std::uint8_t*>(params.v_cache) + work.kv_head * params.v.head * Cache::kBytes) {}
+        keys_of_head(static_cast<const std::uint8_t*>(params.k_cache) +
+                     (before_keys(params, work, params.k) + work.kv_head * params.k.head) * Cache::kBytes),
+        values_of_head(static_cast<const std::uint8_t*>(params.v_cache) +
+                       (before_keys(params, work, params.v) + work.kv_head * params.v.head) * Cache::kBytes) {}
 
-  __device__ __forceinline__ void look_up(int tile, Blocks& blocks) const {
+  __device__ __forceinline__ void look_up(int tile, Tokens& tokens) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
-      blocks.k[b] = table[params.page.quotient(key_token(tile, b))];
+      tokens.k[b] = find(key_token(tile, b), params.k);
 #pragma unroll
-      for (int e = 0; e < kLookups; ++e) blocks.v[b][e] = table[params.page.quotient(value_token(tile, b, e))];
+      for (int e = 0; e < kLookups; ++e) tokens.v[b][e] = find(value_token(tile, b, e), params.v);
     }
   }
 
-  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Keys& keys) const {
+  __device__ __forceinline__ void load(int tile, const Tokens& tokens, Keys& keys) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
-      const std::uint8_t* from = keys_of_head + place(key_token(tile, b), blocks.k[b], params.k);
+      const std::uint8_t* from = keys_of_head + place(key_token(tile, b), tokens.k[b], params.k);
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) load_chunk(from, 8 * (4 * s + group), params.head_dim_qk, keys.chunk[b][s]);
     }
   }
 
-  __device__ __forceinline__ void load(int tile, const Blocks& blocks, Values& values) const {
+  __device__ __forceinline__ void load(int tile, const Tokens& tokens, Values& values) const {
 #pragma unroll
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
+      const std::int64_t first = place(value_token(tile, b, 0), tokens.v[b][0], params.v);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const std::uint8_t* from = values_of_head + place(value_token(tile, b, e), blocks.v[b][kGeneral ? e : 0], params.v);
+        const std::uint8_t* from = values_of_head;
+        if constexpr (kGeneral) {
+          from += place(value_token(tile, b, e), tokens.v[b][e], params.v);
+        } else {
+          from += first + product(value_token(tile, b, e) - value_token(tile, b, 0), params.v.token);
+        }
 #pragma unroll
         for (int p = 0; p < Config::kPanels; ++p) {
           load_chunk(from, p * Config::kPanel + Config::kChannels * row, params.head_dim_v, values.chunk[b][p][e]);
@@ -75,20 +88,37 @@ class Loader {
 
   /// Channel `x` of each group of a panel, as the first operand of an MMA over the 16 tokens of a block.
   static __device__ __forceinline__ Short4 operand_of(const Words<Config::kChannels / 2> (&tokens)[4], int x) {
+    const Place place = Cache::place_of(x);
     const auto pair = [&](int e) __device__ {
-      const std::uint32_t first = tokens[e].word[x / 2], second = tokens[e + 1].word[x / 2];
-      return x % 2 == 0 ? low_halves(first, second) : high_halves(first, second);
+      const std::uint32_t first = tokens[e].word[place.word], second = tokens[e + 1].word[place.word];
+      return place.high ? high_halves(first, second) : low_halves(first, second);
     };
     return std::bit_cast<Short4>(Words<2>{pair(0), pair(2)});
   }
 
+ private:
+  __device__ __forceinline__ Token find(int token, const detail::CacheStrides& strides) const {
+    const int page = params.page.quotient(token), slot = token - page * params.page.divisor;
+    return {table == nullptr ? 0 : load_unaligned<std::int32_t>(table + page),
+            kGeneral ? 0 : static_cast<std::uint32_t>(slot) * bytes_of(strides.token)};
+  }
   /// Where a token is in a cache, in bytes.
-  __device__ __forceinline__ std::int64_t place(int token, int block, const detail::CacheStrides& strides) const {
-    const int slot = token - params.page.quotient(token) * params.page.divisor;
-    return (block * strides.block + slot * strides.token) * Cache::kBytes;
+  __device__ __forceinline__ std::int64_t place(int token, const Token& found, const detail::CacheStrides& strides) const {
+    if constexpr (kGeneral) {
+      const int slot = token - params.page.quotient(token) * params.page.divisor;
+      return (found.block * strides.block + slot * strides.token) * Cache::kBytes;
+    } else {
+      return product(found.block, strides.block) + found.slot_bytes;
+    }
+  }
+  static __device__ __forceinline__ std::uint32_t bytes_of(std::int64_t stride) {
+    return static_cast<std::uint32_t>(stride) * Cache::kBytes;
+  }
+  /// One instruction.
+  static __device__ __forceinline__ std::int64_t product(int count, std::int64_t stride) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(count)) * bytes_of(stride));
   }
 
- private:
   __device__ __forceinline__ int seen(int token) const { return std::min(std::max(token, begin), end - 1); }
   __device__ __forceinline__ int key_token(int tile, int block) const { return seen(tile * Config::kKeyTile + 16 * block + row); }
   __device__ __forceinline__ int value_token(int tile, int block, int e) const {
@@ -105,7 +135,7 @@ class Loader {
   }
 
   const Params& params;
-  const std::int32_t* table;  // of the sequence
+  const std::int32_t* table;  // of the sequence, or null
   const int begin, end;       // tokens that some row sees
   const int row, group;       // of the lane: l % 16 and l / 16
   const std::uint8_t *keys_of_head, *values_of_head;

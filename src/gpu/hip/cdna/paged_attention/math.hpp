@@ -44,22 +44,22 @@ class Math {
     constexpr int kStride = Config::kKeyWaves;
     int tile = work.first + (work.key_wave - work.first % kStride + kStride) % kStride;
     if (tile >= work.last) return;
-    typename Load::Blocks blocks;
+    typename Load::Tokens tokens;
     typename Load::Keys keys;
-    load.look_up(tile, blocks);
-    load.load(tile, blocks, keys);
+    load.look_up(tile, tokens);
+    load.load(tile, tokens, keys);
     while (tile < work.last) {
       const int next = tile + kStride;
       typename Load::Values values;
-      load.load(tile, blocks, values);
-      if (next < work.last) load.look_up(next, blocks);
+      load.load(tile, tokens, values);
+      if (next < work.last) load.look_up(next, tokens);
       Float4 scores[Config::kRowBlocks][Config::kKeyBlocks];
       if (any(Config::Cache::has_nans(keys))) {
         multiply_keys<true>(keys, scores);
       } else {
         multiply_keys<false>(keys, scores);
       }
-      if (next < work.last) load.load(next, blocks, keys);
+      if (next < work.last) load.load(next, tokens, keys);
       add_values(state, tile, scores, values);
       tile = next;
     }
@@ -71,12 +71,12 @@ class Math {
     using Storage = typename Element::Storage;
 #pragma unroll
     for (int b = 0; b < Config::kRowBlocks; ++b) {
-      const Storage* row = static_cast<const Storage*>(params.q) + (work.q_begin + rows.token[b]) * params.q_strides.row +
-                           rows.head[b] * params.q_strides.head;
+      const Storage* row = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) +
+                           rows.token[b] * params.q_strides.row + rows.head[b] * params.q_strides.head;
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) {
         const int element = 8 * (4 * s + lane() / 16);
-        queries[b][s] = element < params.head_dim_qk ? load_unaligned<Chunk>(row + element) : Chunk{};
+        queries[b][s] = Config::Cache::arranged(element < params.head_dim_qk ? load_unaligned<Chunk>(row + element) : Chunk{});
       }
     }
   }

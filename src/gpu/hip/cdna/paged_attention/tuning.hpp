@@ -30,7 +30,7 @@ struct Tuning {
 inline constexpr std::array kTunings{
     // Decode: few rows, so that waves divide the keys. Bytes in flight bound it: a wave has a tile of K and one of V.
     Tuning{64, 1, 4, 32, 3, "64_decode"},
-    Tuning{128, 1, 4, 32, 3, "128_decode"},
+    Tuning{128, 1, 4, 32, 2, "128_decode"},
     Tuning{256, 1, 4, 16, 2, "256_decode"},
     // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1). With head dim 128,
     // tiles
@@ -51,8 +51,11 @@ constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_d
   return index;
 }
 
-/// Splits are of at least kLeastKeys keys, and as many as fill the compute units.
-inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 64, kResidentGroups = 2;
+/// Splits are of at least kLeastKeys keys.
+inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 128;
+/// Workgroups of a compute unit that splits make: in decoding, which waits for memory and has more bytes in flight than its share of HBM
+/// with one; in what computes most of the time, e4m3 included, with two for each other's latencies; and at most, where that is more even.
+inline constexpr std::int64_t kWaitingGroups = 1, kComputingGroups = 2, kMostGroups = 4;
 
 constexpr std::int64_t most_splits(std::int64_t keys) {
   const std::int64_t splits = (keys + kLeastKeys - 1) / kLeastKeys;
@@ -61,18 +64,26 @@ constexpr std::int64_t most_splits(std::int64_t keys) {
 
 /// Partial results of 16 rows that there is room for. It grows with both arguments. `tiles`: query tiles of 16 rows, for each kv head.
 constexpr std::int64_t most_partials(std::int64_t tiles, std::int64_t keys, std::int64_t compute_units) {
-  const std::int64_t slots = compute_units * kResidentGroups, wanted = tiles * most_splits(keys);
+  const std::int64_t slots = compute_units * kMostGroups, wanted = tiles * most_splits(keys);
   return most_splits(keys) == 1 ? 0 : wanted < slots ? wanted : slots;
 }
 
-/// `tiles`: query tiles of `blocks` times 16 rows, for each kv head; `partials`: what there is room for.
+/// `tiles`: query tiles of `blocks` times 16 rows, for each kv head; `partials`: what there is room for. A call that computes is as slow as
+/// the compute unit with most workgroups: it takes more splits where they are more even by a twentieth.
 constexpr std::int64_t splits_of(std::int64_t tiles, std::int64_t blocks, std::int64_t keys, std::int64_t partials,
-                                 std::int64_t compute_units) {
+                                 std::int64_t compute_units, bool computes) {
   if (tiles <= 0) return 1;
-  std::int64_t splits = most_splits(keys);
-  for (const std::int64_t bound : {compute_units * kResidentGroups / tiles, partials / (tiles * blocks)})
-    splits = bound < splits ? bound : splits;
-  return splits < 1 ? 1 : splits;
+  std::int64_t most = most_splits(keys);
+  for (const std::int64_t bound : {compute_units * (computes ? kMostGroups : kWaitingGroups) / tiles, partials / (tiles * blocks)})
+    most = bound < most ? bound : most;
+  if (!computes || most <= 1) return most < 1 ? 1 : most;
+  const std::int64_t wanted = compute_units * kComputingGroups / tiles;
+  const auto rounds = [&](std::int64_t splits) { return (tiles * splits + compute_units - 1) / compute_units; };
+  std::int64_t best = wanted < 1 ? 1 : wanted < most ? wanted : most;
+  for (std::int64_t splits = best + 1; splits <= most; ++splits) {
+    if (20 * rounds(splits) * best < 19 * rounds(best) * splits) best = splits;
+  }
+  return best;
 }
 
 }  // namespace fovea::gpu::cdna::paged_attention

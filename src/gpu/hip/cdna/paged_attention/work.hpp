@@ -13,13 +13,22 @@ struct Work {
   int batch, kv_head, split;
   int tile;                   // the query tile, among those of all sequences
   int row_wave, key_wave;     // of the workgroup
-  int q_begin, seq_q, seq_k;  // the sequence: where its queries begin, and its lengths
+  int q_begin, k_begin;       // the sequence: where its queries begin, and its keys where there is no block table
+  int seq_q, seq_k;           // its lengths
   int row, rows;              // the wave's first row, and the rows of the sequence
   int low, high;              // token i sees key j iff low <= j - i <= high
   int begin, end;             // keys that some of the wave's rows see
   int first, last;            // key tiles [first, last) of this split
   int full_first, full_last;  // of these, the ones without a mask
 };
+
+/// Elements before the first row of the sequence.
+__device__ inline std::int64_t before_rows(const Work& work, const detail::RowStrides& strides) {
+  return work.batch * strides.batch + work.q_begin * strides.row;
+}
+__device__ inline std::int64_t before_keys(const Params& params, const Work& work, const detail::CacheStrides& strides) {
+  return params.block_table != nullptr ? 0 : work.batch * strides.block + work.k_begin * strides.token;
+}
 
 template <class Config>
 class WorkFinder {
@@ -47,16 +56,28 @@ class WorkFinder {
   __device__ int query_tiles(int seq_q) const { return (seq_q * params.group.divisor + Config::kRowTile - 1) / Config::kRowTile; }
   /// Not std::clamp, whose references lie in scratch memory.
   static __device__ int bounded(int x, int bound) { return std::min(std::max(x, 0), bound); }
-  __device__ int length(int sequence) const {
-    const int q_len = params.cu_seqlens_q[sequence + 1] - params.cu_seqlens_q[sequence];
-    return bounded(q_len, params.seq_q);
+
+  struct Range {
+    int begin, length;
+  };
+  /// Of a sequence's rows: all of `bound` where there is no list.
+  static __device__ Range range(const std::int32_t* cu_seqlens, int sequence, int bound) {
+    if (cu_seqlens == nullptr) return {0, bound};
+    const int begin = cu_seqlens[sequence];
+    return {begin, bounded(cu_seqlens[sequence + 1] - begin, bound)};
   }
 
-  /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence.
+  /// Finds the sequence of the tile-th query tile of the batch, 64 sequences at a time, and makes `tile` one of that sequence. A lane loads
+  /// all numbers of its sequence at once.
   __device__ bool seek(Work& work, int& tile) const {
     for (int batch = 0; batch < params.batch; batch += kLanes) {
-      const int own = batch + lane() < params.batch ? query_tiles(length(batch + lane())) : 0;
-      const int end = prefix_sum(own);
+      Range q{0, 0}, k{0, 0};
+      if (batch + lane() < params.batch) {
+        q = range(params.cu_seqlens_q, batch + lane(), params.seq_q);
+        k = range(params.cu_seqlens_k, batch + lane(), params.seq_k);
+        if (params.kv_len != nullptr) k.length = bounded(params.kv_len[batch + lane()], params.seq_k);
+      }
+      const int own = query_tiles(q.length), end = prefix_sum(own);
       const std::uint64_t reached = ballot(tile < end);
       if (reached == 0) {
         tile -= of_lane(end, kLanes - 1);
@@ -65,9 +86,10 @@ class WorkFinder {
       const int found = uniform(std::countr_zero(reached));
       tile = uniform(tile - of_lane(end - own, found));
       work.batch = batch + found;
-      work.q_begin = uniform(params.cu_seqlens_q[work.batch]);
-      work.seq_q = uniform(length(work.batch));
-      work.seq_k = uniform(bounded(params.kv_len[work.batch], params.seq_k));
+      work.q_begin = of_lane(q.begin, found);
+      work.k_begin = of_lane(k.begin, found);
+      work.seq_q = of_lane(q.length, found);
+      work.seq_k = of_lane(k.length, found);
       return true;
     }
     return false;

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What plans of these kernels have in common, of paged attention and of dense attention: tuning, splits, workspace, launch.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "gpu/hip/cdna/paged_attention/params.hpp"
+#include "gpu/hip/cdna/paged_attention/tuning.hpp"
+#include "gpu/hip/plan_state.hpp"
+
+namespace fovea::gpu::cdna::paged_attention {
+
+inline constexpr int kMostHeadDim = kTunings.back().head_dim;
+inline constexpr std::int64_t kLimit = std::int64_t{1} << 30, kMostKvHeads = 65535;
+
+/// Where keys and values are. A dense tensor is a cache whose block is a sequence.
+struct CacheShape {
+  detail::CacheStrides k{}, v{};
+  std::int64_t page = 0;
+};
+
+template <class Problem, class Args>
+class AttendPlan : public hip::PlanState<Problem, Args> {
+ public:
+  /// Loads the kernels, which a device that is only described has not.
+  Result<void> load() {
+    const std::string_view dtype = problem_.q_dtype == DType::f16 ? "_f16" : "_bf16";
+    const std::string kernel = std::string("paged_attention_").append(tuning_.name).append(dtype) + (is_e4m3() ? "_on_e4m3" : "");
+    for (const auto& [source, name, to] : {std::tuple{tuning_.name, kernel, &attend_}, {"clear", "paged_attention_clear", &clear_}}) {
+      Result<hip::FunctionHandle> found = hip::find_kernel(this->device_.ordinal, source, name);
+      if (!found) return found.error();
+      *to = *found;
+    }
+    return {};
+  }
+
+  std::int64_t query_tiles() const { return query_tiles_; }
+
+  std::string tuning() const override {
+    std::string text = std::to_string(tuning_.row_tile()) + " x " + std::to_string(tuning_.key_tile) + " tiles for head dims up to " +
+                       std::to_string(tuning_.head_dim);
+    if (tuning_.key_waves > 1) text += ", keys divided by " + std::to_string(tuning_.key_waves) + " waves";
+    if (params_.splits > 1) text += ", keys in " + std::to_string(params_.splits) + " splits";
+    return text + FOVEA_HIP_STATUS;
+  }
+
+ protected:
+  AttendPlan(std::string_view name, const Problem& problem, Device device, const CacheShape& caches)
+      : hip::PlanState<Problem, Args>(name, problem, device),
+        tuning_(kTunings[tuning_index(problem.head_dim_qk, problem.head_dim_v, problem.total_q * problem.group(), problem.batch)]) {
+    query_tiles_ = query_tiles(tuning_.row_tile());
+    fill_shape(caches);
+    if (!problem.batch_invariant) split(hip::properties(device)->compute_units);
+  }
+
+  /// Sets the tensors of a run.
+  virtual void point(Params& params, const Args& args) const = 0;
+
+  using hip::PlanState<Problem, Args>::problem_;
+  Params params_{};
+
+ private:
+  bool is_e4m3() const { return problem_.kv_dtype == DType::e4m3; }
+
+  /// The most of a batch: every sequence may end inside of one.
+  std::int64_t query_tiles(std::int64_t tile) const {
+    const std::int64_t group = problem_.group(), of_sequence = (problem_.max_seq_q * group + tile - 1) / tile;
+    return std::min(problem_.total_q * group / tile + problem_.batch, problem_.batch * of_sequence);
+  }
+
+  /// Room for counters, then for partial results. Bounds that grow never take less, though they may split less.
+  void split(int compute_units) {
+    const std::int64_t keys = problem_.max_seq_k, partials = most_partials(query_tiles(16) * problem_.kv_heads, keys, compute_units);
+    const bool computes = tuning_.key_waves == 1 || is_e4m3();
+    params_.splits =
+        static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, compute_units, computes));
+    counter_bytes_ = (partials * static_cast<std::int64_t>(sizeof(int)) + 63) / 64 * 64;
+    this->workspace_bytes =
+        static_cast<std::size_t>(counter_bytes_ + partials * tuning_.state_words() * static_cast<std::int64_t>(sizeof(float)));
+  }
+
+  bool is_empty() const override { return problem_.total_q == 0 || query_tiles_ == 0; }
+
+  Result<void> schedule(const Args&, Workspace workspace, Stream stream) const override {
+    if (params_.splits == 1) return {};
+    const ClearParams params{counters(workspace), counter_count()};
+    const unsigned groups = static_cast<unsigned>((params.count + kClearThreads - 1) / kClearThreads);
+    return hip::launch(clear_, {.grid = {groups, 1, 1}, .threads = kClearThreads}, stream, &params);
+  }
+
+  Result<void> compute(const Args& args, Workspace workspace, Stream stream, bool prepared) const override {
+    if (!prepared) {
+      if (Result<void> scheduled = schedule(args, workspace, stream); !scheduled) return scheduled;
+    }
+    Params params = params_;
+    point(params, args);
+    if (params.splits > 1) {
+      params.counters = counters(workspace);
+      params.partials = reinterpret_cast<float*>(static_cast<std::byte*>(workspace.data) + counter_bytes_);
+    }
+    const hip::LaunchShape shape{
+        .grid = {static_cast<unsigned>(query_tiles_), static_cast<unsigned>(problem_.kv_heads), static_cast<unsigned>(params_.splits)},
+        .threads = 64 * kWaves};
+    return hip::launch(attend_, shape, stream, &params);
+  }
+
+  void fill_shape(const CacheShape& caches) {
+    const Problem& p = problem_;
+    params_.q_strides = p.q;
+    params_.out_strides = p.out;
+    params_.lse_strides = p.lse;
+    params_.k = caches.k;
+    params_.v = caches.v;
+    params_.batch = static_cast<int>(p.batch);
+    params_.seq_q = static_cast<int>(p.max_seq_q);
+    params_.seq_k = static_cast<int>(p.max_seq_k);
+    params_.kv_heads = static_cast<int>(p.kv_heads);
+    params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
+    params_.head_dim_v = static_cast<int>(p.head_dim_v);
+    params_.group = detail::Divider(static_cast<int>(p.group()));
+    params_.page = detail::Divider(static_cast<int>(std::max<std::int64_t>(caches.page, 1)));
+    params_.mask = p.mask;
+    params_.scale = static_cast<float>(p.scale);
+    params_.softcap = static_cast<float>(p.softcap);
+    const std::int64_t slots = std::min(caches.page, p.max_seq_k);
+    params_.general = !has_short_strides(caches.k, slots) || !has_short_strides(caches.v, slots) || caches.page % 4 != 0 ||
+                      p.head_dim_qk != tuning_.head_dim || p.head_dim_v != tuning_.head_dim;
+  }
+
+  /// In bytes, and the tokens of a block lie within as many.
+  bool has_short_strides(const detail::CacheStrides& strides, std::int64_t slots) const {
+    const std::int64_t most = std::numeric_limits<std::uint32_t>::max() / static_cast<std::int64_t>(size_of(problem_.kv_dtype));
+    return strides.block >= 0 && strides.block <= most && strides.token >= 0 && strides.token <= most / std::max<std::int64_t>(slots, 1);
+  }
+
+  int counter_count() const { return static_cast<int>(query_tiles_ * problem_.kv_heads * tuning_.row_waves()); }
+  static int* counters(Workspace workspace) { return static_cast<int*>(workspace.data); }
+
+  const Tuning& tuning_;
+  std::int64_t query_tiles_ = 0, counter_bytes_ = 0;
+  hip::FunctionHandle attend_ = nullptr, clear_ = nullptr;
+};
+
+/// A plan of `State`, once the problem is accepted.
+template <class State, class Args, class Problem>
+detail::PlanResult<Args> made_plan(const Problem& problem, Device device) {
+  auto state = std::make_shared<State>(problem, device);
+  if (state->query_tiles() > hip::kMostWorkgroups) {
+    return detail::declined("q.shape (query tiles)", state->query_tiles(), "at most " + std::to_string(hip::kMostWorkgroups));
+  }
+  if (device.capability == 0) {
+    if (Result<void> loaded = state->load(); !loaded) return loaded.error();
+  }
+  return std::shared_ptr<const detail::PlanState<Args>>(std::move(state));
+}
+
+}  // namespace fovea::gpu::cdna::paged_attention
