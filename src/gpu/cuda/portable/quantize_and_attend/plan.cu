@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Quantises into the workspace and attends, by the kernels of these steps.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 
@@ -21,8 +22,8 @@ constexpr std::string_view kName = "cuda.portable.quantize_and_attend";
 class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
  public:
   State(const Problem& problem, Device device, AttentionPlan attention)
-      : PlanState(kName, problem, device), attention_(std::move(attention)) {
-    rest_ = std::max(quantizers::workspace_bytes(problem.qk), quantizers::workspace_bytes(problem.v));
+      : PlanState(kName, problem, device), properties_(*properties(device)), attention_(std::move(attention)) {
+    for (const quantizers::Tensors& tensors : launches({}, {})) rest_ = std::max(rest_, quantizers::workspace_bytes(tensors));
     detail::map_between(problem, rest_, nullptr, &workspace_bytes);
   }
   std::string tuning() const override { return "quantised first; " + attention_->tuning(); }
@@ -32,11 +33,23 @@ class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
 
   Result<void> compute(const QuantizeAndAttendArgs& args, Workspace workspace, Stream stream, bool) const override {
     const detail::Between t = detail::map_between(problem_, rest_, static_cast<std::byte*>(workspace.data));
-    if (Result<void> done = quantizers::launch_quantize(problem_.qk, t.qk(args), t.rest, stream); !done) return done;
-    if (Result<void> done = quantizers::launch_quantize(problem_.v, t.values(args), args.cu_seqlens_q, t.rest, stream); !done) return done;
+    for (const quantizers::Tensors& tensors : launches(t, args)) {
+      if (Result<void> done = quantizers::launch_quantize(tensors, properties_, t.rest, stream); !done) return done;
+    }
     return attention_->run(t.attention(args), {}, stream, false);
   }
 
+  /// All tensors in one launch, where they have rows of one length; else the second one has v.
+  std::array<quantizers::Tensors, 2> launches(const detail::Between& t, const QuantizeAndAttendArgs& args) const {
+    quantizers::Tensors qk{.qk = &problem_.qk, .qk_args = t.qk(args), .cu_seqlens_q = args.cu_seqlens_q}, v{};
+    quantizers::Tensors& with_v = problem_.qk.k.head_dim == problem_.v.v.head_dim ? qk : v;
+    with_v.v = &problem_.v;
+    with_v.v_args = t.values(args);
+    with_v.cu_seqlens_q = args.cu_seqlens_q;
+    return {qk, v};
+  }
+
+  DeviceProperties properties_;
   AttentionPlan attention_;
   std::size_t rest_ = 0;
 };
