@@ -8,18 +8,19 @@ namespace fovea::gpu::portable::quantizers {
 
 inline constexpr int kLoads = 8;  ///< of a thread, in flight
 
-/// Of a thread: the channels of one chunk over some tokens. Extremes of 16-bit elements are exact in pairs.
+/// Of a thread: the channels of one chunk over some tokens. Extremes are keys of PairOrder.
 template <class Element, bool kSum, bool kExtremes>
 struct ChunkParts {
-  using Pair = PairOf<Element>;
+  using Order = PairOrder<Element>;
   float sum[kChunk] = {};
-  Pair low[kChunk / 2], high[kChunk / 2];
+  unsigned low[kChunk / 2], high[kChunk / 2];
 
   __device__ __forceinline__ ChunkParts() {
     Element infinity;
     from_f32(INFINITY, infinity);
+    const unsigned infinities = Order::word(pair_of(infinity));
 #pragma unroll
-    for (int i = 0; i < kChunk / 2; ++i) low[i] = pair_of(infinity), high[i] = __hneg2(low[i]);
+    for (int i = 0; i < kChunk / 2; ++i) low[i] = Order::key(infinities), high[i] = Order::key(infinities | 0x80008000u);
   }
   __device__ __forceinline__ void add(const Chunk<Element>& chunk) {
 #pragma unroll
@@ -28,21 +29,22 @@ struct ChunkParts {
     }
 #pragma unroll
     for (int i = 0; i < kChunk / 2; ++i) {
-      if constexpr (kExtremes) low[i] = __hmin2_nan(low[i], chunk.pair(i)), high[i] = __hmax2_nan(high[i], chunk.pair(i));
+      const unsigned key = Order::key(chunk.word[i]);
+      if constexpr (kExtremes) low[i] = Order::lesser(low[i], key), high[i] = Order::greater(high[i], key);
     }
   }
 };
 
 /// Of the groups of rows of a slice.
-template <class Element, int kHeadDim>
+template <int kHeadDim>
 struct LookShared {
   alignas(16) float sum[kRowsAtOnce][kHeadDim];
-  PairOf<Element> low[kRowsAtOnce][kHeadDim / 2], high[kRowsAtOnce][kHeadDim / 2];
+  unsigned low[kRowsAtOnce][kHeadDim / 2], high[kRowsAtOnce][kHeadDim / 2];  ///< words of two channels
   bool is_last;
 };
 
 template <class Element, int kHeadDim, bool kAligned, bool kSum, bool kExtremes>
-__device__ void look_at_slice(const Side& side, const Place& place, LookShared<Element, kHeadDim>& shared) {
+__device__ void look_at_slice(const Side& side, const Place& place, LookShared<kHeadDim>& shared) {
   constexpr int kColumns = kHeadDim / kChunk, kPerThread = kSliceTokens / kRowsAtOnce;
   const Tokens& tokens = place.tokens;
   const int group = static_cast<int>(threadIdx.x) / kColumns, column = static_cast<int>(threadIdx.x) % kColumns * kChunk;
@@ -70,27 +72,31 @@ __device__ void look_at_slice(const Side& side, const Place& place, LookShared<E
   }
 #pragma unroll
   for (int i = 0; i < kChunk / 2; ++i) {
-    if constexpr (kExtremes) shared.low[group][column / 2 + i] = parts.low[i], shared.high[group][column / 2 + i] = parts.high[i];
+    using Order = PairOrder<Element>;
+    if constexpr (kExtremes) {
+      shared.low[group][column / 2 + i] = Order::word_of(parts.low[i]);
+      shared.high[group][column / 2 + i] = Order::word_of(parts.high[i]);
+    }
   }
 }
 
 /// The groups of rows in order.
 template <class Element, int kHeadDim>
-__device__ inline ChannelPart joined(const LookShared<Element, kHeadDim>& shared, int channel, bool sums, bool extremes) {
+__device__ inline ChannelPart joined(const LookShared<kHeadDim>& shared, int channel, bool sums, bool extremes) {
   ChannelPart all{0, INFINITY, -INFINITY};
 #pragma unroll
   for (int g = 0; g < kRowsAtOnce; ++g) {
     if (sums) all.sum += static_cast<double>(shared.sum[g][channel]);
     if (!extremes) continue;
-    const PairOf<Element> low = shared.low[g][channel / 2], high = shared.high[g][channel / 2];
-    join_extremes(all, to_f32(channel % 2 == 0 ? low.x : low.y), to_f32(channel % 2 == 0 ? high.x : high.y));
+    const auto half = [&](unsigned word) { return channel % 2 == 0 ? PairOrder<Element>::low(word) : PairOrder<Element>::high(word); };
+    join_extremes(all, half(shared.low[g][channel / 2]), half(shared.high[g][channel / 2]));
   }
   return all;
 }
 
 /// One slice of a head's tokens.
 template <class Element, int kHeadDim, bool kAligned>
-__device__ __forceinline__ void look_at_channels(const Params& params, const Place& place, LookShared<Element, kHeadDim>& shared) {
+__device__ __forceinline__ void look_at_channels(const Params& params, const Place& place, LookShared<kHeadDim>& shared) {
   const Side& side = place.item.step == Step::look_at_k ? params.k : params.v;
   const bool sums = side.means != nullptr, extremes = side.factors != nullptr;
   if (!extremes) {
@@ -105,7 +111,7 @@ __device__ __forceinline__ void look_at_channels(const Params& params, const Pla
   const auto part_of = [&](int slice) {
     return side.parts + ((std::int64_t{place.first} + slice) * params.order.columns + place.item.column) * kHeadDim + channel;
   };
-  if (channel < kHeadDim) *part_of(place.item.piece - place.first) = joined(shared, channel, sums, extremes);
+  if (channel < kHeadDim) *part_of(place.item.piece - place.first) = joined<Element>(shared, channel, sums, extremes);
   const int slices = max((place.tokens.count + kSliceTokens - 1) / kSliceTokens, 1);
   unsigned* arrivals = side.arrivals + std::int64_t{place.tokens.sequence} * side.heads + place.head;
   // The last to arrive sees what the others wrote before they did.

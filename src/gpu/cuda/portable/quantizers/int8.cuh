@@ -31,6 +31,7 @@ class Int8Quantizer {
     if (thread == 0 && params.k.arrivals != nullptr && (!kIsQuery || shifts())) wait_for_channels(params.k, tokens.sequence, kv_head());
     __syncthreads();
     look(shared);
+    forget();
     __syncthreads();
     if (thread < Int8Shared::kGroups) finish_group(thread, shared);
     __syncthreads();
@@ -75,10 +76,11 @@ class Int8Quantizer {
 
   /// The largest magnitude of a thread's part of a row, as an integer: infinity is above all numbers, and NaN above infinity.
   __device__ __forceinline__ static unsigned largest_of(const Chunk<Element>& chunk) {
-    PairOf<Element> most = __habs2(chunk.pair(0));  // magnitudes of 16-bit elements are exact in pairs
+    using Order = PairOrder<Element>;
+    unsigned most = chunk.word[0] & 0x7fff7fffu;  // magnitudes of 16-bit elements are exact in pairs
 #pragma unroll
-    for (int j = 1; j < kChunk / 2; ++j) most = __hmax2_nan(most, __habs2(chunk.pair(j)));
-    return magnitude(to_f32(__hmax_nan(most.x, most.y)));
+    for (int j = 1; j < kChunk / 2; ++j) most = Order::greater(most, chunk.word[j] & 0x7fff7fffu);
+    return max(magnitude(Order::low(most)), magnitude(Order::high(most)));
   }
   __device__ __forceinline__ static unsigned largest_of(const Chunk<Element>& chunk, const float (&mean)[kChunk]) {
     unsigned most = 0;
@@ -105,6 +107,14 @@ class Int8Quantizer {
 #pragma unroll
       for (int distance = 1; distance < kLanes; distance *= 2) most[i] = max(most[i], __shfl_xor_sync(~0u, most[i], distance));
       if (lane() == 0 && tokens.counts(token(i))) atomicMax(&shared.largest[shared.group[row(i)]], most[i]);
+    }
+  }
+
+  /// f32 values are computed again instead of kept: they would need twice the registers of the elements.
+  __device__ __forceinline__ void forget() {
+#pragma unroll
+    for (int i = 0; i < kRows * kChunks * kChunk / 2; ++i) {
+      asm volatile("" : "+r"(kept[i / (kChunks * kChunk / 2)][i / (kChunk / 2) % kChunks].word[i % (kChunk / 2)]));
     }
   }
 

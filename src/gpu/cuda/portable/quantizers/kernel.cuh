@@ -8,9 +8,9 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-template <class Element, int kHeadDim>
+template <int kHeadDim>
 union StepShared {
-  LookShared<Element, kHeadDim> look;
+  LookShared<kHeadDim> look;
   Int8Shared int8;
 };
 
@@ -18,7 +18,7 @@ union StepShared {
 /// multiprocessors.
 template <class Element, int kHeadDim, bool kAligned>
 __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) quantize(const __grid_constant__ Params params) {
-  __shared__ StepShared<Element, kHeadDim> shared;
+  __shared__ StepShared<kHeadDim> shared;
   __shared__ Place place;
   if (threadIdx.x == 0) {
     wait_for_previous_kernel();

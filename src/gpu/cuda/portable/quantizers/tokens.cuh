@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "gpu/common/element.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/quantizers/params.hpp"
 #include "op/common/band.hpp"
 
@@ -90,18 +91,45 @@ __device__ inline __nv_bfloat162 pair_of(__nv_bfloat16 x) { return __bfloat162bf
 template <class Element>
 using PairOf = decltype(pair_of(Element{}));
 
+/// Exact extremes of 16-bit elements, two in a word. Before compute capability 8.0 there are no instructions for it: integers then stand
+/// for the elements, in their order.
+template <class Element>
+struct PairOrder {
+  using Pair = PairOf<Element>;
+  static constexpr bool kNative = kTarget >= 80;
+
+  static __device__ __forceinline__ unsigned key(unsigned word) { return kNative ? word : word ^ (word >> 15 & 0x00010001u) * 0x7fffu; }
+  static __device__ __forceinline__ unsigned word_of(unsigned key_) { return key(key_); }
+  /// Of keys. A NaN wins in one of the two at least.
+  static __device__ __forceinline__ unsigned lesser(unsigned a, unsigned b) {
+    if constexpr (!kNative) return __vmins2(a, b);
+    else return word(__hmin2_nan(pair(a), pair(b)));
+  }
+  static __device__ __forceinline__ unsigned greater(unsigned a, unsigned b) {
+    if constexpr (!kNative) return __vmaxs2(a, b);
+    else return word(__hmax2_nan(pair(a), pair(b)));
+  }
+
+  static __device__ __forceinline__ Pair pair(const unsigned& word) { return reinterpret_cast<const Pair&>(word); }
+  static __device__ __forceinline__ unsigned word(const Pair& pair) { return reinterpret_cast<const unsigned&>(pair); }
+  static __device__ __forceinline__ float low(unsigned word) {
+    // As integers: halves of registers would be registers of their own.
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>) return __uint_as_float(word << 16);
+    else return __low2float(pair(word));
+  }
+  static __device__ __forceinline__ float high(unsigned word) {
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>) return __uint_as_float(word & 0xffff0000u);
+    else return __high2float(pair(word));
+  }
+};
+
 /// Elements of a row, two in a register.
 template <class Element>
 struct Chunk {
   unsigned word[kChunk / 2] = {};
 
-  __device__ __forceinline__ PairOf<Element> pair(int i) const { return reinterpret_cast<const PairOf<Element>&>(word[i]); }
   __device__ __forceinline__ float operator[](int i) const {
-    if constexpr (std::is_same_v<Element, __nv_bfloat16>) {  // as integers: halves of registers would be registers of their own
-      return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
-    } else {
-      return i % 2 == 0 ? __low2float(pair(i / 2)) : __high2float(pair(i / 2));
-    }
+    return i % 2 == 0 ? PairOrder<Element>::low(word[i / 2]) : PairOrder<Element>::high(word[i / 2]);
   }
 };
 
