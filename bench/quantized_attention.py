@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit attention and its quantisers on this machine's GPU: the kernel on quantised tensors ("attend"), and with quantising ("whole").
-Checks each case on sampled query rows, times it by turns with dense attention of 16 bits by products of a warp, and with SageAttention
-where it is installed. Writes a JSON file."""
+"""8-bit attention and its quantisers on this machine's GPU: the kernel on quantised tensors ("attend"), and with quantising
+("whole"). Checks each case on sampled query rows, times it by turns with dense attention of 16 bits by products of a warp, and with
+SageAttention where it is installed. Writes a JSON file."""
 
 import importlib.util
 from collections.abc import Callable
@@ -55,7 +55,12 @@ def shapes(step: str, v_dtype: str) -> list[Case]:
     ]
 
 
-CASES = [case for v_dtype in reversed(WORST) for pair in zip(*(shapes(s, v_dtype) for s in ("whole", "attend")), strict=True) for case in pair]
+CASES = [
+    case
+    for v_dtype in reversed(WORST)
+    for pair in zip(*(shapes(s, v_dtype) for s in ("whole", "attend")), strict=True)
+    for case in pair
+]
 QUANTISERS = [QuantiserCase(of, 4096, dim) for dim in (128, 64) for of in ("qk", "qk smoothed", "v float16", "v float8_e4m3fn")]
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What 8-bit attention costs a language model: errors of attention outputs, of logits, and of the loss.
 
-The model runs once with exact attention. On the queries, keys and values of each layer in that run, every way of attending gives an
-output, and its relative error is averaged over the layers. Then the whole model runs with each way, and logits and loss are compared.
+The model runs once with exact attention. On the queries, keys and values of each layer in that run, every way of attending gives
+an output, and its relative error is averaged over the layers. Then the whole model runs with each way, and logits and loss are
+compared.
 
 The default model has Qwen2's shape, few layers and random weights from a fixed seed. Its keys have outlier channels with a bias, as
 those of trained models have: without smoothing, the bias takes up the range of int8. `--model FILE.gguf` takes a real model, as
@@ -134,7 +135,9 @@ def load(path: Path):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: a small random model)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (default: %(default)s)"
+    )
     options = parser.parse_args()
     if options.model is None:
         model, tokens = small_model(), torch.randint(512, (1, 300))

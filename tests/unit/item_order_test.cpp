@@ -75,8 +75,18 @@ TEST(ItemOrder, LooksOneUnitAhead) {
   const Step look = Step::look_at_k, code = Step::quantize_k;
   std::vector<std::pair<Step, int>> got;
   for (int i = 0; i < order.size(); ++i) got.emplace_back(order[i].step, order[i].column);
-  EXPECT_EQ(got, (std::vector<std::pair<Step, int>>{{look, 0}, {look, 1}, {code, 0}, {code, 0}, {look, 2}, {code, 1}, {code, 1},
-                                                    {look, 3}, {code, 2}, {code, 2}, {code, 3}, {code, 3}}));
+  EXPECT_EQ(got, (std::vector<std::pair<Step, int>>{{look, 0},
+                                                    {look, 1},
+                                                    {code, 0},
+                                                    {code, 0},
+                                                    {look, 2},
+                                                    {code, 1},
+                                                    {code, 1},
+                                                    {look, 3},
+                                                    {code, 2},
+                                                    {code, 2},
+                                                    {code, 3},
+                                                    {code, 3}}));
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ __device__ inline void wait_for_channels(const Side& side, int sequence, int hea
 __device__ __forceinline__ void load_numbers(float (&to)[kChunk], const float* from, std::int64_t index, float otherwise) {
 #pragma unroll
   for (int i = 0; i < kChunk; i += 4) {
-    const float4 some = from != nullptr ? *reinterpret_cast<const float4*>(from + index + i) : float4{otherwise, otherwise, otherwise, otherwise};
+    const float4 some =
+        from != nullptr ? *reinterpret_cast<const float4*>(from + index + i) : float4{otherwise, otherwise, otherwise, otherwise};
     to[i] = some.x, to[i + 1] = some.y, to[i + 2] = some.z, to[i + 3] = some.w;
   }
 }

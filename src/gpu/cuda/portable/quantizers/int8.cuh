@@ -98,8 +98,10 @@ class Int8Quantizer {
       if constexpr (!kIsQuery) load_means(c, mean);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        if constexpr (kIsQuery) most[i] = max(most[i], largest_of(kept[i][c]));
-        else most[i] = max(most[i], largest_of(kept[i][c], mean));
+        if constexpr (kIsQuery)
+          most[i] = max(most[i], largest_of(kept[i][c]));
+        else
+          most[i] = max(most[i], largest_of(kept[i][c], mean));
       }
     }
 #pragma unroll
@@ -143,7 +145,8 @@ class Int8Quantizer {
       unsigned word[2];
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        const unsigned low = __byte_perm(code(4 * w), code(4 * w + 1), 0x0040), high = __byte_perm(code(4 * w + 2), code(4 * w + 3), 0x0040);
+        const unsigned low = __byte_perm(code(4 * w), code(4 * w + 1), 0x0040),
+                       high = __byte_perm(code(4 * w + 2), code(4 * w + 3), 0x0040);
         word[w] = isnan(factor) ? 0 : __byte_perm(low, high, 0x5410);
       }
       if (tokens.counts(token(i))) store_words<kAligned>(to + i * kRowsApart * side.to.strides.row, word);
@@ -170,7 +173,8 @@ class Int8Quantizer {
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int distance = 1; distance < kLanes; distance *= 2) shift[i] += __shfl_xor_sync(~0u, shift[i], distance);
-      if (lane() == 0 && tokens.counts(token(i))) params.lse_shift.data[tokens.at(params.lse_shift.strides, token(i), place.head)] = shift[i];
+      if (lane() == 0 && tokens.counts(token(i)))
+        params.lse_shift.data[tokens.at(params.lse_shift.strides, token(i), place.head)] = shift[i];
     }
   }
 

@@ -17,17 +17,15 @@ struct Item {
 /// Columns of k and v are dealt in units. A unit's channels are looked at one unit ahead: when its tokens are quantised, their sums are
 /// ready and L2 still holds them. Whatever an item needs of others comes before it.
 struct ItemOrder {
-  int columns = 0;         ///< of k and v
-  int unit = 1;            ///< columns
-  int q_per_column = 1;    ///< columns of q for each of k and v
-  int k_slices = 0, v_slices = 0;              ///< pieces to look at
+  int columns = 0;                               ///< of k and v
+  int unit = 1;                                  ///< columns
+  int q_per_column = 1;                          ///< columns of q for each of k and v
+  int k_slices = 0, v_slices = 0;                ///< pieces to look at
   int q_pieces = 0, k_pieces = 0, v_pieces = 0;  ///< pieces to quantise
 
   constexpr std::int64_t units() const { return (columns + std::int64_t{unit} - 1) / unit; }
   constexpr std::int64_t looks() const { return (std::int64_t{k_slices} + v_slices) * unit; }  ///< items of a unit
-  constexpr std::int64_t codes() const {
-    return (std::int64_t{q_pieces} * q_per_column + k_pieces + v_pieces) * unit;
-  }
+  constexpr std::int64_t codes() const { return (std::int64_t{q_pieces} * q_per_column + k_pieces + v_pieces) * unit; }
   constexpr std::int64_t size() const { return units() * (looks() + codes()); }
 
   /// Requires 0 <= index < size() < 2^31. The last unit may lack columns: then there is nothing to do.

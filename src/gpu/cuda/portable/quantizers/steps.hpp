@@ -20,8 +20,8 @@ extern const Kernels kHalfKernels, kBfloatKernels;
 std::optional<Error> why_not(const detail::QuantizeQkInt8Problem& problem);
 std::optional<Error> why_not(const detail::QuantizeVProblem& problem);
 
-/// What one launch quantises: q and k, v, all three of one batch and head dim, or nothing. Null is left out. A ragged batch with a mask needs the
-/// lengths of its queries for v too.
+/// What one launch quantises: q and k, v, all three of one batch and head dim, or nothing. Null is left out. A ragged batch with a mask
+/// needs the lengths of its queries for v too.
 struct Tensors {
   const detail::QuantizeQkInt8Problem* qk = nullptr;
   const detail::QuantizeVProblem* v = nullptr;

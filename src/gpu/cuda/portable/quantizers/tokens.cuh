@@ -102,24 +102,32 @@ struct PairOrder {
   static __device__ __forceinline__ unsigned word_of(unsigned key_) { return key(key_); }
   /// Of keys. A NaN wins in one of the two at least.
   static __device__ __forceinline__ unsigned lesser(unsigned a, unsigned b) {
-    if constexpr (!kNative) return __vmins2(a, b);
-    else return word(__hmin2_nan(pair(a), pair(b)));
+    if constexpr (!kNative)
+      return __vmins2(a, b);
+    else
+      return word(__hmin2_nan(pair(a), pair(b)));
   }
   static __device__ __forceinline__ unsigned greater(unsigned a, unsigned b) {
-    if constexpr (!kNative) return __vmaxs2(a, b);
-    else return word(__hmax2_nan(pair(a), pair(b)));
+    if constexpr (!kNative)
+      return __vmaxs2(a, b);
+    else
+      return word(__hmax2_nan(pair(a), pair(b)));
   }
 
   static __device__ __forceinline__ Pair pair(const unsigned& word) { return reinterpret_cast<const Pair&>(word); }
   static __device__ __forceinline__ unsigned word(const Pair& pair) { return reinterpret_cast<const unsigned&>(pair); }
   static __device__ __forceinline__ float low(unsigned word) {
     // As integers: halves of registers would be registers of their own.
-    if constexpr (std::is_same_v<Element, __nv_bfloat16>) return __uint_as_float(word << 16);
-    else return __low2float(pair(word));
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>)
+      return __uint_as_float(word << 16);
+    else
+      return __low2float(pair(word));
   }
   static __device__ __forceinline__ float high(unsigned word) {
-    if constexpr (std::is_same_v<Element, __nv_bfloat16>) return __uint_as_float(word & 0xffff0000u);
-    else return __high2float(pair(word));
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>)
+      return __uint_as_float(word & 0xffff0000u);
+    else
+      return __high2float(pair(word));
   }
 };
 
