@@ -47,6 +47,17 @@ def test_every_row(script, tmp_path):
             assert ("shared_us" in row) == ("alone_us" in row)
 
 
+def test_quantised_accuracy(tmp_path):
+    """Its gates hold, and K's bias is what smoothing takes away."""
+    out = tmp_path / "x.json"
+    done = subprocess.run([sys.executable, "-B", BENCH / "quantised_accuracy.py", "--out", out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    errors = {
+        (row["data"], row["smooth_k"]): row["relative_l1"] for row in json.loads(out.read_text())["rows"] if row["values"] == "f16"
+    }
+    assert errors["K biased", False] > 2 * errors["K biased", True] and errors["outliers, 8 x", True] > errors["normal", True]
+
+
 def test_context_parallel(tmp_path):
     """On two ranks over gloo."""
     out = tmp_path / "x.json"

@@ -11,7 +11,8 @@ namespace fovea::gpu::portable::quantizers {
 
 __global__ void clear_counters(unsigned* counters, int count) {
   let_next_kernel_start();
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) counters[i] = 0;
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) counters[i] = 0;
 }
 
 namespace {
@@ -21,8 +22,9 @@ using detail::declined;
 using detail::QuantizedTensor;
 using detail::TokenBatch;
 
-constexpr std::int64_t kLimit = 1 << 30;  // tokens, and work items: they are counted in ints
-constexpr int kUnitsInCache = 6;          // of K and V, between the looks at their channels and their codes
+constexpr std::int64_t kLimit = 1 << 30;      // tokens
+constexpr std::int64_t kItemLimit = 1 << 28;  // work items of q and k, or of v: those of all, in whole units, are counted in ints
+constexpr int kUnitsInCache = 6;              // of K and V, between the looks at their channels and their codes
 
 /// Pieces of a column's tokens, at most; every sequence of a ragged batch may end inside of one.
 std::int64_t pieces(const TokenBatch& batch, std::int64_t total, std::int64_t longest, std::int64_t tokens) {
@@ -160,8 +162,8 @@ Params params_of(const Tensors& tensors, const ItemOrder& order) {
 
 std::optional<Error> too_many(std::string_view name, const Tensors& tensors) {
   const std::int64_t items = order_of(tensors, 0).size();
-  if (items < kLimit) return std::nullopt;
-  return declined(std::string(name) + ".shape (work items)", items, "below 2^30");
+  if (items < kItemLimit) return std::nullopt;
+  return declined(std::string(name) + ".shape (work items)", items, "below 2^28");
 }
 
 Kernels::Kernel kernel_of(const QuantizedTensor& keys, bool aligned) {
@@ -200,9 +202,9 @@ Result<void> launch_quantize(const Tensors& tensors, const DeviceProperties& dev
   const QuantizedTensor& keys = keys_of(tensors);
   LaunchShape shape{.grid = dim3(static_cast<unsigned>(order.size())), .block = dim3(static_cast<unsigned>(threads_for(keys.head_dim)))};
   if (params.ticket != nullptr) {
-    const LaunchShape one{.grid = dim3(1), .block = dim3(512)};
-    const auto counters = static_cast<int>(counters_of(tensors, order));
-    if (Result<void> done = launch(&clear_counters, one, stream, params.ticket, counters); !done) return done;
+    const std::int64_t counters = counters_of(tensors, order);
+    const LaunchShape all{.grid = dim3(static_cast<unsigned>(tiles_of(counters, 256))), .block = dim3(256)};
+    if (Result<void> done = launch(&clear_counters, all, stream, params.ticket, static_cast<int>(counters)); !done) return done;
     shape.programmatic = device.capability >= 90;
   }
   const auto aligned = [](const Side& side) { return side.heads == 0 || (side.from.aligned && side.to.aligned); };

@@ -2,6 +2,7 @@
 /// V as e4m3 or f16, channels less their means and times their factors.
 #pragma once
 
+#include "gpu/common/quantize.cuh"
 #include "gpu/cuda/portable/quantizers/channels.cuh"
 
 namespace fovea::gpu::portable::quantizers {
@@ -9,9 +10,6 @@ namespace fovea::gpu::portable::quantizers {
 __device__ inline unsigned half_bits(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&pair);
-}
-__device__ inline unsigned e4m3_bits(float low, float high) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
 /// 128 tokens of a head. Tokens that do not count become zeros.
@@ -55,7 +53,7 @@ __device__ __forceinline__ void encode_values(const Params& params, const Place&
 #pragma unroll
     for (int w = 0; w < 2 * kBytes; ++w) {
       word[w] = kF16 ? half_bits(value(2 * w), value(2 * w + 1))
-                     : e4m3_bits(value(4 * w), value(4 * w + 1)) | e4m3_bits(value(4 * w + 2), value(4 * w + 3)) << 16;
+                     : e4m3_codes(value(4 * w), value(4 * w + 1)) | e4m3_codes(value(4 * w + 2), value(4 * w + 3)) << 16;
     }
     store_words<kAligned>(to + i * kRowsAtOnce * side.to.strides.row * kBytes, word);
   }
