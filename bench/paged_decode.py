@@ -217,23 +217,32 @@ class Paged:
 
         q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
         options = {"cache_seqlens": self.kv_len, "page_table": self.table, "causal": True}
-        return lambda: flash_attn_with_kvcache(q, self.k, self.v, **options)
+
+        def call() -> Tensor:
+            done = flash_attn_with_kvcache(q, self.k, self.v, **options)
+            return done[0] if isinstance(done, tuple) else done
+
+        return call
 
     def flashinfer_call(self) -> Callable[[], Tensor] | None:
-        """Planned before, as its users plan once for all layers of a step."""
-        case = self.case
-        if not self.uniform() or case.seq_q > 1:
+        """The wrapper that an engine takes, planned: a plan serves every layer of a step. One query: its kernel on tensor cores."""
+        if not self.uniform():
             return None
-        from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+        import flashinfer
 
-        wrapper = BatchDecodeWithPagedKVCacheWrapper(
-            torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE), "NHD", use_tensor_cores=True
-        )
-        ends = torch.arange(case.batch + 1, device=DEVICE, dtype=torch.int32) * self.table.shape[1]
-        last = torch.full((case.batch,), (case.kv_len - 1) % case.page + 1, dtype=torch.int32, device=DEVICE)
-        heads = (case.heads, case.kv_heads, case.head_dim, case.page)
-        wrapper.plan(ends, self.table.flatten(), last, *heads, q_data_type=BF16, kv_data_type=BF16)
-        return lambda: wrapper.run(self.q, (self.k, self.v))
+        case, memory = self.case, torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
+        pages = self.table.shape[1]
+        starts = torch.arange(0, case.batch * pages + 1, pages, dtype=torch.int32)
+        last = torch.full((case.batch,), case.kv_len - (pages - 1) * case.page, dtype=torch.int32)
+        table, sizes = self.table.flatten(), (case.heads, case.kv_heads, case.head_dim, case.page)
+        types = {"q_data_type": self.q.dtype, "kv_data_type": self.k.dtype}
+        if case.seq_q == 1:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=True)
+            wrapper.plan(starts, table, last, *sizes, **types)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "NHD")
+            wrapper.plan(self.cu_seqlens_q, starts, table, last, *sizes, causal=True, **types)
+        return lambda: wrapper.run(self.q, (self.k, self.v), out=self.out)
 
     def rows_of(self, cache: Tensor, sequence: int) -> Tensor:
         """[kv_head, token, head_dim], in double precision."""

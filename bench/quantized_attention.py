@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit attention and its quantisers on this machine's GPU. Checks each case on sampled query rows, times it by turns with dense
-attention of 16 bits by products of a warp, and with SageAttention where it is installed. Writes a JSON file."""
+"""8-bit attention and its quantisers on this machine's GPU: the kernel on quantised tensors ("attend"), and with quantising
+("whole"). Checks each case on sampled query rows, times it by turns with dense attention of 16 bits by products of a warp, and with
+SageAttention where it is installed. Writes a JSON file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +55,12 @@ def shapes(step: str, v_dtype: str) -> list[Case]:
     ]
 
 
-CASES = [case for step in ("attend", "whole") for v_dtype in WORST for case in shapes(step, v_dtype)]
+CASES = [
+    case
+    for v_dtype in reversed(WORST)
+    for pair in zip(*(shapes(s, v_dtype) for s in ("whole", "attend")), strict=True)
+    for case in pair
+]
 QUANTISERS = [QuantiserCase(of, 4096, dim) for dim in (128, 64) for of in ("qk", "qk smoothed", "v float16", "v float8_e4m3fn")]
 
 
@@ -82,10 +88,31 @@ class Attention(dense_attention.Dense):
 
         return sageattention.sageattn(self.q, self.k, self.v, tensor_layout="NHD", is_causal=self.case.causal)
 
+    def sage_kernel(self) -> Callable[[], Tensor]:
+        """Its kernel for Hopper alone, on tensors that its own functions have quantised."""
+        from sageattention import core
+
+        key_mean, out = self.k.mean(dim=1, keepdim=True), torch.empty_like(self.q)
+        tiles = {"BLKQ": 64, "WARPQ": 16, "BLKK": 128, "WARPK": 128}
+        q, q_scale, k, k_scale = core.per_thread_int8_triton(self.q, self.k, key_mean, tensor_layout="NHD", **tiles)
+        v, v_scale, _ = core.per_channel_fp8(self.v, tensor_layout="NHD", smooth_v=False)
+        kernel = core.sm90_compile.qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf
+        numbers = (0, int(self.case.causal), 3, self.case.head_dim**-0.5, 0)  # NHD, the mask, scales by thread, the scale, no lse
+
+        def call() -> Tensor:
+            kernel(q, k, v, out, q_scale, k_scale, v_scale, *numbers)
+            return out
+
+        return call
+
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         calls = {"16 bits": self.dense}
-        if ON_GPU and self.case.step == "whole" and importable("sageattention"):
+        if not ON_GPU or not importable("sageattention"):
+            return calls
+        if self.case.step == "whole":
             calls["SageAttention"] = self.sage
+        elif self.v_dtype.itemsize == 1 and self.case.head_dim in (64, 128) and torch.cuda.get_device_capability() == (9, 0):
+            calls["SageAttention"] = self.sage_kernel()
         return {name: call for name, call in calls.items() if self.can(call)}
 
 

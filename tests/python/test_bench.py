@@ -64,8 +64,9 @@ def test_peers_of_paged_attention_are_asked_for_the_same(paged, monkeypatch, seq
 
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
-    subject = paged.Paged(paged.Case(3, 70, 16, 8, 2, seq_q=seq_q))
-    assert subject.can(subject.flashinfer()) and subject.can(subject.flash_attention_3)
+    subject = paged.Paged(paged.Case(3, 70, 16, 8, 2, 128, seq_q))
+    subject.check(subject.flashinfer_call())
+    subject.check(subject.flash_attention_call())
     assert subject.peers(False) == {}  # they are none
 
 
@@ -93,6 +94,17 @@ def test_versions_of_peers(monkeypatch):
     module.__spec__, module.__version__ = importlib.machinery.ModuleSpec("sageattention", None), "2.2.0"
     monkeypatch.setitem(sys.modules, "sageattention", module)
     assert peers.versions()["SageAttention"] == "2.2.0"
+
+
+def test_quantised_accuracy(tmp_path):
+    """Its gates hold, and K's bias is what smoothing takes away."""
+    out = tmp_path / "x.json"
+    done = subprocess.run([sys.executable, "-B", BENCH / "quantised_accuracy.py", "--out", out], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    errors = {
+        (row["data"], row["smooth_k"]): row["relative_l1"] for row in json.loads(out.read_text())["rows"] if row["values"] == "f16"
+    }
+    assert errors["K biased", False] > 2 * errors["K biased", True] and errors["outliers, 8 x", True] > errors["normal", True]
 
 
 def test_context_parallel(tmp_path):

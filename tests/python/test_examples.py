@@ -40,6 +40,16 @@ def test_deepseek_v3():
     assert float(exact[4]) < 1e-4 and float(packed[3]) < 1 / 16  # an e4m3 value is off by 1/16 of itself at most
 
 
+def test_eight_bits():
+    pytest.importorskip("transformers.models.qwen2")
+    result = run(EXAMPLES / "eight_bits.py", "--device", "cpu")
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "passed"
+    sixteen, f16, f16_plain, e4m3, _ = (float(line[28:40]) for line in lines[2:7])  # relative errors of attention outputs
+    assert sixteen < f16 < e4m3 and f16_plain > 2 * f16
+
+
 def test_train(tmp_path):
     pytest.importorskip("matplotlib")
     curves = tmp_path / "loss.svg"

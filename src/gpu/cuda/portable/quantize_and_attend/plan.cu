@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Quantises into the workspace and attends, by the kernels of these steps.
+/// Quantises into the workspace by the portable kernel, and attends by the fastest one of the device.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 
@@ -9,6 +10,7 @@
 #include "gpu/plan_state.hpp"
 #include "op/quantized_attention/between.hpp"
 #include "op/quantized_attention/validate.hpp"
+#include "plan/select.hpp"
 
 namespace fovea::gpu::portable {
 namespace {
@@ -21,31 +23,58 @@ constexpr std::string_view kName = "cuda.portable.quantize_and_attend";
 class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
  public:
   State(const Problem& problem, Device device, AttentionPlan attention)
-      : PlanState(kName, problem, device), attention_(std::move(attention)) {
-    rest_ = std::max(quantizers::workspace_bytes(problem.qk), quantizers::workspace_bytes(problem.v));
+      : PlanState(kName, problem, device), properties_(*properties(device)), attention_(std::move(attention)) {
+    rest_ = attention_->workspace_bytes;  // one step at a time
+    for (const quantizers::Tensors& tensors : launches({}, {})) rest_ = std::max(rest_, quantizers::workspace_bytes(tensors));
     detail::map_between(problem, rest_, nullptr, &workspace_bytes);
   }
-  std::string tuning() const override { return "quantised first; " + attention_->tuning(); }
+  std::string tuning() const override {
+    return "quantised first; " + std::string(attention_->implementation) + ": " + attention_->tuning();
+  }
 
  private:
   bool is_empty() const override { return problem_.whole.total_q == 0 || problem_.whole.batch == 0; }
 
   Result<void> compute(const QuantizeAndAttendArgs& args, Workspace workspace, Stream stream, bool) const override {
     const detail::Between t = detail::map_between(problem_, rest_, static_cast<std::byte*>(workspace.data));
-    if (Result<void> done = quantizers::launch_quantize(problem_.qk, t.qk(args), t.rest, stream); !done) return done;
-    if (Result<void> done = quantizers::launch_quantize(problem_.v, t.values(args), args.cu_seqlens_q, t.rest, stream); !done) return done;
-    return attention_->run(t.attention(args), {}, stream, false);
+    for (const quantizers::Tensors& tensors : launches(t, args)) {
+      if (Result<void> done = quantizers::launch_quantize(tensors, properties_, t.rest, stream); !done) return done;
+    }
+    return attention_->run(t.attention(args), {t.rest, rest_}, stream, false);
   }
 
+  /// All tensors in one launch, where they have rows of one length; else the second one has v.
+  std::array<quantizers::Tensors, 2> launches(const detail::Between& t, const QuantizeAndAttendArgs& args) const {
+    quantizers::Tensors qk{.qk = &problem_.qk, .qk_args = t.qk(args), .cu_seqlens_q = args.cu_seqlens_q}, v{};
+    quantizers::Tensors& with_v = problem_.qk.k.head_dim == problem_.v.v.head_dim ? qk : v;
+    with_v.v = &problem_.v;
+    with_v.v_args = t.values(args);
+    with_v.cu_seqlens_q = args.cu_seqlens_q;
+    return {qk, v};
+  }
+
+  DeviceProperties properties_;
   AttentionPlan attention_;
   std::size_t rest_ = 0;
 };
+
+/// By the fastest CUDA entry that does not decline; the last one's reason if all do.
+detail::PlanResult<QuantizedAttentionArgs> plan_attention(const detail::QuantizedAttentionProblem& problem, Device device) {
+  Error reason = detail::declined("device.backend", name_of(device.backend), name_of(Backend::cuda));
+  for (const auto& candidate : detail::implementations_of<detail::QuantizedAttention>()) {
+    if (candidate.backend != Backend::cuda) continue;
+    auto planned = detail::plan_with(candidate, problem, device, false);
+    if (planned || planned.error().code != ErrorCode::unsupported) return planned;
+    reason = planned.error();
+  }
+  return reason;
+}
 
 detail::PlanResult<QuantizeAndAttendArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   if (auto reason = quantizers::why_not(problem.qk)) return *reason;
   if (auto reason = quantizers::why_not(problem.v)) return *reason;
-  auto attention = implementations(detail::QuantizedAttention{}).front().plan(problem.attention, device);
+  auto attention = plan_attention(problem.attention, device);
   if (!attention) return attention.error();
   return std::shared_ptr<const detail::PlanState<QuantizeAndAttendArgs>>(std::make_shared<State>(problem, device, std::move(*attention)));
 }

@@ -5,15 +5,20 @@
 #include <cstdint>
 
 #include "fovea/quantized_attention.hpp"
+#include "gpu/cuda/portable/quantizers/item_order.hpp"
 #include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::portable::quantizers {
 
-inline constexpr int kThreads = 256;
 inline constexpr int kChunk = 8;          ///< channels of a row that a thread takes at once
-inline constexpr int kBlockTokens = 128;  ///< of a CTA that quantises: a block of q, two of k
-inline constexpr int kSliceTokens = 512;  ///< of a CTA that looks at channels
-inline constexpr int kSumTokens = 16;     ///< whose sum is in f32; longer sums are in double precision
+inline constexpr int kRowsAtOnce = 16;    ///< rows that the threads of a CTA take at once, where a thread keeps to its channels
+inline constexpr int kBlockTokens = 128;  ///< of an item that quantises: a block of q, two of k
+inline constexpr int kSliceTokens = 256;  ///< of an item that looks at channels: a thread's sum of 16 is in f32, longer ones are double
+
+/// Threads that a token's head_dim channels are worth.
+constexpr int threads_for(std::int64_t head_dim) { return head_dim == 64 ? 128 : head_dim == 256 ? 512 : 256; }
+/// CTAs that are meant to be on a multiprocessor together.
+constexpr int ctas_for(std::int64_t head_dim) { return head_dim == 64 ? 6 : head_dim == 256 ? 1 : 3; }
 
 /// The sequences of a batch.
 struct Batch {
@@ -34,11 +39,10 @@ struct Rows {
 /// Numbers in f32, of groups or channels; null where there are none.
 using Numbers = Rows<float*>;
 
-/// What is known of a channel of some tokens.
-struct ChannelPart {
+/// What is known of a channel of some tokens. Extremes are NaN if a value is.
+struct alignas(16) ChannelPart {
   double sum;
   float low, high;
-  float not_finite;  ///< 0, or NaN if a value is not finite
 };
 
 /// One tensor and its quantised twin.
@@ -46,22 +50,29 @@ struct Side {
   Rows<const void*> from{};
   Rows<void*> to{};
   Numbers scale{}, mean{};
-  int heads = 0, head_dim = 0;
-  ChannelPart* parts = nullptr;  ///< [slice][head][head_dim]
-  float* factors = nullptr;      ///< [sequence][head][head_dim], of channels with scales; NaN where a channel is not finite
+  int heads = 0;
+  ChannelPart* parts = nullptr;  ///< [slice][column][head_dim]
+  unsigned* arrivals = nullptr;  ///< [sequence][head]: slices that have been looked at, then kReady; null where nothing is to know
+  float* means = nullptr;        ///< [sequence][head][head_dim], a dense twin of `mean`
+  float* factors = nullptr;      ///< likewise, of channels with scales; NaN where a channel is not finite
+};
+inline constexpr unsigned kReady = ~0u;
+
+/// The int8 groups of the tokens of an item, from the item's first one on.
+struct GroupTable {
+  alignas(4) std::uint8_t of[kBlockTokens]{};
+  int per_block = 0, blocks = 1, block_tokens = 0;
 };
 
-struct Int8Params {
+struct Params {
   Batch batch{};
-  Side q{}, k{};
+  Side q{}, k{}, v{};
+  GroupTable q_groups{}, k_groups{};
   Numbers lse_shift{};
-  Int8Groups groups{};
-  int q_items = 0;  ///< work items of q, which come first
-};
-
-struct ChannelParams {
-  Batch batch{};
-  Side side{};
+  ItemOrder order{};
+  int kv_heads = 0;
+  bool values_as_f16 = false;
+  unsigned* ticket = nullptr;  ///< the next item; without it, a CTA has the item of its index
 };
 
 }  // namespace fovea::gpu::portable::quantizers

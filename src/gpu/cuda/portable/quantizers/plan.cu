@@ -16,11 +16,11 @@ constexpr std::string_view kName = "cuda.portable.quantize_qk_int8";
 template <>
 constexpr std::string_view kName<detail::QuantizeV> = "cuda.portable.quantize_v";
 
-Result<void> start(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args, void* workspace, Stream stream) {
-  return quantizers::launch_quantize(problem, args, workspace, stream);
+quantizers::Tensors tensors_of(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
+  return {.qk = &problem, .qk_args = args, .cu_seqlens_q = args.cu_seqlens_q};
 }
-Result<void> start(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args, void* workspace, Stream stream) {
-  return quantizers::launch_quantize(problem, args, nullptr, workspace, stream);
+quantizers::Tensors tensors_of(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args) {
+  return {.v = &problem, .v_args = args};
 }
 
 template <class Operation>
@@ -28,16 +28,19 @@ class State final : public PlanState<typename Operation::Problem, typename Opera
   using Base = PlanState<typename Operation::Problem, typename Operation::Args>;
 
  public:
-  State(const typename Operation::Problem& problem, Device device) : Base(kName<Operation>, problem, device) {
-    this->workspace_bytes = quantizers::workspace_bytes(problem);
+  State(const typename Operation::Problem& problem, Device device)
+      : Base(kName<Operation>, problem, device), properties_(*properties(device)) {
+    this->workspace_bytes = quantizers::workspace_bytes(tensors_of(problem, {}));
   }
   std::string tuning() const override { return "128 tokens of a head at a time"; }
 
  private:
   bool is_empty() const override { return this->problem_.batch == 0; }
   Result<void> compute(const typename Operation::Args& args, Workspace workspace, Stream stream, bool) const override {
-    return start(this->problem_, args, workspace.data, stream);
+    return quantizers::launch_quantize(tensors_of(this->problem_, args), properties_, workspace.data, stream);
   }
+
+  DeviceProperties properties_;
 };
 
 template <class Operation>

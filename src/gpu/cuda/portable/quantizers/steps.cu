@@ -1,27 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "gpu/cuda/common/attention_plan.hpp"
-#include "gpu/cuda/portable/quantizers/finish_channels.cuh"
+#include "gpu/cuda/portable/quantizers/kernel.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
+#include "op/common/carver.hpp"
 #include "op/quantized_attention/validate.hpp"
 
 namespace fovea::gpu::portable::quantizers {
+
+__global__ void clear_counters(unsigned* counters, int count) {
+  let_next_kernel_start();
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) counters[i] = 0;
+}
+
 namespace {
 
+using detail::Carver;
 using detail::declined;
 using detail::QuantizedTensor;
 using detail::TokenBatch;
 
-constexpr std::int64_t kLimit = 1 << 30;  // tokens, and work items: they are counted in ints
+constexpr std::int64_t kLimit = 1 << 30;      // tokens
+constexpr std::int64_t kItemLimit = 1 << 28;  // work items of q and k, or of v: those of all, in whole units, are counted in ints
+constexpr int kUnitsInCache = 6;              // of K and V, between the looks at their channels and their codes
 
-const Kernels& kernels_of(DType dtype) { return dtype == DType::f16 ? kHalfKernels : kBfloatKernels; }
-
-/// Pieces of the sequences of a batch, at most; every sequence of a ragged batch may end inside of one.
+/// Pieces of a column's tokens, at most; every sequence of a ragged batch may end inside of one.
 std::int64_t pieces(const TokenBatch& batch, std::int64_t total, std::int64_t longest, std::int64_t tokens) {
-  return batch.ragged ? total / tokens + batch.batch : batch.batch * tiles_of(longest, tokens);
+  return batch.ragged ? total / tokens + batch.batch : tiles_of(longest, tokens);
 }
-std::int64_t q_items(const detail::QuantizeQkInt8Problem& p) { return pieces(p, p.total_q, p.max_seq_q, kBlockTokens) * p.q.heads; }
-std::int64_t k_items(const TokenBatch& batch, const QuantizedTensor& tensor, std::int64_t tokens) {
-  return pieces(batch, batch.total_k, batch.max_seq_k, tokens) * tensor.heads;
+/// A sequence without tokens has a slice too: its means are 0.
+std::int64_t slices(const TokenBatch& batch) {
+  return std::max<std::int64_t>(pieces(batch, batch.total_k, batch.max_seq_k, kSliceTokens), 1);
+}
+bool looks_at(const QuantizedTensor& tensor) { return tensor.has_mean || tensor.has_scale; }
+
+const TokenBatch& batch_of(const Tensors& tensors) {
+  return tensors.qk != nullptr ? static_cast<const TokenBatch&>(*tensors.qk) : *tensors.v;
+}
+const QuantizedTensor& keys_of(const Tensors& tensors) { return tensors.qk != nullptr ? tensors.qk->k : tensors.v->v; }
+
+/// `cache_bytes`: of L2.
+ItemOrder order_of(const Tensors& tensors, std::int64_t cache_bytes) {
+  const TokenBatch& batch = batch_of(tensors);
+  const QuantizedTensor& keys = keys_of(tensors);
+  const auto of_k = [&](std::int64_t tokens) { return static_cast<int>(pieces(batch, batch.total_k, batch.max_seq_k, tokens)); };
+  ItemOrder order{.columns = static_cast<int>(keys.heads * (batch.ragged ? 1 : batch.batch))};
+  if (tensors.qk != nullptr) {
+    order.q_per_column = static_cast<int>(tensors.qk->q.heads / keys.heads);
+    order.q_pieces = static_cast<int>(pieces(batch, batch.total_q, batch.max_seq_q, kBlockTokens));
+    order.k_pieces = of_k(kBlockTokens);
+    if (tensors.qk->k.has_mean) order.k_slices = static_cast<int>(slices(batch));
+  }
+  if (tensors.v != nullptr) {
+    order.v_pieces = of_k(kBlockTokens);
+    if (looks_at(tensors.v->v)) order.v_slices = static_cast<int>(slices(batch));
+  }
+  const std::int64_t looked_at = (order.k_slices > 0 ? 1 : 0) + (order.v_slices > 0 ? 1 : 0);
+  const std::int64_t column_bytes = looked_at * batch.max_seq_k * keys.head_dim * static_cast<std::int64_t>(size_of(keys.dtype));
+  order.unit = std::max(order.columns, 1);
+  if (!batch.ragged && column_bytes > 0) {  // a column is a head of one sequence
+    order.unit = static_cast<int>(std::clamp<std::int64_t>(cache_bytes / kUnitsInCache / column_bytes, 1, order.unit));
+  }
+  return order;
 }
 
 std::optional<Error> why_not(const TokenBatch& batch, std::string_view name, const QuantizedTensor& tensor, std::int64_t rows) {
@@ -32,7 +74,7 @@ std::optional<Error> why_not(const TokenBatch& batch, std::string_view name, con
   return std::nullopt;
 }
 
-Batch batch_of(const TokenBatch& problem, const std::int32_t* cu_seqlens_q, const std::int32_t* cu_seqlens_k) {
+Batch lengths_of(const TokenBatch& problem, const std::int32_t* cu_seqlens_q, const std::int32_t* cu_seqlens_k) {
   Batch batch{.sequences = static_cast<int>(problem.batch),
               .seq_q = static_cast<int>(problem.max_seq_q),
               .seq_k = static_cast<int>(problem.max_seq_k),
@@ -52,37 +94,83 @@ bool chunks_aligned(const detail::RowStrides& strides, std::int64_t size, const 
   return fits(strides.batch) && fits(strides.row) && fits(strides.head) && reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
 }
 
-Side side_of(const QuantizedTensor& tensor, const void* from, void* to) {
+Side side_of(const QuantizedTensor& tensor, const void* from, void* to, float* scale, float* mean) {
   const auto size = [](DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); };
-  Side side{.heads = static_cast<int>(tensor.heads), .head_dim = static_cast<int>(tensor.head_dim)};
+  Side side{.heads = static_cast<int>(tensor.heads)};
   side.from = {from, tensor.from, chunks_aligned(tensor.from, size(tensor.dtype), from)};
   side.to = {to, tensor.to, chunks_aligned(tensor.to, size(tensor.to_dtype), to)};
-  side.scale.strides = tensor.scale;
-  side.mean.strides = tensor.mean;
+  side.scale = {scale, tensor.scale};
+  side.mean = {tensor.has_mean ? mean : nullptr, tensor.mean};
   return side;
 }
 
-std::size_t part_bytes(const TokenBatch& batch, const QuantizedTensor& tensor) {
-  return static_cast<std::size_t>(k_items(batch, tensor, kSliceTokens) * tensor.head_dim) * sizeof(ChannelPart);
+/// The ticket, and arrivals of each head of each sequence.
+std::int64_t counters_of(const Tensors& tensors, const ItemOrder& order) {
+  return 1 + batch_of(tensors).batch * keys_of(tensors).heads * ((order.k_slices > 0 ? 1 : 0) + (order.v_slices > 0 ? 1 : 0));
 }
 
-LaunchShape ctas(std::int64_t count, std::size_t shared_bytes = 0) {
-  return {.grid = dim3(static_cast<unsigned>(count)), .block = dim3(kThreads), .shared_bytes = shared_bytes};
-}
+bool is_nothing(const Tensors& tensors) { return tensors.qk == nullptr && tensors.v == nullptr; }
 
-/// Means, and scales where there are some.
-Result<void> launch_channels(const TokenBatch& batch, const QuantizedTensor& tensor, const ChannelParams& params, Stream stream) {
-  const auto groups = static_cast<std::size_t>(kThreads / (tensor.head_dim / kChunk));
-  const std::size_t shared_bytes = groups * static_cast<std::size_t>(tensor.head_dim) * sizeof(ChannelPart);
-  const std::int64_t slices = k_items(batch, tensor, kSliceTokens);
-  if (slices > 0) {
-    const Result<void> done = launch(kernels_of(tensor.dtype).look_at_channels, ctas(slices, shared_bytes), stream, params);
-    if (!done) return done;
+/// The workspace, or without one its size.
+std::size_t map_workspace(const Tensors& tensors, const ItemOrder& order, Params& params, std::byte* base) {
+  Carver carver(base);
+  const std::int64_t heads = batch_of(tensors).batch * keys_of(tensors).heads, dim = keys_of(tensors).head_dim;
+  if (order.k_slices + order.v_slices == 0) return 0;
+  params.ticket = carver.take<unsigned>(counters_of(tensors, order));
+  if (params.ticket != nullptr) {
+    if (order.k_slices > 0) params.k.arrivals = params.ticket + 1;
+    if (order.v_slices > 0) params.v.arrivals = params.ticket + 1 + (order.k_slices > 0 ? heads : 0);
   }
-  return launch(&finish_channels, ctas(batch.batch * tensor.heads), stream, params);
+  if (order.k_slices > 0) params.k.parts = carver.take<ChannelPart>(std::int64_t{order.k_slices} * order.columns * dim);
+  if (order.v_slices > 0) params.v.parts = carver.take<ChannelPart>(std::int64_t{order.v_slices} * order.columns * dim);
+  if (order.k_slices > 0) params.k.means = carver.take<float>(heads * dim);
+  if (tensors.v != nullptr && tensors.v->v.has_mean) params.v.means = carver.take<float>(heads * dim);
+  if (tensors.v != nullptr && tensors.v->v.has_scale) params.v.factors = carver.take<float>(heads * dim);
+  return carver.bytes();
 }
 
-int index_of(std::int64_t head_dim) { return head_dim == 64 ? 0 : head_dim == 96 ? 1 : head_dim == 128 ? 2 : 3; }
+GroupTable table_of(const Int8Groups& groups, bool is_query) {
+  GroupTable table{.per_block = static_cast<int>(is_query ? groups.q_per_block() : groups.k_per_block())};
+  for (int token = 0; token < kBlockTokens; ++token) {
+    table.of[token] = static_cast<std::uint8_t>(is_query ? groups.q_group(token) : groups.k_group(token));
+  }
+  table.block_tokens = static_cast<int>(is_query ? Int8Groups::kQBlock : Int8Groups::kKBlock);
+  table.blocks = kBlockTokens / table.block_tokens;
+  return table;
+}
+
+Params params_of(const Tensors& tensors, const ItemOrder& order) {
+  const auto* cu_seqlens_k = tensors.qk != nullptr ? tensors.qk_args.cu_seqlens_k : tensors.v_args.cu_seqlens_k;
+  Params params{.batch = lengths_of(batch_of(tensors), tensors.cu_seqlens_q, cu_seqlens_k), .order = order};
+  params.kv_heads = static_cast<int>(keys_of(tensors).heads);
+  if (tensors.qk != nullptr) {
+    const detail::QuantizeQkInt8Problem& problem = *tensors.qk;
+    const QuantizeQkInt8Args& args = tensors.qk_args;
+    params.q = side_of(problem.q, args.q, args.q_int8, args.q_scale, nullptr);
+    params.k = side_of(problem.k, args.k, args.k_int8, args.k_scale, args.k_mean);
+    params.q_groups = table_of(problem.groups, true);
+    params.k_groups = table_of(problem.groups, false);
+    params.lse_shift = {problem.has_lse_shift ? args.lse_shift : nullptr, problem.lse_shift};
+  }
+  if (tensors.v != nullptr) {
+    const QuantizeVArgs& args = tensors.v_args;
+    params.v = side_of(tensors.v->v, args.v, args.v_out, tensors.v->v.has_scale ? args.v_scale : nullptr, args.v_mean);
+    params.values_as_f16 = !tensors.v->v.has_scale;
+  }
+  return params;
+}
+
+std::optional<Error> too_many(std::string_view name, const Tensors& tensors) {
+  const std::int64_t items = order_of(tensors, 0).size();
+  if (items < kItemLimit) return std::nullopt;
+  return declined(std::string(name) + ".shape (work items)", items, "below 2^28");
+}
+
+Kernels::Kernel kernel_of(const QuantizedTensor& keys, bool aligned) {
+  const Kernels& kernels = keys.dtype == DType::f16 ? kHalfKernels : kBfloatKernels;
+  const int index = keys.head_dim == 64 ? 0 : keys.head_dim == 96 ? 1 : keys.head_dim == 128 ? 2 : 3;
+  return aligned ? kernels.aligned[index] : kernels.any[index];
+}
 
 }  // namespace
 
@@ -90,65 +178,37 @@ std::optional<Error> why_not(const detail::QuantizeQkInt8Problem& problem) {
   if (auto reason = decline_int8_head_dims(problem)) return reason;
   if (auto reason = why_not(problem, "q", problem.q, problem.total_q)) return reason;
   if (auto reason = why_not(problem, "k", problem.k, problem.total_k)) return reason;
-  const std::int64_t items = q_items(problem) + k_items(problem, problem.k, kBlockTokens);
-  if (items >= kLimit) return declined("q.shape (work items)", items, "below 2^30");
-  return std::nullopt;
+  return too_many("q", {.qk = &problem});
 }
 
 std::optional<Error> why_not(const detail::QuantizeVProblem& problem) {
   if (auto reason = decline_int8_head_dims(problem)) return reason;
   if (auto reason = why_not(problem, "v", problem.v, problem.total_k)) return reason;
-  const std::int64_t items = k_items(problem, problem.v, kBlockTokens);
-  if (items >= kLimit) return declined("v.shape (work items)", items, "below 2^30");
-  return std::nullopt;
+  return too_many("v", {.v = &problem});
 }
 
-std::size_t workspace_bytes(const detail::QuantizeQkInt8Problem& problem) {
-  return problem.k.has_mean ? part_bytes(problem, problem.k) : 0;
+std::size_t workspace_bytes(const Tensors& tensors) {
+  if (is_nothing(tensors)) return 0;
+  Params unused{};
+  return map_workspace(tensors, order_of(tensors, 0), unused, nullptr);
 }
 
-std::size_t workspace_bytes(const detail::QuantizeVProblem& problem) {
-  const auto factors = static_cast<std::size_t>(problem.batch * problem.v.heads * problem.v.head_dim) * sizeof(float);
-  if (problem.v.has_scale) return part_bytes(problem, problem.v) + factors;
-  return problem.v.has_mean ? part_bytes(problem, problem.v) : 0;
-}
-
-Result<void> launch_quantize(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args, void* workspace, Stream stream) {
-  Int8Params params{.batch = batch_of(problem, args.cu_seqlens_q, args.cu_seqlens_k), .groups = problem.groups};
-  params.q = side_of(problem.q, args.q, args.q_int8);
-  params.k = side_of(problem.k, args.k, args.k_int8);
-  params.q.scale.data = args.q_scale;
-  params.k.scale.data = args.k_scale;
-  params.lse_shift = {problem.has_lse_shift ? args.lse_shift : nullptr, problem.lse_shift};
-  params.q_items = static_cast<int>(q_items(problem));
-  if (problem.k.has_mean) {
-    params.k.mean.data = args.k_mean;
-    ChannelParams channels{params.batch, params.k};
-    channels.side.scale.data = nullptr;  // those of groups
-    channels.side.parts = static_cast<ChannelPart*>(workspace);
-    if (const Result<void> done = launch_channels(problem, problem.k, channels, stream); !done) return done;
+Result<void> launch_quantize(const Tensors& tensors, const DeviceProperties& device, void* workspace, Stream stream) {
+  if (is_nothing(tensors)) return {};
+  const ItemOrder order = order_of(tensors, device.l2_bytes);
+  if (order.size() == 0) return {};
+  Params params = params_of(tensors, order);
+  map_workspace(tensors, order, params, static_cast<std::byte*>(workspace));
+  const QuantizedTensor& keys = keys_of(tensors);
+  LaunchShape shape{.grid = dim3(static_cast<unsigned>(order.size())), .block = dim3(static_cast<unsigned>(threads_for(keys.head_dim)))};
+  if (params.ticket != nullptr) {
+    const std::int64_t counters = counters_of(tensors, order);
+    const LaunchShape all{.grid = dim3(static_cast<unsigned>(tiles_of(counters, 256))), .block = dim3(256)};
+    if (Result<void> done = launch(&clear_counters, all, stream, params.ticket, static_cast<int>(counters)); !done) return done;
+    shape.programmatic = device.capability >= 90;
   }
-  const std::int64_t items = params.q_items + k_items(problem, problem.k, kBlockTokens);
-  if (items == 0) return {};
-  return launch(kernels_of(problem.q.dtype).int8[index_of(problem.q.head_dim)], ctas(items), stream, params);
-}
-
-Result<void> launch_quantize(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args, const std::int32_t* cu_seqlens_q,
-                             void* workspace, Stream stream) {
-  ChannelParams params{batch_of(problem, cu_seqlens_q, args.cu_seqlens_k), side_of(problem.v, args.v, args.v_out)};
-  params.side.mean.data = problem.v.has_mean ? args.v_mean : nullptr;
-  if (problem.v.has_scale || problem.v.has_mean) {
-    params.side.parts = static_cast<ChannelPart*>(workspace);
-    if (problem.v.has_scale) {
-      params.side.scale.data = args.v_scale;
-      params.side.factors = reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + part_bytes(problem, problem.v));
-    }
-    if (const Result<void> done = launch_channels(problem, problem.v, params, stream); !done) return done;
-  }
-  const std::int64_t items = k_items(problem, problem.v, kBlockTokens);
-  if (items == 0) return {};
-  const Kernels& kernels = kernels_of(problem.v.dtype);
-  return launch(problem.v.has_scale ? kernels.values_as_e4m3 : kernels.values_as_f16, ctas(items), stream, params);
+  const auto aligned = [](const Side& side) { return side.heads == 0 || (side.from.aligned && side.to.aligned); };
+  return launch(kernel_of(keys, aligned(params.q) && aligned(params.k) && aligned(params.v)), shape, stream, params);
 }
 
 }  // namespace fovea::gpu::portable::quantizers

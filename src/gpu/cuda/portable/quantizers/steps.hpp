@@ -9,12 +9,10 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-/// Kernels for elements of a dtype. instances/ define them.
+/// Kernels for elements of a dtype, of head dims 64, 96, 128 and 256. instances/ define them.
 struct Kernels {
-  using Int8 = void (*)(Int8Params);
-  using Channels = void (*)(ChannelParams);
-  Int8 int8[4];  ///< of head dims 64, 96, 128 and 256
-  Channels look_at_channels, values_as_f16, values_as_e4m3;
+  using Kernel = void (*)(Params);
+  Kernel aligned[4], any[4];
 };
 extern const Kernels kHalfKernels, kBfloatKernels;
 
@@ -22,14 +20,19 @@ extern const Kernels kHalfKernels, kBfloatKernels;
 std::optional<Error> why_not(const detail::QuantizeQkInt8Problem& problem);
 std::optional<Error> why_not(const detail::QuantizeVProblem& problem);
 
-std::size_t workspace_bytes(const detail::QuantizeQkInt8Problem& problem);
-std::size_t workspace_bytes(const detail::QuantizeVProblem& problem);
+/// What one launch quantises: q and k, v, all three of one batch and head dim, or nothing. Null is left out. A ragged batch with a mask
+/// needs the lengths of its queries for v too.
+struct Tensors {
+  const detail::QuantizeQkInt8Problem* qk = nullptr;
+  const detail::QuantizeVProblem* v = nullptr;
+  QuantizeQkInt8Args qk_args{};
+  QuantizeVArgs v_args{};
+  const std::int32_t* cu_seqlens_q = nullptr;
+};
 
-// These launch on the current device. Arguments have been checked, and a result has elements. A ragged batch with a mask needs the
-// lengths of its queries for V too.
-
-Result<void> launch_quantize(const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args, void* workspace, Stream stream);
-Result<void> launch_quantize(const detail::QuantizeVProblem& problem, const QuantizeVArgs& args, const std::int32_t* cu_seqlens_q,
-                             void* workspace, Stream stream);
+/// Without arguments.
+std::size_t workspace_bytes(const Tensors& tensors);
+/// Launches on the current device, whose properties are given. Arguments have been checked, and a result has elements.
+Result<void> launch_quantize(const Tensors& tensors, const DeviceProperties& device, void* workspace, Stream stream);
 
 }  // namespace fovea::gpu::portable::quantizers

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/portable/quantizers/channels.cuh"
-#include "gpu/cuda/portable/quantizers/int8.cuh"
+#include "gpu/cuda/portable/quantizers/kernel.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
-#include "gpu/cuda/portable/quantizers/values.cuh"
 
 namespace fovea::gpu::portable::quantizers {
 using Element = __nv_bfloat16;
 const Kernels kBfloatKernels{
-    {&quantize_int8<Element, 64>, &quantize_int8<Element, 96>, &quantize_int8<Element, 128>, &quantize_int8<Element, 256>},
-    &look_at_channels<Element>,
-    &encode_values<Element, __half>,
-    &encode_values<Element, __nv_fp8_e4m3>};
+    {&quantize<Element, 64, true>, &quantize<Element, 96, true>, &quantize<Element, 128, true>, &quantize<Element, 256, true>},
+    {&quantize<Element, 64, false>, &quantize<Element, 96, false>, &quantize<Element, 128, false>, &quantize<Element, 256, false>}};
 }  // namespace fovea::gpu::portable::quantizers
