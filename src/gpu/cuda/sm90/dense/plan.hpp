@@ -22,7 +22,7 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
 
 /// `tensors`: their RowsDesc.
 template <class Tensors>
-Result<void> accept_dense(const detail::AttentionProblem& problem, const Tensors& tensors) {
+Result<void> accept_dense(const detail::AttentionCore& problem, const Tensors& tensors) {
   using detail::declined;
   constexpr double kMostSoftcap = 1024;  // the kernels' tanh has an error of 2^-23 of it
   if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");

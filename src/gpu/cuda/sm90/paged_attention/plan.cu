@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/sm90/dense/plan.hpp"
+#include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"
 #include "gpu/plan_state.hpp"
@@ -22,7 +24,6 @@ using detail::declined;
 using Problem = detail::PagedAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.paged_attention";
-constexpr double kMostSoftcap = 1024;
 
 /// Pages are the sequences of a cache's rows.
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
@@ -58,14 +59,9 @@ Result<void> accept(const Problem& problem) {
   if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
   if (problem.kv_dtype != problem.q_dtype) return declined("k_cache.dtype", name_of(problem.kv_dtype), name_of(problem.q_dtype));
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
-  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
   if (problem.page % kGroupRows != 0) return declined("k_cache.shape[1] (page)", problem.page, "a multiple of 8");
-  for (const RowsDesc& tensor : tensors_of(problem)) {
-    if (Result<void> good = accept_rows(tensor); !good) return good;
-  }
-  for (const auto& [name, count] : {std::pair{"batch", problem.batch}, {"max_kv_len", problem.max_seq_k}}) {
-    if (count >= kCountLimit) return declined(name, count, "below 2^30");
-  }
+  if (problem.max_seq_k >= kCountLimit) return declined("max_kv_len", problem.max_seq_k, "below 2^30");
+  if (Result<void> good = dense::accept_dense(problem, tensors_of(problem)); !good) return good;
   if (work_tiles_of(problem) >= kCountLimit) return declined("q.shape (work tiles)", work_tiles_of(problem), "below 2^30");
   return {};
 }
