@@ -114,22 +114,25 @@ __device__ __forceinline__ void look_at_channels(const Params& params, const Pla
   if (channel < kHeadDim) *part_of(place.item.piece - place.first) = joined<Element>(shared, channel, sums, extremes);
   const int slices = max((place.tokens.count + kSliceTokens - 1) / kSliceTokens, 1);
   unsigned* arrivals = side.arrivals + std::int64_t{place.tokens.sequence} * side.heads + place.head;
-  // The last to arrive sees what the others wrote before they did.
-  __threadfence();
+  // The last to arrive sees what the others wrote before they did: a fence of one thread, after the barrier, is that of all.
   __syncthreads();
-  if (channel == 0) shared.is_last = atomicAdd(arrivals, 1u) + 1 == static_cast<unsigned>(slices);
+  if (channel == 0) {
+    __threadfence();
+    shared.is_last = atomicAdd(arrivals, 1u) + 1 == static_cast<unsigned>(slices);
+    __threadfence();
+  }
   __syncthreads();
   if (!shared.is_last) return;
-  __threadfence();
   if (channel < kHeadDim) {
     ChannelPart all{0, INFINITY, -INFINITY};
 #pragma unroll 4
     for (int slice = 0; slice < slices; ++slice) join(all, load_part(part_of(slice)));
     finish_channel<kHeadDim>(side, place, channel, all);
   }
-  __threadfence();
   __syncthreads();
-  if (channel == 0) atomicExch(arrivals, kReady);
+  if (channel != 0) return;
+  __threadfence();
+  atomicExch(arrivals, kReady);
 }
 
 }  // namespace fovea::gpu::portable::quantizers

@@ -14,18 +14,8 @@ union StepShared {
   Int8Shared int8;
 };
 
-/// A CTA has one item. With tickets it takes items in their order, so whatever an item waits for is computed or being so, on any number of
-/// multiprocessors.
 template <class Element, int kHeadDim, bool kAligned>
-__global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) quantize(const __grid_constant__ Params params) {
-  __shared__ StepShared<kHeadDim> shared;
-  __shared__ Place place;
-  if (threadIdx.x == 0) {
-    wait_for_previous_kernel();
-    const unsigned index = params.ticket != nullptr ? atomicAdd(params.ticket, 1u) : blockIdx.x;
-    place = place_of(params, params.order[static_cast<int>(index)]);
-  }
-  __syncthreads();
+__device__ __forceinline__ void compute(const Params& params, const Place& place, StepShared<kHeadDim>& shared) {
   switch (place.item.step) {
     case Step::look_at_k:
     case Step::look_at_v: return look_at_channels<Element, kHeadDim, kAligned>(params, place, shared.look);
@@ -35,6 +25,41 @@ __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) qua
       return params.values_as_f16 ? encode_values<Element, kHeadDim, kAligned, true>(params, place)
                                   : encode_values<Element, kHeadDim, kAligned, false>(params, place);
     case Step::none: return;
+  }
+}
+
+/// The place of a ticket. After the last one, its column is -1.
+__device__ inline Place place_of_ticket(const Params& params, unsigned ticket) {
+  if (ticket >= static_cast<unsigned>(params.order.size())) return {.item = {Step::none, 0, -1}};
+  return place_of(params, params.order[static_cast<int>(ticket)]);
+}
+
+/// A CTA takes items by tickets in their order, so whatever an item waits for is computed or being so, on any number of multiprocessors:
+/// the items that a CTA has taken come after the one that it computes. One thread of the last warp is an item ahead with places, and two
+/// with tickets: both take longer than a load. Without tickets a CTA has the item of its index.
+template <class Element, int kHeadDim, bool kAligned>
+__global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) quantize(const __grid_constant__ Params params) {
+  __shared__ StepShared<kHeadDim> shared;
+  __shared__ Place places[2];
+  const bool takes = threadIdx.x == threads_for(kHeadDim) - 32;
+  const auto take = [&] { return atomicAdd(params.ticket, 1u); };
+  unsigned ticket = 0;
+  if (takes) {
+    wait_for_previous_kernel();
+    const bool has_tickets = params.ticket != nullptr;
+    places[0] = place_of_ticket(params, has_tickets ? take() : blockIdx.x);
+    if (has_tickets) ticket = take();
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; places[turn].item.column >= 0; turn ^= 1) {
+    if (takes && params.ticket != nullptr) {
+      places[turn ^ 1] = place_of_ticket(params, ticket);
+      ticket = take();
+    }
+    compute<Element, kHeadDim, kAligned>(params, places[turn], shared);
+    if (params.ticket == nullptr) return;
+    __syncthreads();
   }
 }
 

@@ -205,6 +205,7 @@ Result<void> launch_quantize(const Tensors& tensors, const DeviceProperties& dev
     const std::int64_t counters = counters_of(tensors, order);
     const LaunchShape all{.grid = dim3(static_cast<unsigned>(tiles_of(counters, 256))), .block = dim3(256)};
     if (Result<void> done = launch(&clear_counters, all, stream, params.ticket, static_cast<int>(counters)); !done) return done;
+    shape.grid.x = std::min(shape.grid.x, static_cast<unsigned>(device.multiprocessors * ctas_for(keys.head_dim)));
     shape.programmatic = device.capability >= 90;
   }
   const auto aligned = [](const Side& side) { return side.heads == 0 || (side.from.aligned && side.to.aligned); };
