@@ -34,6 +34,14 @@ inline QuantizedShapes quantized_shapes() {
   all.emplace_back("head_dim/96", QuantizedCase{.dim = 96, .sequences = {{77, 190}, {77, 190}}, .smooth_v = true, .mask = window});
   all.emplace_back("head_dim/128", QuantizedCase{.dim = 128, .sequences = {{130, 700}}, .mask = causal()});
   all.emplace_back("head_dim/256", QuantizedCase{.head = 3, .kv_head = 1, .dim = 256, .sequences = {{100, 140}}, .mask = causal()});
+  // Several query tiles and key tiles, whose ends fall between blocks of scales.
+  for (const auto& [name, groups] : kInt8Groups) {
+    for (const std::int64_t dim : {64, 128}) {
+      QuantizedCase tiles{.groups = groups, .head = 4, .dim = dim, .sequences = {{450, 586}}, .smooth_v = true, .mask = causal()};
+      all.emplace_back(fmt::format("tiles/d{}-{}", dim, name), tiles);
+    }
+  }
+  all.emplace_back("tiles/full", QuantizedCase{.dim = 128, .sequences = {{400, 513}}, .smooth_v = true});
   all.emplace_back("gqa/6on2", QuantizedCase{.head = 6, .sequences = {{77, 90}, {77, 90}}, .mask = causal()});
   all.emplace_back("smoothing/none", QuantizedCase{.sequences = {{64, 64}}, .smooth_k = false});
   all.emplace_back("smoothing/both", QuantizedCase{.sequences = {{130, 150}}, .smooth_v = true, .values = Values::biased});

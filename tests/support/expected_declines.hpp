@@ -21,6 +21,7 @@ inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_b
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
 inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
+inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "/f32-", "q.dtype: got f32"},
@@ -76,6 +77,8 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {"cuda.portable.quantize_qk_int8", "dtype/f32", "q.dtype: got f32"},
     {"cuda.portable.quantize_v", "dtype/f32", "v.dtype: got f32"},
     {"cuda.portable.quantize_and_attend", "dtype/f32", "q.dtype: got f32"},
+    {kSm90Quantized, "layout/odd-rows", "want a multiple of 16"},
+    {kSm90Quantized, "head_dim/256", "q.shape (head_dim): got 256"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},

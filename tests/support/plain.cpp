@@ -113,7 +113,7 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
 
 float PlainRow::score(const float* q, const float* k) const {
   float product = 0;
-  if (products == E4m3Products::native) {
+  if (products == E4m3Products::native && e4m3_scores) {
     E4m3Sum sum;
     for (std::int64_t x = 0; x < dqk; ++x) sum.add(q[x] * k[x]);
     product = sum.total();

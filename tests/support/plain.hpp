@@ -23,6 +23,7 @@ struct PlainKeys {
 struct PlainRow {
   DType operands{}, out{};  ///< types of a matrix unit's operands and results
   E4m3Products products = E4m3Products::widened;
+  bool e4m3_scores = true;  ///< where products are native, those of queries and keys are so too
   std::int64_t dqk = 0, dv = 0;
   float score_scale = 1, value_scale = 1, softcap = 0, sink = -std::numeric_limits<float>::infinity();
   std::vector<float> scores{}, sums{};  ///< scratch

@@ -72,9 +72,9 @@ class QuantizedAttentionTrial final : public QuantizedTrial {
   float scale() const { return spec().scale != 0 ? spec().scale : 1.0f / std::sqrt(static_cast<float>(spec().dim)); }
   std::vector<RowRange> known_rows(KvHead at) const;
   ExactRows sources(KvHead at) const;
-  ExactRows dequantised(const QuantizedHead& from) const;
+  ExactRows dequantised(const QuantizedHead& from, bool with_mean = true) const;
   reference::AttentionOutput exact(const ExactRows& rows, KvHead at, RowRange range) const;
-  PlainOutput plain(const QuantizedHead& from, KvHead at, RowRange range) const;
+  PlainOutput plain(const QuantizedHead& from, KvHead at, RowRange range, E4m3Products products) const;
   /// lse of the quantised tensors, plus the contribution of the mean of K.
   double shifted(double lse, const QuantizedHead& from, std::int64_t i, std::int64_t row) const {
     return spec().smooth_k && std::isfinite(lse) ? lse + static_cast<double>(scale() * from.lse_shift[index(i)][index(row)]) : lse;
@@ -107,7 +107,7 @@ ExactRows QuantizedAttentionTrial::sources(KvHead at) const {
   return rows;
 }
 
-ExactRows QuantizedAttentionTrial::dequantised(const QuantizedHead& from) const {
+ExactRows QuantizedAttentionTrial::dequantised(const QuantizedHead& from, bool with_mean) const {
   const auto append = [&](std::vector<double>& to, const PlainCodes& codes) {
     for (std::size_t i = 0; i < codes.codes.size(); ++i) {
       const auto token = static_cast<std::int64_t>(i) / codes.dim, d = static_cast<std::int64_t>(i) % codes.dim;
@@ -118,7 +118,7 @@ ExactRows QuantizedAttentionTrial::dequantised(const QuantizedHead& from) const 
   for (const PlainCodes& codes : from.q) append(rows.q, codes);
   append(rows.k, from.k);
   append(rows.v, from.v);
-  for (std::size_t i = 0; spec().smooth_v && i < rows.v.size(); ++i) rows.v[i] += static_cast<double>(from.v_mean[i % index(spec().dim)]);
+  for (std::size_t i = 0; spec().smooth_v && with_mean && i < rows.v.size(); ++i) rows.v[i] += static_cast<double>(from.v_mean[i % index(spec().dim)]);
   return rows;
 }
 
@@ -136,13 +136,21 @@ reference::AttentionOutput QuantizedAttentionTrial::exact(const ExactRows& rows,
                               {.q = rows.q.data() + range.begin * dim, .k = rows.k.data(), .v = rows.v.data()});
 }
 
-/// Attention on dequantised rows in f32. Weights are rounded as an operand beside V would be.
-PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at, RowRange range) const {
-  const ExactRows rows = dequantised(from);
+/// Attention on dequantised rows in f32. Weights are rounded as an operand beside V would be. With native products of e4m3, the mean of V is
+/// added afterwards.
+PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at, RowRange range, E4m3Products products) const {
+  const bool native = products == E4m3Products::native, add_mean = native && spec().smooth_v;
+  const ExactRows rows = dequantised(from, !add_mean);
   const std::vector<float> q(rows.q.begin(), rows.q.end()), k(rows.k.begin(), rows.k.end()), v(rows.v.begin(), rows.v.end());
   const std::int64_t dim = spec().dim;
   const Sequence s = t_.sequence(at.sequence);
-  PlainRow row{.operands = spec().v_dtype, .out = spec().dtype, .dqk = dim, .dv = dim, .score_scale = scale()};
+  PlainRow row{.operands = spec().v_dtype,
+               .out = native ? DType::f32 : spec().dtype,
+               .products = products,
+               .e4m3_scores = false,
+               .dqk = dim,
+               .dv = dim,
+               .score_scale = scale()};
   PlainOutput result(range.count * t_.group(), dim);
   for (std::int64_t i = 0; i < range.count * t_.group(); ++i) {
     const std::int64_t at_row = range.begin + i / t_.group(), head = i % t_.group();
@@ -150,6 +158,10 @@ PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at,
     if (keys.begin == keys.end) continue;
     row.attend(&q[index((head * s.q + at_row) * dim)],
                {&k[index(keys.begin * dim)], &v[index(keys.begin * dim)], dim, dim, keys.end - keys.begin}, &result.out[index(i * dim)]);
+    for (std::int64_t d = 0; native && d < dim; ++d) {
+      float& x = result.out[index(i * dim + d)];
+      x = rounded(spec().dtype, add_mean ? x + from.v_mean[index(d)] : x);
+    }
     result.lse[index(i)] = static_cast<float>(shifted(row.lse, from, head, at_row));
   }
   return result;
@@ -158,15 +170,20 @@ PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at,
 void QuantizedAttentionTrial::answer(KvHead at, RowRange range, Answer& outs, Answer& lses) const {
   const QuantizedHead codes = t_.quantized(at);
   const reference::AttentionOutput known = exact(whole() ? sources(at) : dequantised(codes), at, range);
-  const PlainOutput simple = plain(codes, at, range);
+  const PlainOutput simple = plain(codes, at, range, E4m3Products::widened);
+  const bool has_native = !whole() && spec().v_dtype == DType::e4m3;
+  const PlainOutput native = has_native ? plain(codes, at, range, E4m3Products::native) : PlainOutput(0, 0);
+  const auto part = [](const std::vector<float>& all, std::int64_t from, std::int64_t count) {
+    return all.empty() ? std::span<const float>() : std::span(&all[index(from)], index(count));
+  };
   for (std::int64_t i = 0; i < range.count * t_.group(); ++i) {
     const std::int64_t row = range.begin + i / t_.group(), head = i % t_.group();
     const std::int64_t dim = spec().dim, to = at.head * t_.group() + head;
     outs.expect(t_.query_at(t_.out, at.sequence, row, to), {&known.out[index(i * dim)], index(dim)},
-                {&simple.out[index(i * dim)], index(dim)});
+                {&simple.out[index(i * dim)], index(dim)}, part(native.out, i * dim, dim));
     if (!spec().lse) continue;
     const double lse = whole() ? known.lse[index(i)] : shifted(known.lse[index(i)], codes, head, row);
-    lses.expect(t_.number_at(t_.lse, at.sequence, row, to), {&lse, 1}, {&simple.lse[index(i)], 1});
+    lses.expect(t_.number_at(t_.lse, at.sequence, row, to), {&lse, 1}, {&simple.lse[index(i)], 1}, part(native.lse, i, 1));
   }
 }
 

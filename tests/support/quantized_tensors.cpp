@@ -48,7 +48,7 @@ void QuantizedTensors::allocate() {
   const auto tensor = [&](std::int64_t total, std::int64_t heads, DType dtype) {
     const TensorDesc dense = spec.ragged ? contiguous(dtype, {total + kPadding, heads, spec.dim})
                                          : contiguous(dtype, {batch(), total / batch(), heads, spec.dim});
-    TensorDesc desc = with_gaps(dense, spec.gap);
+    TensorDesc desc = with_gaps(dense, spec.gap * (size_of(dtype) == 1 ? 2 : 1));  // 8 elements of 16 bits are 16 of 8
     desc.alignment = promised_alignment(spec.gap);
     return HostileTensor(desc, spec.gap % 8 != 0 ? size_of(dtype) : 0);
   };

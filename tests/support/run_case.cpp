@@ -31,7 +31,8 @@ bool HostileWorkspace::red_zones_intact() const {
 
 PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
     : place_{.device = device_of(implementation), .stream = stream},
-      products_(implementation == "cuda.sm90.attention_e4m3" ? E4m3Products::native : E4m3Products::widened) {
+      products_(implementation == "cuda.sm90.attention_e4m3" || implementation == "cuda.sm90.quantized_attention" ? E4m3Products::native
+                                                                                                                  : E4m3Products::widened) {
   if (!has_own_memory(place_.device)) return;
   memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
   memory_->upload(trial.tensors());

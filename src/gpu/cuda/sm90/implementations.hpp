@@ -11,6 +11,7 @@ inline constexpr int kCapability = 90;
 detail::Implementations<detail::Attention> implementations(detail::Attention);
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward);
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 

@@ -38,8 +38,8 @@ __device__ __forceinline__ void round_to(std::uint32_t (&to)[kCount * sizeof(Ele
 }
 
 /// scores (64 x kColumns) = rows (64 x kDim) columns (kColumns x kDim)^T
-template <class Element, int kDim, int kColumns>
-__device__ __forceinline__ void multiply_rows(float (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {
+template <class Element, int kDim, int kColumns, class Sum>
+__device__ __forceinline__ void multiply_rows(Sum (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {
   const std::uint64_t a = operand_at(rows.at, 16, rows.group_bytes), b = operand_at(columns.at, 16, columns.group_bytes);
   constexpr int kContracted = 32 / sizeof(Element);  // elements of an MMA
   pin(scores);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// MMAs of a warpgroup: d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory, as
 /// kN rows of 16 contiguous elements (Major::k) or as 16 rows of kN (Major::mn), and likewise `a` in shared memory.
-/// Of e4m3, 32 elements are contracted, and both operands are Major::k.
+/// Of e4m3 and int8, 32 elements are contracted, and both operands are Major::k. Sums of int8 products are integers.
 ///
 /// Operands in shared memory are rows of 128 bytes in the 128-byte swizzle. Eight rows are a group of 1024 bytes, aligned to as much; the
 /// stride between groups is the caller's.
@@ -63,6 +63,12 @@ __device__ inline void pin(float (&accumulators)[kCount]) {
 }
 
 template <int kCount>
+__device__ inline void pin(int (&accumulators)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(accumulators[i])::"memory");
+}
+
+template <int kCount>
 __device__ inline void pin(std::uint32_t (&operands)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operands[i])::"memory");
@@ -103,49 +109,51 @@ struct Wgmma;
 #define FOVEA_NAMES_96 FOVEA_NAMES_80 FOVEA_D10
 #define FOVEA_NAMES_128 FOVEA_NAMES_96 FOVEA_D12 FOVEA_D14
 
-// The accumulators as its operands.
-#define FOVEA_OPERANDS_8(i) \
-  "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
-#define FOVEA_OPERANDS_16 FOVEA_OPERANDS_8(0), FOVEA_OPERANDS_8(8)
-#define FOVEA_OPERANDS_24 FOVEA_OPERANDS_16, FOVEA_OPERANDS_8(16)
-#define FOVEA_OPERANDS_32 FOVEA_OPERANDS_24, FOVEA_OPERANDS_8(24)
-#define FOVEA_OPERANDS_40 FOVEA_OPERANDS_32, FOVEA_OPERANDS_8(32)
-#define FOVEA_OPERANDS_48 FOVEA_OPERANDS_40, FOVEA_OPERANDS_8(40)
-#define FOVEA_OPERANDS_56 FOVEA_OPERANDS_48, FOVEA_OPERANDS_8(48)
-#define FOVEA_OPERANDS_64 FOVEA_OPERANDS_56, FOVEA_OPERANDS_8(56)
-#define FOVEA_OPERANDS_80 FOVEA_OPERANDS_64, FOVEA_OPERANDS_8(64), FOVEA_OPERANDS_8(72)
-#define FOVEA_OPERANDS_96 FOVEA_OPERANDS_80, FOVEA_OPERANDS_8(80), FOVEA_OPERANDS_8(88)
-#define FOVEA_OPERANDS_128 FOVEA_OPERANDS_96, FOVEA_OPERANDS_8(96), FOVEA_OPERANDS_8(104), FOVEA_OPERANDS_8(112), FOVEA_OPERANDS_8(120)
+// The accumulators as its operands, of registers R.
+#define FOVEA_OPERANDS_8(R, i) \
+  R(d[i]), R(d[(i) + 1]), R(d[(i) + 2]), R(d[(i) + 3]), R(d[(i) + 4]), R(d[(i) + 5]), R(d[(i) + 6]), R(d[(i) + 7])
+#define FOVEA_OPERANDS_16(R) FOVEA_OPERANDS_8(R, 0), FOVEA_OPERANDS_8(R, 8)
+#define FOVEA_OPERANDS_24(R) FOVEA_OPERANDS_16(R), FOVEA_OPERANDS_8(R, 16)
+#define FOVEA_OPERANDS_32(R) FOVEA_OPERANDS_24(R), FOVEA_OPERANDS_8(R, 24)
+#define FOVEA_OPERANDS_40(R) FOVEA_OPERANDS_32(R), FOVEA_OPERANDS_8(R, 32)
+#define FOVEA_OPERANDS_48(R) FOVEA_OPERANDS_40(R), FOVEA_OPERANDS_8(R, 40)
+#define FOVEA_OPERANDS_56(R) FOVEA_OPERANDS_48(R), FOVEA_OPERANDS_8(R, 48)
+#define FOVEA_OPERANDS_64(R) FOVEA_OPERANDS_56(R), FOVEA_OPERANDS_8(R, 56)
+#define FOVEA_OPERANDS_80(R) FOVEA_OPERANDS_64(R), FOVEA_OPERANDS_8(R, 64), FOVEA_OPERANDS_8(R, 72)
+#define FOVEA_OPERANDS_96(R) FOVEA_OPERANDS_80(R), FOVEA_OPERANDS_8(R, 80), FOVEA_OPERANDS_8(R, 88)
+#define FOVEA_OPERANDS_128(R) \
+  FOVEA_OPERANDS_96(R), FOVEA_OPERANDS_8(R, 96), FOVEA_OPERANDS_8(R, 104), FOVEA_OPERANDS_8(R, 112), FOVEA_OPERANDS_8(R, 120)
 
-// How an instruction says the majors of a and b, and of b alone.
+// SIGNS: of a and b, which integers do not have. How an instruction says the majors of a and b, and of b alone.
 #define FOVEA_MAJORS(A, B) ", " A ", " B
 #define FOVEA_MAJOR(R) ", " R
 #define FOVEA_NO_MAJOR(...) ""
 
 // R0 to R6: names of the operands that follow the accumulators.
-#define FOVEA_WGMMA(ELEMENT, TYPES, SS_MAJOR, RS_MAJOR, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                                         \
+#define FOVEA_WGMMA(ELEMENT, SUM, REGISTERS, TYPES, SIGNS, SS_MAJOR, RS_MAJOR, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                  \
   template <>                                                                                                                         \
   struct Wgmma<ELEMENT, N> {                                                                                                          \
     template <Major kB, Major kA = Major::k>                                                                                          \
-    static __device__ __forceinline__ void ss(float (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {                 \
+    static __device__ __forceinline__ void ss(SUM (&d)[COUNT], std::uint64_t a, std::uint64_t b, bool accumulate) {                   \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FOVEA_NAMES_##COUNT \
-                   "}, " R0 ", " R1 ", p, 1, 1" SS_MAJOR(R4, R3) ";\n}"                                                               \
-                   : FOVEA_OPERANDS_##COUNT                                                                                           \
+                   "}, " R0 ", " R1 ", p" SIGNS SS_MAJOR(R4, R3) ";\n}"                                                               \
+                   : FOVEA_OPERANDS_##COUNT(REGISTERS)                                                                                \
                    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn), "n"(kA == Major::mn));                  \
     }                                                                                                                                 \
     template <Major kB>                                                                                                               \
-    static __device__ __forceinline__ void rs(float (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {          \
+    static __device__ __forceinline__ void rs(SUM (&d)[COUNT], const std::uint32_t* a, std::uint64_t b, bool accumulate) {            \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N TYPES " {" FOVEA_NAMES_##COUNT \
-                   "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p, 1, 1" RS_MAJOR(R6) ";\n}"                                         \
-                   : FOVEA_OPERANDS_##COUNT                                                                                           \
+                   "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", p" SIGNS RS_MAJOR(R6) ";\n}"                                         \
+                   : FOVEA_OPERANDS_##COUNT(REGISTERS)                                                                                \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kB == Major::mn));    \
     }                                                                                                                                 \
   }
 
-#define FOVEA_WGMMA_ALL(N, COUNT, ...)                                                               \
-  FOVEA_WGMMA(__nv_bfloat16, "k16.f32.bf16.bf16", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__); \
-  FOVEA_WGMMA(__half, "k16.f32.f16.f16", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__);          \
-  FOVEA_WGMMA(__nv_fp8_e4m3, "k32.f32.e4m3.e4m3", FOVEA_NO_MAJOR, FOVEA_NO_MAJOR, N, COUNT, __VA_ARGS__)
+#define FOVEA_WGMMA_ALL(N, COUNT, ...)                                                                                           \
+  FOVEA_WGMMA(__nv_bfloat16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__);      \
+  FOVEA_WGMMA(__half, float, "+f", "k16.f32.f16.f16", ", 1, 1", FOVEA_MAJORS, FOVEA_MAJOR, N, COUNT, __VA_ARGS__);               \
+  FOVEA_WGMMA(__nv_fp8_e4m3, float, "+f", "k32.f32.e4m3.e4m3", ", 1, 1", FOVEA_NO_MAJOR, FOVEA_NO_MAJOR, N, COUNT, __VA_ARGS__); \
+  FOVEA_WGMMA(std::int8_t, int, "+r", "k32.s32.s8.s8", "", FOVEA_NO_MAJOR, FOVEA_NO_MAJOR, N, COUNT, __VA_ARGS__)
 
 FOVEA_WGMMA_ALL(32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22");
 FOVEA_WGMMA_ALL(48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30");

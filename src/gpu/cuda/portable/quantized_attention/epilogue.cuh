@@ -6,8 +6,8 @@
 
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/portable/quantized_attention/scales.cuh"
-#include "gpu/cuda/portable/quantized_attention/softmax.cuh"
+#include "gpu/cuda/common/quantized/softmax.cuh"
+#include "gpu/cuda/portable/quantized_attention/storage.cuh"
 #include "gpu/cuda/portable/quantized_attention/values.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
@@ -60,24 +60,17 @@ class Epilogue {
 
   __device__ __forceinline__ void store_lse(int token, float sum, float base) const {
     if (params.lse == nullptr || lane % 4 != 0 || token >= work.seq_q) return;
-    const auto at = [&](const detail::RowStrides& strides) {
-      return work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + work.head * strides.head;
-    };
-    float lse = lse_of(sum, base) * kLn2;
-    if (params.lse_shift.data != nullptr && sum != 0) lse = fmaf(params.scale, params.lse_shift.data[at(params.lse_shift.strides)], lse);
-    params.lse[at(params.lse_strides)] = lse;
+    const float lse = lse_of(sum, base) * kLn2;
+    const detail::RowStrides& strides = params.lse_strides;
+    params.lse[work.batch * strides.batch + std::int64_t{work.q_begin + token} * strides.row + work.head * strides.head] =
+        sum == 0 ? lse : Scales(params, work).shifted(lse, token);
   }
 
   // ---- results --------------------------------------------------------------------------------------------------------------------
 
-  __device__ const float* channels(const Numbers& numbers) const {
-    return numbers.data + work.batch * numbers.strides.batch + work.head / params.heads_per_kv * numbers.strides.head;
-  }
   /// `x`: normalised, of values as they are stored. A row without keys has no part of a channel.
   __device__ __forceinline__ float value_of(float x, float factor, int column) const {
-    if (factor == 0) return 0;
-    if constexpr (sizeof(ValueElement) == 1) x *= channels(params.v_scale)[column];
-    return params.v_mean.data != nullptr ? x + channels(params.v_mean)[column] : x;
+    return factor == 0 ? 0 : Scales(params, work).value_of(x, column);
   }
   __device__ __forceinline__ void finish_row(float (&out)[kOut], int r, float factor) const {
 #pragma unroll

@@ -5,10 +5,10 @@
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/ldmatrix.cuh"
 #include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/quantized/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/quantized_attention/epilogue.cuh"
 #include "gpu/cuda/portable/quantized_attention/load.cuh"
-#include "gpu/cuda/portable/quantized_attention/softmax.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
 
@@ -148,16 +148,17 @@ class Math {
     const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const ScoreScale scale = scales().scale(query_scale[b], key_scale);
+      const CodeScale scale = scales().scale(query_scale[b], key_scale);
       float scores[kScores];
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(sums[b][i]);
-      Exponents exponents;
-      if (!softmax[b].takes_sums(sums[b], scale, exponents) || edge) {
+      const float unit[1] = {scale.unit};
+      Exponents<1> exponents;
+      if (!softmax[b].takes_sums(sums[b], unit, scale.log2, exponents) || edge) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) scores[i] *= scale.unit;
         if (edge) mask(scores, warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
-        softmax[b].take_scores(scores, scale, exponents);
+        softmax[b].take_scores(scores, scale.log2, exponents);
 #pragma unroll
         for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
       }

@@ -60,11 +60,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    params.q_scale.data = args.q_scale;
-    params.k_scale.data = args.k_scale;
-    params.v_scale.data = problem_.has_v_scale ? args.v_scale : nullptr;
-    params.v_mean.data = problem_.has_v_mean ? args.v_mean : nullptr;
-    params.lse_shift.data = problem_.has_lse_shift ? args.lse_shift : nullptr;
+    fill_codes(params.codes, problem_, args);
     const Launch launch = problem_.v_dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_fp8_e4m3>(tuning_);
     return launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
   }
@@ -78,12 +74,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     fill_problem(params_, problem_);
     params_.lse_strides = problem_.lse;
     params_.scale_log2 = in_base_2(problem_.scale);
-    params_.q_scale.strides = problem_.q_scales;
-    params_.k_scale.strides = problem_.k_scales;
-    params_.v_scale.strides = problem_.v_scales;
-    params_.v_mean.strides = problem_.v_means;
-    params_.lse_shift.strides = problem_.lse_shift;
-    params_.groups = problem_.groups;
+    params_.codes = codes_of(problem_);
     params_.out_dtype = problem_.out_dtype;
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/portable/attention/work.cuh"
 #include "gpu/cuda/portable/quantized_attention/config.hpp"
 #include "gpu/cuda/portable/quantized_attention/params.hpp"
@@ -12,6 +13,7 @@ namespace fovea::gpu::portable::quantized_attention {
 
 using attention::WorkTile;
 static_assert(sizeof(WorkTile) <= Tuning::kWorkBytes);
+using Scales = gpu::Scales<Params, WorkTile>;
 
 /// Rows are SwizzledRows.
 template <class Config>

@@ -21,11 +21,11 @@ __device__ inline int tile_row(int warpgroup, int r) {
 template <class Config>
 class Epilogue {
  public:
-  using Range = std::conditional_t<Config::k8Bit, E4m3Range, FloatRange>;
+  using Range = std::conditional_t<Config::k8BitValues, std::conditional_t<Config::kCodes, E4m3SumRange, E4m3Range>, FloatRange>;
   using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2, Range>;
-  using Result = typename Config::Result;
-  using Params = typename Config::Params;
   static constexpr int kOut = Config::kHeadDimV / 2;
+
+  using Params = typename Config::Params;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
@@ -42,7 +42,7 @@ class Epilogue {
     if (wide()) {
       store_wide(work, out, factor);
     } else {
-      stage(buffer, out, factor);
+      stage<typename Config::Result>(buffer, out, factor);
     }
     if (leaks) {
       const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
@@ -55,11 +55,7 @@ class Epilogue {
     const bool second = lane_index() % 2 == 1;  // whose row this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
     store_lse(work, second, base + Warp::log2(second ? softmax.sum[1] : softmax.sum[0]));
-    const bool elected = thread_index() % 128 == 0;
-    named_sync(kWarpgroup + warpgroup, 128);
-    if (!wide() && elected) store(work, buffer);
-    if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
-    used = buffer;
+    hand_over(work_slot, buffer, !wide());
   }
 
   /// Returns the queries' buffer to the producer once the results in it have been read.
@@ -70,7 +66,16 @@ class Epilogue {
     used = -1;
   }
 
- private:
+ protected:
+  /// Results in the buffer leave, if they are `staged` there; nothing else needs the work tile.
+  __device__ __forceinline__ void hand_over(int work_slot, int buffer, bool staged) {
+    const bool elected = thread_index() % 128 == 0;
+    named_sync(kWarpgroup + warpgroup, 128);
+    if (staged && elected) store(storage.work_tiles[work_slot], buffer);
+    if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
+    used = buffer;
+  }
+
   /// Of the lane's r-th row.
   __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(warpgroup, r), params.packed_shift); }
 
@@ -104,6 +109,7 @@ class Epilogue {
   __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kSliceBytes; }
 
   /// Results in the place of the queries, as rows of the tile.
+  template <class Result>
   __device__ __forceinline__ void stage(int buffer, const float (&out)[kOut], const float (&factor)[2]) {
     stage_rows<Result, Config::kHeadDimV>(out, factor, {staged(buffer), Config::kQuerySliceBytes});
   }
@@ -158,9 +164,13 @@ class Epilogue {
     if (wide()) {
       wide_out()[wide_offset(work, at) + column] = x;
     } else {
-      const std::uint32_t slice = staged(buffer) + column / kSliceColumns * Config::kQuerySliceBytes + row % kWarpgroupRows * kSliceBytes;
-      store_shared_16(slice + ((column % kSliceColumns / 8) ^ (row % 8)) * 16 + column % 8 * 2, pack<Result>(x, 0));
+      put_staged(buffer, row, column, pack<typename Config::Result>(x, 0));
     }
+  }
+  /// `row`: of the query tile.
+  __device__ void put_staged(int buffer, int row, int column, std::uint32_t x) const {
+    const std::uint32_t slice = staged(buffer) + column / kSliceColumns * Config::kQuerySliceBytes + row % kWarpgroupRows * kSliceBytes;
+    store_shared_16(slice + ((column % kSliceColumns / 8) ^ (row % 8)) * 16 + column % 8 * 2, x);
   }
 
   const Params& params;

@@ -28,7 +28,9 @@ class Loader {
   }
 
  private:
-  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));  // of a slice
+  template <class T>
+  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(T));  // of a slice
+  using Element = typename Config::Element;
 
   /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
   /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
@@ -39,14 +41,14 @@ class Loader {
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyTile - valid, work.k_begin + key + valid, work.batch};
       // Nothing may be on its way when the CTA ends.
       if (!work.done || (started && Config::kOverlapWork))
-        load_tile<Config::kSlicesQk>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
+        load_tile<Config::kSlicesQk, Element>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       // With one query buffer, the values of the tile before are what it waits for.
       if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
       if (started) load_values();
       if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
       started = true;
       values_at = at;
-      if constexpr (Config::k8Bit) {
+      if constexpr (Config::k8BitValues) {
         const bool ragged = params.cu_seqlens_k != nullptr;
         const std::int64_t value_tile = first_value_tile(ragged, params.seq_k, work.batch, work.k_begin, Config::kKeyTile) + tile;
         values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.row) * Config::kValueBytes;
@@ -60,24 +62,26 @@ class Loader {
     barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-    load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+    load_clipped<Config::kSlicesQk, kColumns<Element>>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at,
+                                                       full);
   }
 
   __device__ void load_values() {
-    if constexpr (Config::k8Bit) {
+    if constexpr (Config::k8BitValues) {
       const std::uint32_t full = begin_stage(values, storage.v_full, storage.v_empty, Config::kValueBytes);
       copy_bulk(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
       values.advance();
     } else {
-      load_tile<Config::kSlicesV>(params.v, values_at, values, shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+      load_tile<Config::kSlicesV, typename Config::ValueElement>(params.v, values_at, values, shared_address(storage.v[values.stage]),
+                                                                 storage.v_full, storage.v_empty);
     }
   }
 
-  template <int kSlices, int kStages>
+  template <int kSlices, class T, int kStages>
   __device__ void load_tile(const ClippedRows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
-    load_clipped<kSlices, kColumns>(to, Config::kKeySliceBytes, rows, at, full);
+    load_clipped<kSlices, kColumns<T>>(to, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }
 

@@ -9,16 +9,22 @@
 
 namespace fovea::gpu::sm90::dense {
 
-template <class Config>
+/// What a lane has instead of scores where products of queries and keys are integers (Config::kCodes): one that makes scores of them.
+struct NoSums {
+  template <class Params>
+  explicit __device__ NoSums(const Params&) {}
+};
+
+template <class Config, class Epilogue = Epilogue<Config>, class Sums = NoSums>
 class Math {
  public:
   using Params = typename Config::Params;
 
   __device__ Math(const Params& params_, Storage<Config>& storage_, int warpgroup_)
-      : params(params_), storage(storage_), warpgroup(warpgroup_) {}
+      : params(params_), storage(storage_), warpgroup(warpgroup_), int_sums(params_) {}
 
   __device__ __forceinline__ void operator()() {
-    Epilogue<Config> epilogue(params, storage, warpgroup);
+    Epilogue epilogue(params, storage, warpgroup);
     if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
     if constexpr (!Config::kOverlap) {
       while (begin_work()) compute_work(epilogue);
@@ -33,13 +39,14 @@ class Math {
 
  private:
   using Element = typename Config::Element;
+  using ValueElement = typename Config::ValueElement;
   static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane
   static constexpr bool kTurns = Config::kTuning.turns;
-  static constexpr int kOperands = kScores * static_cast<int>(sizeof(Element)) / 4;  // registers of probabilities
+  static constexpr int kOperands = kScores * static_cast<int>(sizeof(ValueElement)) / 4;  // registers of probabilities
 
   /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
   /// belong to different work tiles, and its softmax beside the products of the other warpgroups. Returns whether there is more to do.
-  __device__ __forceinline__ bool step(Epilogue<Config>& epilogue) {
+  __device__ __forceinline__ bool step(Epilogue& epilogue) {
     const auto ended_at = work_at;
     const int buffer = position.stage;
     const bool ends = tile == first;
@@ -69,12 +76,12 @@ class Math {
       if (grown) scale_rows(out, softmax.rescale);
       epilogue.release_buffer();
     }
-    round_to<Element>(probabilities, scores);
+    round_to<ValueElement>(probabilities, scores);
     return more;
   }
 
   /// From one work tile to the next with one query buffer, which results leave through before the next queries come.
-  __device__ __forceinline__ bool cross(Epilogue<Config>& epilogue) {
+  __device__ __forceinline__ bool cross(Epilogue& epilogue) {
     issue_values();
     finish_values();
     epilogue(work_at.stage, position.stage, softmax, out, scale());
@@ -86,20 +93,22 @@ class Math {
   }
 
   /// Without overlap: a work tile, key tile by key tile. Other warpgroups compute while this one waits for its products.
-  __device__ __forceinline__ void compute_work(Epilogue<Config>& epilogue) {
-    if (Config::k8Bit) own_scale = ScoreScale::of<Config>(params, *current);
+  __device__ __forceinline__ void compute_work(Epilogue& epilogue) {
+    begin_scale();
     softmax.begin();
     clear(out);
     const Range seen = seen_tiles(*current);
+    if constexpr (Config::kOwnEdges) find_own_edges(*current);
     if (tile >= seen.end) epilogue.release_buffer();
     for (; tile >= seen.end; --tile) skip_tile();
     for (; tile >= seen.begin; --tile) {
       issue_scores();
       epilogue.release_buffer();
+      if constexpr (Config::kCodes) int_sums.begin_tile(tile);
       products_wait<0>();
       if (take_scores()) scale_rows(out, softmax.rescale);
-      round_to<Element>(probabilities, scores);
-      if constexpr (Config::k8Bit) {
+      round_to<ValueElement>(probabilities, scores);
+      if constexpr (Config::k8BitValues) {
         add_values();
       } else {
         issue_values();
@@ -122,6 +131,13 @@ class Math {
     const int begin = max(token + work.low, 0), end = min(last_token + work.high + 1, work.seq_k);
     const bool any = token < work.seq_q && begin < end;
     return {max(uniform(begin / Config::kKeyTile), first), any ? min(uniform((end - 1) / Config::kKeyTile) + 1, tile + 1) : first};
+  }
+  /// Fewer key tiles are edges of this warpgroup's rows than of the whole work tile.
+  __device__ __forceinline__ void find_own_edges(const WorkTile& work) {
+    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
+              last_token = min(token + rows, work.seq_q) - 1;
+    full_first = uniform((max(last_token + work.low, 0) + Config::kKeyTile - 1) / Config::kKeyTile);
+    full_last = uniform(min(token + work.high + 1, work.seq_k) / Config::kKeyTile);
   }
   __device__ __forceinline__ void skip_tile() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
@@ -163,31 +179,39 @@ class Math {
     clear(out);
     products_wait<0>();
     take_scores();
-    round_to<Element>(probabilities, scores);
+    round_to<ValueElement>(probabilities, scores);
   }
 
   // ---- products -----------------------------------------------------------------------------------------------------------------
 
-  /// scores (64 x key tile) = Q (64 x head dim) K^T
+  /// Of queries and keys.
+  __device__ __forceinline__ auto& products() {
+    if constexpr (Config::kCodes) {
+      return int_sums.products;
+    } else {
+      return scores;
+    }
+  }
+  /// products (64 x key tile) = Q (64 x head dim) K^T
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
-    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {queries, Config::kQuerySliceBytes}, k);
+    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(products(), {queries, Config::kQuerySliceBytes}, k);
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
   __device__ __forceinline__ void issue_values() {
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceStep, Config::kValueGroupBytes};
-    accumulate<Element, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
+    accumulate<ValueElement, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
   }
   /// The same of e4m3.
   __device__ __forceinline__ void add_values() {
     // That have registers beside `out`.
     constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    accumulate_apart<Element, Config::kKeyTile, Config::kHeadDimV, kColumns>(out, probabilities, shared_address(storage.v[values.stage]),
-                                                                             [&] { release(&storage.v_empty[values.stage]); });
+    accumulate_apart<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns>(
+        out, probabilities, shared_address(storage.v[values.stage]), [&] { release(&storage.v_empty[values.stage]); });
     values.advance();
   }
   __device__ __forceinline__ void finish_values() {
@@ -203,13 +227,35 @@ class Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ ScoreScale scale() const { return Config::k8Bit ? own_scale : ScoreScale::of<Config>(params, *current); }
+  __device__ __forceinline__ ScoreScale scale() const {
+    if constexpr (Config::kOwnScale) {
+      return own_scale;
+    } else {
+      return ScoreScale::of<Config>(params, *current);
+    }
+  }
+  /// Of a work tile.
+  __device__ __forceinline__ void begin_scale() {
+    if constexpr (Config::kCodes) {
+      own_scale = int_sums.begin(*current, tile_row(warpgroup, 0));
+    } else if constexpr (Config::k8Bit) {
+      own_scale = ScoreScale::of<Config>(params, *current);
+    }
+  }
 
   /// Scores become probabilities; returns whether `out` is to be rescaled.
   __device__ __forceinline__ bool take_scores() {
-    pin(scores);
+    pin(products());
     release(&storage.k_empty[keys.stage]);
     keys.advance();
+    const bool edge = tile < full_first || tile >= full_last;
+    if constexpr (Config::kCodes) {
+      return int_sums.take(scores, softmax, edge, [&](float (&)[kScores]) { mask(*current, tile * Config::kKeyTile); });
+    } else {
+      return transform_scores(edge);
+    }
+  }
+  __device__ __forceinline__ bool transform_scores(bool edge) {
     if constexpr (Config::kTransform) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = transformed(params, Config::k8Bit ? scores[i] * own_scale.factor : scores[i]);
@@ -217,7 +263,7 @@ class Math {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = -scores[i];
     }
-    if (tile < full_first || tile >= full_last) mask(*current, tile * Config::kKeyTile);
+    if (edge) mask(*current, tile * Config::kKeyTile);
     return softmax(scores, scale().log2, params.zero);
   }
 
@@ -241,8 +287,9 @@ class Math {
   std::uint32_t queries = 0;                               // address of this warpgroup's rows
   float scores[kScores], out[kOut];
   std::uint32_t probabilities[kOperands];  // as the values' products take them
-  typename Epilogue<Config>::Softmax softmax;
+  typename Epilogue::Softmax softmax;
   ScoreScale own_scale;  // of a work tile, where it has one
+  Sums int_sums;
   RingPosition<Config::kKeyStages> keys;
   RingPosition<Config::kValueStages> values;
 };

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What follows a warpgroup's last product: normalisation, scales and means of V, lse. Results leave as those of the dense kernel.
+#pragma once
+
+#include "gpu/cuda/sm90/dense/epilogue.cuh"
+#include "gpu/cuda/sm90/quantized_attention/sums.cuh"
+
+namespace fovea::gpu::sm90::quantized_attention {
+
+template <class Config>
+class Epilogue : public dense::Epilogue<Config> {
+  using Base = dense::Epilogue<Config>;
+  using Base::kOut, Base::kOne, Base::params, Base::storage, Base::warpgroup;
+
+ public:
+  using Softmax = SumSoftmax<Config::kKeyTile / 2, Config::kKeyBlocks, typename Base::Range>;
+  using Base::Base;
+
+  /// `out`: sums of values as they are stored, relative to 2^softmax.base().
+  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+    const WorkTile& work = storage.work_tiles[work_slot];
+    softmax.reduce_sum();
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto keys = work.keys_of(token_of(work, r));
+      // What is not a number where no key is seen is the scale of keys.
+      if (keys.begin >= keys.end) softmax.sum[r] = 0;
+      factor[r] = softmax.sum[r] == 0 ? 0 : softmax.top(r, scale.log2) / kOne / softmax.sum[r];
+    }
+    finish(Scales(params, work), out, factor);
+    const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
+                       {softmax.maximum[0], softmax.maximum[1]},
+                       {factor[0] * kOne, factor[1] * kOne}};
+    if (wide()) {
+      store_wide(work, out);
+    } else {
+      constexpr float kAsIs[2] = {1, 1};
+      if (params.out_dtype == DType::f16) {
+        Base::template stage<__half>(buffer, out, kAsIs);
+      } else {
+        Base::template stage<__nv_bfloat16>(buffer, out, kAsIs);
+      }
+    }
+    // Values that a row does not see: 0 times NaN is NaN.
+    const bool leaks = work.full_first > work.first || work.full_last < work.last;
+    if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
+    // Before the stores of lse, for which it would wait.
+    if (!wide()) fence_shared_for_async();
+    const bool second = lane_index() % 2 == 1;  // whose row this lane stores
+    const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
+    store_lse(work, second, second ? softmax.sum[1] : softmax.sum[0], base);
+    Base::hand_over(work_slot, buffer, !wide());
+  }
+
+ private:
+  __device__ int token_of(const WorkTile& work, int r) const { return work.token + dense::tile_row(warpgroup, r); }
+  /// Whether results leave as f32, from registers.
+  __device__ __forceinline__ bool wide() const { return params.out_dtype == DType::f32; }
+
+  static __device__ __forceinline__ void finish(const Scales& scales, float (&out)[kOut], const float (&factor)[2]) {
+    const int column = lane_column(lane_index());
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) out[i] *= factor[row_of(i)];
+    if (const float* scale = scales.value_scales()) {
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] *= scale[column + column_of(i)];
+    }
+    if (const float* mean = scales.value_means()) {
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] += mean[column + column_of(i)];
+    }
+    // A row without keys has no part of a channel.
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) out[i] = factor[row_of(i)] == 0 ? 0 : out[i];
+  }
+
+  /// The first two lanes of each four store that of their rows.
+  __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float sum, float base) const {
+    const int token = token_of(work, r);
+    if (params.lse == nullptr || lane_index() % 4 > 1 || token >= work.seq_q) return;
+    params.lse[work.offset(params.lse_strides, {token, work.head})] =
+        sum == 0 ? -INFINITY : Scales(params, work).shifted((base + Warp::log2(sum)) * kLn2, token);
+  }
+
+  __device__ float* wide_row(const WorkTile& work, int token) const {
+    return static_cast<float*>(const_cast<void*>(params.out.data)) + work.offset(params.out.strides, {token, work.head});
+  }
+  __device__ __forceinline__ void store_wide(const WorkTile& work, const float (&out)[kOut]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (token_of(work, r) >= work.seq_q) continue;
+      float* to = wide_row(work, token_of(work, r)) + lane_column(lane_index());
+#pragma unroll
+      for (int i = 2 * r; i < kOut; i += 4) *reinterpret_cast<float2*>(to + column_of(i)) = {out[i], out[i + 1]};
+    }
+  }
+
+  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+
+  using Exact = gpu::ExactRow<std::int8_t>;
+
+  /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see.
+  __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale lane_scale) {
+    for_rows_not_finite(rows, [&](int i, int lane, float maximum, float factor) {
+      const float log2 = __shfl_sync(~0u, lane_scale.log2, lane);
+      const int row = warpgroup * dense::kWarpgroupRows + thread_index() % 128 / 32 * 16 + i, token = work.token + row;
+      if (token >= work.seq_q) return;
+      float columns[Exact::kColumns];
+      exact(work, token, maximum, log2, columns);
+#pragma unroll
+      for (int c = 0; c < Exact::kColumns; ++c) {
+        const int column = c * 32 + lane_index();
+        if (column >= Config::kHeadDimV) continue;
+        put(work, buffer, row, column, factor == 0 ? 0 : Scales(params, work).value_of(columns[c] * factor, column));
+      }
+    });
+  }
+  __device__ void exact(const WorkTile& work, int token, float maximum, float log2, float (&columns)[Exact::kColumns]) const {
+    using ValueElement = typename Config::ValueElement;
+    const Scales scales(params, work);
+    const int kv_head = work.head / params.heads_per_kv;
+    const Exact one{row_at<std::int8_t>(params.q, work, work.q_begin + token, work.head), Config::kHeadDimQk, Config::kHeadDimV};
+    const auto* keys = row_at<std::int8_t>(params.k, work, work.k_begin, kv_head);
+    const auto* values = row_at<ValueElement>(params.v, work, work.k_begin, kv_head);
+    const auto row_of = [&](int key) {
+      return KeyRow<std::int8_t, ValueElement>{keys + key * params.k.strides.row, values + key * params.v.strides.row};
+    };
+    const float query_scale = scales.of_query(token);
+    const auto seen = work.keys_of(token);
+    one(
+        seen.begin, seen.end, maximum, log2, row_of,
+        [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
+  }
+  template <class Element>
+  static __device__ const Element* row_at(const ClippedRows& rows, const WorkTile& work, int row, int head) {
+    return static_cast<const Element*>(rows.data) + work.batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head;
+  }
+
+  __device__ void put(const WorkTile& work, int buffer, int row, int column, float x) const {
+    if (wide()) {
+      wide_row(work, work.token + row)[column] = x;
+    } else {
+      Base::put_staged(buffer, row, column, params.out_dtype == DType::f16 ? pack<__half>(x, 0) : pack<__nv_bfloat16>(x, 0));
+    }
+  }
+};
+
+}  // namespace fovea::gpu::sm90::quantized_attention

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The 8-bit kernel: storage, barriers, roles. What instances/ instantiate.
+#pragma once
+
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/dense/load.cuh"
+#include "gpu/cuda/sm90/dense/math.cuh"
+#include "gpu/cuda/sm90/quantized_attention/epilogue.cuh"
+#include "gpu/cuda/sm90/quantized_attention/launch.hpp"
+
+namespace fovea::gpu::sm90::quantized_attention {
+
+template <class Config>
+using Storage = dense::Storage<Config>;
+
+/// As many CTAs as multiprocessors, each of which walks through work tiles.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warpgroup = uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) storage.init_barriers();
+  __syncthreads();
+  wait_for_previous_kernel();
+  if (warpgroup < Config::kTuning.warpgroups) {
+    registers_grow<Config::kMathRegisters>();
+    dense::Math<Config, Epilogue<Config>, Sums<Config>>(params, storage, warpgroup)();
+  } else {
+    registers_shrink<Config::kLoadRegisters>();
+    if (Config::k8BitValues) fence_global_for_async();  // launch_transpose() has written what bulk copies read
+    if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
+    __syncwarp();
+  }
+  let_next_kernel_start();
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
+                          .block = dim3(Config::kThreads),
+                          .shared_bytes = sizeof(Storage<Config>),
+                          .programmatic = true};
+  return launch(&attend<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::quantized_attention

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The host's side of the kernels: plan.cu calls this; each of instances/ defines some of it.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "gpu/cuda/sm90/quantized_attention/config.hpp"
+#include "gpu/runtime.hpp"
+
+namespace fovea::gpu::sm90::quantized_attention {
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+
+}  // namespace fovea::gpu::sm90::quantized_attention

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Tiles of the 8-bit kernel by head dim and by what values are.
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "gpu/cuda/sm90/attention/tuning.hpp"
+
+namespace fovea::gpu::sm90::quantized_attention {
+
+using attention::Tuning;
+
+/// Narrowest first. Head dims are the rows' own.
+inline constexpr std::array kTuningsE4m3{
+    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},
+    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, false},
+    Tuning{128, 128, 3, 128, 3, 3, 2, 160, false, false},
+};
+inline constexpr std::array kTuningsF16{
+    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},
+    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, false},
+    Tuning{128, 128, 3, 128, 2, 2, 2, 160, false, false},
+};
+
+constexpr std::span<const Tuning> tunings_of(bool e4m3_values) {
+  return e4m3_values ? std::span<const Tuning>(kTuningsE4m3) : std::span<const Tuning>(kTuningsF16);
+}
+
+}  // namespace fovea::gpu::sm90::quantized_attention
