@@ -68,7 +68,7 @@ class Graph {
  private:
   Device device_;
   Stream stream_;
-  void* executable_ = nullptr;
+  [[maybe_unused]] void* executable_ = nullptr;  // a build without devices has no use for it
 };
 
 }  // namespace fovea::check
