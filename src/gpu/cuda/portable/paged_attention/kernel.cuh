@@ -18,8 +18,8 @@ __device__ __forceinline__ void sync_ring() {
   }
 }
 
-/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says. Queries are
-/// asked for first: behind the keys and values of all CTAs they would arrive with the last of these.
+/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says. Loads of
+/// queries are issued first: behind the keys and values of all CTAs they would arrive with the last of these.
 template <class Config>
 __device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, const Score& score, int kv_head) {
   Loader<Config> load(params, storage, kv_head);
