@@ -100,7 +100,6 @@ TEST(Band, MakeBandKeepsTheDefinition) {
   }
 }
 
-
 /// The narrow statement of the rule says the same as the wide one, for every token range of a sequence.
 template <int kTile>
 void compare_narrow(const BandMask& mask, int seq_q, int seq_k, const std::array<int, 2>& tokens) {
@@ -109,10 +108,11 @@ void compare_narrow(const BandMask& mask, int seq_q, int seq_k, const std::array
   const KeyRange keys = keys_seen_by_some(band, tokens[0], tokens[1], seq_k);
   const KvTiles tiles = kv_tiles(band, tokens[0], tokens[1], seq_k, kTile);
   const NarrowTiles got = narrow.tiles<kTile>(tokens[0], tokens[1]);
-  const std::array<std::int64_t, 8> want{band.low, band.high, keys.begin, keys.end, tiles.first, tiles.full_first, tiles.full_last, tiles.last};
+  const std::array<std::int64_t, 8> want{band.low,    band.high,        keys.begin,      keys.end,
+                                         tiles.first, tiles.full_first, tiles.full_last, tiles.last};
   const std::array<std::int64_t, 8> have{narrow.low, narrow.high, got.begin, got.end, got.first, got.full_first, got.full_last, got.last};
-  ASSERT_EQ(have, want) << "left " << mask.left << ", right " << mask.right << ", seq " << seq_q << " x " << seq_k << ", tokens " << tokens[0]
-                        << " to " << tokens[1];
+  ASSERT_EQ(have, want) << "left " << mask.left << ", right " << mask.right << ", seq " << seq_q << " x " << seq_k << ", tokens "
+                        << tokens[0] << " to " << tokens[1];
 }
 
 TEST(NarrowBand, SaysWhatTheWideOneSays) {

@@ -22,9 +22,7 @@ struct NarrowMask {
       : left(narrow(mask.left)), right(narrow(mask.right)), bottom_right(mask.anchor == Anchor::bottom_right) {}
 
  private:
-  static constexpr int narrow(std::int64_t bound) {
-    return static_cast<int>(std::clamp<std::int64_t>(bound, -kNarrowLimit, kNarrowLimit));
-  }
+  static constexpr int narrow(std::int64_t bound) { return static_cast<int>(std::clamp<std::int64_t>(bound, -kNarrowLimit, kNarrowLimit)); }
 };
 
 /// Keys and key tiles that some of a sequence's query rows see: keys [begin, end), tiles [first, last), of these without a mask

@@ -12,16 +12,16 @@ namespace fovea::gpu::portable::paged_attention {
 
 inline constexpr int kManyParts = 16;  // of a sequence, on average
 
-/// A row of a query tile of one kv head, by a warp: all of its columns, or every fourth 32 where the row has four warps. Then there are many
-/// parts, and what a warp reads of them all is on its way at once. Nothing is read through the L1 cache, where what a kernel before this one
-/// has left could be.
+/// A row of a query tile of one kv head, by a warp: all of its columns, or every fourth 32 where the row has four warps. Then there are
+/// many parts, and what a warp reads of them all is on its way at once. Nothing is read through the L1 cache, where what a kernel before
+/// this one has left could be.
 template <bool kMany>
 class Combine {
  public:
   __device__ Combine(const Params& params_, int row_tile_, int kv_head_)
       : params(params_), row_tile(row_tile_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Parts [first, last] share the query tile. A rehearsal reads and stores nothing; it brings the code to where it runs.
+  /// Parts [first, last] share the query tile. A rehearsal reads and stores nothing; it loads the code.
   __device__ __forceinline__ void operator()(const QueryTile& tile, int first, int last, int part_length, int row, bool rehearsal) const {
     const float scale_log2 = Score(params, kv_head).scale_log2;
     const auto cell = [&](int part) {
@@ -65,7 +65,7 @@ class Combine {
 
  private:
   static constexpr int kWidth = kMany ? 1 : 4, kChunks = 2;  // neighbouring columns of a lane, and how often, at most
-  static constexpr int kAtOnce = kMany ? 32 : 4;  // parts
+  static constexpr int kAtOnce = kMany ? 32 : 4;             // parts
   struct Columns {
     float x[kWidth];
   };
@@ -74,9 +74,7 @@ class Combine {
     const float2 state = __ldcg(reinterpret_cast<const float2*>(params.partials.states + cell));
     return {state.x, state.y};
   }
-  __device__ int column(int chunk) const {
-    return 128 * chunk + (kMany ? static_cast<int>(threadIdx.x) % kThreads : kWidth * lane);
-  }
+  __device__ int column(int chunk) const { return 128 * chunk + (kMany ? static_cast<int>(threadIdx.x) % kThreads : kWidth * lane); }
   __device__ __forceinline__ void load(Columns (&columns)[kChunks], const float* from) const {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -112,8 +110,8 @@ class Combine {
   const int row_tile, kv_head, lane;
 };
 
-/// Calls merge(true) while the kernel before runs, and merge(false) after it. All CTAs wait: else the next kernel would not wait for results
-/// that need no merge. What lengths say is known before.
+/// Calls merge(true) while the kernel before runs, and merge(false) after it. All CTAs wait: else the next kernel would not wait for
+/// results that need no merge. What lengths say is known before.
 template <class Merge>
 __device__ __forceinline__ void in_two_passes(const Merge& merge) {
 #pragma unroll 1

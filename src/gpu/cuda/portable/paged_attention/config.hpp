@@ -52,9 +52,9 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Two CTAs where each has two stages, else one; no stage where nothing fits. Of e4m3 caches under few query rows, whose tiles are small and
-/// take more instructions for each byte, three with three stages: 165 for 187 us (256 sequences of 1024, H200, 2026-11-25), as much for few
-/// long ones.
+/// Two CTAs where each has two stages, else one; no stage where nothing fits. Of e4m3 caches under few query rows, whose tiles are small
+/// and take more instructions for each byte, three with three stages: 165 for 187 us (256 sequences of 1024, H200, 2026-11-25), as much for
+/// few long ones.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor) {
   constexpr int kReserved = 1024;  // of each CTA, by the system

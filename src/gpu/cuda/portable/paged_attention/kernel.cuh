@@ -18,15 +18,15 @@ __device__ __forceinline__ void sync_ring() {
   }
 }
 
-/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says. Queries are
-/// asked for first: behind the keys and values of all CTAs they would arrive with the last of these.
+/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says. Loads of
+/// queries are issued first: behind the keys and values of all CTAs they would arrive with the last of these.
 template <class Config>
 __device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, const Score& score, int kv_head) {
   Loader<Config> load(params, storage, kv_head);
   Math<Config> math(params, storage, score);
   const int first = storage.work.first, last = storage.work.last, ahead = params.stages - 1;
   load.begin();
-  for (int i = 0; i <= ahead; ++i) {
+  for (int i = 0; i < ahead; ++i) {
     if (first + i < last) load.load(first + i, i);
     copy_async_commit();
   }
@@ -35,23 +35,13 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
   math.begin();
   int stage = 0;
   for (int tile = first; tile < last; ++tile) {
-    if (tile == first) {
-      if (ahead == 3) {
-        copy_async_wait<3>();
-      } else {
-        copy_async_wait(ahead);
-      }
-    } else {
-      copy_async_wait(ahead - 1);
-    }
+    copy_async_wait(ahead - 1);
     sync_ring<Config>();  // this tile has arrived, and the tile before has been read
-    if (tile > first) {
-      if (tile + ahead < last) load.load(tile + ahead, stage == 0 ? ahead : stage - 1);
-      copy_async_commit();
-      if (ahead == 0) {
-        copy_async_wait<0>();
-        sync_ring<Config>();
-      }
+    if (tile + ahead < last) load.load(tile + ahead, stage == 0 ? ahead : stage - 1);
+    copy_async_commit();
+    if (ahead == 0) {
+      copy_async_wait<0>();
+      sync_ring<Config>();
     }
     math(tile, stage);
     if (++stage == params.stages) stage = 0;
