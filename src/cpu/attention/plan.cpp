@@ -44,8 +44,8 @@ constexpr auto kHandled = detail::handles<detail::Attention>("ragged", "mask.lef
                                                              "sink", "lse", "q_scale", "k_scale", "v_scale", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::Attention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                         Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionProblem>()};
+constexpr detail::Implementation<detail::Attention> kRow{
+    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

@@ -92,8 +92,8 @@ constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "
                                                                      "softcap", "sink", "dlse", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::AttentionBackward> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                                 Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionBackwardProblem>()};
+constexpr detail::Implementation<detail::AttentionBackward> kRow{
+    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionBackwardProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

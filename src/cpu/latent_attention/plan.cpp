@@ -42,8 +42,8 @@ constexpr auto kHandled =
     detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::LatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                               Isa::kUnavailable, plan<Isa>, outdone<Isa, LatentAttentionProblem>()};
+constexpr detail::Implementation<detail::LatentAttention> kRow{
+    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, LatentAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

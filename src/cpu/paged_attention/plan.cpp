@@ -48,8 +48,8 @@ constexpr auto kHandled = detail::handles<detail::PagedAttention>("mask.left", "
                                                                   "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::PagedAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                              Isa::kUnavailable, plan<Isa>, outdone<Isa, PagedAttentionProblem>()};
+constexpr detail::Implementation<detail::PagedAttention> kRow{
+    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, PagedAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

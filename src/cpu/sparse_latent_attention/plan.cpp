@@ -72,8 +72,8 @@ constexpr auto kHandled = detail::handles<detail::SparseLatentAttention>("flat",
                                                                          "lse", "max_logits", "options.batch_invariant");
 
 template <class Isa>
-constexpr detail::Implementation<detail::SparseLatentAttention> kRow{kName<Isa>.view(), kAccepts,  kHandled,      Backend::cpu,
-                                                                     Isa::kUnavailable, plan<Isa>, outdone<Isa, SparseLatentAttentionProblem>()};
+constexpr detail::Implementation<detail::SparseLatentAttention> kRow{
+    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, SparseLatentAttentionProblem>()};
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86

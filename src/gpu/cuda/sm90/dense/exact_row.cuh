@@ -55,9 +55,7 @@ struct TensorKeys {
   __device__ TensorKeys(const Params& params_, const WorkTile& work, int kv_head)
       : params(params_), keys(first(params.k, work, kv_head)), values(first(params.v, work, kv_head)) {}
 
-  __device__ KeyRow<Element> operator()(int key) const {
-    return {keys + key * params.k.strides.row, values + key * params.v.strides.row};
-  }
+  __device__ KeyRow<Element> operator()(int key) const { return {keys + key * params.k.strides.row, values + key * params.v.strides.row}; }
 
  private:
   static __device__ const Element* first(const ClippedRows& rows, const WorkTile& work, int kv_head) {

@@ -41,10 +41,8 @@ Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream s
   using Storage = dense::Storage<Config>;
   static_assert(sizeof(Storage) <= 227 * 1024);
   if (Result<void> good = allow_shared_bytes<&attend_full_tiles<Config>>(ordinal, sizeof(Storage)); !good) return good;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
-                          .block = dim3(Config::kThreads),
-                          .shared_bytes = sizeof(Storage),
-                          .programmatic = true};
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage), .programmatic = true};
   return launch(&attend_full_tiles<Config>, shape, stream, params);
 }
 

@@ -2,8 +2,8 @@
 /// The producer: a warp copies queries, and the keys and values that the block table names, into shared memory.
 #pragma once
 
-#include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/paged_attention/params.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
@@ -28,7 +28,8 @@ class Loader {
   }
 
  private:
-  /// Where the lane's rows of a key tile are: `valid` of them, from a token of a block on. A block outside the cache is -1.
+  /// Where the lane's rows of a key tile are: `valid` of them, from a token of a block on. A block outside the cache is -1. Without any,
+  /// the token is the one after the page's last, where boxes are out of bounds.
   struct Box {
     int block = 0, token = 0, valid = 0, kv_head = 0;
   };
@@ -42,10 +43,7 @@ class Loader {
       const Box box = next;
       if (tile > first) next = find(work, tile - 1);  // arrives while the stages are waited for
       // Nothing may be on its way when the CTA ends.
-      if (!work.done || (started && Config::kOverlapWork)) {
-        load_tile<Config::kSlicesQk>(params.k, params.k_pages, &params.outside, box, keys, shared_address(storage.k[keys.stage]),
-                                     storage.k_full, storage.k_empty);
-      }
+      if (!work.done || (started && Config::kOverlapWork)) load_keys(box);
       // With one query buffer, the values of the tile before are what it waits for.
       if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
       if (started) load_values();
@@ -59,7 +57,7 @@ class Loader {
     const int key = tile * Config::kKeyTile + lane * params.box_rows;
     const int last_token = min(work.token + (Config::kRowTile >> params.packed_shift), work.seq_q) - 1;
     const int begin = work.keys_of(work.token).begin, end = work.keys_of(last_token).end;
-    if (!copies || key >= end || key + params.box_rows <= begin) return {};
+    if (!copies || key >= end || key + params.box_rows <= begin) return {.token = params.page.divisor};
     const int entry = params.page.quotient(key);
     const int block = params.block_table[work.batch * params.table_stride + entry];
     return {params.has(block) ? block : -1, key - entry * params.page.divisor, min(work.seq_k - key, params.box_rows),
@@ -76,43 +74,58 @@ class Loader {
                                     {0, work.head, work.q_begin + work.token, valid}, full);
   }
 
+  __device__ void load_keys(Box box) {
+    const std::uint32_t full = begin(keys, storage.k_full, storage.k_empty, Config::kKeyBytes);
+    load_rows<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, shared_address(storage.k[keys.stage]), full);
+    keys.advance();
+  }
   __device__ void load_values() {
-    load_tile<Config::kSlicesV>(params.v, params.v_pages, &params.v.beyond, values_box, values,
-                                shared_address(storage.v[values.stage]), storage.v_full, storage.v_empty);
+    const std::uint32_t full = begin(values, storage.v_full, storage.v_empty, Config::kValueBytes);
+    load_rows<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, values_box, shared_address(storage.v[values.stage]), full);
+    values.advance();
   }
 
-  /// `outside`: the map of rows in no block of the cache.
-  template <int kSlices, int kStages>
-  __device__ void load_tile(const ClippedRows& rows, const PageBoxes& pages, const CUtensorMap* outside, Box box,
-                            RingPosition<kStages>& position, std::uint32_t to, std::uint64_t* full_barriers,
-                            std::uint64_t* empty_barriers) {
-    const std::uint32_t full = shared_address(full_barriers + position.stage);
-    barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
-    if (lane == 0) barrier_arrive_expect(full, kSlices * Config::kKeySliceBytes);
+  /// begin_stage() of the warp.
+  template <int kStages>
+  __device__ std::uint32_t begin(const RingPosition<kStages>& position, std::uint64_t* full_barriers, std::uint64_t* empty_barriers,
+                                 int bytes) const {
+    if (lane == 0) begin_stage(position, full_barriers, empty_barriers, bytes);
     __syncwarp();
+    return shared_address(full_barriers + position.stage);
+  }
+
+  struct Cache {
+    const ClippedRows& rows;
+    const PageBoxes& pages;
+    const CUtensorMap* outside;  // of rows in no block
+  };
+
+  template <int kSlices>
+  __device__ void load_rows(const Cache& cache, Box box, std::uint32_t to, std::uint32_t full) const {
     to += lane * params.box_rows * kSlices * kSliceBytes;
-    if (copies && pages.available && box.block >= 0 && box.valid == params.box_rows) {
-      copy_box(to, &pages.map, {0, 0, box.kv_head * pages.head_step, box.token / kGroupRows, box.block * rows.batch_step}, full);
+    const bool is_one = cache.pages.available && box.block >= 0 && (box.valid == params.box_rows || box.valid == 0);
+    if (copies && is_one) {
+      const int slice = box.kv_head * cache.pages.head_step, block = box.block * cache.rows.batch_step;
+      copy_box(to, &cache.pages.map, {0, 0, slice, box.token / kGroupRows, block}, full);
     } else if (copies) {
-      load_groups<kSlices>(rows, outside, box, to, full);
+      load_groups<kSlices>(cache, box, to, full);
     }
     __syncwarp();
-    position.advance();
   }
 
   /// Rows that end inside of a page, that are in no block, or whose slices are not whole.
   template <int kSlices>
-  __device__ void load_groups(const ClippedRows& rows, const CUtensorMap* outside, Box box, std::uint32_t to, std::uint32_t full) const {
+  __device__ void load_groups(const Cache& cache, Box box, std::uint32_t to, std::uint32_t full) const {
     const bool found = box.block >= 0;
 #pragma unroll 1
     for (int row = 0; row < params.box_rows; row += kGroupRows) {
       const int valid = found ? max(min(box.valid - row, kGroupRows), 0) : 0;
-      const BoxStart at = box_of(rows, {found ? box.block : 0, box.kv_head, box.token + row, valid});
+      const BoxStart at = box_of(cache.rows, {found ? box.block : 0, box.kv_head, box.token + row, valid});
 #pragma unroll 1
       for (int slice = 0; slice < kSlices; ++slice, to += Config::kKeySliceStep) {
         const int column = slice * kSliceColumns;
-        const CUtensorMap* inside = valid > 0 && column < rows.columns ? &rows.map : &rows.beyond;
-        copy_box(to, found ? inside : outside, {column, at.row, at.slice, at.head, at.block}, full);
+        const CUtensorMap* inside = valid > 0 && column < cache.rows.columns ? &cache.rows.map : &cache.rows.beyond;
+        copy_box(to, found ? inside : cache.outside, {column, at.row, at.slice, at.head, at.block}, full);
       }
     }
   }

@@ -70,8 +70,8 @@ using Launch = Result<void> (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int kernel) {
-  return function_of_row<kTunings.size()>(
-      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, kTunings[row.value], kTransform>>; });
+  return function_of_row<kKernels.size()>(
+      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, kKernels[row.value].row, kTransform>>; });
 }
 Launch launch_of(DType dtype, bool transform, int kernel) {
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(kernel) : launch_of<__half, false>(kernel);
@@ -85,10 +85,9 @@ Result<CUtensorMap> encode_nan_rows(const ClippedRows& rows, DType dtype) {
   constexpr std::array<cuuint64_t, 5> kExtents{8, 1, 1, 1, 1}, kStrides{16, 16, 16, 16};
   const std::array<cuuint32_t, 5> box{kSliceColumns, 1, kGroupRows, 1, 1}, steps{1, 1, 1, 1, 1};
   CUtensorMap map{};
-  const CUresult status =
-      (*encoder)(&map, tensor_map_type(dtype), 5, const_cast<void*>(rows.data), kExtents.data(), kStrides.data(), box.data(), steps.data(),
-                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA);
+  const CUresult status = (*encoder)(&map, tensor_map_type(dtype), 5, const_cast<void*>(rows.data), kExtents.data(), kStrides.data(),
+                                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA);
   if (status == CUDA_SUCCESS) return map;
   return Error{ErrorCode::device_error, "cuTensorMapEncodeTiled: CUresult " + std::to_string(static_cast<int>(status))};
 }
@@ -187,7 +186,8 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 std::string_view outdone(const Problem& problem, Device device) {
   if (problem.batch == 0 || problem.total_q == 0) return {};
   if (problem.batch_invariant) return "a batch-invariant call has one kernel for sequences of any length";
-  return outdone_by_portable(problem.total_q * problem.group() / problem.batch, work_tiles_of(problem), properties(device)->multiprocessors);
+  return outdone_by_portable(problem.total_q * problem.group() / problem.batch, work_tiles_of(problem),
+                             properties(device)->multiprocessors);
 }
 
 constexpr detail::Implementation<detail::PagedAttention> kRow{

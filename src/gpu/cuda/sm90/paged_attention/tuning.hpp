@@ -11,20 +11,33 @@
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// Rows of attention::kTunings, narrowest first; of equal head dims, the row for more query rows first.
-inline constexpr std::array kTunings{0, 2, 3, 5, 7};
+/// A row of attention::kTunings, for so many query rows of a sequence or more.
+struct Kernel {
+  int row = 0;
+  std::int64_t rows_from = 0;
+};
+
+/// Narrowest first; of equal head dims, the one for more query rows first. The figures of this file are from
+/// bench/results/nvidia-h200/2026-11-25-paged-prefill.json.
+inline constexpr std::array kKernels{
+    Kernel{0},        // 64
+    Kernel{2, 2048},  // 128: loads fewer keys for each query. Over pages of 16, 4096 causal rows take 4 % less time, 16384 take 9 %
+    Kernel{3},        // 128
+    Kernel{5},        // 192/128
+    Kernel{7},        // 256
+};
 
 constexpr const attention::Tuning& tuning_of(int kernel) {
-  return attention::kTunings[static_cast<std::size_t>(kTunings[static_cast<std::size_t>(kernel)])];
+  return attention::kTunings[static_cast<std::size_t>(kKernels[static_cast<std::size_t>(kernel)].row)];
 }
 
 /// The first kernel that takes these head dims, both at most 256, and so many query rows of a sequence: half of them under a causal mask.
 constexpr int kernel_of(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
   int kernel = 0;
-  const auto takes = [&](const attention::Tuning& row) {
-    return row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from;
+  const auto takes = [&](const attention::Tuning& tiles, std::int64_t rows_from) {
+    return tiles.head_dim_qk >= head_dim_qk && tiles.head_dim_v >= head_dim_v && query_rows >= rows_from;
   };
-  while (!takes(tuning_of(kernel))) ++kernel;
+  while (!takes(tuning_of(kernel), kKernels[static_cast<std::size_t>(kernel)].rows_from)) ++kernel;
   return kernel;
 }
 
@@ -33,12 +46,13 @@ inline constexpr int kGroupRows = 8;  // of the swizzle's pattern: pages are mul
 /// Rows of a key tile that one page holds, whichever tile it is.
 constexpr int box_rows(std::int64_t page, int key_tile) { return static_cast<int>(std::gcd(page, std::int64_t{key_tile})); }
 
-/// Why the portable kernel is faster, else empty. It splits keys, and reads each query tile of few rows with less arithmetic. `rows`: of all
-/// heads of a kv head in a sequence, on average, as only the device knows the lengths. With 64 of them the two kernels are level, with 128
-/// this one is 2.8 times as fast; a quarter of the multiprocessors lose 20 % to the portable kernel on all (2026-11-25-paged-prefill.json).
+/// Why the portable kernel is faster, else empty. It splits keys, and has narrow tiles for few query rows. `rows`: of all heads of a kv
+/// head in a sequence, on average, as only the device knows the lengths. From 64 of them on this kernel is ahead (8 x 4096 keys: 65 us,
+/// 82); with 32 they are level. With work tiles for a quarter of the multiprocessors it is level with the portable kernel on all of them
+/// (214 us, 224).
 constexpr std::string_view outdone_by_portable(std::int64_t rows, std::int64_t work_tiles, int multiprocessors) {
   if (rows < 64) return "sequences have less than 64 query rows for each kv head on average, too few for tiles of 128";
-  if (3 * work_tiles < multiprocessors) return "too few query tiles for a device of which this kernel splits no keys";
+  if (4 * work_tiles < multiprocessors) return "too few query tiles for a device of which this kernel splits no keys";
   return {};
 }
 
