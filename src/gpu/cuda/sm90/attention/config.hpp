@@ -54,7 +54,8 @@ struct TileConfig {
   static_assert(kLoadRegisters >= 24);
 };
 
-/// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and Keys, and another order of key tiles.
+/// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and Keys, and another order of key
+/// tiles.
 template <class Element, int kTuning_, bool kTransform_>
 struct Config : TileConfig<Element, Element, tunings_of(sizeof(Element) == 1)[kTuning_]> {
   using Params = attention::Params;
@@ -62,7 +63,7 @@ struct Config : TileConfig<Element, Element, tunings_of(sizeof(Element) == 1)[kT
   static constexpr bool k8Bit = sizeof(Element) == 1;
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;   // or f32, where inputs are e4m3
   static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // scores of a work tile have a scale of their own
-  static constexpr bool kOwnEdges = false;  // whether warpgroups find the key tiles that they need not mask
+  static constexpr bool kOwnEdges = false;                            // whether warpgroups find the key tiles that they need not mask
 };
 
 }  // namespace fovea::gpu::sm90::attention
