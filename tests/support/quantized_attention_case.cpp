@@ -118,7 +118,8 @@ ExactRows QuantizedAttentionTrial::dequantised(const QuantizedHead& from, bool w
   for (const PlainCodes& codes : from.q) append(rows.q, codes);
   append(rows.k, from.k);
   append(rows.v, from.v);
-  for (std::size_t i = 0; spec().smooth_v && with_mean && i < rows.v.size(); ++i) rows.v[i] += static_cast<double>(from.v_mean[i % index(spec().dim)]);
+  for (std::size_t i = 0; spec().smooth_v && with_mean && i < rows.v.size(); ++i)
+    rows.v[i] += static_cast<double>(from.v_mean[i % index(spec().dim)]);
   return rows;
 }
 
@@ -136,8 +137,8 @@ reference::AttentionOutput QuantizedAttentionTrial::exact(const ExactRows& rows,
                               {.q = rows.q.data() + range.begin * dim, .k = rows.k.data(), .v = rows.v.data()});
 }
 
-/// Attention on dequantised rows in f32. Weights are rounded as an operand beside V would be. With native products of e4m3, the mean of V is
-/// added afterwards.
+/// Attention on dequantised rows in f32. Weights are rounded as an operand beside V would be. With native products of e4m3, the mean of V
+/// is added afterwards.
 PlainOutput QuantizedAttentionTrial::plain(const QuantizedHead& from, KvHead at, RowRange range, E4m3Products products) const {
   const bool native = products == E4m3Products::native, add_mean = native && spec().smooth_v;
   const ExactRows rows = dequantised(from, !add_mean);

@@ -250,7 +250,7 @@ class Math {
     keys.advance();
     const bool edge = tile < full_first || tile >= full_last;
     if constexpr (Config::kCodes) {
-      return int_sums.take(scores, softmax, edge, [&](float (&)[kScores]) { mask(*current, tile * Config::kKeyTile); });
+      return int_sums.take(scores, softmax, edge, [&](float(&)[kScores]) { mask(*current, tile * Config::kKeyTile); });
     } else {
       return transform_scores(edge);
     }
