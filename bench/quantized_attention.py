@@ -107,11 +107,12 @@ class Attention(dense_attention.Dense):
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         calls = {"16 bits": self.dense}
-        if not ON_GPU or not importable("sageattention"):
+        # Its values have 8 bits, so its error is that of e4m3 values.
+        if not ON_GPU or not importable("sageattention") or self.v_dtype.itemsize > 1 or self.case.head_dim > 128:
             return calls
         if self.case.step == "whole":
             calls["SageAttention"] = self.sage
-        elif self.v_dtype.itemsize == 1 and self.case.head_dim in (64, 128) and torch.cuda.get_device_capability() == (9, 0):
+        elif self.case.head_dim in (64, 128) and torch.cuda.get_device_capability() == (9, 0):
             calls["SageAttention"] = self.sage_kernel()
         return {name: call for name, call in calls.items() if self.can(call)}
 

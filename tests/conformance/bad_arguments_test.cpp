@@ -126,7 +126,7 @@ TEST(BadArguments, PagedAttention) {
           {"null lengths", [](auto& a) { a.kv_len = nullptr; }, "args.kv_len (pointer): got null, want an address"},
           {"null cu_seqlens", [](auto& a) { a.cu_seqlens_q = nullptr; }, "args.cu_seqlens_q (pointer): got null, want an address"},
           {"misaligned cache", [](auto& a) { a.v_cache = shifted(static_cast<const char*>(a.v_cache), 1); },
-           "args.v_cache (address modulo 2): got 1, want 0"},
+           "args.v_cache (address modulo 16): got 1, want 0"},
           {"negative length", [](auto& a) { a.kv_len = with_length(4, -1); }, "kv_len[4]: got -1, want 0 to 134"},
           {"length past the bound", [](auto& a) { a.kv_len = with_length(0, 135); }, "kv_len[0]: got 135, want 0 to 134"},
           {"negative block", [](auto& a) { a.block_table = tables[0]; }, "block_table[1][2] (block number): got -7, want 0 to "},

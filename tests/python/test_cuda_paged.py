@@ -110,6 +110,7 @@ def test_pages_and_groups(name, heads, page):
 @every_name
 def test_keys_in_many_parts(name, sequences, heads, head_dim, cache):
     """Few long sequences: each is shared by up to all CTAs of the device, and its parts are merged."""
+    skip_what_is_declined(name, cache=cache)
     of = batch(sequences, heads=heads, head_dim=head_dim, cache=cache)
     options = {"sink": torch.linspace(-2, 4, heads[0], device="cuda")}
     if heads[1] == 1:

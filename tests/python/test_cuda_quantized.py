@@ -95,7 +95,10 @@ def test_attends_as_the_cpu_does(name, granularity, warp_rows, v_dtype, causal):
     options = {"causal": causal, "return_lse": True, "dtype": torch.float32}
     want, want_lse = fovea.quantized_attention(qk, values, **options)
     got, lse = fovea.quantized_attention(moved(qk), moved(values), **options, implementation=name)
-    torch.testing.assert_close(got.cpu(), want, rtol=2e-3, atol=2e-3)
+    if name.startswith("cuda.sm90.") and v_dtype == torch.float8_e4m3fn:  # rounds P to e4m3: half of 2^-3 at most, half of that rms
+        assert (got.cpu() - want).norm() <= 0.04 * want.norm()
+    else:
+        torch.testing.assert_close(got.cpu(), want, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(lse.cpu(), want_lse, rtol=1e-5, atol=1e-4)
 
 
