@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks in this folder share: the list of the repository's own files, and how findings are reported.
+"""What the checks in this folder share: the repository's own files, what its build makes, and how findings are reported.
 
 As a program it prints the files whose names end in one of its arguments: `tools/repository.py .cpp .hpp`.
 """
@@ -26,6 +26,15 @@ def files(root: Path) -> list[Path]:
 
 def is_ignored(name: Path) -> bool:
     return any(part in IGNORED_FOLDERS or part.endswith(".egg-info") for part in name.parts) or name.parts[0].startswith("build")
+
+
+def built(build: Path, folder: str, suffix: str) -> list[Path]:
+    """What Ninja makes in a folder of the build and has made, sorted. An object whose source is gone is left out."""
+    command = ["ninja", "-C", str(build), "-t", "targets", "all"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    paths = {(build / line.rpartition(":")[0]).resolve() for line in listed}
+    within = (build / folder).resolve()
+    return sorted(path for path in paths if path.name.endswith(suffix) and within in path.parents and path.is_file())
 
 
 def report(tool: str, findings: list[str], checked: str) -> int:
