@@ -66,6 +66,22 @@ def checked(function: _Function) -> _Function:
     return call  # type: ignore[return-value]
 
 
+def untraced(function: _Function) -> _Function:
+    """``torch.compiler.disable`` that loads the compiler where one traces only: in other programs its import takes a second and
+    keeps the default process group of torch.distributed until the program ends."""
+    disabled = None
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if not torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        disabled = disabled or torch.compiler.disable(function)
+        return disabled(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
 def _kinds(annotated: Any) -> dict[str, _Kind]:
     return {name: _kind(annotation) for name, annotation in get_type_hints(annotated).items() if name != "return"}
 

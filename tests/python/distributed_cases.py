@@ -50,6 +50,7 @@ def cases(ranks: int) -> dict[str, Case]:
         table[f"{way}-lse-alone"] = partial(_lse_alone, way)
     table |= {
         "auto": _auto,
+        "compiled": _compiled,
         "unshard": _unshard,
         "group-of-some": _group_of_some,
         "disagreements": _disagreements,
@@ -181,6 +182,20 @@ def _auto(rank: int, ranks: int) -> None:
     q, k, v, _ = (shard(tensor, layout, rank) for tensor in _whole(layout, layout, torch.float32))
     outs = [distributed.attention(q, k, v, layout, way=way) for way in ("auto", "ring")]
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
+
+
+def _compiled(rank: int, ranks: int) -> None:
+    """torch.compile leaves the call as it is, and compiles what is around it once."""
+    layout = Layout(FIXED, ranks)
+    q, k, v, _ = (shard(tensor, layout, rank).requires_grad_() for tensor in _whole(layout, layout, torch.float32))
+
+    def step(q):
+        return distributed.attention(2 * q, k, v, layout, causal=True) + 1
+
+    compiled = torch.compile(step, backend="aot_eager")
+    for _ in range(3):
+        (got,), (want,) = (torch.autograd.grad(call(q).square().sum(), q) for call in (compiled, step))
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 def _unshard(rank: int, ranks: int) -> None:

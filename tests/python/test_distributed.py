@@ -2,6 +2,8 @@
 """Attention over the ranks of a gloo group on this machine. Processes start once for each module of cases and number of ranks."""
 
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -65,6 +67,24 @@ def test_a_rank_that_leaves(tmp_path):
     said = (tmp_path / "False.txt").read_text()
     assert said.startswith("fovea.distributed.attention by ring, K and V of step 1 of 2, rank 0 of 2: ")
     assert (tmp_path / "True.txt").read_text().startswith("fovea.distributed.attention, whether ranks agree, rank 0 of 2: ")
+
+
+KEEPS_NO_GROUP = """
+import sys, weakref
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/meeting", rank=0, world_size=1)
+from fovea import distributed
+distributed.attention(*torch.randn(3, 1, 8, 2, 16), distributed.Layout(8, 1))
+assert "torch._dynamo" not in sys.modules
+group = weakref.ref(dist.group.WORLD)
+dist.destroy_process_group()
+assert group() is None
+"""
+
+
+def test_import_and_call_keep_no_group(tmp_path):
+    """Importing torch's compiler after init_process_group would: the group's threads would outlive destroy_process_group."""
+    subprocess.run([sys.executable, "-c", KEEPS_NO_GROUP, str(tmp_path)], check=True)
 
 
 # ---- layouts and the model, without processes ------------------------------------------------------------------------------------

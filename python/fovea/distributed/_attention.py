@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fovea._calls import checked
+from fovea._calls import checked, untraced
 from fovea._library import band, score_scale, top_left, typed
 from fovea._options import DenseMask
 from fovea.distributed._agree import agree
@@ -58,7 +58,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: Li
 def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: bool = False,
         **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@torch.compiler.disable
+@untraced
 @checked
 def attention(
     q: Tensor,
