@@ -317,10 +317,7 @@ def main() -> None:
     results = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": args.commit or revision(), "device": device}
     results |= {"torch": torch.__version__, "ranks": machine.ranks, "dry_run": tiny}
     results["topology"] = said_by("nvidia-smi", "topo", "-m").splitlines()
-    results |= {
-        name: smi(query).partition("\n")[0]
-        for name, query in (("driver", "driver_version"), ("clocks_max", "clocks.max.sm,power.limit"))
-    }
+    results |= {name: smi(query) for name, query in (("driver", "driver_version"), ("clocks_max", "clocks.max.sm,power.limit"))}
     parts = [
         partial(check_dense, machine),
         partial(time_links, machine),

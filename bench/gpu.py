@@ -193,7 +193,7 @@ def smi(query: str) -> str:
     if not shutil.which("nvidia-smi"):
         return ""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0].strip()
 
 
 def revision() -> str:

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from plotting import DOCS, GRID, OURS, THEIRS, finish, milliseconds, missing, provenance, text_table
 
 AXES = {"batch": "sequences", "kv_len": "tokens of each", "heads": "heads"}
-PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e"]
+PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e", "#4f7cac"]
 
 
 def ceiling_share(row: dict) -> float:
@@ -38,7 +38,8 @@ def plot_ceilings(results: dict, title: str, path: Path) -> None:
         axes.scatter(theirs, places, color=PEER_COLOURS[number], marker="|", s=150, linewidth=2.5, label=name, zorder=3)
     if peers(rows):
         axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=3)
-    axes.set_xlim(0, 110)
+    axes.set_xlim(0, max(110, 1.05 * max(share, default=0)))  # 8-bit products pass the ceiling of 16 bits
+    axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured beside it (dark: arithmetic, light: memory bandwidth)")
     finish(figure, axes, title, path)

@@ -60,9 +60,12 @@ def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int
 
 def provenance(path: Path, results: dict, script: str) -> str:
     file = path.relative_to(ROOT)
-    peers = "".join(f", {name} {version}" for name, version in results.get("peers", {}).items())
-    return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {results["driver"]}, {results["clocks_max"]},
-PyTorch {results["torch"]}{peers}. From [{file}](../{file}), which `bench/{script}` wrote."""
+    driver, clocks = (results[name].partition("\n")[0] for name in ("driver", "clocks_max"))  # of the GPU that ran
+    peers = "".join(f", {name} {version}".removesuffix(" unknown") for name, version in results.get("peers", {}).items())
+    note = results.get("note", "")
+    note = f"\n\n{note[0].upper()}{note[1:].rstrip('.')}." if note else ""
+    return f"""{results["date"][:10]}, commit {results["commit"][:12]}, driver {driver}, {clocks},
+PyTorch {results["torch"]}{peers}. From [{file}](../{file}), which `bench/{script}` wrote.{note}"""
 
 
 def missing(results: dict) -> str:
