@@ -100,7 +100,11 @@ installed_wheel() {
 print(f"torch {torch.__version__}; import fovea takes {time.perf_counter() - t:.3f} s beyond it")')
 }
 
-newest_torch() { "$VENV/bin/pip" index versions torch | sed -n '1s/.*(\(.*\))/\1/p'; }
+# The newest that pip would install here: constraints of the machine count.
+newest_torch() {
+  "$VENV/bin/pip" install --quiet --dry-run --no-deps --ignore-installed --report - torch \
+    | "$VENV/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])'
+}
 
 # wheel [--check [VERSION...]]
 wheel() {
