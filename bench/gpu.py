@@ -94,6 +94,11 @@ def clean_median_ms(call: Callable[[], object], runs: int = 50) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in pairs)
 
 
+def gpu_id() -> str:
+    """Of the GPU in use. An index would count hidden GPUs too."""
+    return f"GPU-{torch.cuda.get_device_properties().uuid}"
+
+
 class Watch:
     """Means of the SM clock and of power over a `with` block, sampled every 10 ms. None without NVML's Python package."""
 
@@ -108,9 +113,7 @@ class Watch:
         import pynvml
 
         pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByUUID(
-            f"GPU-{torch.cuda.get_device_properties().uuid}"
-        )  # an index counts hidden GPUs too
+        device = pynvml.nvmlDeviceGetHandleByUUID(gpu_id())
         while not self.done.wait(0.01):
             clock = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
             self.samples.append((clock, pynvml.nvmlDeviceGetPowerUsage(device) / 1e3))
@@ -192,8 +195,8 @@ def host_native(program: Path, case: str) -> float:
 def smi(query: str) -> str:
     if not shutil.which("nvidia-smi"):
         return ""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0].strip()
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", *(["--id", gpu_id()] if DEVICE == "cuda" else [])]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def revision() -> str:

@@ -46,8 +46,9 @@ def section_of(kind: str) -> Callable[[Path, dict], str]:
         results = results | {"cases": [row for name in lists for row in results.get(name, [])]}
         picture = f"performance-{device}-{kind}-ceilings.svg"
         plot_ceilings(results, title, DOCS / picture)
-        others = ", ".join(peers(results["cases"]))
-        beside = f" {others} ran on the same inputs in the same process, by turns." if others else ""
+        others = peers(results["cases"])
+        beside = f" {', '.join(others)} ran on the same inputs in the same process, by turns." if others else ""
+        results["peers"] = {name: version for name, version in results.get("peers", {}).items() if name in others}
         return f"""## {title}
 
 {provenance(path, results, program)}

@@ -60,7 +60,9 @@ def text_table(header: list[str], rows: list[list[str]], numbers: Collection[int
 
 def provenance(path: Path, results: dict, script: str) -> str:
     file = path.relative_to(ROOT)
-    driver, clocks = (results[name].partition("\n")[0] for name in ("driver", "clocks_max"))  # of the GPU that ran
+    driver, clocks = (
+        results[name].partition("\n")[0] for name in ("driver", "clocks_max")
+    )  # some files have a line for each GPU of the machine
     peers = "".join(f", {name} {version}".removesuffix(" unknown") for name, version in results.get("peers", {}).items())
     note = results.get("note", "")
     note = f"\n\n{note[0].upper()}{note[1:].rstrip('.')}." if note else ""

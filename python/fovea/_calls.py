@@ -67,8 +67,10 @@ def checked(function: _Function) -> _Function:
 
 
 def untraced(function: _Function) -> _Function:
-    """``torch.compiler.disable`` that loads the compiler where one traces only: in other programs its import takes a second and
-    keeps the default process group of torch.distributed until the program ends."""
+    """``torch.compiler.disable``, but its import of the compiler waits until a compiler traces the function.
+
+    That import takes a second. It keeps the default process group of torch.distributed until the program ends.
+    """
     disabled = None
 
     @wraps(function)

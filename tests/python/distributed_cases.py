@@ -185,7 +185,7 @@ def _auto(rank: int, ranks: int) -> None:
 
 
 def _compiled(rank: int, ranks: int) -> None:
-    """torch.compile leaves the call as it is, and compiles what is around it once."""
+    """torch.compile leaves the call as it is: the graph breaks there."""
     layout = Layout(FIXED, ranks)
     q, k, v, _ = (shard(tensor, layout, rank).requires_grad_() for tensor in _whole(layout, layout, torch.float32))
 

@@ -25,13 +25,10 @@ def run_all(module: str, ranks: int, folder: Path) -> dict[str, list[str | None]
 
 def _serve(rank: int, module: str, ranks: int, folder: str) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
-    import torch._dynamo  # before there is a group: its modules would keep it, and its threads, until the interpreter is gone
-
-    cases = importlib.import_module(module).cases(ranks)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=TIMEOUT)
     said: dict[str, str | None] = {}
-    for name, case in cases.items():
+    for name, case in importlib.import_module(module).cases(ranks).items():
         torch.manual_seed(0)
         try:
             case(rank, ranks)
@@ -41,4 +38,4 @@ def _serve(rank: int, module: str, ranks: int, folder: str) -> None:
     Path(folder, f"rank{rank}.json").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # all is said: how torch's threads fare while the interpreter ends is not what is tested
+    os._exit(0)  # a case that compiles makes torch keep the group: its threads may abort while the interpreter ends
