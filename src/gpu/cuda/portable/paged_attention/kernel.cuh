@@ -8,10 +8,11 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// Keys that a warp alone reads are its own affair; others are all threads'.
+/// Keys that a warp alone reads are its own affair; others are all threads'. Short rows are read together all the same: rows of other keys
+/// lie between them, and memory is read faster when the warps stay side by side.
 template <class Config>
 __device__ __forceinline__ void sync_ring() {
-  if constexpr (Config::kGroups == kWarps) {
+  if constexpr (Config::kGroups == kWarps && Config::kRowBytes >= kLongRow) {
     __syncwarp();
   } else {
     __syncthreads();
