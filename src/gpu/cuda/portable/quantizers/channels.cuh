@@ -125,7 +125,7 @@ __device__ __forceinline__ void look_at_channels(const Params& params, const Pla
   if (!shared.is_last) return;
   if (channel < kHeadDim) {
     ChannelPart all{0, INFINITY, -INFINITY};
-#pragma unroll 4
+#pragma unroll 8
     for (int slice = 0; slice < slices; ++slice) join(all, load_part(part_of(slice)));
     finish_channel<kHeadDim>(side, place, channel, all);
   }

@@ -37,6 +37,7 @@ class Int8Quantizer {
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) encode(c, shared);
+    if (thread < Int8Shared::kGroups) store_scale(thread, shared);  // what nothing waits for
     if (kIsQuery && shifts()) write_shifts();
   }
 
@@ -121,17 +122,20 @@ class Int8Quantizer {
   }
 
   __device__ __forceinline__ void finish_group(int of, Int8Shared& shared) const {
+    const float amax = __uint_as_float(shared.largest[of]);
+    shared.factor[of] = is_finite(amax) ? 127.0f / amax : __int_as_float(0x7fffffff);
+  }
+  __device__ __forceinline__ void store_scale(int of, const Int8Shared& shared) const {
     const GroupTable& table = groups();
-    const float amax = __uint_as_float(shared.largest[of]), nan = __int_as_float(0x7fffffff);
-    const bool finite = is_finite(amax);
-    shared.factor[of] = finite ? 127.0f / amax : nan;
+    const float amax = __uint_as_float(shared.largest[of]);
     const int block = of / table.per_block;
     if (block >= table.blocks || tokens.token + block * table.block_tokens >= tokens.count) return;
     const bool ragged = params.batch.cu_seqlens_k != nullptr;
     const std::int64_t before = ragged ? Int8Groups::first_block(tokens.first, tokens.sequence, table.block_tokens) : 0;
     const std::int64_t group = (before + tokens.token / table.block_tokens) * table.per_block + of;
     const detail::RowStrides& strides = side.scale.strides;
-    side.scale.data[tokens.batch * strides.batch + place.head * strides.head + group * strides.row] = finite ? amax / 127.0f : nan;
+    side.scale.data[tokens.batch * strides.batch + place.head * strides.head + group * strides.row] =
+        is_finite(amax) ? amax / 127.0f : __int_as_float(0x7fffffff);
   }
 
   __device__ __forceinline__ void encode(int c, const Int8Shared& shared) const {

@@ -28,13 +28,14 @@ struct ItemOrder {
   constexpr std::int64_t codes() const { return (std::int64_t{q_pieces} * q_per_column + k_pieces + v_pieces) * unit; }
   constexpr std::int64_t size() const { return units() * (looks() + codes()); }
 
-  /// Requires 0 <= index < size() < 2^31. The last unit may lack columns: then there is nothing to do.
+  /// Requires 0 <= index < size() < 2^31. The last unit may lack columns: then there is nothing to do. A thread of a CTA does this between
+  /// items, so no division is of 64 bits.
   constexpr Item operator[](int index) const {
-    const int ahead = static_cast<int>(looks());
+    const int ahead = (k_slices + v_slices) * unit;
     if (index < ahead) return look(0, index);
-    const int round = ahead + static_cast<int>(codes());  // the looks of unit + 1, and the codes of unit
+    const int round = ahead + (q_pieces * q_per_column + k_pieces + v_pieces) * unit;  // the looks of unit + 1, and the codes of unit
     const int unit_index = (index - ahead) / round, rest = (index - ahead) % round;
-    if (unit_index + 1 == units()) return code(unit_index, rest);
+    if ((unit_index + 1) * unit >= columns) return code(unit_index, rest);
     return rest < ahead ? look(unit_index + 1, rest) : code(unit_index, rest - ahead);
   }
 

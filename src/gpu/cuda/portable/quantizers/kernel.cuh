@@ -30,13 +30,14 @@ __device__ __forceinline__ void compute(const Params& params, const Place& place
 
 /// The place of a ticket. After the last one, its column is -1.
 __device__ inline Place place_of_ticket(const Params& params, unsigned ticket) {
-  if (ticket >= static_cast<unsigned>(params.order.size())) return {.item = {Step::none, 0, -1}};
+  if (ticket >= static_cast<unsigned>(params.items)) return {.item = {Step::none, 0, -1}};
   return place_of(params, params.order[static_cast<int>(ticket)]);
 }
 
 /// A CTA takes items by tickets in their order, so whatever an item waits for is computed or being so, on any number of multiprocessors:
-/// the items that a CTA has taken come after the one that it computes. One thread of the last warp is an item ahead with places, and two
-/// with tickets: both take longer than a load. Without tickets a CTA has the item of its index.
+/// the items that a CTA has taken come after the one that it computes. One thread of the last warp takes the next ticket while an item is
+/// computed, and finds its place after it. Tickets two ahead would make others wait for an item that has not begun. Without tickets a CTA
+/// has the item of its index.
 template <class Element, int kHeadDim, bool kAligned>
 __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) quantize(const __grid_constant__ Params params) {
   __shared__ StepShared<kHeadDim> shared;
@@ -46,18 +47,14 @@ __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) qua
   unsigned ticket = 0;
   if (takes) {
     wait_for_previous_kernel();
-    const bool has_tickets = params.ticket != nullptr;
-    places[0] = place_of_ticket(params, has_tickets ? take() : blockIdx.x);
-    if (has_tickets) ticket = take();
+    places[0] = place_of_ticket(params, params.ticket != nullptr ? take() : blockIdx.x);
   }
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0; places[turn].item.column >= 0; turn ^= 1) {
-    if (takes && params.ticket != nullptr) {
-      places[turn ^ 1] = place_of_ticket(params, ticket);
-      ticket = take();
-    }
+    if (takes && params.ticket != nullptr) ticket = take();
     compute<Element, kHeadDim, kAligned>(params, places[turn], shared);
+    if (takes && params.ticket != nullptr) places[turn ^ 1] = place_of_ticket(params, ticket);
     if (params.ticket == nullptr) return;
     __syncthreads();
   }

@@ -70,6 +70,7 @@ struct Params {
   GroupTable q_groups{}, k_groups{};
   Numbers lse_shift{};
   ItemOrder order{};
+  int items = 0;  ///< of `order`
   int kv_heads = 0;
   bool values_as_f16 = false;
   unsigned* ticket = nullptr;  ///< the next item; without it, a CTA has the item of its index

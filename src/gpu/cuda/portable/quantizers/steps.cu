@@ -141,7 +141,8 @@ GroupTable table_of(const Int8Groups& groups, bool is_query) {
 
 Params params_of(const Tensors& tensors, const ItemOrder& order) {
   const auto* cu_seqlens_k = tensors.qk != nullptr ? tensors.qk_args.cu_seqlens_k : tensors.v_args.cu_seqlens_k;
-  Params params{.batch = lengths_of(batch_of(tensors), tensors.cu_seqlens_q, cu_seqlens_k), .order = order};
+  Params params{
+      .batch = lengths_of(batch_of(tensors), tensors.cu_seqlens_q, cu_seqlens_k), .order = order, .items = static_cast<int>(order.size())};
   params.kv_heads = static_cast<int>(keys_of(tensors).heads);
   if (tensors.qk != nullptr) {
     const detail::QuantizeQkInt8Problem& problem = *tensors.qk;
