@@ -55,15 +55,26 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
     transposed[2][t] = __byte_perm(ab_high, cd_high, 0x5410);
     transposed[3][t] = __byte_perm(ab_high, cd_high, 0x7632);
   }
-  auto* to = reinterpret_cast<uint4*>(tiles.data + std::int64_t{blockIdx.x} * tiles.key_tile * tiles.columns);
-  to += group * tiles.columns + column;
+  // Through shared memory, so that neighbours store neighbours. A unit is 16 keys of a column; a gap behind every eight units keeps a
+  // thread's four from the banks of the next thread's.
+  extern __shared__ uint4 units[];
+  const auto at = [](int unit) { return unit + unit / 8; };
+  const int unit = group * tiles.columns + column;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = {transposed[i][0], transposed[i][1], transposed[i][2], transposed[i][3]};
+  for (int i = 0; i < 4; ++i) units[at(unit + i)] = {transposed[i][0], transposed[i][1], transposed[i][2], transposed[i][3]};
+  __syncthreads();
+  auto* to = reinterpret_cast<uint4*>(tiles.data + std::int64_t{blockIdx.x} * tiles.key_tile * tiles.columns);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int stored = i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+    to[stored] = units[at(stored)];
+  }
 }
 
 Result<void> launch_transpose(const ValueTiles& tiles, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(tiles.count)),
                           .block = dim3(static_cast<unsigned>(tiles.key_tile / 16 * tiles.columns / 4)),
+                          .shared_bytes = static_cast<std::size_t>(tiles.key_tile * tiles.columns) * 9 / 8,
                           .programmatic = true};
   return launch(&transpose_values, shape, stream, tiles);
 }
