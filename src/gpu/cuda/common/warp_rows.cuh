@@ -2,6 +2,7 @@
 /// The 16 rows whose accumulators a warp has: masks, stores, and which of them are not finite.
 #pragma once
 
+#include <climits>
 #include <cmath>
 #include <cstdint>
 
@@ -9,12 +10,18 @@
 
 namespace fovea::gpu {
 
+/// A score of an absent or invisible key, or the sum of products in its place.
+template <class Score>
+inline constexpr Score kHidden = static_cast<Score>(-INFINITY);
+template <>
+inline constexpr int kHidden<int> = INT_MIN;
+
 /// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first.
-template <int kCount>
-__device__ __forceinline__ void mask_row(float (&scores)[kCount], int r, int begin, int end) {
+template <class Score, int kCount>
+__device__ __forceinline__ void mask_row(Score (&scores)[kCount], int r, int begin, int end) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = -INFINITY;
+    if (row_of(i) == r && (column_of(i) < begin || column_of(i) >= end)) scores[i] = kHidden<Score>;
   }
 }
 /// Stores the lane's part of row r times `factor`, as far as the row has columns. `to`: of the lane's first column, `first`.

@@ -6,6 +6,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/common/warp_rows.cuh"
 
 namespace fovea::gpu {
 
@@ -42,6 +43,42 @@ struct SumSoftmax : OnlineSoftmax<Warp, kScores, Range> {
       exponents.offset[r] = shifted(offset);
     }
     return !Warp::any(!takes);
+  }
+
+  /// Whether exponents follow from sums where a row may outgrow its maximum: then the maximum follows, and accumulators are to be
+  /// multiplied by `rescale`. Hidden keys have kHidden, whose probability is 0.
+  __device__ __forceinline__ bool follows_sums(const int (&sums)[kScores], const float (&unit)[kBlocks], float log2,
+                                               Exponents<kBlocks>& exponents) {
+    constexpr float kHiddenSum = kHidden<int>, kNothing = -256;  // 2^kNothing is 0
+    bool takes = true;
+    float to[2];
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) exponents.factor[b] = unit[b] * log2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const float sum = static_cast<float>(largest_of(sums, b, r));
+        largest = fmaxf(largest, sum == kHiddenSum ? -INFINITY : sum * unit[b]);
+      }
+      to[r] = followed(this->maximum[r], Warp::largest_of_row(largest), log2, Range::kSlack);
+      const float offset = to[r] == -INFINITY ? 0 : to[r] * log2;
+      exponents.offset[r] = shifted(offset);
+      takes &= fabsf(offset) < kMostOffset;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        takes &= (exponents.factor[b] < kPlain) & (fmaf(exponents.factor[b], kHiddenSum, fabsf(offset)) < kNothing);
+      }
+    }
+    if (Warp::any(!takes)) return false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      this->rescale[r] = rescale_factor<Warp>(this->maximum[r], to[r], log2);
+      this->sum[r] *= this->rescale[r];
+      this->maximum[r] = to[r];
+    }
+    return true;
   }
 
   /// The maximum follows the scores where it must, and accumulators are to be multiplied by `rescale`.

@@ -14,8 +14,9 @@
 
 namespace fovea::gpu::sm90::dense {
 template <class Element, class Params>
-struct TensorKeys;  // exact_row.cuh
-}
+struct TensorKeys;     // exact_row.cuh
+struct NothingBeside;  // storage.cuh
+}  // namespace fovea::gpu::sm90::dense
 
 namespace fovea::gpu::sm90::attention {
 
@@ -26,6 +27,7 @@ template <class Element_, class ValueElement_, Tuning kTuning_>
 struct TileConfig {
   using Element = Element_;
   using ValueElement = ValueElement_;
+  using Beside = dense::NothingBeside;
   static constexpr Tuning kTuning = kTuning_;
   static constexpr bool kCodes = std::is_same_v<Element, std::int8_t>;  // products of queries and keys are integers
   /// Values lie in tiles of their own (value_tiles.hpp), and each key tile's are summed by themselves.

@@ -163,6 +163,7 @@ class Math {
   /// Waits for the next work tile and its queries. False when there is none.
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
+    if constexpr (requires { storage.beside.wait(0, 0); }) storage.beside.wait(work_at.stage, work_at.parity);
     current = &storage.work_tiles[work_at.stage];
     queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kSliceBytes;
     first = uniform(current->first);
@@ -237,7 +238,7 @@ class Math {
   /// Of a work tile.
   __device__ __forceinline__ void begin_scale() {
     if constexpr (Config::kCodes) {
-      own_scale = int_sums.begin(*current, tile_row(warpgroup, 0));
+      own_scale = int_sums.begin(*current, storage.beside[work_at.stage], tile_row(warpgroup, 0));
     } else if constexpr (Config::k8Bit) {
       own_scale = ScoreScale::of<Config>(params, *current);
     }
@@ -250,7 +251,7 @@ class Math {
     keys.advance();
     const bool edge = tile < full_first || tile >= full_last;
     if constexpr (Config::kCodes) {
-      return int_sums.take(scores, softmax, edge, [&](float(&)[kScores]) { mask(*current, tile * Config::kKeyTile); });
+      return int_sums.take(scores, softmax, edge, [&](int(&sums)[kScores]) { mask(sums, *current, tile * Config::kKeyTile); });
     } else {
       return transform_scores(edge);
     }
@@ -263,17 +264,18 @@ class Math {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = -scores[i];
     }
-    if (edge) mask(*current, tile * Config::kKeyTile);
+    if (edge) mask(scores, *current, tile * Config::kKeyTile);
     return softmax(scores, scale().log2, params.zero);
   }
 
-  __device__ __forceinline__ void mask(const WorkTile& work, int key) {
+  template <class Score>
+  __device__ __forceinline__ void mask(Score (&hidden)[kScores], const WorkTile& work, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int token = work.token + (tile_row(warpgroup, r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
       const WorkTile::Keys seen = work.keys_of(token);
-      mask_row(scores, r, seen.begin - column, seen.end - column);
+      mask_row(hidden, r, seen.begin - column, seen.end - column);
     }
   }
 

@@ -13,9 +13,12 @@ inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 
 /// Named barriers. 0 is that of the whole CTA.
 enum : int {
-  kWarpgroup = 1,  // to 3: a warpgroup alone
-  kTurn = 4,       // to 6: the warpgroup before arrives once its products are issued; this one waits
+  kWarpgroup = 1,  // to 4: a warpgroup alone
+  kTurn = 5,       // to 7: the warpgroup before arrives once its products are issued; this one waits
 };
+
+/// What consumers find in shared memory of each work tile beside the work tile itself: nothing, for most kernels.
+struct NothingBeside {};
 
 template <class Config>
 struct Storage {
@@ -30,6 +33,7 @@ struct Storage {
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
+  [[no_unique_address]] typename Config::Beside beside;  // of each of work_tiles
 
   /// By one thread, before any other uses them.
   __device__ void init_barriers() {
@@ -42,6 +46,7 @@ struct Storage {
     barriers_init(v_full, 1);
     barriers_init(k_empty, 4 * kWarpgroups);
     barriers_init(v_empty, 4 * kWarpgroups);
+    if constexpr (requires { beside.init_barriers(); }) beside.init_barriers();
     fence_barrier_init();
   }
 };

@@ -28,10 +28,7 @@ class Epilogue : public dense::Epilogue<Config> {
       if (keys.begin >= keys.end) softmax.sum[r] = 0;
       factor[r] = softmax.sum[r] == 0 ? 0 : softmax.top(r, scale.log2) / kOne / softmax.sum[r];
     }
-    finish(Scales(params, work), out, factor);
-    const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
-                       {softmax.maximum[0], softmax.maximum[1]},
-                       {factor[0] * kOne, factor[1] * kOne}};
+    finish(Scales(params, work), storage.beside[work_slot].value, out, factor);
     if (wide()) {
       store_wide(work, out);
     } else {
@@ -44,7 +41,12 @@ class Epilogue : public dense::Epilogue<Config> {
     }
     // Values that a row does not see: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last;
-    if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
+    if (leaks) {
+      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
+                         {softmax.maximum[0], softmax.maximum[1]},
+                         {factor[0] * kOne, factor[1] * kOne}};
+      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
+    }
     // Before the stores of lse, for which it would wait.
     if (!wide()) fence_shared_for_async();
     const bool second = lane_index() % 2 == 1;  // whose row this lane stores
@@ -58,21 +60,19 @@ class Epilogue : public dense::Epilogue<Config> {
   /// Whether results leave as f32, from registers.
   __device__ __forceinline__ bool wide() const { return params.out_dtype == DType::f32; }
 
-  static __device__ __forceinline__ void finish(const Scales& scales, float (&out)[kOut], const float (&factor)[2]) {
+  /// `value`: scales of channels.
+  __device__ __forceinline__ void finish(const Scales& scales, const float* value, float (&out)[kOut], const float (&factor)[2]) const {
     const int column = lane_column(lane_index());
 #pragma unroll
     for (int i = 0; i < kOut; ++i) out[i] *= factor[row_of(i)];
-    if (const float* scale = scales.value_scales()) {
+    if (params.codes.v_scale.data != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kOut; ++i) out[i] *= scale[column + column_of(i)];
+      for (int i = 0; i < kOut; ++i) out[i] *= value[column + column_of(i)];
     }
     if (const float* mean = scales.value_means()) {
 #pragma unroll
-      for (int i = 0; i < kOut; ++i) out[i] += mean[column + column_of(i)];
+      for (int i = 0; i < kOut; ++i) out[i] = factor[row_of(i)] == 0 ? 0 : out[i] + mean[column + column_of(i)];  // 0 without keys
     }
-    // A row without keys has no part of a channel.
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) out[i] = factor[row_of(i)] == 0 ? 0 : out[i];
   }
 
   /// The first two lanes of each four store that of their rows.

@@ -19,7 +19,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
-  if (threadIdx.x == 0) storage.init_barriers();
+  if (threadIdx.x == 0) {
+    storage.init_barriers();
+    prefetch_map(&params.q.map);
+    prefetch_map(&params.k.map);
+  }
   __syncthreads();
   wait_for_previous_kernel();
   if (warpgroup < Config::kTuning.warpgroups) {
@@ -30,6 +34,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     if (Config::k8BitValues) fence_global_for_async();  // launch_transpose() has written what bulk copies read
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.beside.load(params, storage);
     __syncwarp();
   }
   let_next_kernel_start();

@@ -6,6 +6,7 @@
 #include "gpu/cuda/common/quantized/softmax.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/quantized_attention/config.hpp"
+#include "gpu/cuda/sm90/quantized_attention/work_scales.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
@@ -24,12 +25,11 @@ class Sums {
   int products[kScores];
 
   /// `row`: of the query tile, the lane's first. Returns what scores are multiplied by before they are exponents.
-  __device__ __forceinline__ ScoreScale begin(const WorkTile& work, int row) {
-    const Scales scales(params, work);
-    const float both = scales.log2_of(scales.of_query(min(work.token + row, work.seq_q - 1)));
+  __device__ __forceinline__ ScoreScale begin(const WorkTile& work, const typename WorkScales<Config>::Of& scales, int row) {
+    const float both = Scales(params, work).log2_of(scales.query[row]);
     negative = both < 0;
     log2 = Scales::clamped(fabsf(both));
-    key_scales = scales.at_key(lane_column(lane_index()));
+    key_scales = scales.key[lane_index() % 4];
     last_block = (work.seq_k - 1) / static_cast<int>(Int8Groups::kKBlock);
     return {1, log2};
   }
@@ -47,20 +47,23 @@ class Sums {
   template <class Softmax, class Mask>
   __device__ __forceinline__ bool take(float (&scores)[kScores], Softmax& softmax, bool edge, const Mask& mask) {
     Exponents<kBlocks> exponents;
-    // In a block of its own, conversions and exponentials overlap.
-    if (!edge && softmax.takes_sums(products, unit, log2, exponents)) {
+    if (edge) mask(products);
+    const bool follows = edge || !softmax.takes_sums(products, unit, log2, exponents);
+    if (!follows || softmax.follows_sums(products, unit, log2, exponents)) {
+      pin(products);  // conversions stay in one block with the exponentials, so that both overlap
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(products[i]);
       softmax.exponentiate(scores, exponents.factor, exponents.offset, params.zero);
-      return false;
+      pin(scores);  // else the compiler makes one end of both branches
+      return follows;
     }
-    pin(products);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(products[i]) * unit[i * kBlocks / kScores];
-    if (edge) mask(scores);
+    for (int i = 0; i < kScores; ++i) {
+      const float score = static_cast<float>(products[i]) * unit[i * kBlocks / kScores];
+      scores[i] = products[i] == kHidden<int> ? kHidden<float> : score;
+    }
     softmax.take_scores(scores, log2, exponents);
     softmax.exponentiate(scores, exponents.factor, exponents.offset, params.zero);
-    pin(scores);  // else the compiler makes one end of both branches
     return true;
   }
 
