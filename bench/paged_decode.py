@@ -80,7 +80,7 @@ DECODE = [
 PAGES = [Case(64, 8192, page) for page in (1, 4, 64)]
 DIMS = [Case(64, 8192, head_dim=64), Case(64, 8192, head_dim=256, kv_heads=4)]
 PREFILL = [*(Case(4, 4096, page, seq_q=4096) for page in (16, 64, 128)), Case(1, 4096, seq_q=4096), Case(8, 4096, seq_q=512)]
-MIXED = [Case(31, 8192), Case(1, 2048, seq_q=2048), Case(31, 8192, prefill=2048)]
+MIXED = [Case(31, 8192), Case(1, 2048, seq_q=2048), Case(31, 8192, prefill=2048), Case(1, 131072, prefill=2048)]
 
 
 @dataclass

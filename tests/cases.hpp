@@ -364,6 +364,7 @@ inline Table case_table() {
   paged_masks(table);
   paged_layouts(table);
   paged_tiles(table);
+  paged_mixtures(table);
   unseen_sinks(table);
   vast_lengths(table);
   append_cases(table);

@@ -102,4 +102,48 @@ inline void paged_tiles(Table& table) {
   add(table, "tiles/bf16-softcap4000", capped);
 }
 
+/// Sequences of many query rows beside others, where two kernels may share a call: only these, only those, none, and none with rows.
+inline void paged_mixtures(Table& table) {
+  const auto add_mixture = [&](const char* name, std::vector<Sequence> sequences, Tier tier = Tier::quick) {
+    Case spec = paged(DType::bf16, DType::bf16, std::move(sequences));
+    spec.loose_bounds = true;
+    spec.padding_rows = 20;
+    add(table, fmt::format("mixture/bf16-{}", name), with_heads(with_dims(spec, 128, 128), 8, 2), tier);
+    return table.back();
+  };
+  add_mixture("decodes", {{1, 300}, {1, 0}, {4, 2100}, {1, 17}});
+  add_mixture("prefills", {{200, 200}, {5, 700}, {130, 500}});
+  add_mixture("one-prefill", {{300, 400}});
+  add_mixture("one-decode", {{1, 3000}});
+  add_mixture("no-rows", {{0, 40}, {0, 0}, {0, 1}});
+  add_mixture("around-the-limit", {{3, 90}, {4, 90}, {5, 90}, {6, 90}, {0, 90}, {4, 3}, {5, 0}});
+  add_mixture("long-decode", {{150, 150}, {1, 9000}, {70, 900}});
+  const Case both = add_mixture("both", {{1, 700}, {65, 65}, {1, 0}, {0, 33}, {257, 300}, {3, 129}, {1, 1500}, {9, 8}});
+  std::vector<Sequence> many;
+  for (std::int64_t i = 0; i < 75; ++i) many.push_back({i % 7 == 3 ? 5 + i : i % 3, 11 * i});
+  add_mixture("many", std::move(many), Tier::full);
+  const Case one = paged(DType::bf16, DType::bf16, {{1, 40}, {60, 60}, {2, 3000}, {1, 700}});
+  add(table, "mixture/bf16-one-prefill-as-bounded", with_heads(with_dims(one, 128, 128), 8, 2), Tier::quick);
+  const auto add_both = [&](const char* name, Case spec) { add(table, fmt::format("mixture/{}-{}", name_of(spec.dtype), name), spec); };
+  add_both("window", with_mask(both, sliding_window(100)));
+  add_both("both-sides", with_mask(both, {.left = 20, .right = 11}));
+  for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"descending", Values::descending}}) {
+    Case spec = both;
+    spec.values = values;
+    add_both(name, spec);
+  }
+  Case spec = both;
+  spec.softcap = 30;
+  spec.sink = Sink::mixed;
+  add_both("softcap-sink", spec);
+  spec.lse = false;
+  spec.scale = -0.1f;
+  add_both("negative-scale-no-lse", spec);
+  add_both("one-head", with_heads(both, 3, 3));
+  add_both("many-heads", with_heads(both, 22, 1));
+  spec = paged(DType::f16, DType::f16, both.sequences);
+  spec.loose_bounds = true;
+  add_both("both", with_heads(with_dims(spec, 64, 64), 6, 2));
+}
+
 }  // namespace fovea::check

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../latent_cases.hpp"
+#include "bound_case.hpp"
 #include "device_runtime.hpp"
 #include "fovea/info.hpp"
 #include "run_case.hpp"
@@ -86,30 +87,33 @@ TEST_F(Cuda, GraphsReplayOnASideStream) {
   EXPECT_GT(plans, 0);
 }
 
-/// The same sequences rotated by one: other lengths and other blocks in tensors of the same shapes.
-LatentCase rotated(LatentCase spec) {
-  std::rotate(spec.sequences.begin(), spec.sequences.begin() + 1, spec.sequences.end());
-  return spec;
+/// A case, then the same sequences rotated by one: other lengths and other blocks in tensors of the same shapes.
+template <class Case>
+void expect_replays(const Case& spec, std::string_view operation, Device device, const SideStream& side) {
+  if (spec.tier != Tier::quick || spec.sequences.size() < 2) return;
+  Case rotated = spec;
+  std::rotate(rotated.sequences.begin(), rotated.sequences.begin() + 1, rotated.sequences.end());
+  const auto first = bind(spec), second = bind(rotated);
+  for (const std::string& name : cuda_implementations(operation)) {
+    SCOPED_TRACE(spec.name + " " + name);
+    const PlacedTrial placed(*first, name, side.get());
+    const auto planned = first->plan({.implementation = name}, placed.place());
+    if (!planned) continue;
+    const HostileWorkspace workspace(planned->workspace_bytes, device);
+    const Graph graph(device, side.get(), [&] { return planned->run(workspace.view()); });
+    for (Trial* trial : std::initializer_list<Trial*>{first.get(), second.get(), first.get()}) {
+      placed.upload(*trial);
+      graph.launch();
+      expect_right(*trial, placed);
+    }
+  }
 }
 
 TEST_F(Cuda, GraphsReplayOverOtherLengths) {
   const SideStream side(device_);
-  for (const LatentCase& spec : latent_cases()) {
-    if (spec.tier != Tier::quick || spec.sequences.size() < 2) continue;
-    const auto first = bind(spec), second = bind(rotated(spec));
-    for (const std::string& name : cuda_implementations("latent_attention")) {
-      SCOPED_TRACE(spec.name + " " + name);
-      const PlacedTrial placed(*first, name, side.get());
-      const auto planned = first->plan({.implementation = name}, placed.place());
-      if (!planned) continue;
-      const HostileWorkspace workspace(planned->workspace_bytes, device_);
-      const Graph graph(device_, side.get(), [&] { return planned->run(workspace.view()); });
-      for (Trial* trial : {first.get(), second.get(), first.get()}) {
-        placed.upload(*trial);
-        graph.launch();
-        expect_right(*trial, placed);
-      }
-    }
+  for (const LatentCase& spec : latent_cases()) expect_replays(spec, "latent_attention", device_, side);
+  for (const Case& spec : core_cases()) {
+    if (spec.operation == Operation::paged_attention) expect_replays(spec, "paged_attention", device_, side);
   }
 }
 

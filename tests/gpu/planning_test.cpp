@@ -130,6 +130,32 @@ TEST(Planning, HopperTakesPagesWhereQueryTilesAreFull) {
   EXPECT_EQ(chosen(8, 1, 16, {.implementation = kHopper}), kHopper);
 }
 
+/// Prefills beside decodes, of 32 query heads and 8 of the cache. Sequences of five tokens and more have many rows; beside one prefill and
+/// decodes, those of three.
+TEST(Planning, HopperTakesMixedPagesByTwoKernels) {
+  constexpr std::string_view kMixed = "cuda.sm90.paged_attention_mixed", kHopper = "cuda.sm90.paged_attention";
+  const auto planned = [](std::int64_t batch, std::int64_t rows, std::int64_t most, PlanOptions options = {}) {
+    TensorDesc q = contiguous(DType::bf16, {rows, 32, 128}), cache = contiguous(DType::bf16, {1000, 16, 8, 128});
+    q.alignment = cache.alignment = 16;
+    const TensorDesc table = contiguous(DType::i32, {batch, 100});
+    const PagedAttentionDesc desc{.q = q, .k_cache = cache, .v_cache = cache, .block_table = table, .out = q, .max_seq_q = most};
+    return plan_paged_attention(desc, fake(0), options).value();
+  };
+  const auto chosen = [&](auto... arguments) { return planned(arguments...).implementation(); };
+  EXPECT_EQ(chosen(32, 31 + 2048, 2048), kMixed);
+  EXPECT_EQ(chosen(32, 31 + 2048, 0), kMixed);
+  EXPECT_EQ(chosen(2, 4 + 100, 100), kMixed);
+  EXPECT_EQ(chosen(2, 5 + 100, 100), kHopper);       // both have five tokens or more
+  EXPECT_EQ(chosen(32, 4 * 32, 4), kPortablePaged);  // none has
+  EXPECT_EQ(chosen(1, 2048, 0), kHopper);
+  EXPECT_NE(planned(32, 31 + 2048, 0).explain().find("cuda.portable.paged_attention: 16 x 64"), std::string::npos);
+  EXPECT_EQ(chosen(32, 31 + 2048, 2048, PlanOptions{.batch_invariant = true}), kPortablePaged);
+  const std::string text = planned(32, 31 + 2048, 2048).explain();
+  for (const std::string_view part :
+       {"of 3 query tokens or more by cuda.sm90.paged_attention: 128 x 128", "cuda.portable.paged_attention: 8 x 64"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
 /// Tiles follow the shared memory of a device, and nothing else of the call changes with it.
 TEST(Planning, PortableAttentionFitsTheDevice) {
   const auto tiles = [](std::size_t device, DType dtype, std::int64_t dim) {

@@ -70,6 +70,7 @@ struct Case {
   std::int64_t padding_rows = 0;      ///< rows of q and out past the last sequence, which are never written
   std::int64_t page = 16;
   bool shared_prefix = false;  ///< paged: all sequences start with the same blocks
+  bool loose_bounds = false;   ///< paged: lengths are bounded by the tensors alone
 
   BandMask mask{};
   float scale = 0.0f, softcap = 0.0f;

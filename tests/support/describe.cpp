@@ -112,8 +112,8 @@ AttentionDesc describe_attention(const Case& spec) {
 }
 
 PagedAttentionDesc describe_paged(const Case& spec) {
-  PagedAttentionDesc desc{.max_seq_q = max_q(spec),
-                          .max_kv_len = max_kv(spec),
+  PagedAttentionDesc desc{.max_seq_q = spec.loose_bounds ? 0 : max_q(spec),
+                          .max_kv_len = spec.loose_bounds ? 0 : max_kv(spec),
                           .mask = spec.mask,
                           .scale = spec.scale,
                           .softcap = spec.softcap,

@@ -39,5 +39,21 @@ TEST(PagedAttentionTuning, BoxesLieInOnePage) {
     }
 }
 
+/// The bounds allow a tall sequence, and one that is not, whose lengths are all tried.
+TEST(PagedAttentionTuning, TwoKernelsNeedBothKindsOfSequences) {
+  for (const std::int64_t group : {1, 3, 8, 22})
+    for (std::int64_t batch = 1; batch <= 4; ++batch)
+      for (std::int64_t most = 1; most <= 40; ++most)
+        for (std::int64_t total = 1; total <= batch * most; ++total) {
+          const Bounds call{.batch = batch, .total_q = total, .tokens = most, .group = group};
+          const auto is_tall = [&](std::int64_t tokens) { return tokens > 1 && tokens * group > short_rows(call); };
+          bool some_other = false;
+          for (std::int64_t tokens = 0; tokens <= most && tokens <= total; ++tokens) {
+            some_other |= !is_tall(tokens) && total - tokens <= (batch - 1) * most;
+          }
+          EXPECT_EQ(outdone_by_one(call).empty(), is_tall(most) && some_other) << group << " " << batch << " " << total << " " << most;
+        }
+}
+
 }  // namespace
 }  // namespace fovea::gpu::sm90::paged_attention

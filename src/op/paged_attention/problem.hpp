@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
 
 namespace fovea::detail {
+
+/// The sequences that an entry computes, where two share a call. To each, the other's sequences have no query rows.
+enum class Taken : std::uint8_t {
+  all,     ///< of an entry that has the call to itself: what validate() says
+  tall,    ///< of `tall_from` query tokens and more. Its kernel is launched first, and lets the next one start beside it
+  others,  ///< of fewer. Its kernels are complete only after the one launched before them
+};
 
 /// A paged attention that makes sense; only validate() makes one. `ragged` by nature: q.batch is 0.
 struct PagedAttentionProblem : AttentionCore {
@@ -12,6 +21,8 @@ struct PagedAttentionProblem : AttentionCore {
   std::int64_t max_blocks = 0;    ///< entries in a row of the block table
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
   CacheStrides k{}, v{};
+  Taken taken = Taken::all;
+  std::int64_t tall_from = 0;
 };
 
 }  // namespace fovea::detail

@@ -82,8 +82,10 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   const auto bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages));
   if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, bytes); !good) return good;
-  const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads)), .block = dim3(kThreads), .shared_bytes = bytes};
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads)),
+                          .block = dim3(kThreads),
+                          .shared_bytes = bytes,
+                          .programmatic = params.beside};
   return launch(&attend_pages<Config>, shape, stream, params);
 }
 

@@ -52,6 +52,7 @@ struct Params {
   detail::Divider of_parts{};                     ///< by their number
   bool whole = false;                             ///< query tiles are never split
   bool queued = false;                            ///< there are more parts than run at once: one may be longer than others
+  bool beside = false;                            ///< the kernel before computes the sequences of more than seq_q tokens
   int stages = 1;
   Partials partials{};
 };

@@ -86,10 +86,12 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
-    params_.queued = many;
+    params_.beside = problem.taken == detail::Taken::others;
+    params_.queued = many || params_.beside;
     const int ctas = problem.batch <= kFewSequences ? std::min(shape.ctas, 2) : shape.ctas;
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * ctas / problem.kv_heads;
-    params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * (many ? kPartsOfMany : 1));
+    const int turns = many ? kPartsOfMany : params_.beside && problem.batch > kFewSequences ? kPartsBeside : 1;
+    params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
     params_.of_parts = detail::Divider(params_.parts);
     fill_shape();
     if (splits()) workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState));
@@ -107,6 +109,9 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
 
  private:
   static constexpr int kPartsOfMany = 4;
+  /// Beside another kernel, few CTAs run at first, and more once that one's end. 31 sequences of 8192 beside a prefill of 2048: 402 us,
+  /// with as many as run at once 437, with four times as many 402. One sequence of 131072: 242, 234, 255 (H100, 2026-11-25).
+  static constexpr int kPartsBeside = 2;
   /// So few sequences have no more parts than two CTAs of a multiprocessor take: merging costs more than a third CTA gives (one sequence
   /// of 8192 over an e4m3 cache 21.4 us, with three 23.9; sixteen 90.7 and 88.3. H200, 2026-11-25).
   static constexpr int kFewSequences = 8;

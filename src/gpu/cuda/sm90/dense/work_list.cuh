@@ -24,11 +24,11 @@ __device__ RaggedSequence sequence_at(const Params& params, int index) {
           sequence_length(params.cu_seqlens_k, index, params.seq_k)};
 }
 
-/// One warp walks through the work tiles of its CTA. In a ragged batch, a cursor moves over the sequences, 32 at a time.
+/// One warp walks through the work tiles of its CTA, one of `ctas`. In a ragged batch, a cursor moves over the sequences, 32 at a time.
 template <class Config, class Params>
 class WorkList {
  public:
-  __device__ explicit WorkList(const Params& params_) : params(params_), lane(threadIdx.x % 32) {}
+  __device__ WorkList(const Params& params_, int ctas_) : params(params_), ctas(ctas_), lane(threadIdx.x % 32) {}
 
   /// The next work tile, or one that says that all are done; by the whole warp.
   __device__ WorkTile next() {
@@ -60,7 +60,7 @@ class WorkList {
 
   /// Pairs of tiles of one sequence after the other.
   __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
-    const int index = turn / 2 * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+    const int index = turn / 2 * ctas + static_cast<int>(blockIdx.x);
     if (!seek(index)) return detail::TileOrder::kEnd;
     const RaggedSequence sequence = sequence_at(params, batch);
     work.batch = batch;
@@ -117,16 +117,16 @@ class WorkList {
   }
 
   const Params& params;
-  const int lane;
+  const int ctas, lane;
   int turn = 0;
   int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
 };
 
 /// By one warp, ahead of the producer: to find a work tile takes as long as to compute a key tile. `Storage` has the ring: work_tiles and
-/// its barriers work_full and work_empty.
+/// its barriers work_full and work_empty. `ctas`: those that take work tiles, the first of the grid.
 template <class Config, class Params, class Storage>
-__device__ void plan_work(const Params& params, Storage& storage) {
-  WorkList<Config, Params> list(params);
+__device__ void plan_work(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x)) {
+  WorkList<Config, Params> list(params, ctas);
   RingPosition<kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {
     const WorkTile work = list.next();

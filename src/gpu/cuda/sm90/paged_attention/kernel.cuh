@@ -4,14 +4,15 @@
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
+#include "gpu/cuda/sm90/paged_attention/active_ctas.cuh"
 #include "gpu/cuda/sm90/paged_attention/exact_keys.cuh"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"
 #include "gpu/cuda/sm90/paged_attention/load.cuh"
-#include "gpu/cuda/sm90/paged_attention/sequence.cuh"
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// As many CTAs as multiprocessors, each of which walks through work tiles.
+/// As many CTAs as multiprocessors, each of which walks through work tiles. Beside another kernel, those that are not active leave their
+/// multiprocessors to it.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -23,6 +24,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
   }
   __syncthreads();
   wait_for_previous_kernel();
+  if (params.tall_from > 0) let_next_kernel_start();
+  const int ctas = active_ctas<Config>(params);
+  if (static_cast<int>(blockIdx.x) >= ctas) return;
   if (warpgroup < Config::kTuning.warpgroups) {
     registers_grow<Config::kMathRegisters>();
     dense::Math<Config>(params, storage, warpgroup)();
@@ -30,7 +34,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
     registers_shrink<Config::kLoadRegisters>();
     const int warp = uniform(threadIdx.x / 32) - Config::kMathThreads / 32;
     if (warp == 0) Loader<Config>(params, storage)();
-    if (warp == 1) dense::plan_work<Config>(params, storage);
+    if (warp == 1) dense::plan_work<Config>(params, storage, ctas);
     __syncwarp();
   }
   let_next_kernel_start();

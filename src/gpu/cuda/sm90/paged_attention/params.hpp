@@ -26,6 +26,7 @@ struct Params : attention::Params {
   detail::Divider page{};  ///< slots of a page
   int blocks = 0;
   int box_rows = kGroupRows;  ///< of a key tile, that one page holds
+  int tall_from = 0;          ///< query tokens; sequences of fewer are computed by the kernel after this one, beside it. 0: there is none
 
   /// Whether the block table's number is that of a block.
   constexpr bool has(int block) const { return static_cast<unsigned>(block) < static_cast<unsigned>(blocks); }

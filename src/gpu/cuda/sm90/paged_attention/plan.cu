@@ -12,6 +12,7 @@
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"
+#include "gpu/cuda/sm90/paged_attention/mixed.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/paged_attention/validate.hpp"
@@ -23,8 +24,6 @@ namespace {
 using detail::declined;
 using Problem = detail::PagedAttentionProblem;
 
-constexpr std::string_view kName = "cuda.sm90.paged_attention";
-
 /// Pages are the sequences of a cache's rows.
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
   const std::int64_t blocks = std::max<std::int64_t>(p.blocks, 1);
@@ -34,10 +33,12 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
            {"out", p.out_dtype, p.out, p.total_q, p.heads, 1, p.head_dim_v, p.out_alignment}}};
 }
 
-/// Where a row's result is not to depend on other sequences, neither does the kernel.
+/// Where a row's result is not to depend on other sequences, neither does the kernel. Beside others, long sequences are as their bound
+/// says.
 int kernel_for(const Problem& problem) {
   const bool causal = problem.mask.right != kUnbounded;
-  const std::int64_t rows = problem.batch_invariant ? 0 : problem.total_q / std::max<std::int64_t>(problem.batch, 1);
+  const std::int64_t average = problem.total_q / std::max<std::int64_t>(problem.batch, 1);
+  const std::int64_t rows = problem.batch_invariant ? 0 : problem.taken == detail::Taken::tall ? problem.max_seq_q : average;
   return kernel_of(problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
 }
 const attention::Tuning& tuning_for(const Problem& problem) { return tuning_of(kernel_for(problem)); }
@@ -107,6 +108,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.page = detail::Divider(static_cast<int>(problem.page));
     params_.blocks = static_cast<int>(problem.blocks);
     params_.box_rows = box_rows(problem.page, tuning_row().key_tile);
+    if (problem.taken == detail::Taken::tall) params_.tall_from = static_cast<int>(problem.tall_from);
   }
 
   std::string tuning() const override {
@@ -190,18 +192,21 @@ std::string_view outdone(const Problem& problem, Device device) {
                              properties(device)->multiprocessors);
 }
 
-constexpr detail::Implementation<detail::PagedAttention> kRow{
-    kName,
-    "f16, bf16 caches; head dims that are multiples of 8 up to 256; pages that are multiples of 8; rows aligned to 16 bytes",
-    detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "options.batch_invariant"),
-    Backend::cuda,
-    unavailable<kCapability, kCapability>,
-    plan,
-    outdone};
+constexpr std::string_view kAccepts =
+    "f16, bf16 caches; head dims that are multiples of 8 up to 256; pages that are multiples of 8; rows aligned to 16 bytes";
+
+constexpr std::array kRows{
+    detail::Implementation<detail::PagedAttention>{
+        kMixedName, kAccepts, detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse"), Backend::cuda,
+        unavailable<kCapability, kCapability>, plan_mixed, mixed_outdone},
+    detail::Implementation<detail::PagedAttention>{
+        kName, kAccepts,
+        detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "options.batch_invariant"),
+        Backend::cuda, unavailable<kCapability, kCapability>, plan, outdone}};
 
 }  // namespace
 }  // namespace paged_attention
 
-detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return {&paged_attention::kRow, 1}; }
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return paged_attention::kRows; }
 
 }  // namespace fovea::gpu::sm90

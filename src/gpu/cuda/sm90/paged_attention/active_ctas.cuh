@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// How many CTAs of a launch compute, where the kernel after this one computes other sequences beside it on the rest of the device.
+#pragma once
+
+#include "gpu/cuda/sm90/paged_attention/sequence.cuh"
+
+namespace fovea::gpu::sm90::paged_attention {
+
+/// By a whole warp, once the lengths are known. All warps of all CTAs find the same number.
+///
+/// This kernel deals out pairs of query tiles in rounds. The other one reads keys nearly as fast with half of the device as with all of it,
+/// and gets what becomes free. So this one has half, or more where its share of the work is larger, in whole rounds.
+template <class Config>
+class ActiveCtas {
+ public:
+  __device__ explicit ActiveCtas(const Params& params_) : params(params_) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int index = lane; index < params.batch; index += 32) add(any_sequence_at(params, index));
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      pairs += __shfl_xor_sync(~0u, pairs, distance);
+      here += __shfl_xor_sync(~0u, here, distance);
+      beside += __shfl_xor_sync(~0u, beside, distance);
+    }
+  }
+
+  __device__ int count(int ctas) const {
+    if (beside == 0) return ctas;
+    const int work_heads = params.heads >> params.packed_shift, all_pairs = pairs * work_heads;
+    const float own = kTileCost * here * static_cast<float>(work_heads);
+    const float other = beside * static_cast<float>(params.heads / params.heads_per_kv);
+    const int share = max(static_cast<int>(static_cast<float>(ctas) * own / (own + other)), (ctas + 1) / 2);
+    const int rounds = max((all_pairs + share / 2) / share, (all_pairs + ctas - 1) / ctas);
+    return rounds == 0 ? 0 : (all_pairs + rounds - 1) / rounds;
+  }
+
+ private:
+  __device__ void add(const dense::RaggedSequence& sequence) {
+    if (sequence.seq_q == 0) return;
+    const detail::Band band = detail::make_band(params.mask, sequence.seq_q, sequence.seq_k);
+    const int middle = sequence.seq_q / 2, tokens = Config::kRowTile >> params.packed_shift;
+    const detail::KeyRange seen = detail::keys_seen_by(band, middle, sequence.seq_k);
+    const float key_tiles = static_cast<float>(static_cast<int>(seen.size())) / Config::kKeyTile;
+    if (sequence.seq_q < params.tall_from) {
+      beside += key_tiles;
+    } else {
+      const int tiles = (sequence.seq_q + tokens - 1) / tokens;
+      pairs += (tiles + 1) / 2;
+      here += static_cast<float>(tiles) * key_tiles;
+    }
+  }
+
+  const Params& params;
+  int pairs = 0;               // of query tiles, of each work head
+  float here = 0, beside = 0;  // key tiles: of all query tiles of a work head, and of a kv head of other sequences
+};
+
+template <class Config>
+__device__ int active_ctas(const Params& params) {
+  const int ctas = static_cast<int>(gridDim.x);
+  return params.tall_from == 0 ? ctas : ActiveCtas<Config>(params).count(ctas);
+}
+
+}  // namespace fovea::gpu::sm90::paged_attention

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/// A batch with tall sequences and others, by two kernels beside each other.
+#pragma once
+
+#include "plan/implementation.hpp"
+
+namespace fovea::gpu::sm90::paged_attention {
+
+inline constexpr std::string_view kName = "cuda.sm90.paged_attention", kMixedName = "cuda.sm90.paged_attention_mixed";
+
+detail::PlanResult<PagedAttentionArgs> plan_mixed(const detail::PagedAttentionProblem& problem, Device device);
+std::string_view mixed_outdone(const detail::PagedAttentionProblem& problem, Device device);
+
+}  // namespace fovea::gpu::sm90::paged_attention
