@@ -20,6 +20,12 @@
 namespace fovea::cpu {
 namespace {
 
+#ifdef FOVEA_EMULATE_AMX
+[[maybe_unused]] constexpr bool kEmulatedTiles = true;
+#else
+[[maybe_unused]] constexpr bool kEmulatedTiles = false;
+#endif
+
 #if defined(__x86_64__)
 
 struct CpuidLeaf {
@@ -63,7 +69,7 @@ Features detect() {
   found.avx512 = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
   found.avx512vnni = found.avx512 && bit(extended.c, 11);
   found.avx512bf16 = found.avx512 && bit(more.a, 5);
-  found.amx_bf16 = found.avx512bf16 && tiles && bit(extended.d, 24) && bit(extended.d, 22) && amx_permitted();
+  found.amx_bf16 = found.avx512bf16 && (kEmulatedTiles || (tiles && bit(extended.d, 24) && bit(extended.d, 22) && amx_permitted()));
   return found;
 }
 
@@ -100,7 +106,7 @@ constexpr std::array<InstructionSet, 5> kInOrder{{{"avx2", "avx2", &Features::av
                                                   {"avx512", "avx512", &Features::avx512},
                                                   {"avx512vnni", "avx512vnni", &Features::avx512vnni},
                                                   {"avx512bf16", "avx512bf16", &Features::avx512bf16},
-                                                  {"amx", "amx_bf16", &Features::amx_bf16}}};
+                                                  {"amx", kEmulatedTiles ? "emulated_amx_bf16" : "amx_bf16", &Features::amx_bf16}}};
 #endif
 
 /// The limit that the environment sets, read once.

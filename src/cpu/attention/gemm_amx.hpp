@@ -4,61 +4,55 @@
 #pragma once
 
 #include "cpu/attention/gemm.hpp"
+#include "cpu/isa/tiles.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
-inline constexpr int kTileRows = 16, kTileDepth = 32;  // of 64 bytes each
+inline constexpr int kTileDepth = kTileRowBytes / 2;  // bf16 elements
 static_assert(kPanel == 2 * kTileRows);
-
-/// The layout that ldtilecfg reads.
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 /// Called around each item, because other code in this thread may use tiles with another configuration.
 static void enter_tiles() {
   static constexpr TileConfig kConfig{};
-  _tile_loadconfig(&kConfig);
+  tile_configure(kConfig);
 }
-static void leave_tiles() { _tile_release(); }
+static void leave_tiles() { tile_release(); }
 
 /// Accumulators 0 and 1 (and with kBoth 2 and 3, of rows 16 to 31) += a * b.
 template <bool kBoth>
 FOVEA_INLINE void multiply_tiles(const std::uint16_t* a, std::int64_t a_stride, const std::uint16_t* b, std::int64_t k) {
   constexpr int kPairRow = 2 * kPanel;  // operands
   for (std::int64_t at = 0; at < k; at += kTileDepth, a += kTileDepth, b += kTileDepth * kPanel) {
-    _tile_loadd(6, b, kPairRow * 2);
-    _tile_loadd(7, b + kPairRow / 2, kPairRow * 2);
-    _tile_loadd(4, a, a_stride * 2);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    tile_load<6>(b, kPairRow * 2);
+    tile_load<7>(b + kPairRow / 2, kPairRow * 2);
+    tile_load<4>(a, a_stride * 2);
+    tile_multiply_bf16<0, 4, 6>();
+    tile_multiply_bf16<1, 4, 7>();
     if constexpr (kBoth) {
-      _tile_loadd(5, a + kTileRows * a_stride, a_stride * 2);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      tile_load<5>(a + kTileRows * a_stride, a_stride * 2);
+      tile_multiply_bf16<2, 5, 6>();
+      tile_multiply_bf16<3, 5, 7>();
     }
   }
 }
 
 template <bool kBoth>
 FOVEA_INLINE void store_tiles(float* c, std::int64_t c_stride) {
-  _tile_stored(0, c, c_stride * 4);
-  _tile_stored(1, c + kTileRows, c_stride * 4);
+  tile_store<0>(c, c_stride * 4);
+  tile_store<1>(c + kTileRows, c_stride * 4);
   if constexpr (kBoth) {
-    _tile_stored(2, c + kTileRows * c_stride, c_stride * 4);
-    _tile_stored(3, c + kTileRows * c_stride + kTileRows, c_stride * 4);
+    tile_store<2>(c + kTileRows * c_stride, c_stride * 4);
+    tile_store<3>(c + kTileRows * c_stride + kTileRows, c_stride * 4);
   }
 }
 
 template <bool kBoth>
 FOVEA_INLINE void score_tiles(const ScoreTile& tile, const RowBlock& block, int key) {
-  _tile_zero(0);
-  _tile_zero(1);
+  tile_zero<0>();
+  tile_zero<1>();
   if constexpr (kBoth) {
-    _tile_zero(2);
-    _tile_zero(3);
+    tile_zero<2>();
+    tile_zero<3>();
   }
   multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.q) + block.row * tile.q_stride, tile.q_stride,
                         static_cast<const std::uint16_t*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim, tile.head_dim);
@@ -78,11 +72,11 @@ static void tile_scores(const ScoreTile& tile) {
 template <bool kBoth>
 FOVEA_INLINE void value_tiles(const ValueTile& tile, const RowBlock& block, int column) {
   float* acc = tile.acc + block.row * tile.acc_stride + column;
-  _tile_loadd(0, acc, tile.acc_stride * 4);
-  _tile_loadd(1, acc + kTileRows, tile.acc_stride * 4);
+  tile_load<0>(acc, tile.acc_stride * 4);
+  tile_load<1>(acc + kTileRows, tile.acc_stride * 4);
   if constexpr (kBoth) {
-    _tile_loadd(2, acc + kTileRows * tile.acc_stride, tile.acc_stride * 4);
-    _tile_loadd(3, acc + kTileRows * tile.acc_stride + kTileRows, tile.acc_stride * 4);
+    tile_load<2>(acc + kTileRows * tile.acc_stride, tile.acc_stride * 4);
+    tile_load<3>(acc + kTileRows * tile.acc_stride + kTileRows, tile.acc_stride * 4);
   }
   multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.p) + block.row * tile.p_stride + block.key_begin, tile.p_stride,
                         static_cast<const std::uint16_t*>(tile.values) + static_cast<std::int64_t>(column) * tile.kv_tile +
