@@ -18,7 +18,8 @@
 namespace fovea::cpu {
 
 /// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null if these are widened to f32. `int8()` is the arithmetic of
-/// int8 scores.
+/// int8 scores. `bf16_latent()` replaces `bf16()` where V is the beginning of K, and
+/// `bf16_rows()` then decodes.
 struct Scalar {
   static constexpr std::string_view kName = "scalar";
   static constexpr auto kUnavailable = scalar_unavailable;
@@ -75,6 +76,8 @@ struct Amx {
   static constexpr auto kUnavailable = amx_unavailable;
   static const Kernels& kernels() { return avx512::kKernels; }
   static const AttentionKernels* bf16() { return &amx::kAttention; }
+  static const AttentionKernels* bf16_latent() { return &amx::kLatent; }
+  static const LatentKernels* bf16_rows() { return &amx::kLatentRows; }
 };
 #endif
 

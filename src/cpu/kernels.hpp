@@ -34,15 +34,25 @@ using Row = const void*;
 /// scores[row][key] = q[row] . key, for the keys of each block, rounded out to whole panels.
 struct ScoreTile {
   const void* q = nullptr;     // [rows][q_stride] operands
-  const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] if K and V share the tile
-  float* scores = nullptr;     // [rows][score_stride]
+  const void* keys = nullptr;  // [panel][depth][kPanel], or [key][row_stride] of a latent cache
+  float* scores = nullptr;     // [rows][score_stride]; the rows of a block may have another order, which `softmax` knows
   std::int64_t q_stride = 0, score_stride = 0, row_stride = 0;
   int head_dim = 0;                                      // as packed: a multiple of depth
   const float *q_scales = nullptr, *k_scales = nullptr;  // int8: [rows] and [keys], factors of the integer products
-  const Row* next = nullptr;                             // shared tiles: [next_count] rows to prefetch, of next_bytes each
+  const Row* next = nullptr;                             // latent: [next_count] rows to prefetch, of next_bytes each
   int next_count = 0, next_bytes = 0;
   const RowBlock* blocks = nullptr;
   int block_count = 0;
+};
+
+/// Rows of a latent cache to be packed, as K and as V, which is the beginning of K.
+struct LatentRows {
+  const Row* rows = nullptr;
+  int count = 0;  // a multiple of the panel
+  int head_dim_qk = 0, head_dim_v = 0;
+  std::int64_t row_stride = 0;              // of K, in operands
+  int kv_tile = 0;                          // keys of V's panels
+  void *keys = nullptr, *values = nullptr;  // the same if K and V share the tile
 };
 
 /// acc[row] = acc[row] * rescale[row] + p[row] * values, over the keys of each block.
@@ -130,18 +140,24 @@ struct AttentionKernels {
   int depth = 1;                     ///< contracted dimensions (head dim, keys) are padded to a multiple of this
   int operand_bytes = 0;             ///< of a packed element
   int qk_operand_bytes = 0;          ///< of an element of q and K, if different from P and V
-  bool shared_tile = false;          ///< V is the beginning of K: pack_values makes [key][row_stride] of both, and pack_keys is not called
+  bool shared_tile = false;          ///< pack_latent makes one tile, [key][row_stride], of K and V
   int row_bytes = 0;                 ///< of q and accumulator rows that share a packing
   int tile_bytes = 0;                ///< of packed K and V that the second-level cache should hold
+  int latent_tile = 64;              ///< keys of a tile of a latent cache
   /// Around the work on an item, in its thread; null where there is nothing to set up.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
   /// A row of q as operands, negated if asked, zero from `count` to `padded`.
   void (*load_q[kStorages])(Row source, int count, int padded, bool negate, void* operands) = {};
+  /// Arranges the loaded q rows of a packed item, in place, as `scores` reads them. Null if that is as they are loaded.
+  void (*pack_q)(void* operands, int rows, std::int64_t stride) = nullptr;
   /// Panels [panel][padded head_dim][kPanel] of `count` rows, a multiple of the panel.
   void (*pack_keys[kStorages])(const Row* rows, int count, int head_dim, int padded, void* panels) = {};
   /// Panels [panel][kv_tile][kPanel] of `count` rows, a multiple of kPackedRows; false when some element is not finite.
   bool (*pack_values[kStorages])(const Row* rows, int count, int head_dim, int kv_tile, void* panels) = {};
+  /// Instead of both, if V is the beginning of K; false when some element of V is not finite. `scores` then prefetches the next tile's
+  /// rows.
+  bool (*pack_latent[kStorages])(const LatentRows&) = {};
   void (*scores)(const ScoreTile&) = nullptr;
   void (*softmax)(const SoftmaxTile&) = nullptr;
   void (*values)(const ValueTile&) = nullptr;
@@ -224,7 +240,8 @@ namespace avx512bf16 {
 extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
 }
 namespace amx {
-extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
-}
+extern const AttentionKernels kAttention, kLatent;  ///< beside avx512::kKernels
+extern const LatentKernels kLatentRows;             ///< decodes to bf16 alone
+}  // namespace amx
 
 }  // namespace fovea::cpu

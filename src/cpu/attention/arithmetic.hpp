@@ -20,6 +20,11 @@ FOVEA_INLINE Two load_two(S storage, const void* p) {
   return {load(storage, p), load(storage, static_cast<const typename S::Code*>(p) + kLanes)};
 }
 template <class S>
+FOVEA_INLINE void store_two(S storage, void* p, Two a) {
+  store(storage, p, a.first);
+  store(storage, static_cast<typename S::Code*>(p) + kLanes, a.second);
+}
+template <class S>
 FOVEA_INLINE Two load_two_as(S, const float* p) {
   return {load(F32{}, p), load(F32{}, p + kLanes)};
 }

@@ -56,6 +56,7 @@ void load_queries(const Item& item, bool streamed) {
   if (const auto arrange = kernels.arrange_q[static_cast<std::size_t>(core.kv_dtype)]; streamed && arrange != nullptr) {
     arrange(item.scratch.q, static_cast<int>(item.rows * item.extents.q_stride));
   }
+  if (!streamed && kernels.pack_q != nullptr) kernels.pack_q(item.scratch.q, item.rows, item.extents.q_stride);
   if (item.setup.int8) load_q_scales(item);
   std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
   std::fill_n(item.scratch.maximum, item.rows, kNothing);

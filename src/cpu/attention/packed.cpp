@@ -40,11 +40,19 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   const std::int64_t operand = kernels.operand_bytes;
   const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
   std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * kernels.qk_bytes();
-  if (kernels.shared_tile) {
-    tile.finite = kernels.pack_values[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
+  std::byte* values =
+      kernels.shared_tile ? keys : static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
+  if (const auto pack = kernels.pack_latent[kv]; pack != nullptr) {
+    tile.finite = pack({.rows = k + first,
+                        .count = last - first,
+                        .head_dim_qk = qk,
+                        .head_dim_v = dv,
+                        .row_stride = item.extents.qk_padded,
+                        .kv_tile = item.setup.tuning.kv_tile,
+                        .keys = keys,
+                        .values = values});
     return tile;
   }
-  std::byte* values = static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
   kernels.pack_keys[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
   tile.finite =
       kernels.pack_values[static_cast<std::size_t>(item.setup.v_dtype())](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
@@ -166,7 +174,7 @@ void attend_packed(const Item& item) {
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   for (std::int64_t at = first; at < last; ++at) {
     PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
-    if (item.setup.attention->shared_tile && at + 1 < last) {
+    if (item.setup.attention->pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)] != nullptr && at + 1 < last) {
       tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},
                                 item.scratch.k_rows[1]);
     }

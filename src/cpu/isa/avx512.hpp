@@ -50,6 +50,17 @@ FOVEA_INLINE Two load_two(BF16, const void* p) {
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(codes, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(codes, _mm512_set1_epi32(static_cast<int>(0xffff0000))))}};
 }
+/// As load8(E4M3): thirty-two quantised values, up to the point where they are numbers of sixteen bits.
+FOVEA_INLINE Two load_two(E4M3, const void* p) {
+  const __m512i code = _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p))), 8);
+  const __m512i half = _mm512_and_si512(_mm512_srai_epi16(code, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+  const __m512i top = _mm512_set1_epi16(0x3f80);
+  const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_and_si512(half, top), top);
+  const __m512i all = _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7fff));
+  const __m512 scale = _mm512_set1_ps(256.0f);
+  return {{_mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(all)), scale)},
+          {_mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(all, 1)), scale)}};
+}
 FOVEA_INLINE __m512i every_second(int from) {
   return _mm512_add_epi32(_mm512_set1_epi32(from), _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30));
 }

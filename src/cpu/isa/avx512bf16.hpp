@@ -6,6 +6,8 @@
 
 namespace fovea::cpu::FOVEA_ISA {
 
+FOVEA_INLINE void store_two(BF16, void* p, Two a) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(a.second.v, a.first.v)); }
+
 /// Sixteen pairs of bf16, or thirty-two elements of a row.
 struct Pairs {
   __m512i v;
@@ -32,8 +34,8 @@ struct BF16Math {
   FOVEA_INLINE Reg load_row(BF16, const void* p) { return {_mm512_loadu_si512(p)}; }
   /// Every e4m3 value is a bf16 value.
   FOVEA_INLINE Reg load_row(E4M3, const void* p) {
-    const Vec low = load(E4M3{}, p), high = load(E4M3{}, static_cast<const std::uint8_t*>(p) + kLanes);
-    return {(__m512i)_mm512_cvtne2ps_pbh(high.v, low.v)};
+    const Two values = load_two(E4M3{}, p);
+    return {(__m512i)_mm512_cvtne2ps_pbh(values.second.v, values.first.v)};
   }
   template <class S>
   FOVEA_INLINE StreamReg load_stream(S storage, const void* p) {

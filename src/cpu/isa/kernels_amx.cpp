@@ -6,6 +6,8 @@
 #include "cpu/attention/pack.hpp"
 #include "cpu/attention/softmax.hpp"
 #include "cpu/attention/stream.hpp"
+#include "cpu/latent_attention/packed_row.hpp"
+#include "cpu/latent_attention/tiles_amx.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -27,5 +29,13 @@ extern constexpr AttentionKernels kAttention{
     .values = tile_values,
     .stream_scores = {nullptr, nullptr, stream_scores<BF16Math, BF16>, stream_scores<BF16Math, E4M3>},
 };
+
+extern constexpr AttentionKernels kLatent{kLatentTileKernels};
+
+extern constexpr LatentKernels kLatentRows{.decode = {{nullptr, nullptr, decode_row<0, BF16>},
+                                                      {nullptr, nullptr, decode_row<1, BF16>},
+                                                      {nullptr, nullptr, decode_row<2, BF16>},
+                                                      {nullptr, nullptr, decode_row<3, BF16>},
+                                                      {nullptr, nullptr, decode_row<4, BF16>}}};
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -72,10 +72,16 @@ static void decode_row(const PackedBytes& bytes, void* row) {
   const auto* codes = static_cast<const std::uint8_t*>(bytes.codes);
   float scales[kMostGroups];
   decode_scales<format.scale_type, kGroups>(static_cast<const std::uint8_t*>(bytes.scales), scales);
+  constexpr bool kTwo = format.code_type == CodeType::e4m3 && format.group % (2 * kLanes) == 0;
   for (int group = 0; group < kGroups; ++group) {
     const Vec scale = broadcast(scales + group);
-    for (int i = group * format.group; i < (group + 1) * format.group; i += kLanes) {
-      store(S{}, to + i, mul(load_values<format.code_type>(codes, i), scale));
+    for (int i = group * format.group; i < (group + 1) * format.group; i += kTwo ? 2 * kLanes : kLanes) {
+      if constexpr (kTwo) {
+        const Two values = load_two(E4M3{}, codes + i);
+        store_two(S{}, to + i, {mul(values.first, scale), mul(values.second, scale)});
+      } else {
+        store(S{}, to + i, mul(load_values<format.code_type>(codes, i), scale));
+      }
     }
   }
   const auto* rope = static_cast<const std::uint8_t*>(bytes.rope);

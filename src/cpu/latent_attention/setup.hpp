@@ -8,17 +8,18 @@
 namespace fovea::cpu {
 
 /// Chooses the tile sizes; README.md has the measurements. The accumulator and the queries of 128 rows take half a megabyte, so no more
-/// rows share a tile. A tile of 64 keys (150 KiB in f32) stays in the second-level cache beside the data of one chunk.
+/// rows share a tile. A tile (64 keys in f32 take 150 KiB) stays in the second-level cache beside the data of one chunk.
 constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
   const std::int64_t group = core.group(), max_rows = std::max<std::int64_t>(core.max_seq_q, 1) * group;
   Tuning t{};
   t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
-  t.kv_tile = 64;
-  t.stream_rows = kernels.shared_tile ? 0 : 8;  // widening a tile once pays from the first row
+  t.kv_tile = kernels.latent_tile;
+  const bool packs_from_first_row = kernels.pack_latent[static_cast<std::size_t>(core.kv_dtype)] != nullptr;
+  t.stream_rows = packs_from_first_row ? 0 : 8;
   t.stream_tile = 64;
   t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
   t.split_keys = kSplitKeys;
-  t.q_rows = static_cast<int>(std::min(std::max<std::int64_t>(128, t.split_rows), round_up(max_rows, kernels.block_rows)));
+  t.q_rows = static_cast<int>(round_up(std::min(std::max<std::int64_t>(128, t.split_rows), max_rows), kernels.block_rows));
   return t;
 }
 
@@ -30,15 +31,22 @@ inline LatentCache latent_cache(const detail::LatentCacheView& view) {
   return cache;
 }
 
-/// Fills in everything but the lists. If operands are f32, K and V share a tile. bf16 dot products need two layouts.
+/// Fills in everything but the lists. If operands are f32, K and V share a tile. bf16 products need two layouts.
 template <class Isa>
 Setup make_latent_setup(const detail::AttentionCore& core, bool ragged, const detail::LatentCacheView& cache) {
   Setup setup = make_setup<Isa>(core, ragged);
   if (setup.attention == &Isa::kernels().attention) setup.attention = &Isa::kernels().latent;
+  const LatentKernels* packed_rows = &Isa::kernels().packed_rows;
+  if constexpr (requires { Isa::bf16_latent(); }) {
+    if (setup.attention == Isa::bf16()) {
+      setup.attention = Isa::bf16_latent();
+      packed_rows = Isa::bf16_rows();
+    }
+  }
   setup.tuning = choose_latent_tuning(core, *setup.attention);
   setup.paged = true;
   setup.page = cache.page;
-  setup.latent = Latent{.main = latent_cache(cache), .kernels = &Isa::kernels().packed_rows};
+  setup.latent = Latent{.main = latent_cache(cache), .kernels = packed_rows};
   setup.latent->token_bytes =
       static_cast<int>(setup.latent->main.format != nullptr ? setup.latent->main.format->bytes()
                                                             : cache.row * static_cast<std::int64_t>(size_of(cache.dtype)));

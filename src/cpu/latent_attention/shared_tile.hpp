@@ -14,13 +14,13 @@ inline constexpr int kDotRows = kBlockRows / 2;
 
 /// Widens the rows. Returns false if some element is not finite.
 template <class S>
-static bool widen_rows(const Row* rows, int count, int head_dim, int row_stride, void* tile) {
+static bool widen_rows(const LatentRows& from) {
   constexpr int kProbes = 4;  // independent sums, so that no addition waits for the one before
-  auto* to = static_cast<float*>(tile);
+  auto* to = static_cast<float*>(from.keys);
   F32Math::Finite finite[kProbes];
-  for (int key = 0; key < count; ++key, to += row_stride) {
-    const auto* codes = static_cast<const typename S::Code*>(rows[key]);
-    for (int d = 0; d < head_dim; d += kProbes * kLanes) {  // 512 and 576 are multiples of every such step
+  for (int key = 0; key < from.count; ++key, to += from.row_stride) {
+    const auto* codes = static_cast<const typename S::Code*>(from.rows[key]);
+    for (int d = 0; d < from.head_dim_qk; d += kProbes * kLanes) {  // 512 and 576 are multiples of every such step
 #pragma GCC unroll 4
       for (int i = 0; i < kProbes; ++i) {
         const Vec values = load(S{}, codes + d + i * kLanes);
@@ -139,8 +139,7 @@ inline constexpr AttentionKernels kSharedTileKernels{
     .operand_bytes = sizeof(float),
     .shared_tile = true,
     .load_q = {load_q<F32Math, F32>, load_q<F32Math, F16>, load_q<F32Math, BF16>, load_q<F32Math, E4M3>},
-    .pack_keys = {},
-    .pack_values = {widen_rows<F32>, widen_rows<F16>, widen_rows<BF16>, widen_rows<E4M3>},
+    .pack_latent = {widen_rows<F32>, widen_rows<F16>, widen_rows<BF16>, widen_rows<E4M3>},
     .scores = shared_scores,
     .softmax = softmax<F32Math>,
     .values = shared_values,
