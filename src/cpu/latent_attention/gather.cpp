@@ -26,20 +26,20 @@ PackedBytes packed_bytes(const LatentCache& cache, const void* base, std::int64_
           block + cache.format->rope_at(offset)};
 }
 
-void prefetch(const LatentCache& cache, const PackedBytes& bytes) {
+[[gnu::always_inline]] inline void prefetch(const LatentCache& cache, const PackedBytes& bytes) {  // as prefetch_row()
   prefetch_row(bytes.codes, cache.format->code_bytes() + 2 * cache.format->rope);
   __builtin_prefetch(bytes.scales);
   __builtin_prefetch(static_cast<const std::byte*>(bytes.codes) + cache.format->bytes() - 1);
 }
 
-/// Decodes the rows of `slots` into `decoded`, and prefetches a few rows ahead.
+/// Decodes the rows of `slots` into `decoded`, and prefetches a few listed rows ahead. The hardware prefetches rows that lie side by side.
 void decode_rows(const Item& item, const LatentCache& cache, const void* base, std::span<const std::int64_t> slots, std::uint16_t* decoded,
                  Row* rows) {
   constexpr std::size_t kAhead = 8;
   const auto format = static_cast<std::size_t>(cache.format - kPackedFormats.data());
   const auto decode = item.setup.latent->kernels->decode[format][static_cast<std::size_t>(DType::bf16)];
   for (std::size_t i = 0; i < slots.size(); ++i, decoded += item.setup.core.head_dim_qk) {
-    if (i + kAhead < slots.size()) prefetch(cache, packed_bytes(cache, base, slots[i + kAhead]));
+    if (item.setup.latent->sparse && i + kAhead < slots.size()) prefetch(cache, packed_bytes(cache, base, slots[i + kAhead]));
     decode(packed_bytes(cache, base, slots[i]), decoded);
     rows[i] = decoded;
   }

@@ -67,7 +67,10 @@ FOVEA_INLINE void transpose16x16(__m512i (&r)[16]) {
   for (int i = 0; i < 16; i += 4) {
     const __m512i a = _mm512_unpacklo_epi64(r[i], r[i + 2]), b = _mm512_unpackhi_epi64(r[i], r[i + 2]);
     const __m512i c = _mm512_unpacklo_epi64(r[i + 1], r[i + 3]), d = _mm512_unpackhi_epi64(r[i + 1], r[i + 3]);
-    r[i] = a, r[i + 1] = b, r[i + 2] = c, r[i + 3] = d;
+    r[i] = a;
+    r[i + 1] = b;
+    r[i + 2] = c;
+    r[i + 3] = d;
   }
   // r[4 g + c] has column 4 q + c of rows 4 g to 4 g + 3 in its quarter q.
 #pragma GCC unroll 4
@@ -99,8 +102,9 @@ static void transpose_q(void* q, int rows, std::int64_t stride) {
   }
 }
 
-/// Rows of the next tile that are prefetched with the scores of 32 keys: with those of a tile, the first kRowsAhead.
-inline constexpr int kRowsPrefetched = 4;
+/// Rows of the next tile that are prefetched with the scores of 32 keys: kRowsAhead with those of a tile.
+inline constexpr int kLatentTile = 256;
+inline constexpr int kRowsPrefetched = kRowsAhead * kPanel / kLatentTile;
 
 /// The scores of 32 keys and 16 heads, or with kBoth 32.
 template <bool kBoth>
@@ -139,7 +143,8 @@ FOVEA_INLINE void key_tiles(const ScoreTile& tile, const RowBlock& block, int ke
 }
 
 /// Keys are the outer loop: those of a step stay in the first-level cache while all heads of the chunk multiply them. The first block
-/// prefetches rows of the next tile. Others prefetch what they multiply, which costs nothing.
+/// prefetches the first rows of the next tile; packing prefetches the others. Other blocks prefetch what they multiply, which costs
+/// nothing.
 static void key_scores(const ScoreTile& tile) {
   each_panel(tile, [&](const RowBlock& block, int key) {
     const int row = key / kPanel * kRowsPrefetched;
@@ -228,7 +233,7 @@ inline constexpr AttentionKernels kLatentTileKernels{
     .panel = kPanel,
     .depth = kTileDepth,
     .operand_bytes = sizeof(BF16Math::Operand),
-    .latent_tile = 256,
+    .latent_tile = kLatentTile,
     .enter = enter_tiles,
     .leave = leave_tiles,
     .load_q = {nullptr, nullptr, load_q<BF16Math, BF16>, load_q<BF16Math, E4M3>},
