@@ -113,7 +113,7 @@ struct StreamValues {
 /// Backward, elementwise on transposed tiles: p = exp(capped score - lse) and ds = p * (dout.v - delta), with the slope of the cap.
 struct GradientTile {
   float* scores = nullptr;     // [keys][stride] q.k; overwritten
-  float* gradients = nullptr;  // [keys][stride] dout.v; then ds / scale
+  float* gradients = nullptr;  // [keys][stride] dout.v; overwritten
   void* p = nullptr;           // [keys][stride] operands; `scores` itself where operands are f32
   void* ds = nullptr;          // likewise; `gradients` itself
   std::int64_t stride = 0;
@@ -124,12 +124,12 @@ struct GradientTile {
   float factor = 0, into_cap = 0;    // scale and 0, or cap and scale / cap
 };
 
-/// to[query][key] = gradients[key][query], as operands.
+/// to[query][key] = ds[key][query], operands both.
 struct TransposeTile {
-  const float* gradients = nullptr;
+  const void* ds = nullptr;
   void* to = nullptr;
   std::int64_t stride = 0, to_stride = 0;
-  int keys = 0, begin = 0, end = 0;  // multiples of 8
+  int keys = 0, begin = 0, end = 0;  // a multiple of 8, and multiples of the panel
 };
 
 /// Attention in one arithmetic (f32, or bf16 dot products with f32 sums).

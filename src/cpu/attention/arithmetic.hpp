@@ -84,6 +84,12 @@ struct F32Math {
   FOVEA_INLINE void transpose(const void* const* rows, int d, Operand* to) {
     transpose_to<S>(rows, d, to, kPanelVectors * kLanes);
   }
+
+  /// Elements [d, d + kTransposed) of eight rows of operands: to[element * stride + row].
+  static constexpr int kTransposed = 8;
+  FOVEA_INLINE void transpose_operands(const void* const* rows, int d, Operand* to, std::int64_t stride) {
+    transpose_to<F32>(rows, d, to, static_cast<int>(stride));
+  }
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

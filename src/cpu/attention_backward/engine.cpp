@@ -72,12 +72,15 @@ class Run {
     const detail::AttentionCore& core = head.core();
     const float dsink = load_head(head);
     if (map_.dsink != nullptr) map_.dsink[head.sequence.index * core.heads + head.index] = dsink;
+    if (head.kernels().enter != nullptr) head.kernels().enter();
     for (std::int64_t key = 0; key < head.sequence.seq_k; key += setup_.tuning.kv_tile) {
       const auto count = static_cast<int>(std::min<std::int64_t>(setup_.tuning.kv_tile, head.sequence.seq_k - key));
       differentiate_tile(head, key, count);
       store_keys(head, key, count);
     }
+    if (head.kernels().leave != nullptr) head.kernels().leave();
     for (std::int64_t query = 0; query < head.sequence.seq_q; ++query) {
+      head.prefetch_query(call_.dq, setup_.dq, query, core.head_dim_qk);
       void* row = const_cast<std::byte*>(head.query_row(call_.dq, setup_.dq, query));
       store(head, row, head.scratch.dq + query * extents_.qk_values, static_cast<float>(core.scale), core.head_dim_qk);
     }
@@ -93,6 +96,8 @@ class Run {
         std::copy_n(dk, core.head_dim_qk, map_.dk + (shared + i) * core.head_dim_qk);
         std::copy_n(dv, core.head_dim_v, map_.dv + (shared + i) * core.head_dim_v);
       } else {
+        head.prefetch_key(call_.dk, setup_.dk, key + i, core.head_dim_qk);
+        head.prefetch_key(call_.dv, setup_.dv, key + i, core.head_dim_v);
         store(head, head.key_row(call_.dk, setup_.dk, key + i), dk, static_cast<float>(core.scale), core.head_dim_qk);
         store(head, head.key_row(call_.dv, setup_.dv, key + i), dv, 1.0f, core.head_dim_v);
       }

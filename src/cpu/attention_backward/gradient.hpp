@@ -29,7 +29,7 @@ FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan s
   constexpr int kStep = Math::kPair * kLanes;
   using Operand = typename Math::Operand;
   const std::int64_t at = row * tile.stride;
-  float *scores = tile.scores + at, *gradients = tile.gradients + at;
+  const float *scores = tile.scores + at, *gradients = tile.gradients + at;
   Operand *p = static_cast<Operand*>(tile.p) + at, *ds = static_cast<Operand*>(tile.ds) + at;
   for (int column = seen.begin / kStep * kStep; column < seen.end; column += kStep) {
     Vec weight[Math::kPair], slope[Math::kPair];
@@ -39,16 +39,12 @@ FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan s
       weight[i] = load(F32{}, scores + here);
       slope[i] = load(F32{}, gradients + here);
       differentiate<kCapped>(tile, tile.shift + here, tile.delta + here, weight[i], slope[i]);
-      if (Math::kPair > 1) store(F32{}, gradients + here, slope[i]);
     }
     Math::store_weights(p + column, weight);
     Math::store_weights(ds + column, slope);
   }
   const auto clear = [&](int begin, int end) {
-    for (int column = begin; column < end; ++column) {
-      p[column] = ds[column] = Operand{};
-      gradients[column] = 0;
-    }
+    for (int column = begin; column < end; ++column) p[column] = ds[column] = Operand{};
   };
   clear(tile.begin, seen.begin);
   clear(seen.end, tile.end);
@@ -69,28 +65,15 @@ static void gradient(const GradientTile& tile) {
   }
 }
 
-/// ds as (query, key) operands, in blocks of eight keys and eight queries.
+/// ds as (query, key) operands, eight keys at a time.
 template <class Math>
 static void transpose_gradient(const TransposeTile& tile) {
   using Operand = typename Math::Operand;
-  alignas(64) float block[8][Math::kPair * kLanes < 8 ? 8 : Math::kPair * kLanes] = {};  // (query, key), zero from the eighth key on
   for (int key = 0; key < tile.keys; key += 8) {
     const void* rows[8];
-    for (int i = 0; i < 8; ++i) rows[i] = tile.gradients + (key + i) * tile.stride;
-    for (int column = tile.begin; column < tile.end; column += 8) {
-      Operand* to = static_cast<Operand*>(tile.to) + column * tile.to_stride + key;
-      if constexpr (Math::kPair == 1) {
-        transpose_to<F32>(rows, column, to, static_cast<int>(tile.to_stride));
-      } else {
-        transpose_to<F32>(rows, column, block[0], Math::kPair * kLanes);
-        for (int i = 0; i < 8; ++i) {
-          Operand operands[Math::kPair * kLanes];
-          Vec keys[Math::kPair];
-          for (int j = 0; j < Math::kPair; ++j) keys[j] = load(F32{}, block[i] + j * kLanes);
-          Math::store_weights(operands, keys);
-          __builtin_memcpy(to + i * tile.to_stride, operands, 8 * sizeof(Operand));
-        }
-      }
+    for (int i = 0; i < 8; ++i) rows[i] = static_cast<const Operand*>(tile.ds) + (key + i) * tile.stride;
+    for (int column = tile.begin; column < tile.end; column += Math::kTransposed) {
+      Math::transpose_operands(rows, column, static_cast<Operand*>(tile.to) + column * tile.to_stride + key, tile.to_stride);
     }
   }
 }

@@ -2,9 +2,13 @@
 /// One item of the backward pass: a query head of one sequence.
 #pragma once
 
+#include "cpu/attention/item.hpp"
 #include "cpu/attention_backward/setup.hpp"
 
 namespace fovea::cpu {
+
+/// Rows from one that is used to the one that is prefetched. They may lie pages apart, where no hardware prefetcher follows.
+inline constexpr std::int64_t kRowsAhead = 4;
 
 struct Head {
   const BackwardSetup& setup;
@@ -16,6 +20,7 @@ struct Head {
 
   const detail::AttentionCore& core() const { return setup.forward.core; }
   const AttentionKernels& kernels() const { return *setup.forward.attention; }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(core().q_dtype)); }
   std::size_t dtype() const { return static_cast<std::size_t>(core().q_dtype); }
 
   /// Address of a row of the sequence.
@@ -30,6 +35,13 @@ struct Head {
   }
   std::byte* key_row(void* base, const detail::RowStrides& bytes, std::int64_t key) const {
     return const_cast<std::byte*>(key_row(static_cast<const void*>(base), bytes, key));
+  }
+  /// Prefetches `dim` elements of the row that is kRowsAhead.
+  void prefetch_query(const void* base, const detail::RowStrides& bytes, std::int64_t query, std::int64_t dim) const {
+    if (query + kRowsAhead < sequence.seq_q) prefetch_row(query_row(base, bytes, query + kRowsAhead), dim * element());
+  }
+  void prefetch_key(const void* base, const detail::RowStrides& bytes, std::int64_t key, std::int64_t dim) const {
+    if (key + kRowsAhead < sequence.seq_k) prefetch_row(key_row(base, bytes, key + kRowsAhead), dim * element());
   }
 };
 

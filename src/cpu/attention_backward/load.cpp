@@ -92,7 +92,12 @@ float load_head(const Head& head) {
   const int tile = head.setup.tuning.q_tile, qk = static_cast<int>(core.head_dim_qk), dv = static_cast<int>(core.head_dim_v);
   const std::int64_t end = round_up(head.sequence.seq_q, tile);
   double dsink = 0;
-  for (std::int64_t query = 0; query < head.sequence.seq_q; ++query) dsink += load_row(head, query);
+  for (std::int64_t query = 0; query < head.sequence.seq_q; ++query) {
+    head.prefetch_query(head.call.forward.q, head.setup.q, query, core.head_dim_qk);
+    head.prefetch_query(head.call.dout, head.setup.dout, query, core.head_dim_v);
+    head.prefetch_query(head.call.forward.out, head.setup.out, query, core.head_dim_v);
+    dsink += load_row(head, query);
+  }
   for (std::int64_t query = head.sequence.seq_q; query < end; ++query) leave_out(head, query);
 
   for (std::int64_t query = 0; query < end; query += tile) {

@@ -8,6 +8,12 @@ namespace fovea::cpu {
 BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
   const bool wide = std::max(core.head_dim_qk, core.head_dim_v) > 128;
   BackwardTuning t{};
+  if (kernels.enter != nullptr) {  // tiles multiply faster than accumulators pass through the caches: longer sums
+    t.chunk_keys = kernels.block_rows;
+    t.kv_tile = wide ? 128 : 256;
+    t.q_tile = 128;
+    return t;
+  }
   t.chunk_keys = 24;
   t.kv_tile = wide ? 48 : 96;
   t.q_tile = static_cast<int>(round_up(64, kernels.panel));

@@ -122,7 +122,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .delta = s.delta + pair.query,
                            .factor = static_cast<float>(capped ? core.softcap : core.scale),
                            .into_cap = capped ? into_cap(core) : 0.0f});
-  head.kernels().transpose_gradient({.gradients = s.gradients,
+  head.kernels().transpose_gradient({.ds = s.ds,
                                      .to = s.ds_rows + chunk.key * head.kernels().operand_bytes,
                                      .stride = head.extents.score_stride,
                                      .to_stride = head.extents.ds_stride,
@@ -247,6 +247,8 @@ bool load_keys(const Head& head, std::int64_t begin, int count) {
   const AttentionKernels& kernels = head.kernels();
   const int qk = static_cast<int>(head.core().head_dim_qk), dv = static_cast<int>(head.core().head_dim_v);
   for (int key = 0; key < count; ++key) {
+    head.prefetch_key(head.call.forward.k, head.setup.k, begin + key, qk);
+    head.prefetch_key(head.call.forward.v, head.setup.v, begin + key, dv);
     s.k_rows[key] = head.key_row(head.call.forward.k, head.setup.k, begin + key);
     s.v_rows[key] = head.key_row(head.call.forward.v, head.setup.v, begin + key);
     kernels.load_q[head.dtype()](s.k_rows[key], qk, static_cast<int>(e.qk_row), false, s.k + key * e.qk_row * kernels.operand_bytes);

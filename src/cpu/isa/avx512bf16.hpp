@@ -80,6 +80,30 @@ struct BF16Math {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) _mm256_storeu_ps(reinterpret_cast<float*>(to) + i * kPanelVectors * kLanes, r[i]);
   }
+
+  /// Elements [d, d + 16) of rows `first` and `first + 1`, side by side.
+  FOVEA_INLINE __m512i side_by_side(const void* const* rows, int first, int d) {
+    const __m512i even = _mm512_cvtepu16_epi32(load16(BF16{}, static_cast<const Operand*>(rows[first]) + d));
+    const __m512i odd = _mm512_cvtepu16_epi32(load16(BF16{}, static_cast<const Operand*>(rows[first + 1]) + d));
+    return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+  }
+  /// As F32Math's. A quarter of a register is four elements of two rows.
+  static constexpr int kTransposed = kLanes;
+  FOVEA_INLINE void transpose_operands(const void* const* rows, int d, Operand* to, std::int64_t stride) {
+    const __m512i a = side_by_side(rows, 0, d), b = side_by_side(rows, 2, d), c = side_by_side(rows, 4, d), e = side_by_side(rows, 6, d);
+    const __m512i ab = _mm512_unpacklo_epi32(a, b), ce = _mm512_unpacklo_epi32(c, e);
+    const __m512i high_ab = _mm512_unpackhi_epi32(a, b), high_ce = _mm512_unpackhi_epi32(c, e);
+    const __m512i all[4] = {_mm512_unpacklo_epi64(ab, ce), _mm512_unpackhi_epi64(ab, ce), _mm512_unpacklo_epi64(high_ab, high_ce),
+                            _mm512_unpackhi_epi64(high_ab, high_ce)};  // quarter j of i: eight rows of element 4 j + i
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const auto row = [&](int quarter) { return reinterpret_cast<__m128i*>(to + (4 * quarter + i) * stride); };
+      _mm_storeu_si128(row(0), _mm512_castsi512_si128(all[i]));
+      _mm_storeu_si128(row(1), _mm512_extracti32x4_epi32(all[i], 1));
+      _mm_storeu_si128(row(2), _mm512_extracti32x4_epi32(all[i], 2));
+      _mm_storeu_si128(row(3), _mm512_extracti32x4_epi32(all[i], 3));
+    }
+  }
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

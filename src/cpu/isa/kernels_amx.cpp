@@ -6,6 +6,7 @@
 #include "cpu/attention/pack.hpp"
 #include "cpu/attention/softmax.hpp"
 #include "cpu/attention/stream.hpp"
+#include "cpu/attention_backward/gradient.hpp"
 #include "cpu/latent_attention/packed_row.hpp"
 #include "cpu/latent_attention/tiles_amx.hpp"
 
@@ -28,6 +29,8 @@ extern constexpr AttentionKernels kAttention{
     .softmax = softmax<BF16Math>,
     .values = tile_values,
     .stream_scores = {nullptr, nullptr, stream_scores<BF16Math, BF16>, stream_scores<BF16Math, E4M3>},
+    .gradient = gradient<BF16Math>,
+    .transpose_gradient = transpose_gradient<BF16Math>,
 };
 
 extern constexpr AttentionKernels kLatent{kLatentTileKernels};
