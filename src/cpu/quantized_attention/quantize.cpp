@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/attention/item.hpp"
 #include "cpu/parallel.hpp"
 #include "op/common/band.hpp"
 
@@ -59,6 +60,13 @@ struct Side {
   Row row(const Tokens& tokens, std::int64_t token, std::int64_t head) const {
     return static_cast<const std::byte*>(from) + tokens.at(tensor.from, token, head) * static_cast<std::int64_t>(size_of(tensor.dtype));
   }
+  /// The same, and prefetches a later row of the head: rows may lie pages apart, where no hardware prefetcher follows.
+  Row row_and_later(const Tokens& tokens, std::int64_t token, std::int64_t head) const {
+    constexpr std::int64_t kAhead = 8;
+    const auto bytes = static_cast<std::int64_t>(dim()) * static_cast<std::int64_t>(size_of(tensor.dtype));
+    if (token + kAhead < tokens.end) prefetch_row(row(tokens, token + kAhead, head), bytes);
+    return row(tokens, token, head);
+  }
   void* code(const Tokens& tokens, std::int64_t token, std::int64_t head) const {
     return static_cast<std::byte*>(to) + tokens.at(tensor.to, token, head) * static_cast<std::int64_t>(size_of(tensor.to_dtype));
   }
@@ -71,7 +79,7 @@ void write_mean(const Side& side, const Tokens& tokens, std::int64_t head, float
   for (std::int64_t begin = tokens.begin; begin < tokens.end; begin += kRows) {
     Channels some{};
     for (std::int64_t t = begin; t < std::min(begin + kRows, tokens.end); ++t) {
-      side.with.kernels->rows.add_scaled[side.dtype()](some.data(), side.row(tokens, t, head), 1.0f, side.dim());
+      side.with.kernels->rows.add_scaled[side.dtype()](some.data(), side.row_and_later(tokens, t, head), 1.0f, side.dim());
     }
     for (std::size_t d = 0; d < kMostChannels; ++d) sums[d] += static_cast<double>(some[d]);
   }
@@ -105,7 +113,7 @@ void quantize_block(const Side& side, const Grouping& grouping, const Head& of, 
   amax.fill(kSmallest);
   for (std::int64_t t = begin; t < end; ++t) {
     float& most = amax[static_cast<std::size_t>(grouping.of(t) - first)];
-    const float here = kernels.largest[side.dtype()](side.row(tokens, t, head), mean, side.dim());
+    const float here = kernels.largest[side.dtype()](side.row_and_later(tokens, t, head), mean, side.dim());
     most = std::isnan(here) || std::isnan(most) ? std::numeric_limits<float>::quiet_NaN() : std::max(most, here);
   }
   for (std::int64_t g = 0; g < grouping.per_block(); ++g) scales[g * side.tensor.scale.row] = amax[static_cast<std::size_t>(g)] / 127.0f;
@@ -176,7 +184,7 @@ void quantize_v_head(const Side& side, const Tokens& tokens, std::int64_t head, 
   }
   const auto encode = (scale != nullptr ? kernels.encode_e4m3 : kernels.encode_f16)[side.dtype()];
   for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
-    encode(side.code(tokens, t, head), side.row(tokens, t, head), mean, factor.data(), side.dim());
+    encode(side.code(tokens, t, head), side.row_and_later(tokens, t, head), mean, factor.data(), side.dim());
   }
   if (scale != nullptr) silence(side, tokens, head, scale);
 }
