@@ -62,6 +62,8 @@ inline QuantizedShapes quantized_shapes() {
   all.emplace_back("scale/negative", QuantizedCase{.sequences = {{70, 90}}, .scale = -0.2f});
   all.emplace_back("layout/odd-rows", QuantizedCase{.head = 4, .sequences = {{70, 90}, {70, 90}}, .mask = causal(), .gap = 3});
   all.emplace_back("layout/no-lse", QuantizedCase{.sequences = {{70, 90}}, .lse = false, .gap = 0});
+  all.emplace_back("layout/no-lse-causal", QuantizedCase{.dim = 128, .sequences = {{450, 586}}, .lse = false, .mask = causal()});
+  all.emplace_back("layout/no-lse-window", QuantizedCase{.sequences = {{40, 420}}, .lse = false, .mask = sliding_window(11)});
   return all;
 }
 

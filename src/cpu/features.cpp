@@ -69,7 +69,8 @@ Features detect() {
   found.avx512 = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) && bit(extended.b, 30) && bit(extended.b, 31);
   found.avx512vnni = found.avx512 && bit(extended.c, 11);
   found.avx512bf16 = found.avx512 && bit(more.a, 5);
-  found.amx_bf16 = found.avx512bf16 && (kEmulatedTiles || (tiles && bit(extended.d, 24) && bit(extended.d, 22) && amx_permitted()));
+  const bool amx = tiles && bit(extended.d, 24) && bit(extended.d, 22) && bit(extended.d, 25);  // with bf16 and int8
+  found.amx_bf16 = found.avx512bf16 && bit(extended.c, 1) && (kEmulatedTiles || (amx && amx_permitted()));
   return found;
 }
 

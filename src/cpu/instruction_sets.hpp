@@ -73,11 +73,13 @@ struct Avx512Bf16 {
 
 struct Amx {
   static constexpr std::string_view kName = "amx";
+  static constexpr bool kTiles = true;  // 8-bit attention has the operands of tiles
   static constexpr auto kUnavailable = amx_unavailable;
   static const Kernels& kernels() { return avx512::kKernels; }
   static const AttentionKernels* bf16() { return &amx::kAttention; }
   static const AttentionKernels* bf16_latent() { return &amx::kLatent; }
   static const LatentKernels* bf16_rows() { return &amx::kLatentRows; }
+  static const AttentionKernels& int8() { return amx::kInt8; }
 };
 #endif
 

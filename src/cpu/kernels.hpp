@@ -79,9 +79,17 @@ struct SoftmaxTile {
   const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
   float factor = 0;                  // of the (capped) score in the exponent: scale * log2(e), or cap * log2(e); never negative
   float into_cap = 0;                // scale / cap, or 0 without a soft cap
+  bool coarse = false;               // the sums need be no more exact than the weights: they are not reported
   float* maximum = nullptr;          // [rows] running, of the (capped) score
   float* sum = nullptr;              // [rows] running
   float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
+};
+
+/// The three steps in one call, of all rows of the blocks. The softmax points at the first row, and its ranges are unused.
+struct AttendTile {
+  ScoreTile scores{};
+  SoftmaxTile softmax{};
+  ValueTile values{};
 };
 
 /// Rows of K or V that are read where they lie: those of `count` tokens, and of all neighbouring kv heads of the call.
@@ -161,6 +169,8 @@ struct AttentionKernels {
   void (*scores)(const ScoreTile&) = nullptr;
   void (*softmax)(const SoftmaxTile&) = nullptr;
   void (*values)(const ValueTile&) = nullptr;
+  /// In place of these three. Null if there is none.
+  void (*attend)(const AttendTile&) = nullptr;
   /// Arranges a row of q in the order in which stream_scores unpacks the rows of a storage type. Null if that is their own order.
   void (*arrange_q[kStorages])(void* operands, int padded) = {};
   void (*stream_scores[kStorages])(const StreamScores&) = {};
@@ -240,8 +250,8 @@ namespace avx512bf16 {
 extern const AttentionKernels kAttention;  ///< beside avx512::kKernels
 }
 namespace amx {
-extern const AttentionKernels kAttention, kLatent;  ///< beside avx512::kKernels
-extern const LatentKernels kLatentRows;             ///< decodes to bf16 alone
+extern const AttentionKernels kAttention, kLatent, kInt8;  ///< beside avx512::kKernels
+extern const LatentKernels kLatentRows;                    ///< decodes to bf16 alone
 }  // namespace amx
 
 }  // namespace fovea::cpu

@@ -25,8 +25,10 @@ std::vector<std::string> backends() {
   return names;
 }
 
-/// avx512vnni has products of its own, and avx512's quantisers.
-std::string quantiser_of(const std::string& backend) { return backend == "cpu.avx512vnni" ? "cpu.avx512" : backend; }
+/// avx512vnni and amx have products of their own, and avx512's quantisers.
+std::string quantiser_of(const std::string& backend) {
+  return backend == "cpu.avx512vnni" || backend == "cpu.amx" ? "cpu.avx512" : backend;
+}
 
 template <class Plan, class Args>
 void run(const Plan& plan, const Args& args) {

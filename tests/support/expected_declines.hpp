@@ -23,6 +23,7 @@ inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention", kSm9
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
+inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "/f32-", "q.dtype: got f32"},
     {kCdnaAttention, "/f32-", "q.dtype: got f32"},
@@ -77,6 +78,16 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {"cuda.portable.quantize_qk_int8", "dtype/f32", "q.dtype: got f32"},
     {"cuda.portable.quantize_v", "dtype/f32", "v.dtype: got f32"},
     {"cuda.portable.quantize_and_attend", "dtype/f32", "q.dtype: got f32"},
+    {kAmxQuantized, "head_dim/96", "head_dim: got 96"},
+    {kAmxQuantized, "gate/d96", "head_dim: got 96"},
+    {kAmxQuantized, "dtype/f16-f16", "v.dtype: got f16"},
+    {kAmxQuantized, "dtype/f32-f16", "v.dtype: got f16"},
+    {kAmxQuantized, "-negative-f16-f16", "v.dtype: got f16"},
+    {kAmxWhole, "head_dim/96", "head_dim: got 96"},
+    {kAmxWhole, "gate/d96", "head_dim: got 96"},
+    {kAmxWhole, "dtype/f16-f16", "v.dtype: got f16"},
+    {kAmxWhole, "dtype/f32-f16", "v.dtype: got f16"},
+    {kAmxWhole, "-negative-f16-f16", "v.dtype: got f16"},
     {kSm90Quantized, "layout/odd-rows", "want a multiple of 16"},
     {kSm90Quantized, "head_dim/256", "q.shape (head_dim): got 256"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},

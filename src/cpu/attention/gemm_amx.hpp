@@ -37,6 +37,26 @@ FOVEA_INLINE void multiply_tiles(const std::uint16_t* a, std::int64_t a_stride, 
 }
 
 template <bool kBoth>
+FOVEA_INLINE void zero_tiles() {
+  tile_zero<0>();
+  tile_zero<1>();
+  if constexpr (kBoth) {
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+}
+
+template <bool kBoth>
+FOVEA_INLINE void load_tiles(const float* c, std::int64_t c_stride) {
+  tile_load<0>(c, c_stride * 4);
+  tile_load<1>(c + kTileRows, c_stride * 4);
+  if constexpr (kBoth) {
+    tile_load<2>(c + kTileRows * c_stride, c_stride * 4);
+    tile_load<3>(c + kTileRows * c_stride + kTileRows, c_stride * 4);
+  }
+}
+
+template <bool kBoth>
 FOVEA_INLINE void store_tiles(float* c, std::int64_t c_stride) {
   tile_store<0>(c, c_stride * 4);
   tile_store<1>(c + kTileRows, c_stride * 4);
@@ -48,12 +68,7 @@ FOVEA_INLINE void store_tiles(float* c, std::int64_t c_stride) {
 
 template <bool kBoth>
 FOVEA_INLINE void score_tiles(const ScoreTile& tile, const RowBlock& block, int key) {
-  tile_zero<0>();
-  tile_zero<1>();
-  if constexpr (kBoth) {
-    tile_zero<2>();
-    tile_zero<3>();
-  }
+  zero_tiles<kBoth>();
   multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.q) + block.row * tile.q_stride, tile.q_stride,
                         static_cast<const std::uint16_t*>(tile.keys) + static_cast<std::int64_t>(key) * tile.head_dim, tile.head_dim);
   store_tiles<kBoth>(tile.scores + block.row * tile.score_stride + key, tile.score_stride);
@@ -69,33 +84,35 @@ static void tile_scores(const ScoreTile& tile) {
   }
 }
 
+/// `p`: weights of the block's first row and key.
 template <bool kBoth>
-FOVEA_INLINE void value_tiles(const ValueTile& tile, const RowBlock& block, int column) {
+FOVEA_INLINE void value_tiles(const ValueTile& tile, const RowBlock& block, const std::uint16_t* p, std::int64_t p_stride, int column) {
   float* acc = tile.acc + block.row * tile.acc_stride + column;
-  tile_load<0>(acc, tile.acc_stride * 4);
-  tile_load<1>(acc + kTileRows, tile.acc_stride * 4);
-  if constexpr (kBoth) {
-    tile_load<2>(acc + kTileRows * tile.acc_stride, tile.acc_stride * 4);
-    tile_load<3>(acc + kTileRows * tile.acc_stride + kTileRows, tile.acc_stride * 4);
-  }
-  multiply_tiles<kBoth>(static_cast<const std::uint16_t*>(tile.p) + block.row * tile.p_stride + block.key_begin, tile.p_stride,
+  load_tiles<kBoth>(acc, tile.acc_stride);
+  multiply_tiles<kBoth>(p, p_stride,
                         static_cast<const std::uint16_t*>(tile.values) + static_cast<std::int64_t>(column) * tile.kv_tile +
                             static_cast<std::int64_t>(block.key_begin) * kPanel,
                         block.key_end - block.key_begin);
   store_tiles<kBoth>(acc, tile.acc_stride);
 }
 
+FOVEA_INLINE void rescale_rows(const ValueTile& tile, int first, int count) {
+  for (int row = first; row < first + count; ++row) {
+    if (tile.rescale[row] == 1.0f) continue;  // the usual case once the row maximum no longer grows
+    const Vec rescale = splat(tile.rescale[row]);
+    float* acc = tile.acc + row * tile.acc_stride;
+    for (int d = 0; d < tile.head_dim; d += kLanes) store(F32{}, acc + d, mul(load(F32{}, acc + d), rescale));
+  }
+}
+
 static void tile_values(const ValueTile& tile) {
   for (int i = 0; i < tile.block_count; ++i) {
     const RowBlock& block = tile.blocks[i];
-    for (int row = block.row; row < block.row + block.rows; ++row) {
-      if (tile.rescale[row] == 1.0f) continue;  // the usual case once the row maximum no longer grows
-      const Vec rescale = splat(tile.rescale[row]);
-      float* acc = tile.acc + row * tile.acc_stride;
-      for (int d = 0; d < tile.head_dim; d += kLanes) store(F32{}, acc + d, mul(load(F32{}, acc + d), rescale));
-    }
+    const std::uint16_t* p = static_cast<const std::uint16_t*>(tile.p) + block.row * tile.p_stride + block.key_begin;
+    rescale_rows(tile, block.row, block.rows);
     for (int column = 0; column < tile.head_dim; column += kPanel) {
-      block.rows > kTileRows ? value_tiles<true>(tile, block, column) : value_tiles<false>(tile, block, column);
+      block.rows > kTileRows ? value_tiles<true>(tile, block, p, tile.p_stride, column)
+                             : value_tiles<false>(tile, block, p, tile.p_stride, column);
     }
   }
 }

@@ -32,8 +32,8 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   }
 
   if (item.setup.int8) {
-    std::fill_n(s.k_scales + first, last - first, 0.0f);
-    load_k_scales(item, {begin, end}, s.k_scales + tile.keys.begin);
+    load_k_scales(item, {origin + first, end}, s.k_scales + first);
+    std::fill_n(s.k_scales + tile.keys.end, last - tile.keys.end, 0.0f);
   }
 
   const auto kv = static_cast<std::size_t>(item.setup.core.kv_dtype);
@@ -80,23 +80,24 @@ int find_blocks(const Item& item, const PackedTile& tile, int begin, int end) {
   return count;
 }
 
-void run_softmax(const Item& item, const PackedTile& tile, int begin, const RowBlock& block) {
+SoftmaxTile softmax_tile(const Item& item, const PackedTile& tile, int begin, const RowBlock& block) {
   const int panel = item.setup.attention->panel;
   const Scratch& s = item.scratch;
   const std::int64_t stride = item.extents.score_stride, row = begin + block.row;
-  item.setup.attention->softmax({.scores = s.scores + block.row * stride,
-                                 .p = static_cast<std::byte*>(s.weights) + block.row * stride * item.setup.attention->operand_bytes,
-                                 .score_stride = stride,
-                                 .p_stride = stride,
-                                 .rows = block.rows,
-                                 .begin = block.key_begin / panel * panel,
-                                 .end = static_cast<int>(round_up(block.key_end, panel)),
-                                 .visible = tile.masked ? s.visible + row : nullptr,
-                                 .factor = item.factors->factor,
-                                 .into_cap = item.factors->into_cap,
-                                 .maximum = s.maximum + row,
-                                 .sum = s.sum + row,
-                                 .rescale = s.rescale + block.row});
+  return {.scores = s.scores + block.row * stride,
+          .p = static_cast<std::byte*>(s.weights) + block.row * stride * item.setup.attention->operand_bytes,
+          .score_stride = stride,
+          .p_stride = stride,
+          .rows = block.rows,
+          .begin = block.key_begin / panel * panel,
+          .end = static_cast<int>(round_up(block.key_end, panel)),
+          .visible = tile.masked ? s.visible + row : nullptr,
+          .factor = item.factors->factor,
+          .into_cap = item.factors->into_cap,
+          .coarse = item.call.lse == nullptr,
+          .maximum = s.maximum + row,
+          .sum = s.sum + row,
+          .rescale = s.rescale + block.row};
 }
 
 /// Multiplies values that are not all finite. A weight of zero does not silence such a value, so each row multiplies exactly the keys that
@@ -131,36 +132,37 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
   const Scratch& s = item.scratch;
   const int blocks = find_blocks(item, tile, begin, end);
   if (blocks == 0) return;
-  kernels.scores({.q = static_cast<const std::byte*>(s.q) + begin * item.extents.q_stride * kernels.qk_bytes(),
-                  .keys = s.keys,
-                  .scores = s.scores,
-                  .q_stride = item.extents.q_stride,
-                  .score_stride = item.extents.score_stride,
-                  .row_stride = item.extents.qk_padded,
-                  .head_dim = static_cast<int>(kernels.shared_tile ? item.setup.core.head_dim_qk : item.extents.qk_padded),
-                  .q_scales = s.q_scales + begin,
-                  .k_scales = s.k_scales,
-                  .next = s.k_rows[1],
-                  .next_count = begin == 0 ? tile.next : 0,
-                  .next_bytes = item.setup.latent ? item.setup.latent->token_bytes : 0,
-                  .blocks = s.blocks,
-                  .block_count = blocks});
-  for (int i = 0; i < blocks; ++i) run_softmax(item, tile, begin, s.blocks[i]);
-  if (tile.masked && !tile.finite) {
-    for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
-    return;
-  }
-  kernels.values({.p = s.weights,
-                  .values = s.values,
-                  .acc = s.acc + begin * item.extents.acc_stride,
-                  .rescale = s.rescale,
-                  .p_stride = item.extents.score_stride,
-                  .acc_stride = item.extents.acc_stride,
-                  .row_stride = item.extents.qk_padded,
-                  .kv_tile = item.setup.tuning.kv_tile,
-                  .head_dim = static_cast<int>(item.setup.core.head_dim_v),
-                  .blocks = s.blocks,
-                  .block_count = blocks});
+  const ScoreTile scores{.q = static_cast<const std::byte*>(s.q) + begin * item.extents.q_stride * kernels.qk_bytes(),
+                         .keys = s.keys,
+                         .scores = s.scores,
+                         .q_stride = item.extents.q_stride,
+                         .score_stride = item.extents.score_stride,
+                         .row_stride = item.extents.qk_padded,
+                         .head_dim = static_cast<int>(kernels.shared_tile ? item.setup.core.head_dim_qk : item.extents.qk_padded),
+                         .q_scales = s.q_scales + begin,
+                         .k_scales = s.k_scales,
+                         .next = s.k_rows[1],
+                         .next_count = begin == 0 ? tile.next : 0,
+                         .next_bytes = item.setup.latent ? item.setup.latent->token_bytes : 0,
+                         .blocks = s.blocks,
+                         .block_count = blocks};
+  const ValueTile values{.p = s.weights,
+                         .values = s.values,
+                         .acc = s.acc + begin * item.extents.acc_stride,
+                         .rescale = s.rescale,
+                         .p_stride = item.extents.score_stride,
+                         .acc_stride = item.extents.acc_stride,
+                         .row_stride = item.extents.qk_padded,
+                         .kv_tile = item.setup.tuning.kv_tile,
+                         .head_dim = static_cast<int>(item.setup.core.head_dim_v),
+                         .blocks = s.blocks,
+                         .block_count = blocks};
+  const bool exact = tile.masked && !tile.finite;
+  if (kernels.attend != nullptr && !exact) return kernels.attend({scores, softmax_tile(item, tile, begin, {}), values});
+  kernels.scores(scores);
+  for (int i = 0; i < blocks; ++i) kernels.softmax(softmax_tile(item, tile, begin, s.blocks[i]));
+  if (!exact) return kernels.values(values);
+  for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
 }
 
 }  // namespace

@@ -35,10 +35,10 @@ FOVEA_INLINE float largest(const float* scores, int begin, int end) {
   return reduce_max(max(even, odd));
 }
 
-/// Turns one row of scores into weights and returns their sum. The maximum is subtracted before the factor is applied. A fused multiply-add
-/// of a large score and a rounded product would leave half an ulp of the score in the exponent.
+/// Turns one row of scores into weights and returns their sums by lane. The maximum is subtracted before the factor is applied. A fused
+/// multiply-add of a large score and a rounded product would leave half an ulp of the score in the exponent.
 template <class Math>
-FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const SoftmaxTile& tile, float maximum) {
+FOVEA_INLINE Vec weigh(const float* scores, typename Math::Operand* p, const SoftmaxTile& tile, float maximum) {
   const Vec factor = splat(tile.factor), most = splat(maximum);
   Vec sum = zero();
   for (int key = tile.begin; key < tile.end; key += Math::kPair * kLanes) {
@@ -50,7 +50,7 @@ FOVEA_INLINE float weigh(const float* scores, typename Math::Operand* p, const S
     }
     Math::store_weights(p + key, weight);
   }
-  return reduce_add(sum);
+  return sum;
 }
 
 /// Computes the new row maximum and the rescale factor of the old sums, for all rows at once. The maximum is over all tiles so far, so no
@@ -86,7 +86,7 @@ static void softmax(const SoftmaxTile& tile) {
   raise_maximum(tile, most, shift);
   for (int row = 0; row < tile.rows; ++row) {
     auto* p = static_cast<typename Math::Operand*>(tile.p) + row * tile.p_stride;
-    const float sum = weigh<Math>(tile.scores + row * tile.score_stride, p, tile, shift[row]);
+    const float sum = reduce_add(weigh<Math>(tile.scores + row * tile.score_stride, p, tile, shift[row]));
     tile.sum[row] = tile.sum[row] * tile.rescale[row] + sum;
   }
 }

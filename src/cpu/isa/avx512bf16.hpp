@@ -58,6 +58,7 @@ struct BF16Math {
   };
 
   FOVEA_INLINE __m256i load16(BF16, const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  FOVEA_INLINE __m256i load16(F16, const void* p) { return (__m256i)_mm512_cvtneps_pbh(load(F16{}, p).v); }
   FOVEA_INLINE __m256i load16(E4M3, const void* p) { return (__m256i)_mm512_cvtneps_pbh(load(E4M3{}, p).v); }
 
   /// kLanes columns of two rows, (column, row).

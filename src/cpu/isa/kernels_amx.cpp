@@ -9,6 +9,7 @@
 #include "cpu/attention_backward/gradient.hpp"
 #include "cpu/latent_attention/packed_row.hpp"
 #include "cpu/latent_attention/tiles_amx.hpp"
+#include "cpu/quantized_attention/int8_amx.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -40,5 +41,25 @@ extern constexpr LatentKernels kLatentRows{.decode = {{nullptr, nullptr, decode_
                                                       {nullptr, nullptr, decode_row<2, BF16>},
                                                       {nullptr, nullptr, decode_row<3, BF16>},
                                                       {nullptr, nullptr, decode_row<4, BF16>}}};
+
+extern constexpr AttentionKernels kInt8{
+    .arithmetic = "int8 AMX scores, bf16 AMX values,",
+    .block_rows = 2 * kTileRows,
+    .panel = kPanel,
+    .depth = kTileDepth,
+    .operand_bytes = sizeof(BF16Math::Operand),
+    .qk_operand_bytes = sizeof(Int8TileMath::Operand),
+    .row_bytes = kRowBytes,
+    .tile_bytes = kTileBytes,
+    .enter = enter_tiles,
+    .leave = leave_tiles,
+    .load_q = {nullptr, nullptr, nullptr, nullptr, load_q<Int8TileMath, I8>},
+    .pack_keys = {nullptr, nullptr, nullptr, nullptr, pack_keys<Int8TileMath, I8>},
+    .pack_values = {nullptr, pack_values<BF16Math, F16>, nullptr, pack_values<BF16Math, E4M3>, nullptr},
+    .scores = int8_tile_scores,
+    .softmax = softmax<BF16Math>,
+    .values = tile_values,
+    .attend = int8_attend,
+};
 
 }  // namespace fovea::cpu::FOVEA_ISA

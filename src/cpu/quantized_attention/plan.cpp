@@ -47,6 +47,17 @@ Setup int8_setup(const QuantizedAttentionProblem& problem) {
   return setup;
 }
 
+const QuantizedAttentionProblem& attention_of(const QuantizedAttentionProblem& problem) { return problem; }
+const QuantizedAttentionProblem& attention_of(const QuantizeAndAttendProblem& problem) { return problem.attention; }
+
+/// A tile multiplies 64 channels of int8, and values as bf16.
+std::optional<Error> decline_on_tiles(const QuantizedAttentionProblem& problem) {
+  if (problem.head_dim_qk % 64 != 0) return detail::declined("head_dim", problem.head_dim_qk, "64, 128 or 256");
+  if (problem.v_dtype == DType::f16 && problem.out_dtype != DType::bf16)
+    return detail::declined("v.dtype", "f16 with out in " + std::string(name_of(problem.out_dtype)), "e4m3, or out in bf16");
+  return {};
+}
+
 std::string threads_text(int threads) { return std::to_string(threads) + (threads == 1 ? " thread" : " threads"); }
 
 void compute(const Quantizer& with, const detail::QuantizeQkInt8Problem& problem, const QuantizeQkInt8Args& args) {
@@ -128,6 +139,9 @@ template <class Operation, class Isa>
 detail::PlanResult<typename Operation::Args> plan(const typename Operation::Problem& problem, Device) {
   using Plan = std::shared_ptr<const detail::PlanState<typename Operation::Args>>;
   if (auto reason = decline_int8_head_dims(problem)) return *reason;
+  if constexpr (requires { Isa::kTiles; }) {
+    if (auto reason = decline_on_tiles(attention_of(problem))) return *reason;
+  }
   constexpr std::string_view name = kName<Operation, Isa>.view();
   if constexpr (std::is_same_v<Operation, detail::QuantizedAttention>) {
     using State = AttentionState<QuantizedAttentionProblem, QuantizedAttentionArgs>;
@@ -179,7 +193,7 @@ constexpr std::array kQuantizerRows{
 template <class Operation>
 constexpr std::array kAttentionRows{
 #ifdef FOVEA_X86
-    kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
+    kRow<Operation, Amx>,   kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
 #endif
 #ifdef FOVEA_NEON
     kRow<Operation, Neon>,
