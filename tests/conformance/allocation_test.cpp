@@ -35,7 +35,7 @@ constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "quantize_qk_int8/ragged/thread32",
                                   "quantize_v/smoothing/both-e4m3",
                                   "quantized_attention/ragged/warp16-e4m3",
-                                  "quantize_and_attend/head_dim/96-f16"};
+                                  "quantize_and_attend/head_dim/128-f16"};
 
 /// A caller's pool of one thread. A build without OpenMP starts standard threads, which allocates.
 void run_in_turn(int threads, void (*body)(void* context, int thread), void* context) {

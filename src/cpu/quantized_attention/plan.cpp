@@ -47,15 +47,15 @@ Setup int8_setup(const QuantizedAttentionProblem& problem) {
   return setup;
 }
 
-const QuantizedAttentionProblem& attention_of(const QuantizedAttentionProblem& problem) { return problem; }
-const QuantizedAttentionProblem& attention_of(const QuantizeAndAttendProblem& problem) { return problem.attention; }
+[[maybe_unused]] const QuantizedAttentionProblem& attention_of(const QuantizedAttentionProblem& problem) { return problem; }
+[[maybe_unused]] const QuantizedAttentionProblem& attention_of(const QuantizeAndAttendProblem& problem) { return problem.attention; }
 
-/// A tile multiplies 64 channels of int8, and values as bf16.
-std::optional<Error> decline_on_tiles(const QuantizedAttentionProblem& problem) {
+/// A tile multiplies 64 channels of int8, and values as bf16. That rounds f16 values, and weights in any case.
+[[maybe_unused]] std::optional<Error> decline_on_tiles(const QuantizedAttentionProblem& problem) {
   if (problem.head_dim_qk % 64 != 0) return detail::declined("head_dim", problem.head_dim_qk, "64, 128 or 256");
-  if (problem.v_dtype == DType::f16 && problem.out_dtype != DType::bf16)
-    return detail::declined("v.dtype", "f16 with out in " + std::string(name_of(problem.out_dtype)), "e4m3, or out in bf16");
-  return {};
+  const bool e4m3 = problem.v_dtype == DType::e4m3;
+  if (problem.out_dtype == DType::bf16 || (e4m3 && problem.out_dtype == DType::f16)) return {};
+  return detail::declined("out.dtype", name_of(problem.out_dtype), e4m3 ? "bf16, or f16 with e4m3 v" : "bf16 with f16 v");
 }
 
 std::string threads_text(int threads) { return std::to_string(threads) + (threads == 1 ? " thread" : " threads"); }
