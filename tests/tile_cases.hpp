@@ -91,6 +91,16 @@ inline void paged_tiles(Table& table) {
   for (const Pair dims : {Pair{64, 64}, Pair{192, 128}, Pair{256, 256}, Pair{40, 112}})
     add(table, fmt::format("tiles/bf16-{}x{}-page16", dims.first, dims.second), tiled(DType::bf16, 16, dims));
   add(table, "tiles/f16-128x128-page32", tiled(DType::f16, 32, {128, 128}));
+  // Boxes that end inside of a slice: between heads, at a page's end, and at the cache's.
+  for (const auto& [name, layout] :
+       {std::pair{"heads", Layout::contiguous}, {"padded", Layout::padded}, {"interleaved", Layout::interleaved}}) {
+    Case spec = with_heads(tiled(DType::bf16, 16, {96, 96}), 6, 3);
+    spec.layout = layout;
+    add(table, fmt::format("tiles/bf16-96x96-{}", name), spec, Tier::quick);
+    spec.values = Values::nan_key;
+    add(table, fmt::format("tiles/bf16-96x96-{}-nan-key", name), spec);
+  }
+  add(table, "tiles/f16-96x96-page64", tiled(DType::f16, 64, {96, 96}));
   for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {
     Case spec = with_mask(tiled(DType::bf16, 16, {128, 128}), sliding_window(100));
     spec.values = values;

@@ -103,10 +103,11 @@ class Loader {
   template <int kSlices>
   __device__ void load_rows(const Cache& cache, Box box, std::uint32_t to, std::uint32_t full) const {
     to += lane * params.box_rows * kSlices * kSliceBytes;
-    const bool is_one = cache.pages.available && box.block >= 0 && (box.valid == params.box_rows || box.valid == 0);
+    const bool has_box = static_cast<unsigned>(box.block) < static_cast<unsigned>(cache.pages.blocks);
+    const bool is_one = has_box && (box.valid == params.box_rows || box.valid == 0);
     if (copies && is_one) {
-      const int slice = box.kv_head * cache.pages.head_step, block = box.block * cache.rows.batch_step;
-      copy_box(to, &cache.pages.map, {0, 0, slice, box.token / kGroupRows, block}, full);
+      const int column = box.kv_head * cache.pages.column_step, slice = box.kv_head * cache.pages.slice_step;
+      copy_box(to, &cache.pages.map, {column, 0, slice, box.token / kGroupRows, box.block * cache.rows.batch_step}, full);
     } else if (copies) {
       load_groups<kSlices>(cache, box, to, full);
     }

@@ -13,8 +13,8 @@ namespace fovea::gpu::sm90::paged_attention {
 /// All columns of the rows of a key tile that one page holds: (column of a slice, row of a group, slice, group of rows, block).
 struct PageBoxes {
   CUtensorMap map{};
-  int head_step = 0;       ///< slices from head to head
-  bool available = false;  ///< else a box has eight rows of one slice
+  int slice_step = 0, column_step = 0;  ///< slices from head to head, or columns where heads are no whole slices apart
+  int blocks = 0;                       ///< of the cache, that have such boxes. Of others a box has eight rows of one slice
 };
 
 /// The caches are tensors of rows whose batch is a block, and whose tile is a group of rows.

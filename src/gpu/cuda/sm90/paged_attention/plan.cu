@@ -154,15 +154,18 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     return {};
   }
 
-  /// Where slices are whole, and heads whole slices apart.
+  /// Where the kernel multiplies no column beyond the cache's. If the last slice is not whole, a box holds elements from behind its rows
+  /// too. These lie in the cache as well, but for the last block's.
   Result<void> encode_pages(PageBoxes& pages, const RowsDesc& cache, const void* data, int head_dim) const {
-    const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = head_dim / kSliceColumns;
-    const std::int64_t all_slices = (cache.heads - 1) * (head / kSliceColumns) + slices;
-    if (problem_.blocks == 0 || cache.columns != head_dim || head % kSliceColumns != 0 || all_slices >= kCountLimit) return {};
-    pages.head_step = static_cast<int>(head / kSliceColumns);
+    const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = tiles_of(head_dim, kSliceColumns);
+    const std::int64_t beyond = slices * kSliceColumns - head_dim, last_head = (cache.heads - 1) * head;
+    const bool whole = head % kSliceColumns == 0, follow = cache.strides.batch >= beyond && cache.strides.row >= beyond;
+    const std::int64_t all_slices = (whole ? last_head / kSliceColumns : 0) + slices, columns = (whole ? 0 : last_head) + kSliceColumns;
+    if (problem_.blocks == 0 || cache.columns != head_dim || std::max(all_slices, columns) >= kCountLimit || !follow) return {};
+    (whole ? pages.slice_step : pages.column_step) = static_cast<int>(whole ? head / kSliceColumns : head);
     const std::int64_t block = cache.batch > 1 && cache.strides.batch > 0 ? cache.strides.batch : kSliceColumns;
     TensorMapDesc desc{.dtype = cache.dtype, .rank = 5};
-    desc.dimensions = {{{kSliceColumns, 1, kSliceColumns},
+    desc.dimensions = {{{columns, 1, kSliceColumns},
                         {kGroupRows, cache.strides.row, kGroupRows},
                         {all_slices, kSliceColumns, static_cast<int>(slices)},
                         {cache.rows / kGroupRows, kGroupRows * cache.strides.row, params_.box_rows / kGroupRows},
@@ -170,7 +173,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     const Result<CUtensorMap> map = encode_tensor_map(data, desc);
     if (!map) return map.error();
     pages.map = *map;
-    pages.available = true;
+    pages.blocks = static_cast<int>(beyond > 0 ? cache.batch - 1 : cache.batch);
     return {};
   }
 
