@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -122,6 +124,16 @@ TEST(Tiles, subnormal_numbers_are_zeros) {
     }
   }
 }
+
+#ifdef FOVEA_EMULATE_AMX
+TEST(Tiles, emulated_ones_are_used_and_named) {
+  if (std::getenv("FOVEA_MAX_CPU_ISA") != nullptr) GTEST_SKIP();
+  std::vector<DeviceInfo> devices;
+  append_devices(devices);
+  const auto& names = devices.front().features;
+  EXPECT_EQ(std::count(names.begin(), names.end(), "emulated_amx_bf16"), features().avx512bf16 ? 1 : 0);
+}
+#endif
 
 }  // namespace
 }  // namespace fovea::cpu
