@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// 8-bit attention on AMX tiles: int8 scores, and values widened to bf16. A step takes 32 rows and kStepKeys keys from scores to weighted
-/// values, so that scores and weights stay in the first-level cache.
+/// 8-bit attention on AMX tiles: int8 scores, and values as bf16. A step takes 32 rows and kStepKeys keys from scores to weighted
+/// values, so that scores and weights are read soon after they were written.
 #pragma once
 
 #include "cpu/attention/gemm_amx.hpp"
