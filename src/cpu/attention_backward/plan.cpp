@@ -97,7 +97,7 @@ constexpr detail::Implementation<detail::AttentionBackward> kRow{
 
 constexpr std::array kRows{
 #ifdef FOVEA_X86
-    kRow<Amx>, kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
+    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
 #endif
 #ifdef FOVEA_NEON
     kRow<Neon>,

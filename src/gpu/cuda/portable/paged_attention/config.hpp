@@ -16,8 +16,8 @@ inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a pag
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
 inline constexpr int kWarpKeys = 16, kKeyTile = kWarps * kWarpKeys;      // each warp loads 16 keys of a tile
 inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
-/// With four stages, loads of one CTA keep those of others waiting: 409 us for 403 (64 sequences of 8192, e4m3), 394 for 388 (16-bit, head dim
-/// 64). bench/results/nvidia-h100/2026-11-25-paged-attention-variants.json
+/// With four stages, loads of one CTA keep those of others waiting: 409 us for 403 (64 sequences of 8192, e4m3), 395 for 389 (16-bit, head
+/// dim 64). bench/results/nvidia-h100/2026-11-25-paged-attention-variants.json
 inline constexpr int kMostStages = 3;
 /// Bytes of a row from which on the warps of a CTA go their own ways. Together, rows of 128 bytes take 401 us where they took 412 (64
 /// sequences of 8192, e4m3), 120 for 125 (16 sequences), 388 for 394 (16-bit, head dim 64); rows of 256 bytes take as long. Same file.
