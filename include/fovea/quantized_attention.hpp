@@ -131,8 +131,9 @@ using QuantizeVPlan = Plan<QuantizeVArgs>;
 /// Attention on quantised tensors: with q = q_int8 * q_scale, k = k_int8 * k_scale, v = v_codes * v_scale + v_mean,
 /// out = softmax(mask(scale * q k^T)) v and lse = log(sum(exp(scale * q k^T))) + scale * lse_shift, natural.
 ///
-/// Layouts as above; q, k i8, codes -127 .. 127; v f16, or e4m3 with v_scale; out f16, bf16 or f32. Integer dot products are exact; scores,
-/// softmax and sums are f32. A row that sees no key gives out = 0 and lse = -inf. head % kv_head == 0.
+/// Layouts as above; q, k i8, codes -127 .. 127; v f16, or e4m3 with v_scale; out f16, bf16 or f32. Integer dot products are exact; scores
+/// and sums are f32, and weights too but where docs/numerics.md says otherwise. A row that sees no key gives out = 0 and lse = -inf. head %
+/// kv_head == 0.
 struct QuantizedAttentionDesc {
   TensorDesc q{}, k{}, v{}, out{};
   TensorDesc q_scale{}, k_scale{};

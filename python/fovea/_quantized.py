@@ -255,7 +255,7 @@ def quantized_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention on quantised q, k and v, ``softmax(mask(scale * q @ k^T)) @ v`` for each head.
 
-    Products of int8 values are summed in integers, which is exact. Scores, softmax and the sums over v are float32.
+    Products of int8 values are summed in integers, which is exact. Scores and the sums over v are float32.
 
     Args:
         qk: What :func:`fovea.quantize_qk_int8` gave, or the same from elsewhere.

@@ -19,7 +19,7 @@ struct Features {
   bool avx512 = false;      ///< AVX-512 F, BW, VL, DQ
   bool avx512vnni = false;  ///< and AVX512_VNNI
   bool avx512bf16 = false;  ///< and AVX512_BF16
-  bool amx_bf16 = false;    ///< AMX-TILE and AMX-BF16, with the kernel's permission; or emulated tiles (cpu/isa/tiles.hpp)
+  bool amx_bf16 = false;    ///< AMX-TILE, -BF16, -INT8 and AVX512_VBMI, with the kernel's permission; or emulated tiles (cpu/isa/tiles.hpp)
   bool intel = false;       ///< the maker
 };
 

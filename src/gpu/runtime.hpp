@@ -170,8 +170,8 @@ struct LaunchShape {
   dim3 grid{}, block{};
   std::size_t shared_bytes = 0;
   dim3 cluster{1, 1, 1};  ///< blocks
-  /// Programmatic dependent launch: the kernel may start while the one before it in the stream still runs. The kernel itself waits for its
-  /// results.
+  /// Programmatic dependent launch: the kernel may start while the one before it in the stream still runs. The kernel itself waits for
+  /// what it reads, and is not complete before that one.
   bool programmatic = false;
 };
 

@@ -17,12 +17,13 @@ def available(operation: str, backend: str = "cpu") -> list[str]:
 
 def pytest_generate_tests(metafunc):
     """A test with an argument named after an operation and `_implementation` runs for two of its implementations on the CPU: the
-    first, which users get, and the reference, against which tests/conformance holds the others. With an argument named so and
+    one that users get, by None, and the reference, against which tests/conformance holds the others. With an argument named so and
     `_device`, it runs once for each device that has any."""
     for operation in dict.fromkeys(row.operation for row in fovea.implementations()):
         implementation, device = f"{operation}_implementation", f"{operation}_device"
         if implementation in metafunc.fixturenames:
-            metafunc.parametrize(implementation, [available(operation)[0], f"reference.{operation}"])
+            reference = f"reference.{operation}"
+            metafunc.parametrize(implementation, [None, reference], ids=["fastest", reference])
         if device in metafunc.fixturenames:
             metafunc.parametrize(device, [backend for backend in ("cpu", "cuda") if available(operation, backend)])
 

@@ -231,7 +231,8 @@ static void int8_softmax(const AttendTile& tile, const Int8Step& step) {
   alignas(64) float shift[kMaxSoftmaxRows];
   for (int i = 0; i < step.rows; ++i) {
     const Vec most = largest_int8<kMasked>(step, tile.scores.scores + i * tile.scores.score_stride, key_scales, seen(i));
-    store(F32{}, lanes.row[i], mul(most, splat(row_scales[i])));
+    // A row without visible keys may have the scale 0, and 0 times what hides keys is NaN: that gives way to the other operand.
+    store(F32{}, lanes.row[i], max(mul(most, splat(row_scales[i])), splat(kHidden)));
   }
   for (int i = step.rows; i < kMaxSoftmaxRows; ++i) store(F32{}, lanes.row[i], zero());
   raise_maxima(rows, lanes, shift);

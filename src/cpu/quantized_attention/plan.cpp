@@ -157,6 +157,16 @@ template <class Operation>
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 256";
 template <>
 constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
+/// What decline_on_tiles() leaves of it.
+constexpr std::string_view kAcceptsOnTiles = "head dims 64, 128, 256; f16 or e4m3 v; out in bf16, or in f16 with e4m3 v";
+template <class Operation, class Isa>
+constexpr std::string_view accepts() {
+  if constexpr (requires { Isa::kTiles; }) {
+    return kAcceptsOnTiles;
+  } else {
+    return kAccepts<Operation>;
+  }
+}
 
 template <class Operation>
 constexpr auto kHandled = detail::handles<detail::QuantizeQkInt8>("ragged", "k_mean", "lse_shift", "groups.granularity",
@@ -178,7 +188,7 @@ constexpr auto kHandled<detail::QuantizeAndAttend> = detail::handles<detail::Qua
 
 template <class Operation, class Isa>
 constexpr detail::Implementation<Operation> kRow{
-    kName<Operation, Isa>.view(), kAccepts<Operation>, kHandled<Operation>, Backend::cpu, Isa::kUnavailable, plan<Operation, Isa>};
+    kName<Operation, Isa>.view(), accepts<Operation, Isa>(), kHandled<Operation>, Backend::cpu, Isa::kUnavailable, plan<Operation, Isa>};
 
 template <class Operation>
 constexpr std::array kQuantizerRows{

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/portable/paged_attention/beside.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
 #include "gpu/cuda/portable/paged_attention/merge.cuh"
 #include "gpu/cuda/portable/paged_attention/score.cuh"
@@ -111,7 +112,7 @@ class Combine {
 };
 
 /// Calls merge(true) while the kernel before runs, and merge(false) after it. All CTAs wait: else the next kernel would not wait for
-/// results that need no merge. What lengths say is known before.
+/// results that need no merge. What lengths say is known before, by the fence of a kernel that runs beside others.
 template <class Merge>
 __device__ __forceinline__ void in_two_passes(const Merge& merge) {
 #pragma unroll 1
@@ -126,6 +127,7 @@ template <int kRowTile>
 __global__ void __launch_bounds__(kThreads) combine_parts(const __grid_constant__ Params params) {
   const int boundary = static_cast<int>(blockIdx.x) / params.kv_heads + 1, kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
   const int row = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  see_earlier_kernels(params);
   Line<kRowTile> line(params);
   const int position = boundary * line.part_length;
   QueryTile tile{};
@@ -146,6 +148,7 @@ template <int kRowTile>
 __global__ void __launch_bounds__(kThreads) combine_many_parts(const __grid_constant__ Params params) {
   const int index = static_cast<int>(blockIdx.x) / params.kv_heads, kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
   const int row = static_cast<int>(blockIdx.y);
+  see_earlier_kernels(params);
   Line<kRowTile> line(params);
   const QueryTile tile = line.of_sequence(index);
   const int first = tile.begin / line.part_length, last = (tile.end - 1) / line.part_length;

@@ -19,8 +19,8 @@ inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a
 /// With four stages, loads of one CTA keep those of others waiting: 409 us for 403 (64 sequences of 8192, e4m3), 395 for 389 (16-bit, head
 /// dim 64). bench/results/nvidia-h100/2026-11-25-paged-attention-variants.json
 inline constexpr int kMostStages = 3;
-/// Bytes of a row from which on the warps of a CTA go their own ways. Together, rows of 128 bytes take 401 us where they took 412 (64
-/// sequences of 8192, e4m3), 120 for 125 (16 sequences), 388 for 394 (16-bit, head dim 64); rows of 256 bytes take as long. Same file.
+/// Bytes of a row from which on the warps of a CTA go their own ways. Rows of 128 bytes take 401 us together and 412 apart (64
+/// sequences of 8192, e4m3), 120 and 125 (16 sequences), 388 and 394 (16-bit, head dim 64). Rows of 256 bytes take as long. Same file.
 inline constexpr int kLongRow = 256;
 
 /// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one

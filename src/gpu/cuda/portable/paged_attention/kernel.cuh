@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/portable/paged_attention/beside.cuh"
 #include "gpu/cuda/portable/paged_attention/finish.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
 
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constan
     // Last parts first: under a causal mask their query tiles see the most keys.
     const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
     const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
+    see_earlier_kernels(params);
     const bool finds = threadIdx.x < 32;
     const Score score(params, kv_head);
     Walk<Config::kRowTile> walk(params, part);
@@ -74,6 +76,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constan
       compute(params, storage, score, kv_head);
       __syncthreads();
     }
+    end_after_previous(params, part);
   }
 }
 

@@ -5,7 +5,6 @@
 /// warps wait for it, so it computes in 32 bits.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 
@@ -27,7 +26,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   Sequence s{.index = index};
   if (index >= params.batch) return s;
   s.q_begin = min(max(params.cu_seqlens_q[index], 0), params.total_q);
-  const int tokens = max(min(params.cu_seqlens_q[index + 1], params.total_q) - s.q_begin, 0);
+  const int tokens = max(min(max(params.cu_seqlens_q[index + 1], 0), params.total_q) - s.q_begin, 0);
   s.seq_q = tokens <= params.seq_q ? tokens : params.beside ? 0 : params.seq_q;
   s.kv_len = min(max(params.kv_len[index], 0), params.seq_k);
   s.rows = s.seq_q * params.group.divisor;
@@ -138,29 +137,11 @@ struct WorkTile {
   bool uneven;                // rows differ in the keys that they see
 };
 
-/// As long as a CTA of a kernel runs that started beside the one before it. That one had waited for all kernels before it, whose results
-/// the fence makes visible. CTAs of the first part end after it, so that whatever waits for this kernel waits for both. These are the last
-/// CTAs to start, and others do not wait: they would keep their multiprocessors from the next ones.
-class Beside {
- public:
-  __device__ __forceinline__ Beside(const Params& params, int part) : waits(params.beside && part == 0) {
-    if (params.beside) __threadfence();
-  }
-  __device__ __forceinline__ ~Beside() {
-    if (waits) wait_for_previous_kernel();
-  }
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
-
- private:
-  const bool waits;
-};
-
-/// The work tiles of a part, one after another, by a whole warp. It lives as long as the CTA.
+/// The work tiles of a part, one after another, by a whole warp.
 template <int kRowTile>
 class Walk {
  public:
-  __device__ __forceinline__ Walk(const Params& params_, int part_) : beside(params_, part_), params(params_), line(params_), part(part_) {
+  __device__ __forceinline__ Walk(const Params& params_, int part_) : params(params_), line(params_), part(part_) {
     position = part * line.part_length;
     end = min(position + line.part_length, line.total);
   }
@@ -200,7 +181,6 @@ class Walk {
     work.slot = split ? slot_of(part, tile, line.part_length) : -1;
   }
 
-  const Beside beside;
   const Params& params;
   Line<kRowTile> line;
   const int part;

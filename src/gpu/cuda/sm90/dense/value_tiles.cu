@@ -55,8 +55,8 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
     transposed[2][t] = __byte_perm(ab_high, cd_high, 0x5410);
     transposed[3][t] = __byte_perm(ab_high, cd_high, 0x7632);
   }
-  // Through shared memory, so that neighbours store neighbours. A unit is 16 keys of a column; a gap behind every eight units keeps a
-  // thread's four from the banks of the next thread's.
+  // Through shared memory, so that neighbours store neighbours. A unit is 16 keys of a column; a gap behind every eight units keeps
+  // threads two apart from the same banks.
   extern __shared__ uint4 units[];
   const auto at = [](int unit) { return unit + unit / 8; };
   const int unit = group * tiles.columns + column;

@@ -9,7 +9,7 @@ namespace fovea::gpu::sm90::paged_attention {
 /// By a whole warp, once the lengths are known. All warps of all CTAs find the same number.
 ///
 /// This kernel deals out pairs of query tiles in rounds. The other one reads keys nearly as fast with half of the device as with all of it,
-/// and gets what becomes free. So this one has half, or more where its share of the work is larger, in whole rounds.
+/// and gets what becomes free. So this one aims at half, or more where its share of the work is larger, and takes whole rounds.
 template <class Config>
 class ActiveCtas {
  public:
