@@ -16,6 +16,7 @@ DEVICES = ["cpu"] + (
     )
     else []
 )
+AMX = any(row.name == "cpu.amx.quantize_and_attend" and row.available for row in fovea.implementations())
 pytestmark = pytest.mark.parametrize("device", DEVICES)
 WAYS = [
     (sageattention.sageattn, {}, 0.02),
@@ -64,9 +65,11 @@ def test_attends(device, way, options, most, layout, causal):
     want, want_lse = exact(q, k, v, causal)
     assert off(out if layout == "HND" else out.transpose(1, 2), want) <= most
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=0, atol=3e-2)
-    torch.testing.assert_close(
-        way(*given, layout, is_causal=causal, **options), out, rtol=2e-2, atol=4e-3
-    )  # weights may be coarser
+    without_lse = way(*given, layout, is_causal=causal, **options)
+    if device == "cpu" and AMX and "fp8" in way.__name__:
+        torch.testing.assert_close(without_lse, out, rtol=2e-2, atol=4e-3)  # its weights are coarser without lse
+    else:
+        assert torch.equal(without_lse, out)
 
 
 @pytest.mark.parametrize("dim", [24, 64, 72, 128, 160, 256])
