@@ -45,6 +45,9 @@ struct ScoreTile {
   int block_count = 0;
 };
 
+/// Keys that a tile of a latent cache has at most.
+inline constexpr int kMostLatentKeys = 256;
+
 /// Rows of a latent cache to be packed, as K and as V, which is the beginning of K.
 struct LatentRows {
   const Row* rows = nullptr;

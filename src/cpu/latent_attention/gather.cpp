@@ -8,11 +8,9 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr std::size_t kMostKeys = 256;  // of a tile
-
 /// The slots of one tile.
 struct Slots {
-  std::array<std::int64_t, kMostKeys> slot;
+  std::array<std::int64_t, kMostLatentKeys> slot;
   std::size_t count = 0;
 
   void add(std::int64_t value) { slot[count++] = value; }

@@ -103,7 +103,7 @@ static void transpose_q(void* q, int rows, std::int64_t stride) {
 }
 
 /// Rows of the next tile that are prefetched with the scores of 32 keys: kRowsAhead with those of a tile.
-inline constexpr int kLatentTile = 256;
+inline constexpr int kLatentTile = kMostLatentKeys;
 inline constexpr int kRowsPrefetched = kRowsAhead * kPanel / kLatentTile;
 
 /// The scores of 32 keys and 16 heads, or with kBoth 32.
@@ -114,12 +114,7 @@ FOVEA_INLINE void key_tiles(const ScoreTile& tile, const RowBlock& block, int ke
   const std::int64_t key_bytes = tile.row_stride * 2, q_bytes = tile.q_stride * 2;
   const int head_dim = tile.head_dim;
   float* scores = tile.scores + block.row * tile.score_stride + key * kScoreRow;
-  tile_zero<0>();
-  tile_zero<1>();
-  if constexpr (kBoth) {
-    tile_zero<2>();
-    tile_zero<3>();
-  }
+  zero_tiles<kBoth>();
   for (int d = 0; d < head_dim; d += kTileDepth) {
 #pragma GCC unroll 4
     for (const char* row : next) __builtin_prefetch(row + (2 * d < tile.next_bytes ? 2 * d : 0), 0, 2);

@@ -78,11 +78,9 @@ __device__ inline void copy_async_wait() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same of a number of groups that only a run knows: 0, 1 or 2.
+/// The same of a number of groups that only a run knows: 1, or none.
 __device__ inline void copy_async_wait(int pending) {
-  if (pending == 2) {
-    copy_async_wait<2>();
-  } else if (pending == 1) {
+  if (pending == 1) {
     copy_async_wait<1>();
   } else {
     copy_async_wait<0>();
