@@ -18,8 +18,7 @@
 namespace fovea::cpu {
 
 /// Each names its tables. `bf16()` is the arithmetic for bf16 operands, null if these are widened to f32. `int8()` is the arithmetic of
-/// int8 scores. `bf16_latent()` replaces `bf16()` where V is the beginning of K, and
-/// `bf16_rows()` then decodes.
+/// int8 scores. `bf16_latent()` replaces `bf16()` where V is the beginning of K, and `bf16_rows()` then decodes.
 struct Scalar {
   static constexpr std::string_view kName = "scalar";
   static constexpr auto kUnavailable = scalar_unavailable;

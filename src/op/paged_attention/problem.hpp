@@ -11,8 +11,8 @@ namespace fovea::detail {
 /// The sequences that an entry computes, where two share a call. To each, the other's sequences have no query rows.
 enum class Taken : std::uint8_t {
   all,     ///< of an entry that has the call to itself: what validate() says
-  tall,    ///< of `tall_from` query tokens and more. Its kernel is launched first, and lets the next one start beside it
-  others,  ///< of fewer. Its kernels are complete only after the one launched before them
+  tall,    ///< of `tall_from` query tokens and more
+  others,  ///< of fewer
 };
 
 /// A paged attention that makes sense; only validate() makes one. `ragged` by nature: q.batch is 0.

@@ -65,8 +65,8 @@ struct Bounds {
   std::int64_t batch = 0, total_q = 0, tokens = 0, group = 1;
 };
 
-/// Most query rows that a sequence has in the portable kernel: a tile of it, whose warps split the keys. The narrow one takes 2 to 4 % less
-/// time beside a prefill, and is for batches that are one long sequence and decodes if the bounds are as long as the lengths.
+/// Most query rows that a sequence of several tokens has in the portable kernel: a tile of it. Its warps split the keys. The narrow tile
+/// takes 2 to 4 % less time beside a prefill. It is for one long sequence beside decodes, where the bounds are as long as the lengths.
 constexpr std::int64_t short_rows(const Bounds& call) {
   const std::int64_t others = call.batch > 1 ? (call.total_q - call.tokens) / (call.batch - 1) : 0;
   return others >= 1 && others * call.group <= 8 ? 8 : 16;
@@ -75,9 +75,9 @@ constexpr std::int64_t short_rows(const Bounds& call) {
 /// Query tokens of a sequence that is left to this kernel: more than a tile, and than one.
 constexpr std::int64_t tall_from(const Bounds& call) { return std::max<std::int64_t>(short_rows(call) / call.group, 1) + 1; }
 
-/// Why one kernel is faster than two beside each other, else empty. The bounds must allow tall sequences and others. Few short
-/// sequences are slower in two: 16 decodes of 512 beside a prefill of 128 take 24 us in this kernel and 27 in two, but 84 in the portable
-/// one, whose tiles are as wide as the bounds then (H100, 2026-11-25). README.md has the figures of others.
+/// Why one kernel is faster than two beside each other, else empty. The bounds must allow tall sequences and others. Few short sequences
+/// are slower in two. 16 decodes of 512 beside a prefill of 128 take 24 us here and 27 in two. The portable kernel takes 84: its tiles are
+/// as wide as the bounds. README.md has the figures of others (H100, 2026-11-25).
 constexpr std::string_view outdone_by_one(const Bounds& call) {
   const std::int64_t tall = tall_from(call);
   if (call.tokens < tall) return "no sequence has more query rows than a tile of the portable kernel";
@@ -85,8 +85,8 @@ constexpr std::string_view outdone_by_one(const Bounds& call) {
   return {};
 }
 
-/// A key tile of a query tile in this kernel, relative to the same keys of a kv head in the portable kernel on a part of the device. Four
-/// prefills of 4096 beside four decodes of 8192 take 986 us with the CTAs that it gives, and with 108 of them 1202 (H100, 2026-11-25).
+/// The cost of a key tile of a query tile here, relative to the same keys of a kv head in the portable kernel beside it. With the CTAs that
+/// it gives, four prefills of 4096 beside four decodes of 8192 take 986 us, with 108 CTAs 1202 (H100, 2026-11-25).
 inline constexpr float kTileCost = 1.6f;
 
 }  // namespace fovea::gpu::sm90::paged_attention
