@@ -41,9 +41,8 @@ struct NarrowBand {
     high = clamp(offset + mask.right, -seq_q - 1, seq_k + 1);
   }
 
-  /// Requires 0 <= q_begin < q_end.
-  template <int kTile>
-  constexpr NarrowTiles tiles(int q_begin, int q_end) const {
+  /// In tiles of 2^log2_tile keys. Requires 0 <= q_begin < q_end.
+  constexpr NarrowTiles tiles(int log2_tile, int q_begin, int q_end) const {
     NarrowTiles seen;
     if (low <= high) {
       seen.begin = clamp(q_begin + low, 0, seq_k);
@@ -51,24 +50,18 @@ struct NarrowBand {
     }
     const int every_begin = clamp(q_end - 1 + low, seen.begin, seen.end);
     const int every_end = clamp(q_begin + high + 1, every_begin, seen.end);
-    seen.first = down<kTile>(seen.begin);
-    seen.last = seen.end > seen.begin ? up<kTile>(seen.end) : seen.first;
-    seen.full_first = up<kTile>(every_begin);
-    seen.full_last = down<kTile>(every_end);
+    seen.first = down(seen.begin, log2_tile);
+    seen.last = seen.end > seen.begin ? up(seen.end, log2_tile) : seen.first;
+    seen.full_first = up(every_begin, log2_tile);
+    seen.full_last = down(every_end, log2_tile);
     if (seen.full_first >= seen.full_last) seen.full_first = seen.full_last = seen.last;
     return seen;
   }
 
  private:
   static constexpr int clamp(int x, int low, int high) { return std::min(std::max(x, low), high); }
-  template <int kTile>
-  static constexpr int down(int x) {
-    return static_cast<int>(static_cast<unsigned>(x) / kTile);
-  }
-  template <int kTile>
-  static constexpr int up(int x) {
-    return static_cast<int>((static_cast<unsigned>(x) + kTile - 1) / kTile);
-  }
+  static constexpr int down(int x, int shift) { return x >> shift; }
+  static constexpr int up(int x, int shift) { return (x + (1 << shift) - 1) >> shift; }
 };
 
 }  // namespace fovea::detail

@@ -78,9 +78,11 @@ __device__ inline void copy_async_wait() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same of a number of groups that only a run knows: 1, or none.
+/// The same of a number of groups that only a run knows, up to 2.
 __device__ inline void copy_async_wait(int pending) {
-  if (pending == 1) {
+  if (pending == 2) {
+    copy_async_wait<2>();
+  } else if (pending == 1) {
     copy_async_wait<1>();
   } else {
     copy_async_wait<0>();

@@ -20,6 +20,11 @@ __device__ inline void store_shared_32(std::uint32_t shared, std::uint32_t x) {
 __device__ inline void store_shared_128(std::uint32_t shared, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
+__device__ inline std::uint16_t load_shared_16(std::uint32_t shared) {
+  std::uint16_t x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");
+  return x;
+}
 __device__ inline uint4 load_shared_128(std::uint32_t shared) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(shared) : "memory");

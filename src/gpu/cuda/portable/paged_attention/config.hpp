@@ -14,14 +14,11 @@ namespace fovea::gpu::portable::paged_attention {
 
 inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpKeys = 16, kKeyTile = kWarps * kWarpKeys;      // each warp loads 16 keys of a tile
+inline constexpr int kWarpKeys = 16;                                     // each warp loads 16 keys of a tile
 inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
-/// With four stages, loads of one CTA keep those of others waiting: 409 us for 403 (64 sequences of 8192, e4m3), 395 for 389 (16-bit, head
-/// dim 64). bench/results/nvidia-h100/2026-11-25-paged-attention-variants.json
-inline constexpr int kMostStages = 3;
-/// Bytes of a row from which on the warps of a CTA go their own ways. Rows of 128 bytes take 401 us together and 412 apart (64
-/// sequences of 8192, e4m3), 120 and 125 (16 sequences), 388 and 394 (16-bit, head dim 64). Rows of 256 bytes take as long. Same file.
-inline constexpr int kLongRow = 256;
+/// Each warp multiplies the keys that it loads. Else all warps multiply all keys, with 16 query rows each.
+constexpr bool has_own_keys(int row_tile) { return row_tile <= kMiddleRows; }
+inline constexpr int kMostCtas = 2;  // of a multiprocessor
 
 /// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one
 /// else, 16 to a warp.
@@ -30,21 +27,24 @@ struct Config {
   using Cache = Cache_;
   static constexpr bool kQuantised = sizeof(Cache) == 1;
   using Element = std::conditional_t<kQuantised, __half, Cache>;  // of products
+  static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
+  static constexpr int kMostHeads = kOwnKeys ? 2 : 1;  // kv heads of a CTA
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
-  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kKeyTile * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;           // keys, then values
-  static constexpr int kGroups = kRowTile <= 16 ? kWarps : 1;  // of keys: each has results of its own for all rows of the tile
-  static constexpr int kResultRow = kHeadDim + 4;              // floats; the padding spreads rows over banks
-  static constexpr int kResultBytes = kGroups * kRowTile * kResultRow * static_cast<int>(sizeof(float));
-  static_assert(kHeadDim % 64 == 0 && (kNarrow || kGroups * kRowTile == 16 * kWarps));
+  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kWarps * kWarpKeys * kRowBytes;
+  static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
+  static constexpr int kResults = kOwnKeys ? kWarps : 1;  // for each row of a query tile
+  static constexpr int kResultRow = kHeadDim + 4;         // floats; the padding spreads rows over banks
+  static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
+  static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
 
-/// Shared memory beside the ring: queries, states of rows, their factors; the work tile.
+inline constexpr int kWorkBytes = 128;  // of two work tiles
+
+/// Shared memory beside the ring: queries, states of rows, their factors; work tiles.
 template <class Config>
-inline constexpr int kFixedBytes = (2 * Config::kRowTile * Config::kHeadDim + (8 * Config::kGroups + 4) * Config::kRowTile + 127) / 128 *
-                                       128 +
-                                   128;
+inline constexpr int kFixedBytes =
+    (Config::kRowTile * (Config::kMostHeads * (2 * Config::kHeadDim + 4) + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
 
 /// Results of a work tile lie where its keys and values were.
 template <class Config>
@@ -57,19 +57,16 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Two CTAs where each has two stages, else one; no stage where nothing fits. Of e4m3 caches under few query rows, whose tiles are small
-/// and take more instructions for each byte, three with three stages: 165 for 187 us (256 sequences of 1024, H200, 2026-11-25), as much for
-/// few long ones.
+/// Two CTAs with two or three stages each, where they fit and `most_ctas` allows, else one with up to four; no stage where nothing fits.
 template <class Config>
-constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor) {
+constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, int most_ctas) {
   constexpr int kReserved = 1024;  // of each CTA, by the system
   const auto fits = [&](int stages, int ctas) {
     const int bytes = shared_bytes<Config>(stages);
     return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;
   };
-  for (const int ctas : {3, 2, 1}) {
-    if (ctas == 3 && !(Config::kQuantised && Config::kNarrow)) continue;
-    for (int stages = kMostStages; stages >= ctas; --stages) {
+  for (int ctas = most_ctas; ctas > 0; --ctas) {
+    for (int stages = ctas == 1 ? 4 : 3; stages >= ctas; --stages) {
       if (fits(stages, ctas)) return {stages, ctas};
     }
   }

@@ -12,76 +12,114 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config>
 class Finish {
  public:
-  __device__ Finish(const Params& params_, Storage<Config>& storage_, const Score& score_, int kv_head_)
-      : params(params_), storage(storage_), score(score_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ Finish(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const Score& score_, int kv_head_)
+      : params(params_),
+        storage(storage_),
+        work(work_),
+        score(score_),
+        place(params_),
+        kv_head(kv_head_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        count(Config::kOwnKeys ? params_.head_warps : 1),
+        first(Config::kOwnKeys ? place.head * count : 0) {}
 
-  __device__ __forceinline__ void operator()() const {
-    const float of_values = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
+  /// Shared memory answers late while copies of other CTAs queue up before it, so a row reads all that it needs at once.
+  __device__ __forceinline__ void operator()(float of_values) const {
+    const bool partial = work.slot >= 0;
 #pragma unroll 1
-    for (int row = static_cast<int>(threadIdx.x) / 32; row < storage.work.rows; row += kWarps) {
-      float columns[kColumns];
+    for (int row = place.of_head; row < work.rows; row += params.head_warps) {
+      float4 columns[kQuads];
       const RowState state = merged(row, columns);
-      const ResultRow result(params, storage.work.q_begin, kv_head, storage.work.row + row);
-      const bool partial = storage.work.slot >= 0;
-      const float sum = partial ? state.sum : result.denominator(params, state, score.scale_log2);
-      const float factor = state.sum == 0 ? 0 : of_values / sum;
-      if (!partial && lane == 0) result.store_lse(params, state, score.scale_log2);
-      const std::int64_t cell = (std::int64_t{storage.work.slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
-      if (partial && lane == 0) params.partials.states[cell] = state;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int column = 32 * c + lane;
-        if (column >= params.head_dim_v) continue;
-        const float x = factor == 0 ? 0 : columns[c] * factor;
+      const ResultRow result(params, work.q_begin, kv_head, work.row + row);
+      const float factor = state.sum == 0 ? 0 : of_values / (partial ? state.sum : result.denominator(params, state, score.scale_log2));
+      const std::int64_t cell = (std::int64_t{work.slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
+      float* partial_row = params.partials.out + cell * params.head_dim_v;
+      if (lane == 0) {
         if (partial) {
-          params.partials.out[cell * params.head_dim_v + column] = x;
+          params.partials.states[cell] = state;
+        } else {
+          result.store_lse(params, state, score.scale_log2);
+        }
+      }
+      float zero = 0;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const float4 x = columns[i];
+        zero = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, zero))));
+        const int column = 4 * (32 * i + lane);
+        if (column >= params.head_dim_v) continue;
+        const float4 y = factor == 0 ? float4{} : float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+        if (partial) {
+          *reinterpret_cast<float4*>(partial_row + column) = y;
+        } else {
+          result.store(params, column, y);
+        }
+      }
+      // A value that only other rows see may have come in: 0 * NaN is NaN.
+      if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
+      exact(row, state.maximum, [&](int column, float x) {
+        if (column >= params.head_dim_v) return;
+        x = factor == 0 ? 0 : x * factor;
+        if (partial) {
+          partial_row[column] = x;
         } else {
           result.store(params, column, x);
         }
-      }
+      });
     }
   }
 
  private:
   using Cache = typename Config::Cache;
-  static constexpr int kColumns = Config::kHeadDim / 32;
+  static constexpr int kQuads = (Config::kHeadDim + 127) / 128;  // of neighbouring columns, of a lane
   /// No array: the compiler would give it the place of scores as long, which would lie in memory then, as this does.
   struct AllColumns {
     float x[ExactRow<Cache>::kColumns];
   };
 
-  /// The state of a row and its columns 32 c + lane, relative to its maximum, over all groups of keys.
-  __device__ __forceinline__ RowState merged(int row, float (&columns)[kColumns]) const {
+  /// The state of a row and its columns 4 (32 i + lane) and the three behind, relative to its maximum, over the keys of all warps.
+  __device__ __forceinline__ RowState merged(int row, float4 (&columns)[kQuads]) const {
+    RowState of[Config::kResults];
+    float4 read[Config::kResults][kQuads] = {};
+#pragma unroll
+    for (int i = 0; i < Config::kResults; ++i) {
+      of[i] = i < count ? storage.states[first + i][row] : RowState{-INFINITY, 0};
+#pragma unroll
+      for (int j = 0; j < kQuads; ++j) {
+        const int column = 4 * (32 * j + lane);
+        if (i < count && column < Config::kHeadDim) read[i][j] = *reinterpret_cast<const float4*>(storage.results(first + i, row) + column);
+      }
+    }
     RowState state{-INFINITY, 0};
 #pragma unroll
-    for (int group = 0; group < Config::kGroups; ++group) state.maximum = fmaxf(state.maximum, storage.states[group][row].maximum);
+    for (const RowState& one : of) state.maximum = fmaxf(state.maximum, one.maximum);
 #pragma unroll
-    for (float& x : columns) x = 0;
+    for (float4& x : columns) x = {};
 #pragma unroll
-    for (int group = 0; group < Config::kGroups; ++group) {
-      const RowState of = storage.states[group][row];
-      const float weight = weight_of(of, state.maximum, score.scale_log2);
-      state.sum = fmaf(weight, of.sum, state.sum);
+    for (int i = 0; i < Config::kResults; ++i) {
+      if (i >= count) break;
+      const float weight = weight_of(of[i], state.maximum, score.scale_log2);
+      state.sum = fmaf(weight, of[i].sum, state.sum);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, storage.results(group, row)[32 * c + lane], columns[c]);
+      for (int j = 0; j < kQuads; ++j) {
+        const float4 x = read[i][j];
+        columns[j] = {fmaf(weight, x.x, columns[j].x), fmaf(weight, x.y, columns[j].y), fmaf(weight, x.z, columns[j].z),
+                      fmaf(weight, x.w, columns[j].w)};
+      }
     }
-    // A value that only other rows see may have come in: 0 * NaN is NaN.
-    float zero = 0;
-#pragma unroll
-    for (const float x : columns) zero = fmaf(x, 0.0f, zero);
-    if (storage.work.uneven && __any_sync(~0u, zero != 0)) exact(row, state.maximum, columns);
     return state;
   }
 
-  __device__ __forceinline__ void exact(int row, float maximum, float (&columns)[kColumns]) const {
+  template <class Store>
+  __device__ __forceinline__ void exact(int row, float maximum, const Store& store) const {
     AllColumns all;
     if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
       compute_again<__nv_bfloat16>(*this, row, maximum, all);
     } else {
       compute_again<__half>(*this, row, maximum, all);
     }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) columns[c] = all.x[c];
+#pragma unroll 1
+    for (int c = 0; c < ExactRow<Cache>::kColumns; ++c) store(32 * c + lane, all.x[c]);
   }
   template <class Query>
   static __device__ __noinline__ void compute_again(const Finish& finish, int row, float maximum, AllColumns& columns) {
@@ -89,7 +127,6 @@ class Finish {
   }
   template <class Query>
   __device__ __forceinline__ void compute_row(int row, float maximum, AllColumns& columns) const {
-    const WorkTile& work = storage.work;
     const ResultRow at(params, work.q_begin, kv_head, work.row + row);
     const ExactRow<Query> one{static_cast<const Query*>(params.q) + at.token * params.q_strides.row + at.head * params.q_strides.head,
                               params.head_dim_qk, params.head_dim_v};
@@ -103,14 +140,17 @@ class Finish {
       return KeyRow<Cache>{in(params.k), in(params.v)};
     };
     one(
-        max(seen.begin, work.first * kKeyTile), min(seen.end, work.last * kKeyTile), maximum, score.scale_log2, row_of,
+        max(seen.begin, work.first << params.log2_tile), min(seen.end, work.last << params.log2_tile), maximum, score.scale_log2, row_of,
         [&](float product, int) { return score(product); }, columns.x);
   }
 
   const Params& params;
   Storage<Config>& storage;
+  const WorkTile& work;
   const Score& score;
+  const WarpPlace place;
   const int kv_head, lane;
+  const int count, first;  // of the results that are merged
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: each CTA takes the work tiles of one part and kv head. What instances/ instantiate.
+/// The kernel: each CTA takes the work tiles of one part, of one or two kv heads. What instances/ instantiate.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
@@ -9,73 +9,85 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// Keys that a warp alone reads are its own affair; others are all threads'. Short rows are read together all the same: rows of other keys
-/// lie between them, and memory is read faster when the warps stay side by side.
-template <class Config>
-__device__ __forceinline__ void sync_ring() {
-  if constexpr (Config::kGroups == kWarps && Config::kRowBytes >= kLongRow) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-/// One work tile. A stage is loaded again once the tile that it held has been read, which the next tile's synchronisation says. Loads of
-/// queries are issued first: behind the keys and values of all CTAs they would arrive with the last of these.
-template <class Config>
-__device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, const Score& score, int kv_head) {
-  Loader<Config> load(params, storage, kv_head);
-  Math<Config> math(params, storage, score);
-  const int first = storage.work.first, last = storage.work.last, ahead = params.stages - 1;
-  load.begin();
-  for (int i = 0; i < ahead; ++i) {
-    if (first + i < last) load.load(first + i, i);
+/// The key tiles of a work tile. A stage is loaded again once all warps have read the tile that it held, which the next tile's barrier
+/// says. Warps stay side by side: memory is read faster when neighbouring rows are asked for at about the same time. Each thing stands in
+/// one place, as instructions that are not at hand come from memory that is busy. `find_next` finds the next work tile.
+template <class Config, class FindNext>
+__device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
+                                        const WorkTile& next, const FindNext& find_next) {
+  const int ahead = params.stages - 1;
+  load.begin(work);
+  math.clear();
+  int stage = 0, to = 0;  // of the tile, and of the one that is loaded
+#pragma unroll 1
+  for (int tile = work.first - ahead; tile < work.last; ++tile) {
+    if (tile >= work.first) {
+      copy_async_wait(ahead - 1);
+      __syncthreads();  // this tile has arrived, and the tile before has been read
+    }
+    if (tile + ahead < work.last) {
+      load(tile + ahead, to);
+    } else if (tile > work.first) {
+      load.look_up(next);
+    }
+    if (++to == params.stages) to = 0;
     copy_async_commit();
-  }
-  load.store_queries();
-  __syncthreads();
-  math.begin();
-  int stage = 0;
-  for (int tile = first; tile < last; ++tile) {
-    copy_async_wait(ahead - 1);
-    sync_ring<Config>();  // this tile has arrived, and the tile before has been read
-    if (tile + ahead < last) load.load(tile + ahead, stage == 0 ? ahead : stage - 1);
-    copy_async_commit();
+    if (tile < work.first) continue;
     if (ahead == 0) {
       copy_async_wait<0>();
-      sync_ring<Config>();
+      __syncthreads();
+    }
+    if (tile == work.first) {
+      if constexpr (Config::kQuantised) {
+        load.convert_queries();
+        __syncthreads();
+      }
+      math.begin(work);
+      find_next();
     }
     math(tile, stage);
     if (++stage == params.stages) stage = 0;
   }
   copy_async_wait<0>();
-  __syncthreads();  // results go where keys and values were
-  math.store();
-  __syncthreads();
-  Finish<Config>(params, storage, score, kv_head)();
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kThreads, 2) attend_pages(const __grid_constant__ Params params) {
+__device__ __forceinline__ void attend(const Params& params, Storage<Config>& storage, int kv_head, int part) {
+  Walk<Config::kRowTile> walk(params, part);
+  const auto find = [&](int index) {  // by one warp; all know it at the next barrier
+    if (threadIdx.x >= 32) return;
+    const WorkTile found = walk.next();
+    if (threadIdx.x == 0) storage.works[index % 2] = found;
+  };
+  find(0);
+  const Score score(params, kv_head);
+  const float of_values = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
+  Loader<Config> load(params, storage, kv_head);
+  Math<Config> math(params, storage, score);
+  __syncthreads();
+#pragma unroll 1
+  for (int index = 0; !storage.works[index % 2].is_none(); ++index) {
+    const WorkTile& work = storage.works[index % 2];
+    compute(params, load, math, work, storage.works[(index + 1) % 2], [&] { find(index + 1); });
+    __syncthreads();  // results go where keys and values were
+    math.store();
+    __syncthreads();
+    Finish<Config>(params, storage, work, score, kv_head)(of_values);
+    __syncthreads();
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(kThreads, kMostCtas) attend_pages(const __grid_constant__ Params params) {
   if constexpr (kMultiplies<typename Config::Element>) {
     let_next_kernel_start();  // it finds its place beside this one, and waits for its results
     extern __shared__ __align__(128) std::byte shared[];
-    auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
     // Last parts first: under a causal mask their query tiles see the most keys.
-    const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
-    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
+    const int heads = kWarps / params.head_warps, groups = params.kv_heads / heads;
+    const int kv_head = static_cast<int>(blockIdx.x) % groups * heads + WarpPlace(params).head;
+    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / groups;
     see_earlier_kernels(params);
-    const bool finds = threadIdx.x < 32;
-    const Score score(params, kv_head);
-    Walk<Config::kRowTile> walk(params, part);
-    for (;;) {
-      WorkTile work;
-      const bool some = !finds || walk.next(work);
-      if (finds && some && threadIdx.x == 0) storage.work = work;
-      if (__syncthreads_and(some) == 0) break;
-      compute(params, storage, score, kv_head);
-      __syncthreads();
-    }
+    attend(params, *reinterpret_cast<Storage<Config>*>(shared), kv_head, part);
     end_after_previous(params, part);
   }
 }
@@ -85,7 +97,7 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   const auto bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages));
   if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, bytes); !good) return good;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads)),
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads * params.head_warps / kWarps)),
                           .block = dim3(kThreads),
                           .shared_bytes = bytes,
                           .programmatic = params.beside};

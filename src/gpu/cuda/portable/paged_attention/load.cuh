@@ -33,22 +33,26 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_, int kv_head_)
       : params(params_),
         storage(storage_),
+        place(params_),
         kv_head(kv_head_),
-        warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
         whole_rows(is_whole(params.k) && is_whole(params.v)) {}
 
+  /// Looks up the first keys of a work tile, once all keys of the one before are on their way.
+  __device__ __forceinline__ void look_up(const WorkTile& next) {
+    if (work == &next) return;
+    work = &next;
+    found = next_found(next.first);
+  }
+
   /// Before the first of a work tile's key tiles.
-  __device__ __forceinline__ void begin() {
-    found = next_found(storage.work.first);
-    if constexpr (kReadsQueriesFirst) {
-#pragma unroll
-      for (int i = 0; i < kRowsOfWarp; ++i) read_query(warp + i * kWarps, queries[i]);
-    }
+  __device__ __forceinline__ void begin(const WorkTile& of) {
+    look_up(of);
+    copy_queries();
   }
 
   /// Starts the copies of the warp's keys and values. Tiles are loaded one after another.
-  __device__ __forceinline__ void load(int tile, int stage) {
+  __device__ __forceinline__ void operator()(int tile, int stage) {
     const int key = own_key(tile);
     const Slot slot = slot_of(params, key, found);
     const std::int64_t at = slot.at(lane < kWarpKeys ? params.k.strides : params.v.strides);
@@ -58,21 +62,24 @@ class Loader {
       copy_rows<false>(params.k, storage.keys(stage), at);
       copy_rows<true>(params.v, storage.values(stage), at);
     } else {
-      copy_parts<false>(params.k, storage.keys(stage), at, wanted, inside);
-      copy_parts<true>(params.v, storage.values(stage), at, wanted, inside);
+      copy_parts(stage, at, wanted, inside);
     }
   }
 
-  /// Queries, by all threads. Those of e4m3 caches become halves with a power of two as factor; their order follows that of such keys.
-  __device__ __forceinline__ void store_queries() {
-    if constexpr (kReadsQueriesFirst) {
+  /// Queries of e4m3 caches become halves once they have arrived, with a power of two as factor; their order follows that of such keys.
+  __device__ __forceinline__ void convert_queries() {
+#pragma unroll 1
+    for (int row = place.of_head; row < Config::kRowTile; row += params.head_warps) {
+      const int of_cta = place.head * Config::kRowTile + row;
+      float x[kColumns];
 #pragma unroll
-      for (int i = 0; i < kRowsOfWarp; ++i) store_query(warp + i * kWarps, queries[i]);
-    } else {
-      for (int row = warp; row < Config::kRowTile; row += kWarps) {
-        float x[kColumns];
-        read_query(row, x);
-        store_query(row, x);
+      for (int c = 0; c < kColumns; ++c) x[c] = query(load_shared_16(query_place(of_cta, 32 * c + lane)));
+      __syncwarp();
+      const float factor = params.bf16 ? scaled_down(x) : 1;
+      if (lane == 0) storage.factors[of_cta] = factor;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        store_shared_16(query_place(of_cta, place_of(32 * c + lane)), packed_pair<__half>(x[c], 0));
       }
     }
   }
@@ -80,8 +87,6 @@ class Loader {
  private:
   using Layout = CacheRows<Config>;
   static constexpr int kColumns = Config::kHeadDim / 32;  // of a query row, of each lane
-  static constexpr int kRowsOfWarp = Config::kRowTile / kWarps;
-  static constexpr bool kReadsQueriesFirst = kRowsOfWarp * kColumns <= 16;  // into as many registers
   static constexpr int kChunks = Config::kRowBytes / 16, kRowLanes = kChunks;
   static constexpr int kRowsAtOnce = 32 / kRowLanes;  // a lane copies the same chunk of several rows
 
@@ -89,11 +94,11 @@ class Loader {
 
   static __device__ bool is_whole(const Cache& cache) { return cache.aligned && cache.row_bytes == Config::kRowBytes; }
   /// Both halves of the warp look at the same keys: one for the keys' rows, one for the values'.
-  __device__ int own_key(int tile) const { return tile * kKeyTile + warp * kWarpKeys + lane % kWarpKeys; }
-  __device__ bool is_wanted(int key) const { return key >= storage.work.begin && key < storage.work.end; }
+  __device__ int own_key(int tile) const { return (tile << params.log2_tile) + place.of_head * kWarpKeys + lane % kWarpKeys; }
+  __device__ bool is_wanted(int key) const { return key >= work->begin && key < work->end; }
   __device__ int next_found(int tile) const {
     const int key = own_key(tile);
-    return tile < storage.work.last && is_wanted(key) ? look_up(params, storage.work.sequence, key) : -1;
+    return tile < work->last && is_wanted(key) ? paged_attention::look_up(params, work->sequence, key) : -1;
   }
 
   /// Of keys that are all in the cache, in aligned rows without padding.
@@ -101,27 +106,28 @@ class Loader {
   __device__ __forceinline__ void copy_rows(const Cache& cache, std::uint32_t to, std::int64_t at) const {
     const int row = lane / kRowLanes, chunk = lane % kRowLanes;
     const std::byte* from = cache.data + kv_head * cache.strides.head + 16 * chunk;
-    const std::uint32_t place = to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk));
+    const std::uint32_t first = to + static_cast<std::uint32_t>(Layout::offset(place.warp * kWarpKeys + row, chunk));
 #pragma unroll
     for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) {
-      const std::uint32_t at_row = (place ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
+      const std::uint32_t at_row = (first ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
       copy_async(at_row, from + __shfl_sync(~0u, at, row + i + (kValues ? kWarpKeys : 0)));
     }
   }
 
   /// Of any keys and rows. Its code is short, as what a warp steps over on its way costs it more than the copies.
-  template <bool kValues>
-  __device__ __forceinline__ void copy_parts(const Cache& cache, std::uint32_t to, std::int64_t at, unsigned wanted,
-                                             unsigned inside) const {
-    const std::byte* data = cache.data + kv_head * cache.strides.head;
-    const int chunk = lane % kRowLanes, in_row = min(max(cache.row_bytes - 16 * chunk, 0), 16);
+  __device__ __forceinline__ void copy_parts(int stage, std::int64_t at, unsigned wanted, unsigned inside) const {
+    const int chunk = lane % kRowLanes;
 #pragma unroll 1
-    for (int row = lane / kRowLanes; row < kWarpKeys; row += kRowsAtOnce) {
-      const std::byte* from = data + __shfl_sync(~0u, at, row + (kValues ? kWarpKeys : 0));
-      const bool in_cache = inside >> row & 1, present = (wanted >> row & 1) && (in_cache || !kValues);
+    for (int i = lane / kRowLanes; i < 2 * kWarpKeys; i += kRowsAtOnce) {
+      const bool values = i >= kWarpKeys;
+      const Cache& cache = values ? params.v : params.k;
+      const std::byte* from = cache.data + kv_head * cache.strides.head + __shfl_sync(~0u, at, i);
+      const int row = i % kWarpKeys, in_row = min(max(cache.row_bytes - 16 * chunk, 0), 16);
+      const bool in_cache = inside >> row & 1, present = (wanted >> row & 1) && (in_cache || !values);
       const int bytes = present ? in_row : 0;
       const void* source = bytes == 0 || !in_cache ? static_cast<const void*>(&kNotANumber) : from + 16 * chunk;
-      copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk)), source, bytes);
+      const std::uint32_t to = values ? storage.values(stage) : storage.keys(stage);
+      copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(place.warp * kWarpKeys + row, chunk)), source, bytes);
     }
   }
   static __device__ __forceinline__ void copy_chunk(const Cache& cache, std::uint32_t to, const void* from, int bytes) {
@@ -135,36 +141,31 @@ class Loader {
 
   // ---- queries ----------------------------------------------------------------------------------------------------------------------
 
-  /// The columns 32 c + lane of a row; zeros beyond the rows and columns that there are.
-  __device__ __forceinline__ void read_query(int row, float (&x)[kColumns]) const {
-#pragma unroll
-    for (float& y : x) y = 0;
-    if (row >= storage.work.rows) return;
-    const int of_sequence = storage.work.row + row, token = params.group.quotient(of_sequence);
-    const std::int64_t head = kv_head * params.group.divisor + of_sequence - token * params.group.divisor;
-    const std::int64_t at = (storage.work.q_begin + token) * params.q_strides.row + head * params.q_strides.head;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int column = 32 * c + lane;
-      if (column >= params.head_dim_qk) continue;
-      if (std::is_same_v<typename Config::Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
-        x[c] = to_f32(static_cast<const __nv_bfloat16*>(params.q)[at + column]);
+  /// Starts the copies of queries, dealt out among the warps of a kv head. They arrive with the first keys, and are issued before: behind
+  /// the keys and values of all CTAs they would arrive with the last of these. Zeros beyond the rows and columns that there are.
+  __device__ __forceinline__ void copy_queries() {
+    constexpr int kQueryChunks = Config::kHeadDim / 8;
+#pragma unroll 1
+    for (int i = 32 * place.of_head + lane; i < Config::kRowTile * kQueryChunks; i += 32 * params.head_warps) {
+      const int row = i / kQueryChunks, chunk = i % kQueryChunks;
+      const int of_sequence = work->row + row, token = params.group.quotient(of_sequence);
+      const std::int64_t head = kv_head * params.group.divisor + of_sequence - token * params.group.divisor;
+      const std::int64_t at = (work->q_begin + token) * params.q_strides.row + head * params.q_strides.head + 8 * chunk;
+      const int bytes = row < work->rows && 8 * chunk < params.head_dim_qk ? 16 : 0;
+      const auto* from = static_cast<const std::uint16_t*>(params.q) + (bytes == 0 ? 0 : at);
+      const std::uint32_t to = query_place(place.head * Config::kRowTile + row, 8 * chunk);
+      if (params.q_aligned) {
+        copy_async_part(to, from, bytes);
       } else {
-        x[c] = to_f32(static_cast<const __half*>(params.q)[at + column]);
+        copy_units<std::uint16_t>(to, from, bytes);
       }
     }
   }
-
-  __device__ __forceinline__ void store_query(int row, float (&x)[kColumns]) {
-    float factor = 1;
-    if (Config::kQuantised && params.bf16) factor = scaled_down(x);
-    if (lane == 0) storage.factors[row] = factor;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int column = place_of(32 * c + lane);
-      const int at = QueryRows<Config>::offset(row, column / 8) + column % 8 * 2;
-      store_shared_16(shared_address(storage.q) + static_cast<std::uint32_t>(at), packed_pair<typename Config::Element>(x[c], 0));
-    }
+  __device__ std::uint32_t query_place(int row, int column) const {
+    return shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(row, column / 8) + column % 8 * 2);
+  }
+  __device__ float query(std::uint16_t bits) const {
+    return params.bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : __half2float(__ushort_as_half(bits));
   }
 
   /// Divides a row by the power of two by which its largest element lies in [1, 2), and returns it.
@@ -183,17 +184,17 @@ class Loader {
 
   /// Where a column of a query row lies: in the order of the columns of keys that a lane gets.
   static __device__ int place_of(int column) {
-    if (!Config::kQuantised) return column;
     const int quad = column % 16 / 4, of_quad = column % 4;
     return column / 16 * 16 + of_quad / 2 * 8 + 2 * quad + of_quad % 2;
   }
 
   const Params& params;
   Storage<Config>& storage;
-  const int kv_head, warp, lane;
+  const WarpPlace place;
+  const int kv_head, lane;
   const bool whole_rows;
+  const WorkTile* work = nullptr;
   int found = -1;  // what the block table holds for the lane's key of the next tile
-  float queries[kReadsQueriesFirst ? kRowsOfWarp : 1][kColumns];
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -35,32 +35,15 @@ struct ColumnWarp : Warp {
   }
 };
 
-/// Up to eight query rows: keys and values are the first operands. Each warp takes 16 keys of a tile, those that it has loaded.
+/// Up to eight query rows: keys and values are the first operands. Each warp takes the 16 keys of a tile that it has loaded.
 template <class Config>
 class NarrowMath {
  public:
   __device__ NarrowMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
-      : params(params_),
-        score(score_),
-        storage(storage_),
-        warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+      : params(params_), score(score_), storage(storage_), place(params_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ __forceinline__ void begin() {
+  __device__ __forceinline__ void clear() {
     softmax.begin();
-#pragma unroll
-    for (int i = 0; i < kSteps / 2; ++i) {
-      std::uint32_t words[4];
-      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(lane % 8, lane / 8 + 4 * i)));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) queries[2 * i + j / 2][j % 2] = words[j];
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = lane_column(lane) + r;
-      seen[r] = Seen::of_row(params, storage.work, row);
-      factor[r] = storage.factors[row];
-    }
 #pragma unroll
     for (auto& step : out) {
 #pragma unroll
@@ -68,16 +51,35 @@ class NarrowMath {
     }
   }
 
+  /// Once queries are there.
+  __device__ __forceinline__ void begin(const WorkTile& work_) {
+    work = &work_;
+#pragma unroll
+    for (int i = 0; i < kSteps / 2; ++i) {
+      std::uint32_t words[4];
+      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(
+                                                           place.head * kNarrowRows + lane % 8, lane / 8 + 4 * i)));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) queries[2 * i + j / 2][j % 2] = words[j];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane_column(lane) + r;
+      seen[r] = Seen::of_row(params, *work, row);
+      factor[r] = storage.factors[place.head * kNarrowRows + row];
+    }
+  }
+
   __device__ __forceinline__ void operator()(int tile, int stage) {
     float scores[4];
     compute_scores(scores, storage.keys(stage));
-    const int key = tile * kKeyTile + warp * kWarpKeys + lane_row(lane);
+    const int key = (tile << params.log2_tile) + place.of_head * kWarpKeys + lane_row(lane);
     if constexpr (Config::kQuantised) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] *= factor[i / 2];
     }
     if (score.transform) score(scores);
-    if (is_edge(storage.work, tile)) {
+    if (is_edge(*work, tile)) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] = seen[i / 2].masked(scores[i], key + i % 2 * 8);
     }
@@ -99,8 +101,8 @@ class NarrowMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
-      if (lane < 4) storage.states[warp][row] = {softmax.maximum[r], softmax.sum[r]};
-      float* to = storage.results(warp, row);
+      if (lane < 4) storage.states[place.warp][row] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(place.warp, row);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -120,7 +122,7 @@ class NarrowMath {
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments k;
-      Math::keys(k, keys, warp * kWarpKeys, load, lane);
+      Math::keys(k, keys, place.warp * kWarpKeys, load, lane);
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) {
         const int step = load * Math::kSteps + i;
@@ -137,7 +139,7 @@ class NarrowMath {
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments v;
-      Math::values(v, values, warp * kWarpKeys, load, lane);
+      Math::values(v, values, place.warp * kWarpKeys, load, lane);
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) multiply_add<Element>(out[load * Math::kSteps + i], v[i], low, high);
     }
@@ -146,7 +148,9 @@ class NarrowMath {
   const Params& params;
   const Score score;
   Storage<Config>& storage;
-  const int warp, lane;
+  const WarpPlace place;
+  const int lane;
+  const WorkTile* work = nullptr;
   Seen seen[2];
   float factor[2];
   std::uint32_t queries[kSteps][2];
@@ -163,32 +167,38 @@ class WideMath {
       : params(params_),
         score(score_),
         storage(storage_),
-        first_row(static_cast<int>(threadIdx.x) / 32 / Config::kGroups * 16),
-        group(static_cast<int>(threadIdx.x) / 32 % Config::kGroups),
+        place(params_),
+        first_row(Config::kOwnKeys ? 0 : place.warp * 16),
+        first_key(Config::kOwnKeys ? place.warp * kKeys : 0),
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  __device__ __forceinline__ void begin() {
+  __device__ __forceinline__ void clear() {
     softmax.begin();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      seen[r] = Seen::of_row(params, storage.work, row(r));
-      factor[r] = storage.factors[row(r)];
-    }
 #pragma unroll
     for (float& x : out) x = 0;
   }
 
+  /// Once queries are there.
+  __device__ __forceinline__ void begin(const WorkTile& work_) {
+    work = &work_;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      seen[r] = Seen::of_row(params, *work, row(r));
+      factor[r] = storage.factors[place.head * Config::kRowTile + row(r)];
+    }
+  }
+
   __device__ __forceinline__ void operator()(int tile, int stage) {
-    if (first_row >= storage.work.rows) return;
+    if (first_row >= work->rows) return;
     float scores[kScores];
     compute_scores(scores, storage.keys(stage));
-    const int key = tile * kKeyTile + group * kKeys + lane_column(lane);
+    const int key = (tile << params.log2_tile) + (Config::kOwnKeys ? place.of_head * kKeys : 0) + lane_column(lane);
     if constexpr (Config::kQuantised) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= factor[row_of(i)];
     }
     if (score.transform) score(scores);
-    if (is_edge(storage.work, tile)) {
+    if (is_edge(*work, tile)) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
     }
@@ -205,8 +215,8 @@ class WideMath {
     softmax.reduce_sum();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (lane % 4 == 0) storage.states[group][row(r)] = {softmax.maximum[r], softmax.sum[r]};
-      float* to = storage.results(group, row(r));
+      if (lane % 4 == 0) storage.states[result()][row(r)] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(result(), row(r));
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
 #pragma unroll
@@ -218,15 +228,16 @@ class WideMath {
  private:
   using Element = typename Config::Element;
   using Math = Operands<Config>;
-  static constexpr int kKeys = kKeyTile / Config::kGroups, kScores = kKeys / 2, kOut = Config::kHeadDim / 2;
+  static constexpr int kKeys = Config::kOwnKeys ? kWarpKeys : kWarps * kWarpKeys, kScores = kKeys / 2, kOut = Config::kHeadDim / 2;
 
+  __device__ int result() const { return Config::kOwnKeys ? place.warp : 0; }
   __device__ int row(int r) const { return first_row + lane_row(lane) + 8 * r; }
 
   /// rows x keys = Q K^T
   __device__ __forceinline__ void compute_scores(float (&scores)[kScores], std::uint32_t keys) const {
-    const MatrixPlace place = first_operand_place(lane);
-    const std::uint32_t queries =
-        shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(first_row + place.row, place.chunk));
+    const MatrixPlace matrix = first_operand_place(lane);
+    const std::uint32_t queries = shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(
+                                                                  place.head * Config::kRowTile + first_row + matrix.row, matrix.chunk));
 #pragma unroll
     for (float& x : scores) x = 0;
 #pragma unroll
@@ -239,7 +250,7 @@ class WideMath {
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         typename Math::Fragments k;
-        Math::keys(k, keys, group * kKeys + 16 * n, load, lane);
+        Math::keys(k, keys, first_key + 16 * n, load, lane);
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
           multiply_add<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
@@ -259,7 +270,7 @@ class WideMath {
 #pragma unroll
       for (int load = 0; load < Math::kLoads; ++load) {
         typename Math::Fragments v;
-        Math::values(v, values, group * kKeys + 16 * n, load, lane);
+        Math::values(v, values, first_key + 16 * n, load, lane);
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
           float* to = &out[8 * (load * Math::kSteps + i)];
@@ -273,7 +284,9 @@ class WideMath {
   const Params& params;
   const Score score;
   Storage<Config>& storage;
-  const int first_row, group, lane;
+  const WarpPlace place;
+  const int first_row, first_key, lane;
+  const WorkTile* work = nullptr;
   Seen seen[2];
   float factor[2];
   float out[kOut];

@@ -42,12 +42,14 @@ struct Params {
   int blocks = 0;
   int batch = 0, total_q = 0, seq_q = 0, seq_k = 0;  ///< bounds of lengths
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
-  bool bf16 = false;  ///< q and out are bf16, else f16
+  bool q_aligned = false, out_aligned = false;  ///< every row: to 16 bytes, to 8
+  bool bf16 = false;                            ///< q and out are bf16, else f16
   detail::NarrowMask mask{};
   float scale = 1, softcap = 0, inv_softcap = 0;  ///< inv_softcap: 2 scale / softcap in base 2
   float zero = 0;                                 ///< which no compiler knows: OnlineSoftmax makes order with it
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
+  int head_warps = 4, log2_tile = 6;              ///< warps of a CTA that share a kv head; of a tile's keys, 16 for each of them
   int parts = 1;                                  ///< of each kv head
   detail::Divider of_parts{};                     ///< by their number
   bool whole = false;                             ///< query tiles are never split

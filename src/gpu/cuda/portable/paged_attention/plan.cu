@@ -25,7 +25,7 @@ constexpr std::string_view kName = "cuda.portable.paged_attention";
 /// A kernel, for one cache type.
 struct Entry {
   int head_dim, row_tile;
-  Shape (*shape)(int, int);
+  Shape (*shape)(int, int, int);
   Result<void> (*launch)(const Params&, int, Stream);
 };
 template <class Cache, int kHeadDim, int kRowTile>
@@ -51,7 +51,7 @@ std::int64_t line_bound(const Problem& problem) {
   const std::int64_t row_tile = entry_of(problem).row_tile;
   const std::int64_t row_tiles = std::min(problem.total_q * problem.group() / row_tile + problem.batch,
                                           problem.batch * ((problem.max_seq_q * problem.group() + row_tile - 1) / row_tile));
-  return row_tiles * (problem.max_seq_k / kKeyTile + 1);
+  return row_tiles * (problem.max_seq_k / kWarpKeys + 1);
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
@@ -69,7 +69,7 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (const std::int64_t length = line_bound(problem); length >= kLimit) {
     return declined("q and block_table (query tiles times key tiles)", length, "below 2^30");
   }
-  if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor).stages == 0) {
+  if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, 1).stages == 0) {
     return declined("q.shape (head_dim_qk)", std::max(problem.head_dim_qk, problem.head_dim_v),
                     "at most 128, on a device with so little shared memory");
   }
@@ -80,17 +80,21 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), entry_(entry_of(problem)), programmatic_(properties.capability >= 90) {
-    const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor);
+    params_.beside = problem.taken == detail::Taken::others;
+    // Merging the parts of a single sequence costs more than a second CTA of a multiprocessor gives.
+    const bool own_keys = has_own_keys(entry_.row_tile), single = own_keys && problem.batch == 1 && !params_.beside;
+    const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single ? 1 : kMostCtas);
     params_.stages = shape.stages;
     params_.whole = problem.batch_invariant;
     // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
-    params_.beside = problem.taken == detail::Taken::others;
     params_.queued = many || params_.beside;
-    const int ctas = problem.batch <= kFewSequences ? std::min(shape.ctas, 2) : shape.ctas;
-    const std::int64_t at_once = std::int64_t{properties.multiprocessors} * ctas / problem.kv_heads;
-    const int turns = many ? kPartsOfMany : params_.beside && problem.batch > kFewSequences ? kPartsBeside : 1;
+    const bool halves = own_keys && problem.kv_heads % 2 == 0 && problem.batch >= kManySequences;
+    params_.head_warps = halves ? kWarps / 2 : kWarps;
+    params_.log2_tile = halves ? 5 : 6;
+    const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas * (kWarps / params_.head_warps) / problem.kv_heads;
+    const int turns = many ? kPartsOfMany : params_.beside ? kPartsBeside : 1;
     params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
     params_.of_parts = detail::Divider(params_.parts);
     fill_shape();
@@ -98,7 +102,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   }
 
   std::string tuning() const override {
-    std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(kKeyTile) + " tiles for head dims up to " +
+    std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(1 << params_.log2_tile) + " tiles for head dims up to " +
                        std::to_string(entry_.head_dim) + ", " + std::to_string(params_.stages) + " stages, keys in up to " +
                        std::to_string(params_.parts) + " parts for each kv head";
     for (const auto& [name, cache] : {std::pair{"k_cache", &params_.k}, {"v_cache", &params_.v}}) {
@@ -112,9 +116,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   /// Beside another kernel, few CTAs run at first, and more once that one's end. 31 sequences of 8192 beside a prefill of 2048: 402 us,
   /// with as many as run at once 437, with four times as many 402. One sequence of 131072: 242, 234, 255 (H100, 2026-11-25).
   static constexpr int kPartsBeside = 2;
-  /// So few sequences have no more parts than two CTAs of a multiprocessor take: merging costs more than a third CTA gives (one sequence
-  /// of 8192 over an e4m3 cache 21.4 us, with three 23.9; sixteen 90.7 and 88.3. H200, 2026-11-25).
-  static constexpr int kFewSequences = 8;
+  /// From so many sequences on, a CTA takes two kv heads side by side: their rows are neighbours, and are asked for at the same time.
+  static constexpr int kManySequences = 24;
 
   bool is_empty() const override { return problem_.total_q == 0 || problem_.batch == 0; }
   bool splits() const { return !params_.whole && params_.parts > 1; }
@@ -154,6 +157,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.kv_heads = static_cast<int>(p.kv_heads);
     params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
     params_.head_dim_v = static_cast<int>(p.head_dim_v);
+    params_.q_aligned = p.q_alignment % 16 == 0;
+    params_.out_aligned = p.out_alignment % 8 == 0;
     params_.bf16 = p.q_dtype == DType::bf16;
     params_.mask = detail::NarrowMask(p.mask);
     params_.scale = static_cast<float>(p.scale);

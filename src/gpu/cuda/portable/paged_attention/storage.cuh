@@ -15,19 +15,27 @@ using CacheRows = SwizzledRows<Config::kRowBytes / 2>;
 template <class Config>
 using QueryRows = SwizzledRows<Config::kHeadDim>;
 
+/// The warp's place in its CTA: whose queries it multiplies, and which keys of a tile it loads.
+struct WarpPlace {
+  int warp, head, of_head;  // `head`: of the CTA's kv heads; `of_head`: which of the head's warps
+
+  __device__ explicit WarpPlace(const Params& params)
+      : warp(static_cast<int>(threadIdx.x) / 32), head(warp / params.head_warps), of_head(warp % params.head_warps) {}
+};
+
 template <class Config>
 struct Storage {
-  alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
-  RowState states[Config::kGroups][Config::kRowTile];
-  float factors[Config::kRowTile];  // of the queries in `q`
-  alignas(128) WorkTile work;
+  alignas(128) std::byte q[2 * Config::kMostHeads * Config::kRowTile * Config::kHeadDim];  // QueryRows, head by head
+  RowState states[Config::kResults][Config::kRowTile];
+  float factors[Config::kMostHeads * Config::kRowTile];  // of the queries in `q`
+  alignas(128) WorkTile works[2];                        // the one that is computed, and the next
 
   /// Keys and values of a stage, CacheRows; stages lie behind this.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
   __device__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTileBytes; }
-  /// Results of a row, of one group of keys: in the place of the stages.
-  __device__ float* results(int group, int row) {
-    return reinterpret_cast<float*>(this + 1) + (group * Config::kRowTile + row) * Config::kResultRow;
+  /// Results of a row, of one warp's keys or of all: in the place of the stages.
+  __device__ float* results(int of, int row) {
+    return reinterpret_cast<float*>(this + 1) + (of * Config::kRowTile + row) * Config::kResultRow;
   }
 };
 

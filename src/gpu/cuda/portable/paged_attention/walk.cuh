@@ -10,7 +10,7 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-inline constexpr int kLeastTiles = 2;  // key tiles of a part
+inline constexpr int kLeastKeys = 128;  // of a part
 
 struct Sequence {
   int index, q_begin, seq_q, kv_len;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   s.rows = s.seq_q * params.group.divisor;
   s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
   if (s.seq_q == 0) return s;
-  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles<kKeyTile>(0, s.seq_q);
+  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles(params.log2_tile, 0, s.seq_q);
   s.first_tile = seen.first;
   s.tiles = max(seen.last - seen.first, 1);
   return s;
@@ -62,7 +62,7 @@ class Line {
       for (int distance = 1; distance < 32; distance *= 2) rest += __shfl_xor_sync(~0u, rest, distance);
       total += rest;
     }
-    part_length = max(params.of_parts.quotient(total + params.parts - 1), kLeastTiles);
+    part_length = max(params.of_parts.quotient(total + params.parts - 1), kLeastKeys >> params.log2_tile);
   }
 
   /// Whether the part where a query tile begins takes all of it.
@@ -131,11 +131,14 @@ struct WorkTile {
   int row, rows;              // the tile's first row of the sequence, and its rows
   int low, high;              // token i sees key j iff low <= j - i <= high
   int begin, end;             // keys that some row of the tile sees; others are absent
-  int first, last;            // key tiles [first, last)
+  int first, last;            // key tiles [first, last): one at least, whose keys may all be absent
   int full_first, full_last;  // of these, the ones without a mask
   int slot;                   // of the partial result, or -1
   bool uneven;                // rows differ in the keys that they see
+
+  __device__ bool is_none() const { return rows == 0; }
 };
+static_assert(2 * sizeof(WorkTile) <= kWorkBytes);
 
 /// The work tiles of a part, one after another, by a whole warp.
 template <int kRowTile>
@@ -146,17 +149,18 @@ class Walk {
     end = min(position + line.part_length, line.total);
   }
 
-  /// False where there is none left.
-  __device__ __forceinline__ bool next(WorkTile& work) {
+  /// None where none is left.
+  __device__ __forceinline__ WorkTile next() {
+    WorkTile work{};
     while (position < end) {
       const QueryTile tile = line.at(position);
       const int from = position, to = line.is_whole(tile) ? tile.end : min(tile.end, end);
       position = max(to, from + 1);  // whatever cu_seqlens_q holds, this ends
       if (line.is_whole(tile) && from != tile.begin) continue;
       fill(work, tile, from - tile.begin, to - tile.begin);
-      return true;
+      break;
     }
-    return false;
+    return work;
   }
 
  private:
@@ -166,14 +170,14 @@ class Walk {
     const int rows = min(s.rows - tile.row, kRowTile);
     const int first_token = params.group.quotient(tile.row), last_token = params.group.quotient(tile.row + rows - 1);
     const detail::NarrowBand band(params.mask, s.seq_q, s.kv_len);
-    const detail::NarrowTiles seen = band.tiles<kKeyTile>(first_token, last_token + 1);
+    const detail::NarrowTiles seen = band.tiles(params.log2_tile, first_token, last_token + 1);
     work = {.sequence = s.index, .q_begin = s.q_begin, .seq_q = s.seq_q, .row = tile.row, .rows = rows};
     work.low = band.low;
     work.high = band.high;
     work.begin = seen.begin;
     work.end = seen.end;
     work.first = max(s.first_tile + from, seen.first);
-    work.last = min(s.first_tile + to, seen.last);
+    work.last = max(min(s.first_tile + to, seen.last), work.first + 1);
     work.full_first = seen.full_first;
     work.full_last = seen.full_last;
     work.uneven = first_token != last_token;

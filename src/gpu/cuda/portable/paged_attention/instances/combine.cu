@@ -12,7 +12,7 @@ Result<void> launch_combine(const Params& params, bool programmatic, Stream stre
   const auto rows = static_cast<unsigned>(std::min<std::int64_t>(of_sequence, kRowTile));
   const auto kv_heads = static_cast<unsigned>(params.kv_heads);
   LaunchShape shape{.block = dim3(kThreads), .programmatic = programmatic};
-  const int parts = std::min(params.parts / params.batch, params.seq_k / (kKeyTile * kLeastTiles));  // of a sequence
+  const int parts = std::min(params.parts / params.batch, params.seq_k / kLeastKeys);  // of a sequence
   if (of_sequence <= kRowTile && params.batch <= 32 && parts >= kManyParts) {
     shape.grid = dim3(static_cast<unsigned>(params.batch) * kv_heads, rows);
     return launch(&combine_many_parts<kRowTile>, shape, stream, params);
