@@ -11,7 +11,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from typing import Any, Protocol, Self
 
 import peers
 import torch
+from host_time import host_native, host_python
 from torch import Tensor
 
 import fovea
@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHAIN = 32  # calls in one graph, each with tensors of its own, as the layers of a decode step
 SETTLE = 0.5  # seconds of the same calls before they are timed
-CALLS = 50  # in a row, whose host time is measured: too few to fill the device's queue
 
 
 class Case(Protocol):
@@ -165,33 +164,6 @@ def copy_rate(size: int = 1 << 32, median: Callable[[Callable[[], object]], floa
     return 2 * size / median(lambda: target.copy_(source)) * 1e3
 
 
-def synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def host_python(call: Callable[[], object], count: int) -> float:
-    """Microseconds that a call takes the host, planning included: the median of so many samples."""
-    call()
-    samples = []
-    for _ in range(count):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        samples.append((time.perf_counter() - start) / CALLS * 1e6)
-    synchronize()
-    return statistics.median(samples)
-
-
-def host_native(program: Path, case: str) -> float:
-    """Microseconds that `run` of a plan (schedule and kernels) takes the host from C++."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [program, "bench", "--case", case, "--implementation", "cuda.", "--device-peak", "1e15"]
-        subprocess.run([*command, "--seconds", "0.1", "--json", file.name], check=True, stdout=subprocess.DEVNULL)
-        return json.loads(Path(file.name).read_text())["rows"][0]["host_s"] * 1e6
-
-
 def smi(query: str) -> str:
     if not shutil.which("nvidia-smi"):
         return ""
@@ -304,6 +276,7 @@ class Bench:
         text += "".join(f"  {peer} {ms:.4f} ms, {row['by_turns'][peer]:.3f}" for peer, ms in row.get("peers", {}).items())
         if "clean_milliseconds" in row:
             text += f"  after a flush that reads {row['clean_milliseconds']:.4f} ms"
+            text += "".join(f", {peer} {ms:.4f} ms" for peer, ms in row.get("clean_peers", {}).items())
         if "watts" in row:
             text += f"  {row['sm_mhz']} MHz {row['watts']} W"
         if "shared_milliseconds" in row:
@@ -341,10 +314,15 @@ class Bench:
         flops, moved = (work / row["milliseconds"] * 1e3 for work in (subject.flops, subject.bytes))
         row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
-        if getattr(subject, "clean", False):
-            row["clean_milliseconds"] = clean_median_ms(recorded(subject.run))
-        if peers := subject.peers(shared=False):
+        peers, clean = subject.peers(shared=False), getattr(subject, "clean", False)
+        if peers:
             row["peers"], row["by_turns"] = self.by_turns(subject, subject.run, peers, shared=False)
+        if errors := getattr(subject, "peer_errors", {}):
+            row["peer_errors"] = errors
+        if clean:
+            row["clean_milliseconds"] = clean_median_ms(recorded(subject.run))
+        if clean and peers:
+            row["clean_peers"] = {name: clean_median_ms(recorded(call)) for name, call in peers.items()}
         return row | self.shared(subject)
 
     def shared(self, subject: Subject) -> dict:

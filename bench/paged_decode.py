@@ -2,8 +2,8 @@
 """Attention over a block-table cache on this machine's GPU, appending to one, and merging states: checks each case on sampled
 sequences and times it beside the ceilings, and beside FlashAttention-3, FlashInfer and PyTorch where they can be imported.
 
-Writes a JSON file. Times are medians with L2 flushed between runs; small batches run as a CUDA graph. Flushing writes, so L2 must
-first store what it holds; small batches are timed again after a flush that only reads ("clean_milliseconds")."""
+Writes a JSON file. Times are medians with L2 flushed between runs; decodes run as a CUDA graph. Flushing writes, so L2 must first
+store what it holds; decodes are timed again after a flush that only reads ("clean_milliseconds")."""
 
 import math
 from collections.abc import Callable
@@ -12,14 +12,13 @@ from functools import partial
 
 import torch
 from gpu import DEVICE, Bench, Subject
-from peers import importable
+from paged_peers import WORST, wanted
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import fovea
 
-GRAPH_BATCH = 8  # batches up to here run as a graph
-WORST = 6e-3  # relative error of an output whose operands and result are rounded to bf16
+GRAPH_QUERIES = 8  # of a sequence: up to here it is a decode, and runs as a graph
+K_FACTOR = 0.75  # what one step of an e4m3 key is worth
 NATIVE_CASE = "paged_attention/bench/decode-bf16-d128-h32x8-page16-b16-kv4096"
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -122,9 +121,9 @@ def random_rows(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=BF16, device=DEVICE).normal_()
 
 
-def relative_error(out: Tensor, want: Tensor, of: str) -> float:
+def relative_error(out: Tensor, want: Tensor, of: str, most: float = WORST) -> float:
     error = float((out.double() - want).norm() / want.norm())
-    if not error < WORST:  # NaN must fail too
+    if not error < most:  # NaN must fail too
         raise ArithmeticError(f"{of}: relative error {error:.1e}")
     return error
 
@@ -135,17 +134,22 @@ class Paged:
     layers = False
 
     def __init__(self, case: Case) -> None:
-        self.case, self.graph = case, case.batch <= GRAPH_BATCH and case.seq_q <= GRAPH_BATCH
-        self.clean = self.graph
+        self.case, self.graph = case, case.prefill == 0 and case.seq_q <= GRAPH_QUERIES
+        self.clean, self.peer_errors = self.graph, {}
         self.query_lens, self.kv_lens = case.lengths()
-        pages = [-(-kv_len // case.page) for kv_len in self.kv_lens]
-        blocks, rows = sum(pages), sum(self.query_lens)
+        self.page_counts = [-(-kv_len // case.page) for kv_len in self.kv_lens]
+        blocks, rows = sum(self.page_counts), sum(self.query_lens)
         self.q = random_rows(rows, case.heads, case.head_dim)
         self.out = torch.empty_like(self.q)
         self.k, self.v = (self.random_cache(blocks) for _ in range(2))
-        self.scale = torch.linspace(0.5, 1.5, case.kv_heads, device=DEVICE) if case.cache == "e4m3" else None
-        own = torch.randperm(blocks, device=DEVICE).int().split(pages)
-        self.table = torch.nn.utils.rnn.pad_sequence(list(own), batch_first=True)
+        # FlashInfer takes one number for K, and multiplies by V's in another kernel unless it is 1.
+        self.k_factor = K_FACTOR if case.cache == "e4m3" else 1.0
+        self.scales: dict[str, Tensor] = {}
+        if case.cache == "e4m3":
+            factors = {"k_scale": self.k_factor, "v_scale": 1.0}
+            self.scales = {name: torch.full((case.kv_heads,), factor, device=DEVICE) for name, factor in factors.items()}
+        self.pages = torch.randperm(blocks, device=DEVICE).int()  # of one sequence after another
+        self.table = torch.nn.utils.rnn.pad_sequence(list(self.pages.split(self.page_counts)), batch_first=True)
         self.kv_len = torch.tensor(self.kv_lens, dtype=torch.int32, device=DEVICE)
         self.cu_seqlens_q = torch.tensor([0, *self.query_lens], device=DEVICE).cumsum(0).int()
         lengths = list(zip(self.query_lens, self.kv_lens, strict=True))
@@ -169,87 +173,31 @@ class Paged:
             self.kv_len,
             self.cu_seqlens_q,
             max_seqlen_q=max(self.query_lens),
-            k_scale=self.scale,
-            v_scale=self.scale,
+            **self.scales,
             out=out,
             implementation=self.case.implementation,
         )
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
         del shared
-        calls = {"PyTorch, copied out of its pages": self.torch_call(), "dense, copied out of its pages": self.dense_call()}
-        if importable("flash_attn_interface"):
-            calls["FlashAttention-3"] = self.flash_attention_call()
-        if importable("flashinfer"):
-            calls["FlashInfer"] = self.flashinfer_call()
-        wanted = {name: call for name, call in calls.items() if call is not None and DEVICE == "cuda"}
-        for call in wanted.values():
-            self.check(call)
-        return wanted
+        found = wanted(self) if DEVICE == "cuda" else {}
+        self.peer_errors = {name: self.check(call, most) for name, (call, most) in found.items()}
+        return {name: call for name, (call, _) in found.items()}
 
+    @property
     def uniform(self) -> bool:
+        """Whether a dense call of 16 bits could be the same."""
         return self.case.prefill == 0 and self.case.cache == "bf16"
 
-    def dense_call(self) -> Callable[[], Tensor] | None:
-        """This library's dense attention, of a whole prefill."""
-        case = self.case
-        if not (self.uniform() and case.whole_prefill):
-            return None
-        k, v = (cache[self.table.long()].flatten(1, 2)[:, : case.kv_len].contiguous() for cache in (self.k, self.v))
-        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
-        return partial(fovea.attention, q, k, v, causal=True, out=torch.empty_like(q))
-
-    def torch_call(self) -> Callable[[], Tensor] | None:
-        """PyTorch has no pages: keys and values of a sequence side by side. Either there is one query, or one for each key."""
-        case = self.case
-        if not self.uniform() or (case.seq_q > 1 and not case.whole_prefill) or self.bytes > 2 << 30:
-            return None
-        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim).transpose(1, 2)
-        k, v = (cache[self.table.long()].flatten(1, 2)[:, : case.kv_len].transpose(1, 2) for cache in (self.k, self.v))
-        causal = case.seq_q > 1
-        return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2)
-
-    def flash_attention_call(self) -> Callable[[], Tensor] | None:
-        case = self.case
-        if not self.uniform() or case.head_dim != 128:
-            return None
-        from flash_attn_interface import flash_attn_with_kvcache
-
-        q = self.q.view(case.batch, case.seq_q, case.heads, case.head_dim)
-        options = {"cache_seqlens": self.kv_len, "page_table": self.table, "causal": True}
-
-        def call() -> Tensor:
-            done = flash_attn_with_kvcache(q, self.k, self.v, **options)
-            return done[0] if isinstance(done, tuple) else done
-
-        return call
-
-    def flashinfer_call(self) -> Callable[[], Tensor] | None:
-        """The wrapper that an engine takes, planned: a plan serves every layer of a step. One query: its kernel on tensor cores."""
-        if not self.uniform():
-            return None
-        import flashinfer
-
-        case, memory = self.case, torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
-        pages = self.table.shape[1]
-        starts = torch.arange(0, case.batch * pages + 1, pages, dtype=torch.int32)
-        last = torch.full((case.batch,), case.kv_len - (pages - 1) * case.page, dtype=torch.int32)
-        table, sizes = self.table.flatten(), (case.heads, case.kv_heads, case.head_dim, case.page)
-        types = {"q_data_type": self.q.dtype, "kv_data_type": self.k.dtype}
-        if case.seq_q == 1:
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=True)
-            wrapper.plan(starts, table, last, *sizes, **types)
-        else:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "NHD")
-            wrapper.plan(self.cu_seqlens_q, starts, table, last, *sizes, causal=True, **types)
-        return lambda: wrapper.run(self.q, (self.k, self.v), out=self.out)
+    def copied(self, cache: Tensor) -> Tensor:
+        """[sequence, token, kv_head, head_dim], of sequences of one length."""
+        return cache[self.table.long()].flatten(1, 2)[:, : self.case.kv_len]
 
     def rows_of(self, cache: Tensor, sequence: int) -> Tensor:
         """[kv_head, token, head_dim], in double precision."""
-        rows = cache[self.table[sequence].long()].double().flatten(0, 1)[: self.kv_lens[sequence]].transpose(0, 1)
-        return rows if self.scale is None else rows * self.scale.double()[:, None, None]
+        return cache[self.table[sequence].long()].double().flatten(0, 1)[: self.kv_lens[sequence]].transpose(0, 1)
 
-    def check(self, call: Callable[[], Tensor] | None = None) -> float:
+    def check(self, call: Callable[[], Tensor] | None = None, most: float = WORST) -> float:
         """The largest relative error of some query rows of four sequences, against double precision."""
         case, worst = self.case, 0.0
         self.out.fill_(math.nan)
@@ -261,9 +209,9 @@ class Paged:
             seq_q, kv_len = self.query_lens[sequence], self.kv_lens[sequence]
             for row in range(0, seq_q, max(seq_q // 4, 1)):
                 seen, at = kv_len - seq_q + row + 1, ends[sequence] + row
-                scores = q[at].double() @ k[:, :seen].transpose(1, 2) * case.head_dim**-0.5
+                scores = q[at].double() @ k[:, :seen].transpose(1, 2) * (self.k_factor * case.head_dim**-0.5)
                 want = scores.softmax(-1) @ v[:, :seen]
-                worst = max(worst, relative_error(out[at], want, f"sequence {sequence}, query {row}"))
+                worst = max(worst, relative_error(out[at], want, f"sequence {sequence}, query {row}", most))
         return worst
 
 

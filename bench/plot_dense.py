@@ -24,7 +24,8 @@ ABOUT = {
         "paged attention",
         "paged_decode.py",
         "A case says the sequences, the query tokens of each (sq), the tokens of its cache, the heads (on how many kv heads), the "
-        "head dim and the tokens of a page. Small batches run as a CUDA graph; L2 is flushed before each run.",
+        "head dim and the tokens of a page. A decode whose launch could outlast its kernels runs as a CUDA graph; L2 is flushed "
+        "before each run. FlashInfer's plans are made before; its XQA kernel rounds queries to e4m3 beside such a cache.",
     ),
     "quantized-attention": (
         "8-bit attention",

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from plotting import DOCS, GRID, OURS, THEIRS, finish, milliseconds, missing, provenance, text_table
 
 AXES = {"batch": "sequences", "kv_len": "tokens of each", "heads": "heads"}
-PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e", "#4f7cac"]
+PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e", "#4f7cac", "#c0504d", "#7a6a53", "#3f3f3f"]
 
 
 def ceiling_share(row: dict) -> float:

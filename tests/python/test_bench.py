@@ -49,25 +49,23 @@ def test_every_row(script, tmp_path):
             assert ("shared_us" in row) == ("alone_us" in row)
 
 
-@pytest.fixture
-def paged(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import paged_decode
-
-    return paged_decode
-
-
-@pytest.mark.parametrize("seq_q", [1, 3])
-def test_peers_of_paged_attention_are_asked_for_the_same(paged, monkeypatch, seq_q):
+@pytest.mark.parametrize("cache", ["bf16", "e4m3"])
+@pytest.mark.parametrize(("seq_q", "prefill"), [(1, 0), (3, 0), (1, 50)])
+def test_peers_of_paged_attention_are_asked_for_the_same(monkeypatch, seq_q, prefill, cache):
     """By Fovea's own modules of their names, which take the same calls and check them."""
     from fovea.compat import flash_attn_interface, flashinfer
 
+    monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
-    subject = paged.Paged(paged.Case(3, 70, 16, 8, 2, 128, seq_q))
-    subject.check(subject.flashinfer_call())
-    subject.check(subject.flash_attention_call())
-    assert subject.peers(False) == {}  # they are none
+    import paged_decode
+    import paged_peers
+
+    subject = paged_decode.Paged(paged_decode.Case(3, 70, 16, 8, 2, 128, seq_q, cache, prefill))
+    subject.check(paged_peers.flashinfer(subject))
+    if subject.uniform:
+        subject.check(paged_peers.flash_attention(subject))
+    assert paged_peers.wanted(subject).keys() <= {"PyTorch, copied out of its pages"}  # those are none
 
 
 @pytest.mark.parametrize("causal", [False, True])
