@@ -12,12 +12,11 @@ from functools import partial
 
 import torch
 from gpu import DEVICE, Bench, Subject
-from paged_peers import WORST, wanted
+from paged_peers import DECODE_QUERIES, WORST, wanted
 from torch import Tensor
 
 import fovea
 
-GRAPH_QUERIES = 8  # of a sequence: up to here it is a decode, and runs as a graph
 K_FACTOR = 0.75  # what one step of an e4m3 key is worth
 NATIVE_CASE = "paged_attention/bench/decode-bf16-d128-h32x8-page16-b16-kv4096"
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -134,7 +133,7 @@ class Paged:
     layers = False
 
     def __init__(self, case: Case) -> None:
-        self.case, self.graph = case, case.prefill == 0 and case.seq_q <= GRAPH_QUERIES
+        self.case, self.graph = case, case.prefill == 0 and case.seq_q <= DECODE_QUERIES
         self.clean, self.peer_errors = self.graph, {}
         self.query_lens, self.kv_lens = case.lengths()
         self.page_counts = [-(-kv_len // case.page) for kv_len in self.kv_lens]

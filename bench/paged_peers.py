@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paged_decode import Paged
 
 Call = Callable[[], Tensor]
+DECODE_QUERIES = 8  # of a sequence: up to here it is a decode, and runs as a graph
 MOST_COPIED = 2 << 30  # bytes of a cache that is copied out of its pages
 XQA, XQA_ROUNDED = "FlashInfer XQA", "FlashInfer XQA, e4m3 queries"
 XQA_PAGES = (16, 32, 64, 128)
@@ -61,23 +62,40 @@ def flash_attention(paged: "Paged") -> Call | None:
     return call
 
 
-def flashinfer(paged: "Paged") -> Call:
-    """The wrapper that an engine takes, planned: a plan serves every layer of a step. One query: its kernel on tensor cores."""
+def planned(paged: "Paged", sequences: slice) -> Call:
+    """A wrapper's call of some sequences; its plan serves every layer of a step. Decodes take its kernel on tensor cores."""
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
     case, memory = paged.case, torch.zeros(128 << 20, dtype=torch.uint8, device=DEVICE)
-    lengths, counts = (torch.tensor(of, dtype=torch.int32) for of in (paged.kv_lens, paged.page_counts))
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    pages = (starts, paged.pages, lengths - (counts - 1) * case.page)
+    lens, counts, queries = (
+        torch.tensor(of[sequences], dtype=torch.int32) for of in (paged.kv_lens, paged.page_counts, paged.query_lens)
+    )
+    starts, ends = (torch.nn.functional.pad(of.cumsum(0), (1, 0)).int() for of in (counts, queries))
+    first_page, first_query = (sum(of[: sequences.start]) for of in (paged.page_counts, paged.query_lens))
+    q, out = (rows[first_query : first_query + int(ends[-1])] for rows in (paged.q, paged.out))
+    pages = (starts, paged.pages[first_page : first_page + int(starts[-1])], lens - (counts - 1) * case.page)
     sizes = (case.heads, case.kv_heads, case.head_dim, case.page)
-    types = {"q_data_type": paged.q.dtype, "kv_data_type": paged.k.dtype}
-    if max(paged.query_lens) == 1:
+    types = {"q_data_type": q.dtype, "kv_data_type": paged.k.dtype}
+    if (seq_q := int(queries.max())) <= DECODE_QUERIES:
         wrapper = BatchDecodeWithPagedKVCacheWrapper(memory, "NHD", use_tensor_cores=True)
-        wrapper.plan(*pages, *sizes, **types)
+        wrapper.plan(*pages, *sizes, q_len_per_req=seq_q, **types)
     else:
         wrapper = BatchPrefillWithPagedKVCacheWrapper(memory, "NHD")
-        wrapper.plan(paged.cu_seqlens_q, *pages, *sizes, causal=True, **types)
-    return lambda: wrapper.run(paged.q, (paged.k, paged.v), out=paged.out, k_scale=paged.k_factor)
+        wrapper.plan(ends, *pages, *sizes, causal=True, **types)
+    return lambda: wrapper.run(q, (paged.k, paged.v), out=out, k_scale=paged.k_factor)
+
+
+def flashinfer(paged: "Paged") -> Call:
+    """As engines call it: a prefill and the decodes beside it go to a wrapper each."""
+    parts = [slice(0, 1), slice(1, None)] if paged.case.prefill else [slice(0, None)]
+    calls = [planned(paged, part) for part in parts]
+
+    def call() -> Tensor:
+        for part in calls:
+            part()
+        return paged.out
+
+    return call
 
 
 def xqa(paged: "Paged") -> Call | None:

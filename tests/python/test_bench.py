@@ -50,7 +50,7 @@ def test_every_row(script, tmp_path):
 
 
 @pytest.mark.parametrize("cache", ["bf16", "e4m3"])
-@pytest.mark.parametrize(("seq_q", "prefill"), [(1, 0), (3, 0), (1, 50)])
+@pytest.mark.parametrize(("seq_q", "prefill"), [(1, 0), (3, 0), (12, 0), (1, 50)])
 def test_peers_of_paged_attention_are_asked_for_the_same(monkeypatch, seq_q, prefill, cache):
     """By Fovea's own modules of their names, which take the same calls and check them."""
     from fovea.compat import flash_attn_interface, flashinfer
