@@ -68,6 +68,20 @@ def test_peers_of_paged_attention_are_asked_for_the_same(monkeypatch, seq_q, pre
     assert paged_peers.wanted(subject).keys() <= {"PyTorch, copied out of its pages"}  # those are none
 
 
+def test_a_peer_that_cannot_run_is_skipped_with_a_line(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import paged_decode
+    import paged_peers
+
+    monkeypatch.setattr(paged_peers, "importable", lambda module: True)
+    for module in ("flashinfer", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, module, None)
+    subject = paged_decode.Paged(paged_decode.Case(3, 70, 16, 8, 2))
+    assert paged_peers.wanted(subject).keys() == {"PyTorch, copied out of its pages"}
+    printed = capsys.readouterr().out
+    assert all(f"{name} skipped: ModuleNotFoundError" in printed for name in ("FlashAttention-3", "FlashInfer", "FlashInfer XQA"))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_peers_of_dense_attention_are_asked_for_the_same(monkeypatch, causal):
     from fovea.compat import flash_attn, flash_attn_interface
