@@ -42,10 +42,10 @@ int for_each_plan(Stream stream, F&& f) {
   return plans;
 }
 
-void expect_right(Trial& trial, const PlacedTrial& placed) {
+void expect_right(Trial& trial, const PlacedTrial& placed, const AnyPlan& plan) {
   const Result<void> done = placed.download(trial);
   ASSERT_TRUE(done) << done.error().message;
-  const Judgement verdict = trial.judge(placed.products());
+  const Judgement verdict = trial.judge(products_of(plan));
   EXPECT_TRUE(verdict.ok) << verdict.message;
 }
 
@@ -80,7 +80,7 @@ TEST_F(Cuda, GraphsReplayOnASideStream) {
     for (int replay = 0; replay < 2; ++replay) {
       placed.upload(trial);
       graph.launch();
-      expect_right(trial, placed);
+      expect_right(trial, placed, planned);
     }
     EXPECT_TRUE(workspace.red_zones_intact());
   });
@@ -104,7 +104,7 @@ void expect_replays(const Case& spec, std::string_view operation, Device device,
     for (Trial* trial : std::initializer_list<Trial*>{first.get(), second.get(), first.get()}) {
       placed.upload(*trial);
       graph.launch();
-      expect_right(*trial, placed);
+      expect_right(*trial, placed, *planned);
     }
   }
 }
@@ -131,7 +131,7 @@ TEST_F(Cuda, WildSlotsAreSkipped) {
           ASSERT_TRUE(planned) << planned.error().message;
           placed.upload(*trial);
           ASSERT_TRUE(planned->run({}));
-          expect_right(*trial, placed);
+          expect_right(*trial, placed, *planned);
         }
       }
 }
@@ -162,7 +162,7 @@ TEST_F(Cuda, TouchesNothingAroundItsTensors) {
   const int plans = for_each_plan({}, [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
     const HostileWorkspace workspace(planned.workspace_bytes, device_);
     ASSERT_TRUE(planned.run(workspace.view()));
-    expect_right(trial, placed);
+    expect_right(trial, placed, planned);
   });
   EXPECT_GT(plans, 0);
 }

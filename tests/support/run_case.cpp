@@ -30,9 +30,7 @@ bool HostileWorkspace::red_zones_intact() const {
 }
 
 PlacedTrial::PlacedTrial(const Trial& trial, std::string_view implementation, Stream stream)
-    : place_{.device = device_of(implementation), .stream = stream},
-      products_(implementation == "cuda.sm90.attention_e4m3" || implementation == "cuda.sm90.quantized_attention" ? E4m3Products::native
-                                                                                                                  : E4m3Products::widened) {
+    : place_{.device = device_of(implementation), .stream = stream} {
   if (!has_own_memory(place_.device)) return;
   memory_ = std::make_unique<DeviceMemory>(trial.tensors(), place_.device);
   memory_->upload(trial.tensors());
@@ -48,6 +46,11 @@ Result<void> PlacedTrial::download(const Trial& to) const {
   if (Result<void> done = synchronize(place_.device); !done) return done;
   memory_->download(to.tensors());
   return {};
+}
+
+E4m3Products products_of(const AnyPlan& plan) {
+  const std::string_view chosen = std::string_view(plan.explanation).substr(0, plan.explanation.find('\n'));
+  return chosen.ends_with("e4m3 products") ? E4m3Products::native : E4m3Products::widened;
 }
 
 Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant) {
@@ -69,7 +72,7 @@ Report run_case(Trial& trial, std::string_view implementation, bool batch_invari
     const std::string changed = trial.what_changed();
     return {Status::failed, fmt::format("run: {}{}{}", to_string(ran.error()), changed.empty() ? "" : "; and ", changed)};
   }
-  const Judgement verdict = trial.judge(placed.products());
+  const Judgement verdict = trial.judge(products_of(*planned));
   Report report{verdict.ok ? Status::passed : Status::failed, verdict.message, verdict.worst, verdict.note};
   if (!workspace.red_zones_intact()) {
     report.status = Status::failed;

@@ -38,6 +38,9 @@ constexpr int splits_of(std::int64_t work_tiles, std::int64_t most, int slots) {
   return static_cast<int>(std::clamp<std::int64_t>(std::min(slots / work_tiles, most), 1, kMostSplits));
 }
 
+/// The end of a plan's tuning where e4m3 values are multiplied as they are, by e4m3. Tests allow for the rounding that follows from it.
+inline constexpr const char* kE4m3Products = ", e4m3 products";
+
 /// `Tuning`: a row of a leaf's tuning.hpp.
 template <class Tuning>
 std::string tiles_text(const Tuning& tuning, int packed, int splits) {

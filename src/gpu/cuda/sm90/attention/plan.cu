@@ -75,7 +75,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   std::int64_t work_tiles() const { return work_tiles_; }
   std::int64_t value_tiles() const { return value_tiles_.count; }
-  std::string tuning() const override { return tiles_text(tuning_row(), params_.packed(), splits_.count); }
+  std::string tuning() const override {
+    return tiles_text(tuning_row(), params_.packed(), splits_.count).append(is_8bit() ? kE4m3Products : "");
+  }
 
  private:
   static constexpr int kLeastSplitTiles = 4;  // key tiles

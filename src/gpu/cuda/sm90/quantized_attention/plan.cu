@@ -64,7 +64,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   std::int64_t work_tiles() const { return work_tiles_; }
   std::int64_t value_tiles() const { return value_tiles_.count; }
 
-  std::string tuning() const override { return tiles_text(row(), 1, 1); }
+  std::string tuning() const override { return tiles_text(row(), 1, 1).append(e4m3_values() ? kE4m3Products : ""); }
 
  private:
   bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
