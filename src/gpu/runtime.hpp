@@ -191,6 +191,16 @@ Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {
   return set;
 }
 
+/// What the code of a kernel that a device runs was compiled for: 89 is compute capability 8.9, also where a later device compiles it from
+/// PTX. 0 without such a device.
+template <auto kKernel>
+int target_on(int ordinal) {
+  const ScopedDevice device(ordinal);
+  cudaFuncAttributes attributes{};
+  const Result<void> known = check("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kKernel)));
+  return device.status() && known ? attributes.ptxVersion : 0;
+}
+
 /// Launches on the current device. No other function launches.
 template <class... Params>
 Result<void> launch(void (*kernel)(Params...), const LaunchShape& shape, Stream stream, const std::type_identity_t<Params>&... params) {

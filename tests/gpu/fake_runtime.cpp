@@ -113,6 +113,13 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, in
   return cudaSuccess;
 }
 
+/// As if each device had code of its own.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = kFakeDevices[static_cast<std::size_t>(current)].capability;
+  return cudaSuccess;
+}
+
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
   const cudaError_t status = launch_status == cudaSuccess ? judge(*config, kernel) : launch_status;
   if (status == cudaSuccess) launches().push_back({current, kernel, config->gridDim, config->blockDim});

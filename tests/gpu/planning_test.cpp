@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "../latent_cases.hpp"
 #include "expected_declines.hpp"
@@ -175,6 +177,23 @@ TEST(Planning, PortableAttentionFitsTheDevice) {
   EXPECT_EQ(tiles(kAmpere, DType::bf16, 256), "128 x 64");
   EXPECT_EQ(tiles(kAda, DType::bf16, 256), "64 x 16");
   EXPECT_EQ(tiles(kTuring, DType::bf16, 128), "q.dtype: got bf16, want f16, on compute capability 7.5");
+}
+
+/// Code for devices whose warps have them, whether they are here or described.
+TEST(Planning, PortableProductsOfE4m3FollowTheDevice) {
+  const auto products = [](std::string_view name, Device device) {
+    const auto planned = plan(*find_any_case(name)->bind(), "cuda.portable.quantized_attention", device);
+    return planned ? products_of(*planned) : throw std::runtime_error(why_not(planned.error()));
+  };
+  for (std::size_t i = 0; i < kFakeDevices.size(); ++i) {
+    const auto of_ada = kFakeDevices[i].capability == 89 ? E4m3Products::native : E4m3Products::widened;
+    EXPECT_EQ(products("quantized_attention/ragged/warp16-e4m3", fake(i)), of_ada) << kFakeDevices[i].name;
+    EXPECT_EQ(products("quantized_attention/ragged/warp16-f16", fake(i)), E4m3Products::widened) << kFakeDevices[i].name;
+  }
+  for (const int capability : {75, 80, 86, 89, 90, 100, 120}) {
+    const auto here = capability == 89 || capability == 120 ? E4m3Products::native : E4m3Products::widened;
+    EXPECT_EQ(products("quantized_attention/ragged/warp16-e4m3", {Backend::cuda, 0, capability}), here) << capability;
+  }
 }
 
 /// V^T by key tiles: of a fixed batch whole tiles for each sequence, of a ragged one a tile more.

@@ -37,4 +37,16 @@ __device__ inline std::uint32_t packed_pair<__half>(float low, float high) {
   return bits;
 }
 
+/// Four e4m3 elements, the first in the lowest byte; beyond 448 they saturate. From compute capability 8.9 on.
+__device__ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  std::uint32_t packed;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
 }  // namespace fovea::gpu

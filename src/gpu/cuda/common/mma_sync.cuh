@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -17,10 +18,15 @@ template <class Element>
 inline constexpr bool kMultiplies = kTarget >= 80 || std::is_same_v<Element, __half>;
 
 /// d (16 x 8, four accumulators of each lane) += a (16 x 16) b (16 x 8), where b0 and b1 are the halves of b along its 16.
+/// Of e4m3 (multiplies_e4m3), a (16 x 32) and b (32 x 8) have two elements where 16-bit ones have one.
 template <class Element>
 __device__ __forceinline__ void multiply_add(float* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else if constexpr (std::is_same_v<Element, __nv_fp8_e4m3>) {
+    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else if constexpr (kTarget >= 80) {
@@ -37,7 +43,7 @@ __device__ __forceinline__ void multiply_add(float* d, const std::uint32_t (&a)[
   }
 }
 
-/// The same of int8, in integers: a (16 x 32) and b (32 x 8) have two codes where 16-bit elements have one.
+/// The same of int8, in integers.
 __device__ __forceinline__ void multiply_add(int* d, const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   if constexpr (kTarget >= 80) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -36,18 +36,6 @@ __device__ inline std::uint32_t pack<__half>(float low, float high) {
   return packed;
 }
 
-/// Four e4m3 elements, the first in the lowest byte; beyond 448 they saturate.
-__device__ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
-  std::uint32_t packed;
-  asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return packed;
-}
-
 /// Two neighbouring elements, as pack() made them.
 template <class Element>
 __device__ inline float2 unpack(std::uint32_t pair) {

@@ -15,7 +15,9 @@ namespace fovea::gpu::portable::quantized_attention {
 template <class Config>
 class Epilogue {
  public:
-  using Softmax = SumSoftmax<Config::kKeyTile / 2>;
+  using ValueElement = typename Config::ValueElement;
+  using Place = Values<ValueElement>;
+  using Softmax = SumSoftmax<Config::kKeyTile / 2, 1, typename Place::Range>;
   static constexpr int kBlocks = Config::kBlocks, kOut = Config::kHeadDim / 2;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_)
@@ -25,7 +27,7 @@ class Epilogue {
         lane(static_cast<int>(threadIdx.x) % 32),
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
-  /// `out`: sums of values as they are stored.
+  /// `out`: sums of values as they are stored, relative to 2^softmax.base().
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], float (&out)[kBlocks][kOut],
                                              const float (&query_scale)[kBlocks]) const {
     // Values that a row does not see: 0 times NaN is NaN.
@@ -41,9 +43,10 @@ class Epilogue {
         const float sum = keys_of(token).size() > 0 ? softmax[b].sum[r] : 0;
         rows.lanes[r] = lanes_not_finite(out[b], r);
         rows.maximum[r] = softmax[b].maximum[r];
-        rows.factor[r] = sum == 0 ? 0 : __fdividef(1, sum);
-        store_lse(token, sum, softmax[b].maximum[r] * scale);
-        finish_row(out[b], r, rows.factor[r]);
+        const float factor = normaliser(sum, softmax[b].top(r, scale));
+        rows.factor[r] = factor * kOne;
+        store_lse(token, sum, softmax[b].base(r, scale));
+        finish_row(out[b], r, factor);
       }
       store(b, out[b]);
       if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows, scale);
@@ -51,12 +54,17 @@ class Epilogue {
   }
 
  private:
-  using ValueElement = typename Config::ValueElement;
-  using Place = Values<ValueElement>;
   using Exact = ExactRow<std::int8_t>;
 
   __device__ int token_of(int block, int r) const { return work.token + warp_row + 16 * block + lane_row(lane) + 8 * r; }
   __device__ detail::KeyRange keys_of(int token) const { return {max(token + work.low, 0), min(token + work.high + 1, work.seq_k)}; }
+
+  static constexpr int kOne = 1 << static_cast<int>(Place::Range::kShift);  // the probability at the maximum, rounded
+  /// Where a probability of `top` is the only one, not even an f32 result shows that it was rounded to kOne.
+  static __device__ __forceinline__ float normaliser(float sum, float top) {
+    if constexpr (kOne == 1) return sum == 0 ? 0 : __fdividef(1, sum);
+    return sum == 0 ? 0 : top / kOne / sum;
+  }
 
   __device__ __forceinline__ void store_lse(int token, float sum, float base) const {
     if (params.lse == nullptr || lane % 4 != 0 || token >= work.seq_q) return;

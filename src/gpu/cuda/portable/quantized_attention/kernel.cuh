@@ -44,4 +44,9 @@ Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream s
   return launch(&attend<Config>, shape, stream, params);
 }
 
+template <class Config>
+int target_on(int ordinal) {
+  return gpu::target_on<&attend<Config>>(ordinal);
+}
+
 }  // namespace fovea::gpu::portable::quantized_attention

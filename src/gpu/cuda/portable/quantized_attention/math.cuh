@@ -63,6 +63,7 @@ class Math {
   using ValueOperands = Values<typename Config::ValueElement>;
   static constexpr int kBlocks = Config::kBlocks, kScores = Config::kKeyTile / 2;  // accumulators of a lane for a block
   static constexpr int kOut = Config::kHeadDim / 2;
+  static constexpr int kSteps = Config::kKeyTile / ValueOperands::kKeys;  // products over the keys of a tile
 
   __device__ Scales scales() const { return {params, storage.work}; }
   /// Of all keys of the tile that the lane has.
@@ -122,21 +123,38 @@ class Math {
 
   /// out (rows x head dim) += P (rows x key tile) V
   __device__ __forceinline__ void add_values(int stage) {
-    constexpr int kTiles = ValueOperands::kTiles;
-    const MatrixPlace place = first_operand_place(lane);
+    constexpr int kLoads = Config::kHeadDim / (8 * ValueOperands::kTiles), kOfLoad = 4 * ValueOperands::kTiles;
+    if constexpr (ValueOperands::kTileSums) {
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) {
+        float tile_sums[kBlocks][kOfLoad] = {};
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) add_products(stage, step, n, [&](int b) { return tile_sums[b]; });
+#pragma unroll
+        for (int i = 0; i < kBlocks * kOfLoad; ++i) out[i / kOfLoad][kOfLoad * n + i % kOfLoad] += tile_sums[i / kOfLoad][i % kOfLoad];
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int n = 0; n < kLoads; ++n) add_products(stage, step, n, [&](int b) { return &out[b][kOfLoad * n]; });
+      }
+    }
+  }
+  /// Products with the n-th load of values. `sums_of(block)`: their accumulators.
+  template <class SumsOf>
+  __device__ __forceinline__ void add_products(int stage, int step, int n, const SumsOf& sums_of) {
+    const MatrixPlace place = ValueOperands::place(lane);
     const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
+    const int first_row = step * ValueOperands::kKeys;
+    std::uint32_t loaded[4], v[ValueOperands::kTiles][2];
+    load_matrices_transposed(loaded, ValueRows::advanced(values, ValueOperands::kLoadedColumns * n) + first_row * ValueRows::kRowBytes);
+    ValueOperands::operands(loaded, v);
 #pragma unroll
-    for (int step = 0; step < Config::kKeyTile / 16; ++step) {
+    for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int n = 0; n < Config::kHeadDim / (8 * kTiles); ++n) {
-        std::uint32_t loaded[4], v[kTiles][2];
-        load_matrices_transposed(loaded, ValueRows::advanced(values, 16 * n) + step * 16 * ValueRows::kRowBytes);
-        ValueOperands::operands(loaded, v);
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-          for (int j = 0; j < kTiles; ++j) multiply_add<__half>(&out[b][4 * (kTiles * n + j)], weights[b][step], v[j][0], v[j][1]);
-        }
+      for (int j = 0; j < ValueOperands::kTiles; ++j) {
+        multiply_add<typename ValueOperands::Operand>(sums_of(b) + 4 * j, weights[b][step], v[j][0], v[j][1]);
       }
     }
   }
@@ -164,7 +182,7 @@ class Math {
       }
       softmax[b].exponentiate(scores, exponents.factor, exponents.offset, params.zero);
 #pragma unroll
-      for (int i = 0; i < kScores; i += 2) weights[b][i / 8][i / 2 % 4] = packed_pair<__half>(scores[i], scores[i + 1]);
+      for (int step = 0; step < kSteps; ++step) ValueOperands::probabilities(scores + step * kScores / kSteps, weights[b][step]);
     }
   }
 
@@ -190,9 +208,9 @@ class Math {
   const float* key_scales;     // of the lane's first keys
   float query_scale[kBlocks];  // of both rows of the lane
   int sums[kBlocks][kScores];
-  std::uint32_t weights[kBlocks][kScores / 8][4];
+  std::uint32_t weights[kBlocks][kSteps][4];
   float out[kBlocks][kOut];
-  SumSoftmax<kScores> softmax[kBlocks];
+  typename Epilogue<Config>::Softmax softmax[kBlocks];
 };
 
 }  // namespace fovea::gpu::portable::quantized_attention

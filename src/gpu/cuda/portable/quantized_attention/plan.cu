@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/quantized_attention/launch.hpp"
@@ -44,11 +45,15 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   std::int64_t work_tiles() const { return work_tiles_; }
 
   std::string tuning() const override {
-    return std::to_string(row().row_tile()) + " x " + std::to_string(row().key_tile) + " tiles" + (row().stages == 2 ? ", two stages" : "");
+    std::string text = std::to_string(row().row_tile()) + " x " + std::to_string(row().key_tile) + " tiles";
+    if (row().stages == 2) text += ", two stages";
+    if (problem_.v_dtype == DType::e4m3 && multiplies_e4m3(target())) text += kE4m3Products;
+    return text;
   }
 
  private:
   const Tuning& row() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
+  int target() const { return device_.capability != 0 ? device_.capability : target_on<Config<__nv_fp8_e4m3, 0>>(device_.ordinal); }
   bool is_empty() const override { return problem_.total_q == 0 || work_tiles_ == 0; }
 
   Result<void> compute(const QuantizedAttentionArgs& args, Workspace, Stream stream, bool) const override {
