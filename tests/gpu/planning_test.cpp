@@ -219,6 +219,31 @@ TEST(Planning, HopperAttentionTransposesE4m3Values) {
   EXPECT_EQ(workspace(0, 128, false), 0U);
 }
 
+/// The quantisers write e4m3 values as Hopper's attention reads them: no launch transposes V, and no copy of it lies by rows.
+TEST(Planning, HopperQuantisesE4m3ValuesIntoTiles) {
+  const auto planned = [](std::int64_t keys, std::size_t device) {
+    TensorDesc q = contiguous(DType::f16, {2, 1024, 4, 128}), k = contiguous(DType::f16, {2, keys, 4, 128});
+    q.alignment = k.alignment = 16;
+    return plan_quantize_and_attend({.q = q, .k = k, .v = k, .out = q, .v_dtype = DType::e4m3}, fake(device));
+  };
+  const auto launched = [&](std::int64_t keys) {
+    const auto plan = planned(keys, 0);
+    if (!plan) return std::size_t{0};
+    const auto tensor = [](std::uintptr_t i) { return reinterpret_cast<std::byte*>(i << 32); };  // which nothing reads
+    const HostileWorkspace workspace(plan->workspace_bytes());
+    launches().clear();
+    EXPECT_TRUE(plan->run({.q = tensor(1), .k = tensor(2), .v = tensor(3), .out = tensor(4)}, workspace.view()));
+    return launches().size();
+  };
+  EXPECT_NE(planned(1024, 0)->explain().find("v into key tiles; cuda.sm90"), std::string::npos);
+  EXPECT_EQ(planned(1024, 1)->explain().find("key tiles"), std::string::npos);  // Ampere
+  EXPECT_EQ(launched(1024), 3U);                                                // counters are cleared, all is quantised, attention
+  EXPECT_EQ(launched(0), 3U);
+  constexpr std::size_t kTensor = 2 * 1024 * 4 * 128;  // bytes of q, k or v in 8 bits
+  EXPECT_LT(planned(1024, 0)->workspace_bytes(), 4 * kTensor);
+  EXPECT_EQ(planned(1024, 0)->workspace_bytes() - planned(1023, 0)->workspace_bytes(), 2 * 4 * 128U);  // of int8 keys
+}
+
 /// Tiles of the gradient follow the shared memory of a device.
 TEST(Planning, PortableGradientFitsTheDevice) {
   const auto tiles = [](std::size_t device, std::int64_t dim) {

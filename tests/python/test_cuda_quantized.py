@@ -124,6 +124,46 @@ def test_a_ragged_batch_is_its_sequences(v_dtype):
         assert torch.equal(out[begin:end], one[0])
 
 
+def in_steps(q, k, v, v_dtype, lengths, **options):
+    qk = fovea.quantize_qk_int8(q, k, **lengths)
+    of_keys = {name: value for name, value in lengths.items() if name.endswith("_k")}
+    values = fovea.quantize_v(v, dtype=v_dtype, smooth_v=True, **of_keys)
+    return fovea.quantized_attention(qk, values, dtype=q.dtype, return_lse=True, **lengths, **options)
+
+
+def expect_the_bits_of_the_steps(q, k, v, v_dtype, lengths=None, causal=False):
+    """Whatever the workspace held before: the allocator gives freed memory again."""
+    for count in (1 << 16, 1 << 25):
+        torch.full((count,), float("nan"), device="cuda")
+    options = {"causal": causal, "return_lse": True, **(lengths or {})}
+    got = fovea.quantize_and_attend(q, k, v, v_dtype=v_dtype, smooth_v=True, **options)
+    for x, y in zip(got, in_steps(q, k, v, v_dtype, lengths or {}, causal=causal), strict=True):
+        assert torch.equal(x, y) and not x.isnan().any()
+
+
+@every_v
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(6, 2), (3, 3)])
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(200, 300), (1, 1), (128, 128), (64, 385), (70, 0)])
+def test_one_call_gives_the_bits_of_its_steps(seq_q, seq_k, heads, dim, v_dtype):
+    q, k, v = (x.cuda() for x in tensors(3, seq_q, max(seq_k, 1), heads, dim))
+    k, v = k[:, :seq_k], v[:, :seq_k]
+    expect_the_bits_of_the_steps(q, k, v, v_dtype, causal=seq_k >= seq_q)
+    shifted = torch.zeros(*v.shape[:3], dim + 1, device="cuda", dtype=v.dtype)[..., 1:]
+    expect_the_bits_of_the_steps(q, k, shifted.copy_(v), v_dtype)
+
+
+@every_v
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_call_gives_the_bits_of_its_steps_in_a_ragged_batch(causal, dim, v_dtype):
+    q, k, v = (x[0].cuda() for x in tensors(1, sum(LENGTHS) + 9, sum(LENGTHS) + 9, dim=dim))
+    lengths = bounds("cuda")
+    k[sum(LENGTHS) :], v[sum(LENGTHS) :] = float("nan"), float("nan")  # of no sequence
+    q = q[: sum(LENGTHS)]
+    expect_the_bits_of_the_steps(q, k, v, v_dtype, lengths, causal)
+
+
 def test_keys_that_no_row_sees_are_not_read():
     q, k, v = (x.cuda() for x in tensors(seq_q=100, seq_k=400))
     k[:, :190], v[:, :190] = float("nan"), float("inf")

@@ -43,6 +43,7 @@ struct QuantizedAttentionProblem : AttentionProblem {
   Int8Groups groups{};
   RowStrides q_scales{}, k_scales{}, v_scales{}, v_means{}, lse_shift{};
   bool has_v_scale = false, has_v_mean = false, has_lse_shift = false;
+  bool v_in_tiles = false;  ///< v lies as an entry's kernel reads it. quantize_and_attend alone says so, to an entry that it knows.
 };
 
 /// The steps of the whole, on dense tensors between them.

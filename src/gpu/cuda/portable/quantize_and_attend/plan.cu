@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/plan_state.hpp"
@@ -19,6 +20,7 @@ using Problem = detail::QuantizeAndAttendProblem;
 using AttentionPlan = std::shared_ptr<const detail::PlanState<QuantizedAttentionArgs>>;
 
 constexpr std::string_view kName = "cuda.portable.quantize_and_attend";
+constexpr std::string_view kTakesTiles = "cuda.sm90.quantized_attention";  // e4m3 values, by gpu/cuda/common/value_tiles.hpp
 
 class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
  public:
@@ -29,7 +31,8 @@ class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
     detail::map_between(problem, rest_, nullptr, &workspace_bytes);
   }
   std::string tuning() const override {
-    return "quantised first; " + std::string(attention_->implementation) + ": " + attention_->tuning();
+    return (problem_.attention.v_in_tiles ? "quantised first, v into key tiles; " : "quantised first; ") +
+           std::string(attention_->implementation) + ": " + attention_->tuning();
   }
 
  private:
@@ -50,6 +53,7 @@ class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
     with_v.v = &problem_.v;
     with_v.v_args = t.values(args);
     with_v.cu_seqlens_q = args.cu_seqlens_q;
+    with_v.v_in_tiles = problem_.attention.v_in_tiles;
     return {qk, v};
   }
 
@@ -58,11 +62,12 @@ class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
   std::size_t rest_ = 0;
 };
 
-/// By the fastest CUDA entry that does not decline; the last one's reason if all do.
-detail::PlanResult<QuantizedAttentionArgs> plan_attention(const detail::QuantizedAttentionProblem& problem, Device device) {
+/// By the fastest CUDA entry that does not decline; the last one's reason if all do. Says where that entry takes v.
+detail::PlanResult<QuantizedAttentionArgs> plan_attention(detail::QuantizedAttentionProblem& problem, Device device) {
   Error reason = detail::declined("device.backend", name_of(device.backend), name_of(Backend::cuda));
   for (const auto& candidate : detail::implementations_of<detail::QuantizedAttention>()) {
     if (candidate.backend != Backend::cuda) continue;
+    problem.v_in_tiles = candidate.name == kTakesTiles && problem.v_dtype == DType::e4m3;
     auto planned = detail::plan_with(candidate, problem, device, false);
     if (planned || planned.error().code != ErrorCode::unsupported) return planned;
     reason = planned.error();
@@ -74,9 +79,13 @@ detail::PlanResult<QuantizeAndAttendArgs> plan(const Problem& problem, Device de
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   if (auto reason = quantizers::why_not(problem.qk)) return *reason;
   if (auto reason = quantizers::why_not(problem.v)) return *reason;
-  auto attention = plan_attention(problem.attention, device);
+  Problem whole = problem;
+  auto attention = plan_attention(whole.attention, device);
   if (!attention) return attention.error();
-  return std::shared_ptr<const detail::PlanState<QuantizeAndAttendArgs>>(std::make_shared<State>(problem, device, std::move(*attention)));
+  if (whole.attention.v_in_tiles) {
+    whole.v_bytes = value_tile_count(whole.attention, kQuantizedValueKeys) * kQuantizedValueKeys * whole.attention.head_dim_v;
+  }
+  return std::shared_ptr<const detail::PlanState<QuantizeAndAttendArgs>>(std::make_shared<State>(whole, device, std::move(*attention)));
 }
 
 constexpr detail::Implementation<detail::QuantizeAndAttend> kRow{

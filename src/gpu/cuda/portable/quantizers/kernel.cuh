@@ -12,6 +12,7 @@ template <int kHeadDim>
 union StepShared {
   LookShared<kHeadDim> look;
   Int8Shared int8;
+  TileShared<kHeadDim> tile;
 };
 
 template <class Element, int kHeadDim, bool kAligned>
@@ -21,9 +22,7 @@ __device__ __forceinline__ void compute(const Params& params, const Place& place
     case Step::look_at_v: return look_at_channels<Element, kHeadDim, kAligned>(params, place, shared.look);
     case Step::quantize_q: return Int8Quantizer<Element, kHeadDim, kAligned, true>(params, place)(shared.int8);
     case Step::quantize_k: return Int8Quantizer<Element, kHeadDim, kAligned, false>(params, place)(shared.int8);
-    case Step::quantize_v:
-      return params.values_as_f16 ? encode_values<Element, kHeadDim, kAligned, true>(params, place)
-                                  : encode_values<Element, kHeadDim, kAligned, false>(params, place);
+    case Step::quantize_v: return ValueQuantizer<Element, kHeadDim, kAligned>(params, place)(shared.tile);
     case Step::none: return;
   }
 }

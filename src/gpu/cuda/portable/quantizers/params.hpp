@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fovea/quantized_attention.hpp"
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/portable/quantizers/item_order.hpp"
 #include "op/common/attention_core.hpp"
 
@@ -14,6 +15,8 @@ inline constexpr int kChunk = 8;          ///< channels of a row that a thread t
 inline constexpr int kRowsAtOnce = 16;    ///< rows that the threads of a CTA take at once, where a thread keeps to its channels
 inline constexpr int kBlockTokens = 128;  ///< of an item that quantises: a block of q, two of k
 inline constexpr int kSliceTokens = 256;  ///< of an item that looks at channels: a thread's sum of 16 is in f32, longer ones are double
+
+static_assert(kBlockTokens == kQuantizedValueKeys);
 
 /// Threads that a token's head_dim channels are worth.
 constexpr int threads_for(std::int64_t head_dim) { return head_dim == 64 ? 128 : head_dim == 256 ? 512 : 256; }
@@ -73,7 +76,8 @@ struct Params {
   int items = 0;  ///< of `order`
   int kv_heads = 0;
   bool values_as_f16 = false;
-  unsigned* ticket = nullptr;  ///< the next item; without it, a CTA has the item of its index
+  bool values_in_tiles = false;  ///< e4m3 by gpu/cuda/common/value_tiles.hpp, not by the strides of `v.to`
+  unsigned* ticket = nullptr;    ///< the next item; without it, a CTA has the item of its index
 };
 
 }  // namespace fovea::gpu::portable::quantizers

@@ -54,7 +54,7 @@ ItemOrder order_of(const Tensors& tensors, std::int64_t cache_bytes) {
     if (tensors.qk->k.has_mean) order.k_slices = static_cast<int>(slices(batch));
   }
   if (tensors.v != nullptr) {
-    order.v_pieces = of_k(kBlockTokens);
+    order.v_pieces = std::max(of_k(kBlockTokens), tensors.v_in_tiles ? 1 : 0);  // a sequence without tokens has a tile too
     if (looks_at(tensors.v->v)) order.v_slices = static_cast<int>(slices(batch));
   }
   const std::int64_t looked_at = (order.k_slices > 0 ? 1 : 0) + (order.v_slices > 0 ? 1 : 0);
@@ -157,6 +157,7 @@ Params params_of(const Tensors& tensors, const ItemOrder& order) {
     const QuantizeVArgs& args = tensors.v_args;
     params.v = side_of(tensors.v->v, args.v, args.v_out, tensors.v->v.has_scale ? args.v_scale : nullptr, args.v_mean);
     params.values_as_f16 = !tensors.v->v.has_scale;
+    params.values_in_tiles = tensors.v_in_tiles;
   }
   return params;
 }

@@ -21,13 +21,15 @@ std::optional<Error> why_not(const detail::QuantizeQkInt8Problem& problem);
 std::optional<Error> why_not(const detail::QuantizeVProblem& problem);
 
 /// What one launch quantises: q and k, v, all three of one batch and head dim, or nothing. Null is left out. A ragged batch with a mask
-/// needs the lengths of its queries for v too.
+/// needs the lengths of its queries for v too. `v_in_tiles`: v_out takes value tiles (gpu/cuda/common/value_tiles.hpp), of e4m3 and head
+/// dims up to 128.
 struct Tensors {
   const detail::QuantizeQkInt8Problem* qk = nullptr;
   const detail::QuantizeVProblem* v = nullptr;
   QuantizeQkInt8Args qk_args{};
   QuantizeVArgs v_args{};
   const std::int32_t* cu_seqlens_q = nullptr;
+  bool v_in_tiles = false;
 };
 
 /// Without arguments.

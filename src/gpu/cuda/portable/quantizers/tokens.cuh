@@ -81,8 +81,9 @@ __device__ inline Place place_of(const Params& params, const Item& item) {
   Tokens& tokens = place.tokens;
   tokens = sequence_of(params.batch, is_query, sequence);
   tokens.token = (item.piece - place.first) * piece_tokens;
-  // The first slice of a sequence without tokens finishes its channels.
-  if (tokens.token >= tokens.count && !(looks && tokens.token == 0)) place.item.step = Step::none;
+  // The first slice of a sequence without tokens finishes its channels, and its first tile is zeros.
+  const bool always = looks || (item.step == Step::quantize_v && params.values_in_tiles);
+  if (tokens.token >= tokens.count && !(always && tokens.token == 0)) place.item.step = Step::none;
   return place;
 }
 

@@ -33,7 +33,7 @@ struct Params {
   float *partial_out = nullptr, *partial_lse = nullptr;  ///< of Splits, where there are splits
   // Of e4m3 inputs.
   dense::Descale q_scale, k_scale, v_scale;
-  std::byte* value_tiles = nullptr;  ///< V^T by key tiles: ValueTiles
+  const std::byte* value_tiles = nullptr;  ///< V^T by key tiles: gpu/cuda/common/value_tiles.hpp
   bool f32_out = false;
 
   constexpr int packed() const { return 1 << packed_shift; }

@@ -90,12 +90,12 @@ class State final : public PlanState<Problem, AttentionArgs> {
     fill_splits(splits, problem_, args, static_cast<std::byte*>(workspace.data) + value_tiles_.bytes());
     params.partial_out = splits.out;
     params.partial_lse = splits.lse;
-    params.value_tiles = static_cast<std::byte*>(workspace.data);
+    params.value_tiles = static_cast<const std::byte*>(workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = params.softcap != 0 || problem_.scale < 0;
     if (is_8bit()) {
       dense::ValueTiles tiles = value_tiles_;
-      tiles.data = params.value_tiles;
+      tiles.data = static_cast<std::byte*>(workspace.data);
       tiles.v = params.v.data;
       tiles.cu_seqlens_k = params.cu_seqlens_k;
       if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;

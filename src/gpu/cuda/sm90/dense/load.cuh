@@ -4,7 +4,7 @@
 
 #include "gpu/cuda/sm90/clipped_rows.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/dense/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -48,11 +48,7 @@ class Loader {
       if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
       started = true;
       values_at = at;
-      if constexpr (Config::k8BitValues) {
-        const bool ragged = params.cu_seqlens_k != nullptr;
-        const std::int64_t value_tile = first_value_tile(ragged, params.seq_k, work.batch, work.k_begin, Config::kKeyTile) + tile;
-        values_from = params.value_tiles + (value_tile * (params.heads / params.heads_per_kv) + at.row) * Config::kValueBytes;
-      }
+      if constexpr (Config::k8BitValues) values_from = value_tile_at<Config>(params, work, tile);
     }
   }
 

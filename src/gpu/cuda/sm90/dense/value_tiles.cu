@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/value_tiles.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.hpp"
 
 namespace fovea::gpu::sm90::dense {
@@ -47,13 +48,11 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
   std::uint32_t transposed[4][4];  // of each column, keys in fours
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
-    const std::uint32_t a = rows[2 * t], b = rows[2 * t + 1], c = rows[2 * t + 8], d = rows[2 * t + 9];
-    const std::uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-    const std::uint32_t ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
-    transposed[0][t] = __byte_perm(ab, cd, 0x5410);
-    transposed[1][t] = __byte_perm(ab, cd, 0x7632);
-    transposed[2][t] = __byte_perm(ab_high, cd_high, 0x5410);
-    transposed[3][t] = __byte_perm(ab_high, cd_high, 0x7632);
+    const auto row = [&](int i) { return rows[value_key(4 * t + i)]; };
+    std::uint32_t columns[4];
+    transpose_bytes(columns, {row(0), row(1), row(2), row(3)});
+#pragma unroll
+    for (int i = 0; i < 4; ++i) transposed[i][t] = columns[i];
   }
   // Through shared memory, so that neighbours store neighbours. A unit is 16 keys of a column; a gap behind every eight units keeps
   // threads two apart from the same banks.

@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// e4m3 products contract contiguous elements of both operands, so V is transposed by a kernel of its own, into key tiles as they lie in
-/// shared memory: [tile][kv_head][16 keys][column][key], zeros past the sequence's end and the head dim.
-///
-/// Keys of a 16 are in the order of a lane's accumulators: four neighbours are keys 2t, 2t + 1, 2t + 8, 2t + 9. So the probabilities that a
-/// lane has of these are its registers of the first operand (round_to in products.cuh).
+/// A kernel that writes e4m3 values, which lie by rows, as value tiles: gpu/cuda/common/value_tiles.hpp.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/runtime.hpp"
 #include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::sm90::dense {
-
-/// The first tile of a sequence: each has one at least. Of a ragged batch, no sum over the others is needed, and tiles are left over.
-constexpr std::int64_t first_value_tile(bool ragged, int seq_k, int sequence, int k_begin, int key_tile) {
-  return ragged ? k_begin / key_tile + sequence : std::int64_t{sequence} * std::max((seq_k + key_tile - 1) / key_tile, 1);
-}
 
 struct ValueTiles {
   std::byte* data = nullptr;
@@ -44,7 +35,7 @@ ValueTiles value_tiles_of(const Problem& p, int key_tile, int columns) {
   tiles.head_dim = static_cast<int>(p.head_dim_v);
   tiles.key_tile = key_tile;
   tiles.columns = columns;
-  tiles.count = (p.ragged ? p.total_k / key_tile + p.batch : tiles.first(tiles.batch, 0)) * p.kv_heads;
+  tiles.count = value_tile_count(p, key_tile);
   return tiles;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/quantized_attention/params.hpp"
 #include "gpu/cuda/sm90/quantized_attention/tuning.hpp"
@@ -22,6 +23,7 @@ struct Config : attention::TileConfig<std::int8_t, ValueElement, tunings_of(size
   static constexpr bool kOwnScale = true, kOwnEdges = true;
   static constexpr int kKeyBlocks = Base::kKeyTile / static_cast<int>(Int8Groups::kKBlock);  ///< of a key tile, with a scale each
   static_assert(Base::kKeyTile % Int8Groups::kKBlock == 0 && Base::kHeadDimQk == Base::kHeadDimV && !Base::kOverlap);
+  static_assert(!Base::k8BitValues || Base::kKeyTile == kQuantizedValueKeys);
 };
 
 }  // namespace fovea::gpu::sm90::quantized_attention

@@ -3,9 +3,17 @@
 #pragma once
 
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
+#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/quantized_attention/sums.cuh"
 
 namespace fovea::gpu::sm90::quantized_attention {
+
+/// The value of a key in its tile. The next column's is a unit behind it.
+struct TileValue {
+  __nv_fp8_e4m3 value;
+  std::byte other_keys[kValueUnit - 1];
+};
+__device__ inline float to_f32(const TileValue& x) { return gpu::to_f32(x.value); }
 
 template <class Config>
 class Epilogue : public dense::Epilogue<Config> {
@@ -117,20 +125,27 @@ class Epilogue : public dense::Epilogue<Config> {
     });
   }
   __device__ void exact(const WorkTile& work, int token, float maximum, float log2, float (&columns)[Exact::kColumns]) const {
-    using ValueElement = typename Config::ValueElement;
     const Scales scales(params, work);
     const int kv_head = work.head / params.heads_per_kv;
     const Exact one{row_at<std::int8_t>(params.q, work, work.q_begin + token, work.head), Config::kHeadDimQk, Config::kHeadDimV};
     const auto* keys = row_at<std::int8_t>(params.k, work, work.k_begin, kv_head);
-    const auto* values = row_at<ValueElement>(params.v, work, work.k_begin, kv_head);
-    const auto row_of = [&](int key) {
-      return KeyRow<std::int8_t, ValueElement>{keys + key * params.k.strides.row, values + key * params.v.strides.row};
-    };
+    const auto row_of = [&](int key) { return KeyRow<std::int8_t, Value>{keys + key * params.k.strides.row, value_row(work, key)}; };
     const float query_scale = scales.of_query(token);
     const auto seen = work.keys_of(token);
     one(
         seen.begin, seen.end, maximum, log2, row_of,
         [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
+  }
+  /// e4m3 values are in tiles alone: whoever wrote these may have had no rows.
+  using Value = std::conditional_t<Config::k8BitValues, TileValue, typename Config::ValueElement>;
+  __device__ const Value* value_row(const WorkTile& work, int key) const {
+    if constexpr (Config::k8BitValues) {
+      const int unit = key % Config::kKeyTile / kValueUnit * Config::kHeadDimV, place = value_place(key % kValueUnit);
+      const std::byte* tile = dense::value_tile_at<Config>(params, work, key / Config::kKeyTile);
+      return reinterpret_cast<const Value*>(tile + unit * kValueUnit + place);
+    } else {
+      return row_at<Value>(params.v, work, work.k_begin + key, work.head / params.heads_per_kv);
+    }
   }
   template <class Element>
   static __device__ const Element* row_at(const ClippedRows& rows, const WorkTile& work, int row, int head) {

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     dense::Math<Config, Epilogue<Config>, Sums<Config>>(params, storage, warpgroup)();
   } else {
     registers_shrink<Config::kLoadRegisters>();
-    if (Config::k8BitValues) fence_global_for_async();  // launch_transpose() has written what bulk copies read
+    if (Config::k8BitValues) fence_global_for_async();  // a kernel before has written the value tiles, which bulk copies read
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.beside.load(params, storage);

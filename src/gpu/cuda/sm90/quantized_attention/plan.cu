@@ -58,7 +58,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     params_.key_block_stride = problem.groups.k_per_block() * problem.k_scales.row;
     params_.out_dtype = problem.out_dtype;
     if (e4m3_values()) value_tiles_ = dense::value_tiles_of(problem, row().key_tile, row().head_dim_v);
-    workspace_bytes = value_tiles_.bytes();
+    if (!problem.v_in_tiles) workspace_bytes = value_tiles_.bytes();
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
@@ -73,11 +73,13 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     Params params = params_;
     if (Result<void> good = fill(params, args, workspace); !good) return good;
     if (!e4m3_values()) return launch_of<__half>(index_)(params, ctas(), device_.ordinal, stream);
-    dense::ValueTiles tiles = value_tiles_;
-    tiles.data = params.value_tiles;
-    tiles.v = params.v.data;
-    tiles.cu_seqlens_k = params.cu_seqlens_k;
-    if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;
+    if (!problem_.v_in_tiles) {
+      dense::ValueTiles tiles = value_tiles_;
+      tiles.data = static_cast<std::byte*>(workspace.data);
+      tiles.v = params.v.data;
+      tiles.cu_seqlens_k = params.cu_seqlens_k;
+      if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;
+    }
     return launch_of<__nv_fp8_e4m3>(index_)(params, ctas(), device_.ordinal, stream);
   }
 
@@ -101,7 +103,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    params.value_tiles = static_cast<std::byte*>(workspace.data);
+    params.value_tiles = static_cast<const std::byte*>(problem_.v_in_tiles ? args.v : workspace.data);
     return {};
   }
 
