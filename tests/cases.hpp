@@ -365,6 +365,7 @@ inline Table case_table() {
   paged_layouts(table);
   paged_tiles(table);
   paged_mixtures(table);
+  many_query_tiles(table);
   unseen_sinks(table);
   vast_lengths(table);
   append_cases(table);

@@ -112,6 +112,24 @@ inline void paged_tiles(Table& table) {
   add(table, "tiles/bf16-softcap4000", capped);
 }
 
+/// More query tiles than a device has multiprocessors: CTAs take pairs in rounds, and the last tiles longest first. On 132 of them that
+/// begins inside a head of `several`, and far into `dozens`; of `many`, too many sequences are left for it.
+inline void many_query_tiles(Table& table) {
+  std::vector<Sequence> several, dozens, many;
+  for (std::int64_t i = 0; i < 18; ++i) several.push_back({i % 5 == 2 ? 0 : 7 + 61 * i % 420, 90 + 53 * i % 350});
+  several[3] = {900, 700};
+  for (std::int64_t i = 0; i < 45; ++i) dozens.push_back({1 + 5 * i % 31, 3 * i % 70});
+  for (std::int64_t i = 0; i < 125; ++i) many.push_back({1 + 5 * i % 31, 3 * i % 70});
+  const auto add_both = [&](const char* name, const std::vector<Sequence>& sequences, std::int64_t heads) {
+    const auto sized = [&](const Case& spec) { return with_heads(with_dims(spec, 16, 16), heads, heads); };
+    add(table, fmt::format("tiles/bf16-{}-of-many-tiles", name), sized(ragged(DType::bf16, sequences, causal())));
+    add(table, fmt::format("tiles/bf16-{}-of-many-tiles", name), sized(paged(DType::bf16, DType::bf16, sequences)));
+  };
+  add_both("several", several, 32);
+  add_both("dozens", dozens, 12);
+  add_both("many", many, 4);
+}
+
 /// Sequences of many query rows beside others, where two kernels may share a call: only these, only those, none, and none with rows.
 inline void paged_mixtures(Table& table) {
   const auto add_mixture = [&](const char* name, std::vector<Sequence> sequences, Tier tier = Tier::quick) {

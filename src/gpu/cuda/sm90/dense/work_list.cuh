@@ -5,30 +5,22 @@
 /// packed_shift, splits, mask.
 #pragma once
 
-#include "gpu/cuda/common/work_tile.cuh"
+#include <climits>
+
 #include "gpu/cuda/sm90/barrier.cuh"
-#include "op/common/tile_order.hpp"
+#include "gpu/cuda/sm90/dense/ragged_tail.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
 inline constexpr int kWorkTiles = 4;  // of the ring
 
-/// Of a ragged batch: where a sequence begins in its tensors, and its lengths.
-struct RaggedSequence {
-  int q_begin, k_begin, seq_q, seq_k;
-};
-/// Paged attention has lists of its own.
-template <class Params>
-__device__ RaggedSequence sequence_at(const Params& params, int index) {
-  return {params.cu_seqlens_q[index], params.cu_seqlens_k[index], sequence_length(params.cu_seqlens_q, index, params.seq_q),
-          sequence_length(params.cu_seqlens_k, index, params.seq_k)};
-}
-
 /// One warp walks through the work tiles of its CTA, one of `ctas`. In a ragged batch, a cursor moves over the sequences, 32 at a time.
 template <class Config, class Params>
 class WorkList {
  public:
-  __device__ WorkList(const Params& params_, int ctas_) : params(params_), ctas(ctas_), lane(threadIdx.x % 32) {}
+  __device__ WorkList(const Params& params_, int ctas_) : params(params_), ctas(ctas_), lane(threadIdx.x % 32) {
+    if (params.cu_seqlens_q != nullptr) find_tail();
+  }
 
   /// The next work tile, or one that says that all are done; by the whole warp.
   __device__ WorkTile next() {
@@ -58,17 +50,53 @@ class WorkList {
     return at;
   }
 
-  /// Pairs of tiles of one sequence after the other.
+  /// Pairs of tiles of one sequence after the other, in rounds. As in TileOrder, the tail is dealt out tile by tile.
   __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
-    const int index = turn / 2 * ctas + static_cast<int>(blockIdx.x);
-    if (!seek(index)) return detail::TileOrder::kEnd;
-    const RaggedSequence sequence = sequence_at(params, batch);
-    work.batch = batch;
+    const int cta = static_cast<int>(blockIdx.x), round = turn - tail_turn;
+    if (round < 0) {
+      const int index = turn / 2 * ctas + cta;
+      if (!seek(index)) return detail::TileOrder::kEnd;
+      take(work, batch);
+      return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
+    }
+    const int dealt = tail_turn / 2 * ctas;
+    if (!seek(dealt)) return detail::TileOrder::kEnd;
+    const RaggedTail tail(params, batch, dealt - before, work_heads(), tokens());
+    const RaggedTail::Place place = tail.at(round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta));
+    if (place.at.head >= 0) take(work, place.sequence);
+    return place.at;
+  }
+
+  __device__ void take(WorkTile& work, int index) const {
+    const RaggedSequence sequence = sequence_at(params, index);
+    work.batch = index;
     work.q_begin = sequence.q_begin;
     work.k_begin = sequence.k_begin;
     work.seq_q = sequence.seq_q;
     work.seq_k = sequence.seq_k;
-    return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
+  }
+
+  /// The tail has the last rounds, two or three, unless the last one is nearly full: to find a place in the tail takes a microsecond. Where
+  /// more sequences than RaggedTail takes are in it, they have so few tiles that pairs suffice.
+  __device__ void find_tail() {
+    int all = 0, last = 0;
+    for (int index = lane; index < params.batch; index += 32) {
+      const int of_sequence = pairs(index);
+      if (of_sequence > 0) last = index;
+      all += of_sequence;
+    }
+    all = __reduce_add_sync(~0u, all);
+    const int full = all / ctas, idle = full * ctas == all ? 0 : (full + 1) * ctas - all;
+    if (kNearlyFull * idle <= all) return;
+    const int rounds = max(full - 2, 0);
+    if (params.batch > RaggedTail::kSequences) {
+      seek(rounds * ctas);
+      last = __reduce_max_sync(~0u, last);
+      if (last - batch < RaggedTail::kSequences) tail_turn = 2 * rounds;
+      batch = before = 0;
+    } else {
+      tail_turn = 2 * rounds;
+    }
   }
 
   /// Splits count as heads.
@@ -84,12 +112,7 @@ class WorkList {
   /// Moves the cursor to the sequence of this pair. False when there is none.
   __device__ bool seek(int index) {
     for (; batch < params.batch; batch += 32) {
-      int end = pairs(batch + lane);  // of this lane's sequence, once summed
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int other = __shfl_up_sync(~0u, end, distance);
-        if (lane >= distance) end += other;
-      }
+      const int end = inclusive_sum(pairs(batch + lane));  // of this lane's sequence
       const unsigned reached = __ballot_sync(~0u, index < before + end);
       const int found = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : 32;
       const int passed = __shfl_sync(~0u, end, found == 0 ? 0 : found - 1);
@@ -116,9 +139,12 @@ class WorkList {
     work.last = work.full_first = work.full_last = 1;
   }
 
+  static constexpr int kNearlyFull = 64;  // its idle CTAs, relative to all pairs
+
   const Params& params;
   const int ctas, lane;
   int turn = 0;
+  int tail_turn = INT_MAX;    // when a ragged batch's tail begins
   int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
 };
 

@@ -2,7 +2,7 @@
 /// The sequences of a paged batch.
 #pragma once
 
-#include "gpu/cuda/sm90/dense/work_list.cuh"
+#include "gpu/cuda/sm90/dense/sequence.cuh"
 #include "gpu/cuda/sm90/paged_attention/params.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
