@@ -18,12 +18,13 @@ struct Kernel {
   std::int64_t rows_from = 0;
 };
 
-/// Narrowest first; of equal head dims, the one for more query rows first. The figures of this file are from
-/// bench/results/nvidia-h200/2026-11-25-paged-prefill.json.
+/// Narrowest first; of equal head dims, the one for more query rows first. Tiles of 192 rows load fewer keys for each query: 3072 causal
+/// rows over pages of 16 take 153 us, with 128 rows 166; four times 2048 take 292 and 299, four times 1024 99 and 96
+/// (bench/results/nvidia-h100/2026-11-25-paged-prefill-clocks.json).
 inline constexpr std::array kKernels{
     Kernel{0},        // 64
     Kernel{1},        // 96
-    Kernel{2, 2048},  // 128: loads fewer keys for each query. Over pages of 16, 4096 causal rows take 4 % less time, 16384 take 9 %
+    Kernel{2, 1024},  // 128
     Kernel{3},        // 128
     Kernel{5},        // 192/128
     Kernel{7},        // 256
@@ -51,7 +52,7 @@ constexpr int box_rows(std::int64_t page, int key_tile) { return static_cast<int
 /// Why the portable kernel is faster, else empty. It splits keys, and has narrow tiles for few query rows. `rows`: of all heads of a kv
 /// head in a sequence, on average, as only the device knows the lengths. From 64 of them on this kernel is ahead (8 x 4096 keys: 65 us,
 /// 82); with 32 they are level. With work tiles for a quarter of the multiprocessors it is level with the portable kernel on all of them
-/// (214 us, 224).
+/// (214 us, 224). Both: bench/results/nvidia-h200/2026-11-25-paged-prefill.json.
 constexpr std::string_view outdone_by_portable(std::int64_t rows, std::int64_t work_tiles, int multiprocessors) {
   if (rows < 64) return "sequences have less than 64 query rows for each kv head on average, too few for tiles of 128";
   if (4 * work_tiles < multiprocessors) return "too few query tiles for a device of which this kernel splits no keys";
