@@ -95,11 +95,14 @@ __global__ void __launch_bounds__(kThreads, kMostCtas) attend_pages(const __grid
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
-  const auto bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages));
-  if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, bytes); !good) return good;
+  // Plans differ in their stages: one CTA of a multiprocessor has the most.
+  const DeviceProperties& device = *properties(ordinal);
+  const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, 1).stages;
+  const auto allowed = static_cast<std::size_t>(shared_bytes<Config>(most));
+  if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads * params.head_warps / kWarps)),
                           .block = dim3(kThreads),
-                          .shared_bytes = bytes,
+                          .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),
                           .programmatic = params.beside};
   return launch(&attend_pages<Config>, shape, stream, params);
 }
