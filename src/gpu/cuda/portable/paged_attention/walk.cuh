@@ -177,9 +177,13 @@ class Walk {
     work.begin = seen.begin;
     work.end = seen.end;
     work.first = max(s.first_tile + from, seen.first);
-    work.last = max(min(s.first_tile + to, seen.last), work.first + 1);
+    work.last = min(s.first_tile + to, seen.last);
     work.full_first = seen.full_first;
     work.full_last = seen.full_last;
+    if (work.last <= work.first) {  // the part has none of the keys that these rows see
+      work.end = work.begin;
+      work.full_first = work.last = work.first + 1;
+    }
     work.uneven = first_token != last_token;
     const bool split = from > 0 || to < s.tiles;
     work.slot = split ? slot_of(part, tile, line.part_length) : -1;
