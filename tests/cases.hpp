@@ -169,6 +169,25 @@ inline void paged_lengths(Table& table) {
   add(table, "decode/bf16-no-batch", paged(DType::bf16, DType::bf16, {}), Tier::quick);
 }
 
+/// So many sequences that a GPU's CTA may take two kv heads: of one or two query tokens, of three, and behind a window.
+inline void paged_many(Table& table) {
+  for (const CachePair pair : kCaches) {
+    std::vector<Sequence> decodes, speculative;
+    for (std::int64_t i = 0; i < 40; ++i) {
+      decodes.push_back({1 + (i % 9 == 4 ? 1 : 0), 97 * i % 830});
+      speculative.push_back({i % 7 == 3 ? 0 : 3, 3 + 61 * i % 410});
+    }
+    const auto name = cache_name(pair);
+    const Tier tier = pair.q == DType::bf16 ? Tier::quick : Tier::full;
+    Case spec = with_heads(paged(pair.q, pair.cache, decodes), 8, 2);
+    add(table, fmt::format("many/{}-decodes", name), spec, tier);
+    spec = with_mask(spec, sliding_window(200));
+    spec.values = Values::descending;
+    add(table, fmt::format("many/{}-window", name), spec, tier);
+    add(table, fmt::format("many/{}-speculative", name), with_heads(paged(pair.q, pair.cache, speculative), 16, 4));
+  }
+}
+
 inline void paged_masks(Table& table) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const auto& [name, mask] : kMasks) {
@@ -361,6 +380,7 @@ inline Table case_table() {
     return paged(dtype == DType::e4m3 ? DType::bf16 : dtype, dtype, {{1, 150}, {20, 20}, {33, 95}});
   });
   paged_lengths(table);
+  paged_many(table);
   paged_masks(table);
   paged_layouts(table);
   paged_tiles(table);

@@ -28,9 +28,9 @@ struct Config {
   static constexpr bool kQuantised = sizeof(Cache) == 1;
   using Element = std::conditional_t<kQuantised, __half, Cache>;  // of products
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
-  static constexpr int kMostHeads = kOwnKeys ? 2 : 1;  // kv heads of a CTA
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
+  static constexpr int kMostHeads = kNarrow ? 2 : 1;  // kv heads of a CTA
   static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kWarps * kWarpKeys * kRowBytes;
   static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
   static constexpr int kResults = kOwnKeys ? kWarps : 1;  // for each row of a query tile

@@ -57,6 +57,7 @@ class Finish {
       }
       // A value that only other rows see may have come in: 0 * NaN is NaN.
       if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
+      __syncwarp();  // stores of this row by other lanes come first
       exact(row, state.maximum, [&](int column, float x) {
         if (column >= params.head_dim_v) return;
         x = factor == 0 ? 0 : x * factor;

@@ -22,7 +22,7 @@ __device__ __forceinline__ void compute(const Params& params, Loader<Config>& lo
 #pragma unroll 1
   for (int tile = work.first - ahead; tile < work.last; ++tile) {
     if (tile >= work.first) {
-      copy_async_wait(ahead - 1);
+      copy_async_wait(max(ahead - 1, 0));
       __syncthreads();  // this tile has arrived, and the tile before has been read
     }
     if (tile + ahead < work.last) {
@@ -100,7 +100,8 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, 1).stages;
   const auto allowed = static_cast<std::size_t>(shared_bytes<Config>(most));
   if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * params.kv_heads * params.head_warps / kWarps)),
+  const std::int64_t groups = params.kv_heads / (kWarps / params.head_warps);
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * groups)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),
                           .programmatic = params.beside};

@@ -193,8 +193,8 @@ class Loader {
   const WarpPlace place;
   const int kv_head, lane;
   const bool whole_rows;
-  const WorkTile* work = nullptr;
-  int found = -1;  // what the block table holds for the lane's key of the next tile
+  const WorkTile* work = nullptr;  // its place tells it from the one before and the one after
+  int found = -1;                  // what the block table holds for the lane's key of the next tile
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

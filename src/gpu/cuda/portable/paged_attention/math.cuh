@@ -66,7 +66,7 @@ class NarrowMath {
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
       seen[r] = Seen::of_row(params, *work, row);
-      factor[r] = storage.factors[place.head * kNarrowRows + row];
+      if constexpr (Config::kQuantised) factor[r] = storage.factors[place.head * kNarrowRows + row];
     }
   }
 
@@ -184,7 +184,7 @@ class WideMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       seen[r] = Seen::of_row(params, *work, row(r));
-      factor[r] = storage.factors[place.head * Config::kRowTile + row(r)];
+      if constexpr (Config::kQuantised) factor[r] = storage.factors[place.head * Config::kRowTile + row(r)];
     }
   }
 

@@ -46,12 +46,21 @@ const Entry& entry_of(const Problem& problem) {
                        [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
 }
 
+/// From so many sequences of few query rows on, a CTA takes two kv heads side by side: their rows are neighbours, and are asked for at the
+/// same time. With 16 query rows this is 1 % slower.
+constexpr std::int64_t kManySequences = 24;
+/// Warps of a CTA that share a kv head.
+int head_warps_of(const Problem& problem) {
+  const bool halves = entry_of(problem).row_tile == kNarrowRows && problem.kv_heads % 2 == 0 && problem.batch >= kManySequences;
+  return halves ? kWarps / 2 : kWarps;
+}
+
 /// Of all sequences together, as the kernel's walk counts them.
 std::int64_t line_bound(const Problem& problem) {
   const std::int64_t row_tile = entry_of(problem).row_tile;
   const std::int64_t row_tiles = std::min(problem.total_q * problem.group() / row_tile + problem.batch,
                                           problem.batch * ((problem.max_seq_q * problem.group() + row_tile - 1) / row_tile));
-  return row_tiles * (problem.max_seq_k / kWarpKeys + 1);
+  return row_tiles * (problem.max_seq_k / (head_warps_of(problem) * kWarpKeys) + 1);
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
@@ -82,7 +91,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
       : PlanState(kName, problem, device), entry_(entry_of(problem)), programmatic_(properties.capability >= 90) {
     params_.beside = problem.taken == detail::Taken::others;
     // Merging the parts of a single sequence costs more than a second CTA of a multiprocessor gives.
-    const bool own_keys = has_own_keys(entry_.row_tile), single = own_keys && problem.batch == 1 && !params_.beside;
+    const bool single = has_own_keys(entry_.row_tile) && problem.batch == 1 && !params_.beside;
     const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single ? 1 : kMostCtas);
     params_.stages = shape.stages;
     params_.whole = problem.batch_invariant;
@@ -90,9 +99,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
     params_.queued = many || params_.beside;
-    const bool halves = own_keys && problem.kv_heads % 2 == 0 && problem.batch >= kManySequences;
-    params_.head_warps = halves ? kWarps / 2 : kWarps;
-    params_.log2_tile = halves ? 5 : 6;
+    params_.head_warps = head_warps_of(problem);
+    params_.log2_tile = params_.head_warps == kWarps ? 6 : 5;
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas * (kWarps / params_.head_warps) / problem.kv_heads;
     const int turns = many ? kPartsOfMany : params_.beside ? kPartsBeside : 1;
     params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
@@ -116,8 +124,6 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   /// Beside another kernel, few CTAs run at first, and more once that one's end. 31 sequences of 8192 beside a prefill of 2048: 402 us,
   /// with as many as run at once 437, with four times as many 402. One sequence of 131072: 242, 234, 255 (H100, 2026-11-25).
   static constexpr int kPartsBeside = 2;
-  /// From so many sequences on, a CTA takes two kv heads side by side: their rows are neighbours, and are asked for at the same time.
-  static constexpr int kManySequences = 24;
 
   bool is_empty() const override { return problem_.total_q == 0 || problem_.batch == 0; }
   bool splits() const { return !params_.whole && params_.parts > 1; }
