@@ -10,8 +10,8 @@
 namespace fovea::gpu::portable::paged_attention {
 
 /// The key tiles of a work tile. A stage is loaded again once all warps have read the tile that it held, which the next tile's barrier
-/// says. Warps stay side by side: memory is read faster when neighbouring rows are asked for at about the same time. Each thing stands in
-/// one place, as instructions that are not at hand come from memory that is busy. `find_next` finds the next work tile.
+/// says. Warps stay side by side: memory is read faster when loads of neighbouring rows are issued at about the same time. Each thing
+/// stands in one place, as instructions that are not at hand come from memory that is busy. `find_next` finds the next work tile.
 template <class Config, class FindNext>
 __device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
                                         const WorkTile& next, const FindNext& find_next) {

@@ -193,7 +193,7 @@ class Loader {
   const WarpPlace place;
   const int kv_head, lane;
   const bool whole_rows;
-  const WorkTile* work = nullptr;  // its place tells it from the one before and the one after
+  const WorkTile* work = nullptr;  // no other has its place, neither the one before nor the one after
   int found = -1;                  // what the block table holds for the lane's key of the next tile
 };
 

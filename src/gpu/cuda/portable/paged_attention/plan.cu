@@ -46,8 +46,8 @@ const Entry& entry_of(const Problem& problem) {
                        [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
 }
 
-/// From so many sequences of few query rows on, a CTA takes two kv heads side by side: their rows are neighbours, and are asked for at the
-/// same time. With 16 query rows this is 1 % slower.
+/// From so many sequences of few query rows on, a CTA takes two kv heads side by side: their rows are neighbours, and loads of them are
+/// issued at the same time. With 16 query rows this is 1 % slower.
 constexpr std::int64_t kManySequences = 24;
 /// Warps of a CTA that share a kv head.
 int head_warps_of(const Problem& problem) {
