@@ -128,6 +128,11 @@ inline void many_query_tiles(Table& table) {
   add_both("several", several, 32);
   add_both("dozens", dozens, 12);
   add_both("many", many, 4);
+  // Of a query tile that sees no key, nor do some warps: after another one, whose results have yet to leave.
+  for (const DType dtype : {DType::bf16, DType::e4m3}) {
+    const Case spec = attention(dtype, {{500, 90}, {500, 90}, {500, 90}}, causal());
+    add(table, fmt::format("tiles/{}-hidden-of-many-tiles", name_of(dtype)), with_heads(with_dims(spec, 16, 16), 64, 64));
+  }
 }
 
 /// Sequences of many query rows beside others, where two kernels may share a call: only these, only those, none, and none with rows.

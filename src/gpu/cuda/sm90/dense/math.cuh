@@ -99,7 +99,7 @@ class Math {
     clear(out);
     const Range seen = seen_tiles(*current);
     if constexpr (Config::kOwnEdges) find_own_edges(*current);
-    if (tile >= seen.end) epilogue.release_buffer();
+    if (tile >= seen.end || tile < seen.begin) epilogue.release_buffer();  // else once the first scores are issued
     for (; tile >= seen.end; --tile) skip_tile();
     for (; tile >= seen.begin; --tile) {
       issue_scores();
