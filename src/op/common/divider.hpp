@@ -14,7 +14,7 @@ struct Divider {
     factor = static_cast<std::uint32_t>((std::uint64_t{1} << shift) / static_cast<std::uint64_t>(by) + 1);
   }
 
-  constexpr int quotient(int x) const { return static_cast<int>(static_cast<std::uint64_t>(x) * factor >> shift); }
+  constexpr int quotient(int x) const { return static_cast<int>(std::uint64_t{static_cast<std::uint32_t>(x)} * factor >> shift); }
 
   int divisor = 1;
   std::uint32_t factor = (std::uint32_t{1} << 31) + 1;

@@ -32,6 +32,20 @@ struct Warp {
     for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
     return x;
   }
+  /// Of the lane and those before it. `sum(a, b)`: of two.
+  template <class Sum>
+  static __device__ __forceinline__ int inclusive_sum(int x, const Sum& sum) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(~0u, x, distance);
+      if (lane >= distance) x = sum(x, other);
+    }
+    return x;
+  }
+  static __device__ __forceinline__ int inclusive_sum(int x) {
+    return inclusive_sum(x, [](int a, int b) { return a + b; });
+  }
   /// Right where the largest is above 0, else none that is larger than it: one instruction for floats compared as integers.
   static __device__ float largest_of_three(float a, float b, float c) {
     return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));

@@ -14,11 +14,11 @@ namespace fovea::gpu::portable::paged_attention {
 
 inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpKeys = 16;                                     // each warp loads 16 keys of a tile
+inline constexpr int kWarpKeys = 16, kTileKeys = kWarps * kWarpKeys, kLog2TileKeys = 6;  // each warp loads 16 keys of a tile
+static_assert(kTileKeys == 1 << kLog2TileKeys);
 inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
 /// Each warp multiplies the keys that it loads. Else all warps multiply all keys, with 16 query rows each.
 constexpr bool has_own_keys(int row_tile) { return row_tile <= kMiddleRows; }
-inline constexpr int kMostCtas = 2;  // of a multiprocessor
 
 /// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one
 /// else, 16 to a warp.
@@ -30,12 +30,13 @@ struct Config {
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
-  static constexpr int kMostHeads = kNarrow ? 2 : 1;  // kv heads of a CTA
-  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kWarps * kWarpKeys * kRowBytes;
+  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kTileKeys * kRowBytes;
   static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
   static constexpr int kResults = kOwnKeys ? kWarps : 1;  // for each row of a query tile
   static constexpr int kResultRow = kHeadDim + 4;         // floats; the padding spreads rows over banks
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
+  /// CTAs of a multiprocessor. Conversions of e4m3 values wait for each other: eight warps cannot hide that.
+  static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
 
@@ -43,8 +44,7 @@ inline constexpr int kWorkBytes = 128;  // of two work tiles
 
 /// Shared memory beside the ring: queries, states of rows, their factors; work tiles.
 template <class Config>
-inline constexpr int kFixedBytes =
-    (Config::kRowTile * (Config::kMostHeads * (2 * Config::kHeadDim + 4) + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
+inline constexpr int kFixedBytes = (Config::kRowTile * (2 * Config::kHeadDim + 4 + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
 
 /// Results of a work tile lie where its keys and values were.
 template <class Config>
@@ -57,16 +57,16 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Two CTAs with two or three stages each, where they fit and `most_ctas` allows, else one with up to four; no stage where nothing fits.
+/// Several CTAs with two or three stages each, where they fit, else one with up to four; no stage where nothing fits. `single`: one CTA.
 template <class Config>
-constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, int most_ctas) {
+constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, bool single) {
   constexpr int kReserved = 1024;  // of each CTA, by the system
   const auto fits = [&](int stages, int ctas) {
     const int bytes = shared_bytes<Config>(stages);
     return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;
   };
-  for (int ctas = most_ctas; ctas > 0; --ctas) {
-    for (int stages = ctas == 1 ? 4 : 3; stages >= ctas; --stages) {
+  for (int ctas = single ? 1 : Config::kMostCtas; ctas > 0; --ctas) {
+    for (int stages = ctas == 1 ? 4 : 3; stages >= std::min(ctas, 2); --stages) {
       if (fits(stages, ctas)) return {stages, ctas};
     }
   }

@@ -13,21 +13,13 @@ template <class Config>
 class Finish {
  public:
   __device__ Finish(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const Score& score_, int kv_head_)
-      : params(params_),
-        storage(storage_),
-        work(work_),
-        score(score_),
-        place(params_),
-        kv_head(kv_head_),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        count(Config::kOwnKeys ? params_.head_warps : 1),
-        first(Config::kOwnKeys ? place.head * count : 0) {}
+      : params(params_), storage(storage_), work(work_), score(score_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   /// Shared memory answers late while copies of other CTAs queue up before it, so a row reads all that it needs at once.
   __device__ __forceinline__ void operator()(float of_values) const {
     const bool partial = work.slot >= 0;
 #pragma unroll 1
-    for (int row = place.of_head; row < work.rows; row += params.head_warps) {
+    for (int row = static_cast<int>(threadIdx.x) / 32; row < work.rows; row += kWarps) {
       float4 columns[kQuads];
       const RowState state = merged(row, columns);
       const ResultRow result(params, work.q_begin, kv_head, work.row + row);
@@ -58,25 +50,17 @@ class Finish {
       // A value that only other rows see may have come in: 0 * NaN is NaN.
       if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
       __syncwarp();  // stores of this row by other lanes come first
-      exact(row, state.maximum, [&](int column, float x) {
-        if (column >= params.head_dim_v) return;
-        x = factor == 0 ? 0 : x * factor;
-        if (partial) {
-          partial_row[column] = x;
-        } else {
-          result.store(params, column, x);
-        }
-      });
+      if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
+        compute_again<__nv_bfloat16>(params, work, kv_head, row, state.maximum, factor);
+      } else {
+        compute_again<__half>(params, work, kv_head, row, state.maximum, factor);
+      }
     }
   }
 
  private:
   using Cache = typename Config::Cache;
   static constexpr int kQuads = (Config::kHeadDim + 127) / 128;  // of neighbouring columns, of a lane
-  /// No array: the compiler would give it the place of scores as long, which would lie in memory then, as this does.
-  struct AllColumns {
-    float x[ExactRow<Cache>::kColumns];
-  };
 
   /// The state of a row and its columns 4 (32 i + lane) and the three behind, relative to its maximum, over the keys of all warps.
   __device__ __forceinline__ RowState merged(int row, float4 (&columns)[kQuads]) const {
@@ -84,11 +68,11 @@ class Finish {
     float4 read[Config::kResults][kQuads] = {};
 #pragma unroll
     for (int i = 0; i < Config::kResults; ++i) {
-      of[i] = i < count ? storage.states[first + i][row] : RowState{-INFINITY, 0};
+      of[i] = storage.states[i][row];
 #pragma unroll
       for (int j = 0; j < kQuads; ++j) {
         const int column = 4 * (32 * j + lane);
-        if (i < count && column < Config::kHeadDim) read[i][j] = *reinterpret_cast<const float4*>(storage.results(first + i, row) + column);
+        if (column < Config::kHeadDim) read[i][j] = *reinterpret_cast<const float4*>(storage.results(i, row) + column);
       }
     }
     RowState state{-INFINITY, 0};
@@ -98,7 +82,6 @@ class Finish {
     for (float4& x : columns) x = {};
 #pragma unroll
     for (int i = 0; i < Config::kResults; ++i) {
-      if (i >= count) break;
       const float weight = weight_of(of[i], state.maximum, score.scale_log2);
       state.sum = fmaf(weight, of[i].sum, state.sum);
 #pragma unroll
@@ -111,26 +94,16 @@ class Finish {
     return state;
   }
 
-  template <class Store>
-  __device__ __forceinline__ void exact(int row, float maximum, const Store& store) const {
-    AllColumns all;
-    if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
-      compute_again<__nv_bfloat16>(*this, row, maximum, all);
-    } else {
-      compute_again<__half>(*this, row, maximum, all);
-    }
-#pragma unroll 1
-    for (int c = 0; c < ExactRow<Cache>::kColumns; ++c) store(32 * c + lane, all.x[c]);
-  }
+  /// A row by scalar code. A call that is hardly ever made takes what it needs as it is: of an object it would need the address, and so
+  /// the object in memory, in every work tile.
   template <class Query>
-  static __device__ __noinline__ void compute_again(const Finish& finish, int row, float maximum, AllColumns& columns) {
-    finish.template compute_row<Query>(row, maximum, columns);
-  }
-  template <class Query>
-  __device__ __forceinline__ void compute_row(int row, float maximum, AllColumns& columns) const {
-    const ResultRow at(params, work.q_begin, kv_head, work.row + row);
-    const ExactRow<Query> one{static_cast<const Query*>(params.q) + at.token * params.q_strides.row + at.head * params.q_strides.head,
-                              params.head_dim_qk, params.head_dim_v};
+  static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float maximum,
+                                                    float factor) {
+    const ResultRow result(params, work.q_begin, kv_head, work.row + row);
+    const Score score(params, kv_head);
+    const ExactRow<Query> one{
+        static_cast<const Query*>(params.q) + result.token * params.q_strides.row + result.head * params.q_strides.head, params.head_dim_qk,
+        params.head_dim_v};
     const Seen seen = Seen::of_row(params, work, row);
     const auto row_of = [&](int key) {
       const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
@@ -140,18 +113,28 @@ class Finish {
       };
       return KeyRow<Cache>{in(params.k), in(params.v)};
     };
+    float columns[ExactRow<Query>::kColumns];
     one(
-        max(seen.begin, work.first << params.log2_tile), min(seen.end, work.last << params.log2_tile), maximum, score.scale_log2, row_of,
-        [&](float product, int) { return score(product); }, columns.x);
+        seen.begin, seen.end, maximum, score.scale_log2, row_of, [&](float product, int) { return score(product); }, columns);
+    const std::int64_t cell = (std::int64_t{work.slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
+#pragma unroll
+    for (int c = 0; c < ExactRow<Query>::kColumns; ++c) {
+      const int column = 32 * c + static_cast<int>(threadIdx.x) % 32;
+      if (column >= params.head_dim_v) continue;
+      const float x = factor == 0 ? 0 : columns[c] * factor;
+      if (work.slot >= 0) {
+        params.partials.out[cell * params.head_dim_v + column] = x;
+      } else {
+        result.store(params, column, x);
+      }
+    }
   }
 
   const Params& params;
   Storage<Config>& storage;
   const WorkTile& work;
   const Score& score;
-  const WarpPlace place;
   const int kv_head, lane;
-  const int count, first;  // of the results that are merged
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: each CTA takes the work tiles of one part, of one or two kv heads. What instances/ instantiate.
+/// The kernel: each CTA takes the work tiles of one part, of one kv head. What instances/ instantiate.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/portable/paged_attention/beside.cuh"
 #include "gpu/cuda/portable/paged_attention/finish.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
+#include "gpu/cuda/portable/paged_attention/merge_parts.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
 
@@ -15,29 +15,29 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config, class FindNext>
 __device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
                                         const WorkTile& next, const FindNext& find_next) {
-  const int ahead = params.stages - 1;
+  const int ahead = params.stages - 1, first = work.first, last = work.last;
   load.begin(work);
   math.clear();
   int stage = 0, to = 0;  // of the tile, and of the one that is loaded
 #pragma unroll 1
-  for (int tile = work.first - ahead; tile < work.last; ++tile) {
-    if (tile >= work.first) {
+  for (int tile = first - ahead; tile < last; ++tile) {
+    if (tile >= first) {
       copy_async_wait(max(ahead - 1, 0));
       __syncthreads();  // this tile has arrived, and the tile before has been read
     }
-    if (tile + ahead < work.last) {
+    if (tile + ahead < last) {
       load(tile + ahead, to);
-    } else if (tile > work.first) {
+    } else if (tile > first) {
       load.look_up(next);
     }
     if (++to == params.stages) to = 0;
     copy_async_commit();
-    if (tile < work.first) continue;
+    if (tile < first) continue;
     if (ahead == 0) {
       copy_async_wait<0>();
       __syncthreads();
     }
-    if (tile == work.first) {
+    if (tile == first) {
       if constexpr (Config::kQuantised) {
         load.convert_queries();
         __syncthreads();
@@ -64,6 +64,7 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
   const float of_values = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
   Loader<Config> load(params, storage, kv_head);
   Math<Config> math(params, storage, score);
+  const MergeParts<Config> merge(params, score, kv_head, part);
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; !storage.works[index % 2].is_none(); ++index) {
@@ -74,18 +75,17 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
     __syncthreads();
     Finish<Config>(params, storage, work, score, kv_head)(of_values);
     __syncthreads();
+    merge(work);
   }
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kThreads, kMostCtas) attend_pages(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_pages(const __grid_constant__ Params params) {
   if constexpr (kMultiplies<typename Config::Element>) {
-    let_next_kernel_start();  // it finds its place beside this one, and waits for its results
     extern __shared__ __align__(128) std::byte shared[];
     // Last parts first: under a causal mask their query tiles see the most keys.
-    const int heads = kWarps / params.head_warps, groups = params.kv_heads / heads;
-    const int kv_head = static_cast<int>(blockIdx.x) % groups * heads + WarpPlace(params).head;
-    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / groups;
+    const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
+    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
     see_earlier_kernels(params);
     attend(params, *reinterpret_cast<Storage<Config>*>(shared), kv_head, part);
     end_after_previous(params, part);
@@ -97,11 +97,10 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   // Plans differ in their stages: one CTA of a multiprocessor has the most.
   const DeviceProperties& device = *properties(ordinal);
-  const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, 1).stages;
+  const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, true).stages;
   const auto allowed = static_cast<std::size_t>(shared_bytes<Config>(most));
   if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
-  const std::int64_t groups = params.kv_heads / (kWarps / params.head_warps);
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.parts * groups)),
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.parts} * params.kv_heads)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),
                           .programmatic = params.beside};

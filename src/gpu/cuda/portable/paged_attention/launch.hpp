@@ -11,7 +11,4 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 
-/// Merges the parts of query tiles of so many rows.
-Result<void> launch_combine(const Params& params, int row_tile, bool programmatic, Stream stream);
-
 }  // namespace fovea::gpu::portable::paged_attention

@@ -18,13 +18,27 @@ struct Slot {
 
   __device__ std::int64_t at(const detail::CacheStrides& strides) const { return block * strides.block + token * strides.token; }
 };
+__device__ inline bool is_inside(const Params& params, int block) {
+  return static_cast<unsigned>(block) < static_cast<unsigned>(params.blocks);
+}
 /// `found`: what the block table holds for the key.
 __device__ inline Slot slot_of(const Params& params, int key, int found) {
-  return {static_cast<unsigned>(found) < static_cast<unsigned>(params.blocks) ? found : -1,
-          key - params.page.quotient(key) * params.page.divisor};
+  return {is_inside(params, found) ? found : -1, key - params.page.quotient(key) * params.page.divisor};
 }
 __device__ inline int look_up(const Params& params, int sequence, int key) {
   return params.block_table[sequence * params.table_stride + params.page.quotient(key)];
+}
+
+/// Keeps an address in registers, where the compiler would compute it again each time.
+__device__ inline const std::byte* kept(const std::byte* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
+/// from + count * stride by one instruction, which the compiler does not spread over a loop.
+__device__ inline const std::byte* advanced(const std::byte* from, unsigned count, unsigned stride) {
+  asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(from) : "r"(count), "r"(stride));
+  return from;
 }
 
 template <class Config>
@@ -33,15 +47,21 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_, int kv_head_)
       : params(params_),
         storage(storage_),
-        place(params_),
         kv_head(kv_head_),
+        warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
-        whole_rows(is_whole(params.k) && is_whole(params.v)) {}
+        whole_rows(is_whole(params.k) && is_whole(params.v)),
+        in_one_page(whole_rows && params.page.divisor % kWarpKeys == 0 && has_short_strides(params.k) && has_short_strides(params.v)),
+        k_from(kept(chunk_of(params.k))),
+        v_from(kept(chunk_of(params.v))) {}
 
   /// Looks up the first keys of a work tile, once all keys of the one before are on their way.
   __device__ __forceinline__ void look_up(const WorkTile& next) {
     if (work == &next) return;
     work = &next;
+    begin_key = next.begin;
+    end_key = next.end;
+    table = params.block_table + next.sequence * params.table_stride;
     found = next_found(next.first);
   }
 
@@ -53,33 +73,31 @@ class Loader {
 
   /// Starts the copies of the warp's keys and values. Tiles are loaded one after another.
   __device__ __forceinline__ void operator()(int tile, int stage) {
-    const int key = own_key(tile);
-    const Slot slot = slot_of(params, key, found);
-    const std::int64_t at = slot.at(lane < kWarpKeys ? params.k.strides : params.v.strides);
-    const unsigned wanted = __ballot_sync(~0u, is_wanted(key)), inside = __ballot_sync(~0u, slot.block >= 0);
+    const int first = first_key(tile), block = found;
     found = next_found(tile + 1);
-    if (whole_rows && (wanted & inside) == ~0u) {
-      copy_rows<false>(params.k, storage.keys(stage), at);
-      copy_rows<true>(params.v, storage.values(stage), at);
+    const std::uint32_t keys = storage.keys(stage), values = storage.values(stage);
+    if (in_one_page && is_wanted(first) && is_wanted(first + kWarpKeys - 1) && is_inside(params, block)) {
+      const int token = first - params.page.quotient(first) * params.page.divisor + lane / kRowLanes;
+      copy_page_rows(params.k, keys, k_from, block, token);
+      copy_page_rows(params.v, values, v_from, block, token);
     } else {
-      copy_parts(stage, at, wanted, inside);
+      copy_any_rows(first, block, keys, values);
     }
   }
 
   /// Queries of e4m3 caches become halves once they have arrived, with a power of two as factor; their order follows that of such keys.
   __device__ __forceinline__ void convert_queries() {
 #pragma unroll 1
-    for (int row = place.of_head; row < Config::kRowTile; row += params.head_warps) {
-      const int of_cta = place.head * Config::kRowTile + row;
+    for (int row = warp; row < Config::kRowTile; row += kWarps) {
       float x[kColumns];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) x[c] = query(load_shared_16(query_place(of_cta, 32 * c + lane)));
+      for (int c = 0; c < kColumns; ++c) x[c] = query(load_shared_16(query_place(row, 32 * c + lane)));
       __syncwarp();
       const float factor = params.bf16 ? scaled_down(x) : 1;
-      if (lane == 0) storage.factors[of_cta] = factor;
+      if (lane == 0) storage.factors[row] = factor;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        store_shared_16(query_place(of_cta, place_of(32 * c + lane)), packed_pair<__half>(x[c], 0));
+        store_shared_16(query_place(row, place_of(32 * c + lane)), packed_pair<__half>(x[c], 0));
       }
     }
   }
@@ -93,41 +111,78 @@ class Loader {
   // ---- keys and values --------------------------------------------------------------------------------------------------------------
 
   static __device__ bool is_whole(const Cache& cache) { return cache.aligned && cache.row_bytes == Config::kRowBytes; }
-  /// Both halves of the warp look at the same keys: one for the keys' rows, one for the values'.
-  __device__ int own_key(int tile) const { return (tile << params.log2_tile) + place.of_head * kWarpKeys + lane % kWarpKeys; }
-  __device__ bool is_wanted(int key) const { return key >= work->begin && key < work->end; }
+  static __device__ bool has_short_strides(const Cache& cache) {
+    return static_cast<std::uint64_t>(cache.strides.block) < 1u << 31 && static_cast<std::uint64_t>(cache.strides.token) < 1u << 27;
+  }
+  __device__ const std::byte* chunk_of(const Cache& cache) const {
+    return cache.data + kv_head * cache.strides.head + lane % kRowLanes * 16;
+  }
+  /// Of a tile's keys, the first that the warp loads.
+  __device__ int first_key(int tile) const { return tile * kTileKeys + warp * kWarpKeys; }
+  __device__ bool is_wanted(int key) const { return key >= begin_key && key < end_key; }
+  /// Both halves of the warp look at the same keys: one for the keys' rows, one for the values'. Of a key that is not wanted, this is the
+  /// entry of the nearest one that is.
   __device__ int next_found(int tile) const {
-    const int key = own_key(tile);
-    return tile < work->last && is_wanted(key) ? paged_attention::look_up(params, work->sequence, key) : -1;
+    const int key = first_key(tile) + lane % kWarpKeys;
+    return begin_key < end_key ? table[params.page.quotient(min(max(key, begin_key), end_key - 1))] : -1;
   }
 
+  /// Places in shared memory of the lane's chunk of rows, kRowsAtOnce apart.
+  __device__ std::uint32_t first_place(std::uint32_t to) const {
+    return to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + lane / kRowLanes, lane % kRowLanes));
+  }
+  static __device__ std::uint32_t place_of_row(std::uint32_t first, int i) {
+    return (first ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
+  }
+
+  /// Of keys that are all in one block, in aligned rows without padding.
+  __device__ __forceinline__ void copy_page_rows(const Cache& cache, std::uint32_t to, const std::byte* from, unsigned block,
+                                                 unsigned token) const {
+    const std::uint32_t first = first_place(to);
+    const auto block_stride = static_cast<unsigned>(cache.strides.block), stride = static_cast<unsigned>(cache.strides.token);
+    from = advanced(advanced(from, block, block_stride), token, stride);
+#pragma unroll
+    for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) copy_async(place_of_row(first, i), advanced(from, i, stride));
+  }
+
+  /// Of keys in several blocks, or of which some are absent or outside the cache; of rows that are not aligned or have padding.
+  __device__ __forceinline__ void copy_any_rows(int first, int block, std::uint32_t keys, std::uint32_t values) const {
+    const int key = first + lane % kWarpKeys;
+    const Slot slot = slot_of(params, key, block);
+    const std::int64_t at = slot.at(lane < kWarpKeys ? params.k.strides : params.v.strides);
+    const unsigned wanted = __ballot_sync(~0u, is_wanted(key)), inside = __ballot_sync(~0u, slot.block >= 0);
+    if (whole_rows && (wanted & inside) == ~0u) {
+      copy_rows<false>(keys, k_from, at);
+      copy_rows<true>(values, v_from, at);
+    } else {
+      copy_parts(keys, values, at, wanted, inside);
+    }
+  }
   /// Of keys that are all in the cache, in aligned rows without padding.
   template <bool kValues>
-  __device__ __forceinline__ void copy_rows(const Cache& cache, std::uint32_t to, std::int64_t at) const {
-    const int row = lane / kRowLanes, chunk = lane % kRowLanes;
-    const std::byte* from = cache.data + kv_head * cache.strides.head + 16 * chunk;
-    const std::uint32_t first = to + static_cast<std::uint32_t>(Layout::offset(place.warp * kWarpKeys + row, chunk));
+  __device__ __forceinline__ void copy_rows(std::uint32_t to, const std::byte* from, std::int64_t at) const {
+    const std::uint32_t first = first_place(to);
 #pragma unroll
     for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) {
-      const std::uint32_t at_row = (first ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
-      copy_async(at_row, from + __shfl_sync(~0u, at, row + i + (kValues ? kWarpKeys : 0)));
+      copy_async(place_of_row(first, i), from + __shfl_sync(~0u, at, lane / kRowLanes + i + (kValues ? kWarpKeys : 0)));
     }
   }
 
   /// Of any keys and rows. Its code is short, as what a warp steps over on its way costs it more than the copies.
-  __device__ __forceinline__ void copy_parts(int stage, std::int64_t at, unsigned wanted, unsigned inside) const {
+  __device__ __forceinline__ void copy_parts(std::uint32_t keys, std::uint32_t values, std::int64_t at, unsigned wanted,
+                                             unsigned inside) const {
     const int chunk = lane % kRowLanes;
 #pragma unroll 1
     for (int i = lane / kRowLanes; i < 2 * kWarpKeys; i += kRowsAtOnce) {
-      const bool values = i >= kWarpKeys;
-      const Cache& cache = values ? params.v : params.k;
+      const bool of_values = i >= kWarpKeys;
+      const Cache& cache = of_values ? params.v : params.k;
       const std::byte* from = cache.data + kv_head * cache.strides.head + __shfl_sync(~0u, at, i);
       const int row = i % kWarpKeys, in_row = min(max(cache.row_bytes - 16 * chunk, 0), 16);
-      const bool in_cache = inside >> row & 1, present = (wanted >> row & 1) && (in_cache || !values);
+      const bool in_cache = inside >> row & 1, present = (wanted >> row & 1) && (in_cache || !of_values);
       const int bytes = present ? in_row : 0;
       const void* source = bytes == 0 || !in_cache ? static_cast<const void*>(&kNotANumber) : from + 16 * chunk;
-      const std::uint32_t to = values ? storage.values(stage) : storage.keys(stage);
-      copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(place.warp * kWarpKeys + row, chunk)), source, bytes);
+      const std::uint32_t to = of_values ? values : keys;
+      copy_chunk(cache, to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + row, chunk)), source, bytes);
     }
   }
   static __device__ __forceinline__ void copy_chunk(const Cache& cache, std::uint32_t to, const void* from, int bytes) {
@@ -146,14 +201,14 @@ class Loader {
   __device__ __forceinline__ void copy_queries() {
     constexpr int kQueryChunks = Config::kHeadDim / 8;
 #pragma unroll 1
-    for (int i = 32 * place.of_head + lane; i < Config::kRowTile * kQueryChunks; i += 32 * params.head_warps) {
+    for (int i = static_cast<int>(threadIdx.x); i < Config::kRowTile * kQueryChunks; i += kThreads) {
       const int row = i / kQueryChunks, chunk = i % kQueryChunks;
       const int of_sequence = work->row + row, token = params.group.quotient(of_sequence);
       const std::int64_t head = kv_head * params.group.divisor + of_sequence - token * params.group.divisor;
       const std::int64_t at = (work->q_begin + token) * params.q_strides.row + head * params.q_strides.head + 8 * chunk;
       const int bytes = row < work->rows && 8 * chunk < params.head_dim_qk ? 16 : 0;
       const auto* from = static_cast<const std::uint16_t*>(params.q) + (bytes == 0 ? 0 : at);
-      const std::uint32_t to = query_place(place.head * Config::kRowTile + row, 8 * chunk);
+      const std::uint32_t to = query_place(row, 8 * chunk);
       if (params.q_aligned) {
         copy_async_part(to, from, bytes);
       } else {
@@ -190,11 +245,13 @@ class Loader {
 
   const Params& params;
   Storage<Config>& storage;
-  const WarpPlace place;
-  const int kv_head, lane;
-  const bool whole_rows;
-  const WorkTile* work = nullptr;  // no other has its place, neither the one before nor the one after
-  int found = -1;                  // what the block table holds for the lane's key of the next tile
+  const int kv_head, warp, lane;
+  const bool whole_rows, in_one_page;            // cache rows; each 16 keys of a tile, which are 16 of a page
+  const std::byte *const k_from, *const v_from;  // the lane's chunk of the head's first row
+  const WorkTile* work = nullptr;                // no other has its place, neither the one before nor the one after
+  int begin_key = 0, end_key = 0;                // of `work`
+  const std::int32_t* table = nullptr;           // of its sequence
+  int found = -1;                                // what the block table holds for the lane's key of the next tile
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -19,7 +19,12 @@ struct Seen {
   }
   __device__ float masked(float score, int key) const { return key >= begin && key < end ? score : -INFINITY; }
 };
-__device__ inline bool is_edge(const WorkTile& work, int tile) { return tile < work.full_first || tile >= work.full_last; }
+/// The key tiles of which every row sees every key.
+struct FullTiles {
+  int first, last;
+
+  __device__ bool hold(int tile) const { return tile >= first && tile < last; }
+};
 
 /// Rows as columns of accumulators: lanes with the same remainder by four share them.
 struct ColumnWarp : Warp {
@@ -40,7 +45,11 @@ template <class Config>
 class NarrowMath {
  public:
   __device__ NarrowMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
-      : params(params_), score(score_), storage(storage_), place(params_), lane(static_cast<int>(threadIdx.x) % 32) {}
+      : params(params_),
+        score(score_),
+        storage(storage_),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void clear() {
     softmax.begin();
@@ -54,11 +63,11 @@ class NarrowMath {
   /// Once queries are there.
   __device__ __forceinline__ void begin(const WorkTile& work_) {
     work = &work_;
+    full = {work->full_first, work->full_last};
 #pragma unroll
     for (int i = 0; i < kSteps / 2; ++i) {
       std::uint32_t words[4];
-      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(
-                                                           place.head * kNarrowRows + lane % 8, lane / 8 + 4 * i)));
+      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(lane % 8, lane / 8 + 4 * i)));
 #pragma unroll
       for (int j = 0; j < 4; ++j) queries[2 * i + j / 2][j % 2] = words[j];
     }
@@ -66,20 +75,20 @@ class NarrowMath {
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
       seen[r] = Seen::of_row(params, *work, row);
-      if constexpr (Config::kQuantised) factor[r] = storage.factors[place.head * kNarrowRows + row];
+      if constexpr (Config::kQuantised) factor[r] = storage.factors[row];
     }
   }
 
   __device__ __forceinline__ void operator()(int tile, int stage) {
     float scores[4];
     compute_scores(scores, storage.keys(stage));
-    const int key = (tile << params.log2_tile) + place.of_head * kWarpKeys + lane_row(lane);
     if constexpr (Config::kQuantised) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] *= factor[i / 2];
     }
     if (score.transform) score(scores);
-    if (is_edge(*work, tile)) {
+    if (!full.hold(tile)) {
+      const int key = tile * kTileKeys + warp * kWarpKeys + lane_row(lane);
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] = seen[i / 2].masked(scores[i], key + i % 2 * 8);
     }
@@ -101,8 +110,8 @@ class NarrowMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
-      if (lane < 4) storage.states[place.warp][row] = {softmax.maximum[r], softmax.sum[r]};
-      float* to = storage.results(place.warp, row);
+      if (lane < 4) storage.states[warp][row] = {softmax.maximum[r], softmax.sum[r]};
+      float* to = storage.results(warp, row);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -122,7 +131,7 @@ class NarrowMath {
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments k;
-      Math::keys(k, keys, place.warp * kWarpKeys, load, lane);
+      Math::keys(k, keys, warp * kWarpKeys, load, lane);
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) {
         const int step = load * Math::kSteps + i;
@@ -139,7 +148,7 @@ class NarrowMath {
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments v;
-      Math::values(v, values, place.warp * kWarpKeys, load, lane);
+      Math::values(v, values, warp * kWarpKeys, load, lane);
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) multiply_add<Element>(out[load * Math::kSteps + i], v[i], low, high);
     }
@@ -148,9 +157,9 @@ class NarrowMath {
   const Params& params;
   const Score score;
   Storage<Config>& storage;
-  const WarpPlace place;
-  const int lane;
+  const int warp, lane;
   const WorkTile* work = nullptr;
+  FullTiles full{};
   Seen seen[2];
   float factor[2];
   std::uint32_t queries[kSteps][2];
@@ -167,9 +176,9 @@ class WideMath {
       : params(params_),
         score(score_),
         storage(storage_),
-        place(params_),
-        first_row(Config::kOwnKeys ? 0 : place.warp * 16),
-        first_key(Config::kOwnKeys ? place.warp * kKeys : 0),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        first_row(Config::kOwnKeys ? 0 : warp * 16),
+        first_key(Config::kOwnKeys ? warp * kKeys : 0),
         lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ __forceinline__ void clear() {
@@ -181,10 +190,11 @@ class WideMath {
   /// Once queries are there.
   __device__ __forceinline__ void begin(const WorkTile& work_) {
     work = &work_;
+    full = {work->full_first, work->full_last};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       seen[r] = Seen::of_row(params, *work, row(r));
-      if constexpr (Config::kQuantised) factor[r] = storage.factors[place.head * Config::kRowTile + row(r)];
+      if constexpr (Config::kQuantised) factor[r] = storage.factors[row(r)];
     }
   }
 
@@ -192,13 +202,13 @@ class WideMath {
     if (first_row >= work->rows) return;
     float scores[kScores];
     compute_scores(scores, storage.keys(stage));
-    const int key = (tile << params.log2_tile) + (Config::kOwnKeys ? place.of_head * kKeys : 0) + lane_column(lane);
+    const int key = tile * kTileKeys + first_key + lane_column(lane);
     if constexpr (Config::kQuantised) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= factor[row_of(i)];
     }
     if (score.transform) score(scores);
-    if (is_edge(*work, tile)) {
+    if (!full.hold(tile)) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
     }
@@ -230,14 +240,14 @@ class WideMath {
   using Math = Operands<Config>;
   static constexpr int kKeys = Config::kOwnKeys ? kWarpKeys : kWarps * kWarpKeys, kScores = kKeys / 2, kOut = Config::kHeadDim / 2;
 
-  __device__ int result() const { return Config::kOwnKeys ? place.warp : 0; }
+  __device__ int result() const { return Config::kOwnKeys ? warp : 0; }
   __device__ int row(int r) const { return first_row + lane_row(lane) + 8 * r; }
 
   /// rows x keys = Q K^T
   __device__ __forceinline__ void compute_scores(float (&scores)[kScores], std::uint32_t keys) const {
     const MatrixPlace matrix = first_operand_place(lane);
-    const std::uint32_t queries = shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(
-                                                                  place.head * Config::kRowTile + first_row + matrix.row, matrix.chunk));
+    const std::uint32_t queries =
+        shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(first_row + matrix.row, matrix.chunk));
 #pragma unroll
     for (float& x : scores) x = 0;
 #pragma unroll
@@ -284,9 +294,9 @@ class WideMath {
   const Params& params;
   const Score score;
   Storage<Config>& storage;
-  const WarpPlace place;
-  const int first_row, first_key, lane;
+  const int warp, first_row, first_key, lane;
   const WorkTile* work = nullptr;
+  FullTiles full{};
   Seen seen[2];
   float factor[2];
   float out[kOut];

@@ -25,10 +25,14 @@ struct RowState {
   float maximum = 0, sum = 0;
 };
 
-/// Partial results of sequences that several parts share: two slots for each part, [slot][kv head][row of the query tile].
+/// Partial results of query tiles that several parts share: two slots for each part, [slot][kv head][row of the query tile].
 struct Partials {
   float* out = nullptr;  ///< normalised, [head_dim_v]
   RowState* states = nullptr;
+  /// [part][kv head]: holds the call's number once the part's result of a query tile that begins before it is there. The CTA that
+  /// merges makes it 0 again, so a call that a graph repeats finds none of its own.
+  std::uint64_t* ready = nullptr;
+  std::uint64_t call = 0;  ///< no other call has this number, and it is not 0
 };
 
 struct Params {
@@ -49,7 +53,6 @@ struct Params {
   float zero = 0;                                 ///< which no compiler knows: OnlineSoftmax makes order with it
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
-  int head_warps = 4, log2_tile = 6;              ///< warps of a CTA that share a kv head; of a tile's keys, 16 for each of them
   int parts = 1;                                  ///< of each kv head
   detail::Divider of_parts{};                     ///< by their number
   bool whole = false;                             ///< query tiles are never split

@@ -2,7 +2,9 @@
 /// Paged attention: accepts or declines, and launches.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -25,7 +27,7 @@ constexpr std::string_view kName = "cuda.portable.paged_attention";
 /// A kernel, for one cache type.
 struct Entry {
   int head_dim, row_tile;
-  Shape (*shape)(int, int, int);
+  Shape (*shape)(int, int, bool);
   Result<void> (*launch)(const Params&, int, Stream);
 };
 template <class Cache, int kHeadDim, int kRowTile>
@@ -46,21 +48,12 @@ const Entry& entry_of(const Problem& problem) {
                        [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
 }
 
-/// From so many sequences of few query rows on, a CTA takes two kv heads side by side: their rows are neighbours, and loads of them are
-/// issued at the same time. With 16 query rows this is 1 % slower.
-constexpr std::int64_t kManySequences = 24;
-/// Warps of a CTA that share a kv head.
-int head_warps_of(const Problem& problem) {
-  const bool halves = entry_of(problem).row_tile == kNarrowRows && problem.kv_heads % 2 == 0 && problem.batch >= kManySequences;
-  return halves ? kWarps / 2 : kWarps;
-}
-
 /// Of all sequences together, as the kernel's walk counts them.
 std::int64_t line_bound(const Problem& problem) {
   const std::int64_t row_tile = entry_of(problem).row_tile;
   const std::int64_t row_tiles = std::min(problem.total_q * problem.group() / row_tile + problem.batch,
                                           problem.batch * ((problem.max_seq_q * problem.group() + row_tile - 1) / row_tile));
-  return row_tiles * (problem.max_seq_k / (head_warps_of(problem) * kWarpKeys) + 1);
+  return row_tiles * (problem.max_seq_k / kTileKeys + 1);
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
@@ -78,39 +71,48 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (const std::int64_t length = line_bound(problem); length >= kLimit) {
     return declined("q and block_table (query tiles times key tiles)", length, "below 2^30");
   }
-  if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, 1).stages == 0) {
+  if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, true).stages == 0) {
     return declined("q.shape (head_dim_qk)", std::max(problem.head_dim_qk, problem.head_dim_v),
                     "at most 128, on a device with so little shared memory");
   }
   return {};
 }
 
+/// A number that memory does not hold by chance: 64 bits, from a random one on, and none twice.
+std::uint64_t number_of_call() {
+  static std::atomic<std::uint64_t> last{std::uint64_t{std::random_device{}()} << 32 | std::random_device{}()};
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;  // so that neighbours differ in all bits
+  const std::uint64_t number = last.fetch_add(kOdd, std::memory_order_relaxed) + kOdd;
+  return number != 0 ? number : number_of_call();
+}
+
 class State final : public PlanState<Problem, PagedAttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
-      : PlanState(kName, problem, device), entry_(entry_of(problem)), programmatic_(properties.capability >= 90) {
+      : PlanState(kName, problem, device), entry_(entry_of(problem)) {
     params_.beside = problem.taken == detail::Taken::others;
     // Merging the parts of a single sequence costs more than a second CTA of a multiprocessor gives.
     const bool single = has_own_keys(entry_.row_tile) && problem.batch == 1 && !params_.beside;
-    const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single ? 1 : kMostCtas);
+    const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single);
     params_.stages = shape.stages;
     params_.whole = problem.batch_invariant;
     // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
     params_.queued = many || params_.beside;
-    params_.head_warps = head_warps_of(problem);
-    params_.log2_tile = params_.head_warps == kWarps ? 6 : 5;
-    const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas * (kWarps / params_.head_warps) / problem.kv_heads;
+    const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
     const int turns = many ? kPartsOfMany : params_.beside ? kPartsBeside : 1;
     params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
     params_.of_parts = detail::Divider(params_.parts);
     fill_shape();
-    if (splits()) workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState));
+    if (splits()) {
+      workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState)) +
+                        static_cast<std::size_t>(flags()) * sizeof(std::uint64_t);
+    }
   }
 
   std::string tuning() const override {
-    std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(1 << params_.log2_tile) + " tiles for head dims up to " +
+    std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(kTileKeys) + " tiles for head dims up to " +
                        std::to_string(entry_.head_dim) + ", " + std::to_string(params_.stages) + " stages, keys in up to " +
                        std::to_string(params_.parts) + " parts for each kv head";
     for (const auto& [name, cache] : {std::pair{"k_cache", &params_.k}, {"v_cache", &params_.v}}) {
@@ -130,10 +132,11 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   /// Rows of partial results.
   std::int64_t cells() const { return std::int64_t{2} * params_.parts * params_.kv_heads * entry_.row_tile; }
 
+  /// Flags of parts whose results are there.
+  std::int64_t flags() const { return std::int64_t{params_.parts} * params_.kv_heads; }
+
   Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
-    const Params params = filled(args, workspace);
-    Result<void> done = entry_.launch(params, device_.ordinal, stream);
-    return done && splits() ? launch_combine(params, entry_.row_tile, programmatic_, stream) : done;
+    return entry_.launch(filled(args, workspace), device_.ordinal, stream);
   }
 
   Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment,
@@ -189,12 +192,13 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     if (splits()) {
       params.partials.out = static_cast<float*>(workspace.data);
       params.partials.states = reinterpret_cast<RowState*>(params.partials.out + cells() * problem_.head_dim_v);
+      params.partials.ready = reinterpret_cast<std::uint64_t*>(params.partials.states + cells());
+      params.partials.call = number_of_call();
     }
     return params;
   }
 
   const Entry& entry_;
-  bool programmatic_;
   Params params_{};
 };
 

@@ -15,20 +15,12 @@ using CacheRows = SwizzledRows<Config::kRowBytes / 2>;
 template <class Config>
 using QueryRows = SwizzledRows<Config::kHeadDim>;
 
-/// The warp's place in its CTA: whose queries it multiplies, and which keys of a tile it loads.
-struct WarpPlace {
-  int warp, head, of_head;  // `head`: of the CTA's kv heads; `of_head`: which of the head's warps
-
-  __device__ explicit WarpPlace(const Params& params)
-      : warp(static_cast<int>(threadIdx.x) / 32), head(warp / params.head_warps), of_head(warp % params.head_warps) {}
-};
-
 template <class Config>
 struct Storage {
-  alignas(128) std::byte q[2 * Config::kMostHeads * Config::kRowTile * Config::kHeadDim];  // QueryRows, head by head
+  alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
   RowState states[Config::kResults][Config::kRowTile];
-  float factors[Config::kMostHeads * Config::kRowTile];  // of the queries in `q`
-  alignas(128) WorkTile works[2];                        // the one that is computed, and the next
+  float factors[Config::kRowTile];  // of the queries in `q`
+  alignas(128) WorkTile works[2];   // the one that is computed, and the next
 
   /// Keys and values of a stage, CacheRows; stages lie behind this.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }

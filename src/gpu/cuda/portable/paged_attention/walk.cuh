@@ -5,6 +5,7 @@
 /// warps wait for it, so it computes in 32 bits.
 #pragma once
 
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   s.rows = s.seq_q * params.group.divisor;
   s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
   if (s.seq_q == 0) return s;
-  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles(params.log2_tile, 0, s.seq_q);
+  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles(kLog2TileKeys, 0, s.seq_q);
   s.first_tile = seen.first;
   s.tiles = max(seen.last - seen.first, 1);
   return s;
@@ -57,12 +58,12 @@ class Line {
     if (params.batch > 32) {
       int rest = 0;
 #pragma unroll 4
-      for (int index = 32 + lane; index < params.batch; index += 32) rest += sequence_at<kRowTile>(params, index).length();
+      for (int index = 32 + lane; index < params.batch; index += 32) rest = bounded(rest, sequence_at<kRowTile>(params, index).length());
 #pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) rest += __shfl_xor_sync(~0u, rest, distance);
-      total += rest;
+      for (int distance = 1; distance < 32; distance *= 2) rest = bounded(rest, __shfl_xor_sync(~0u, rest, distance));
+      total = bounded(total, rest);
     }
-    part_length = max(params.of_parts.quotient(total + params.parts - 1), kLeastKeys >> params.log2_tile);
+    part_length = max(params.of_parts.quotient(total + params.parts - 1), kLeastKeys / kTileKeys);
   }
 
   /// Whether the part where a query tile begins takes all of it.
@@ -86,22 +87,16 @@ class Line {
     return tile;
   }
 
-  /// The first query tile of one of the first 32 sequences, before any call of `at`.
-  __device__ __forceinline__ QueryTile of_sequence(int index) const { return of_lane(index); }
-
  private:
   /// At the lane's sequence of the 32 from `first` on. They begin where the ones before them end.
   __device__ __forceinline__ void look() {
     const int before = first == 0 ? 0 : __shfl_sync(~0u, own_end, 31);
     own = sequence_at<kRowTile>(params, first + lane);
-    own_end = own.length();
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(~0u, own_end, distance);
-      if (lane >= distance) own_end += other;
-    }
-    own_end += before;
+    own_end = bounded(before, Warp::inclusive_sum(own.length(), bounded));
   }
+  /// The sum of two lengths. Only what is no cu_seqlens_q makes it larger than a plan allows. It stays an int then, and ends in order, so
+  /// that every part of a query tile that another part merges has a result of it.
+  static __device__ __forceinline__ int bounded(int a, int b) { return min(a + b, kLimit - 1); }
 
   __device__ __forceinline__ QueryTile of_lane(int found) const {
     const auto of_found = [&](int x) { return __shfl_sync(~0u, x, found); };
@@ -130,15 +125,16 @@ struct WorkTile {
   int sequence, q_begin, seq_q;
   int row, rows;              // the tile's first row of the sequence, and its rows
   int low, high;              // token i sees key j iff low <= j - i <= high
-  int begin, end;             // keys that some row of the tile sees; others are absent
+  int begin, end;             // keys of the key tiles that some row sees; others are absent
   int first, last;            // key tiles [first, last): one at least, whose keys may all be absent
   int full_first, full_last;  // of these, the ones without a mask
   int slot;                   // of the partial result, or -1
+  int last_part;              // of those that share the query tile, in the part that merges their results; else -1
   bool uneven;                // rows differ in the keys that they see
 
   __device__ bool is_none() const { return rows == 0; }
 };
-static_assert(2 * sizeof(WorkTile) <= kWorkBytes);
+static_assert(2 * sizeof(WorkTile) == kWorkBytes);
 
 /// The work tiles of a part, one after another, by a whole warp.
 template <int kRowTile>
@@ -170,16 +166,16 @@ class Walk {
     const int rows = min(s.rows - tile.row, kRowTile);
     const int first_token = params.group.quotient(tile.row), last_token = params.group.quotient(tile.row + rows - 1);
     const detail::NarrowBand band(params.mask, s.seq_q, s.kv_len);
-    const detail::NarrowTiles seen = band.tiles(params.log2_tile, first_token, last_token + 1);
+    const detail::NarrowTiles seen = band.tiles(kLog2TileKeys, first_token, last_token + 1);
     work = {.sequence = s.index, .q_begin = s.q_begin, .seq_q = s.seq_q, .row = tile.row, .rows = rows};
     work.low = band.low;
     work.high = band.high;
-    work.begin = seen.begin;
-    work.end = seen.end;
     work.first = max(s.first_tile + from, seen.first);
     work.last = min(s.first_tile + to, seen.last);
+    work.begin = max(seen.begin, work.first * kTileKeys);
+    work.end = min(seen.end, work.last * kTileKeys);
     work.full_first = seen.full_first;
-    work.full_last = seen.full_last;
+    work.full_last = min(seen.full_last, work.last);
     if (work.last <= work.first) {  // the part has none of the keys that these rows see
       work.end = work.begin;
       work.full_first = work.last = work.first + 1;
@@ -187,6 +183,7 @@ class Walk {
     work.uneven = first_token != last_token;
     const bool split = from > 0 || to < s.tiles;
     work.slot = split ? slot_of(part, tile, line.part_length) : -1;
+    work.last_part = split && from == 0 ? (tile.end - 1) / line.part_length : -1;
   }
 
   const Params& params;

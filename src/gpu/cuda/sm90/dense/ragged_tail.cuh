@@ -2,21 +2,11 @@
 /// The last query tiles of a ragged batch, longest first. TileOrder (op/common/tile_order.hpp) has those of a batch of equal sequences.
 #pragma once
 
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/dense/sequence.cuh"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::dense {
-
-/// Of the lane and those before it.
-__device__ inline int inclusive_sum(int x) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, x, distance);
-    if (lane >= distance) x += other;
-  }
-  return x;
-}
 
 /// By a whole warp. Query tiles are ranked by level, the place of their last row among the keys under a causal mask. A lane has the
 /// levels of one sequence.
@@ -55,7 +45,7 @@ class RaggedTail {
       (tiles_from(middle) > index ? low : high) = middle;
     }
     index -= tiles_from(low + 1);
-    const int mine = low >= begin && low < end ? heads : 0, upto = inclusive_sum(mine);
+    const int mine = low >= begin && low < end ? heads : 0, upto = Warp::inclusive_sum(mine);
     const int found = __ffs(static_cast<int>(__ballot_sync(~0u, index < upto))) - 1;
     const int its_head = __shfl_sync(~0u, head + index - (upto - mine), found), q_tile = __shfl_sync(~0u, low - base, found);
     return {__shfl_sync(~0u, sequence, found), {its_head, q_tile}};

@@ -112,7 +112,7 @@ class WorkList {
   /// Moves the cursor to the sequence of this pair. False when there is none.
   __device__ bool seek(int index) {
     for (; batch < params.batch; batch += 32) {
-      const int end = inclusive_sum(pairs(batch + lane));  // of this lane's sequence
+      const int end = Warp::inclusive_sum(pairs(batch + lane));  // of this lane's sequence
       const unsigned reached = __ballot_sync(~0u, index < before + end);
       const int found = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : 32;
       const int passed = __shfl_sync(~0u, end, found == 0 ? 0 : found - 1);

@@ -2,7 +2,7 @@
 /// Copies other parts' partial results of this part's last sequence to where its keys were.
 #pragma once
 
-#include "gpu/cuda/sm90/global_memory.cuh"
+#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"

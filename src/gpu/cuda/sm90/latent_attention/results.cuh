@@ -2,7 +2,7 @@
 /// What becomes of a math warpgroup's accumulators at the end of a work tile: rows of the result, or a partial result.
 #pragma once
 
-#include "gpu/cuda/sm90/global_memory.cuh"
+#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"

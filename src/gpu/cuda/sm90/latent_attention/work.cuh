@@ -2,7 +2,7 @@
 /// Work tiles of a CTA, sequence by sequence.
 #pragma once
 
-#include "gpu/cuda/sm90/global_memory.cuh"
+#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
 #include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "op/common/band.hpp"

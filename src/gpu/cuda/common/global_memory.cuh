@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace fovea::gpu::sm90 {
+namespace fovea::gpu {
 
 /// Loads `to`, 16 bytes at a time. All loads are issued before the first value is needed.
 template <class T>
@@ -36,4 +36,15 @@ __device__ inline void flag_await(const int* flag) {
   } while (raised == 0);
 }
 
-}  // namespace fovea::gpu::sm90
+/// The same of a flag that is set when it holds `value`, by one thread after a barrier of those whose stores the waiting one sees.
+__device__ inline void flag_set(std::uint64_t* flag, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+__device__ inline void flag_await(const std::uint64_t* flag, std::uint64_t value) {
+  std::uint64_t found;
+  do {
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
+  } while (found != value);
+}
+
+}  // namespace fovea::gpu
