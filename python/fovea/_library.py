@@ -45,21 +45,35 @@ def empty_lse(q: Tensor) -> Tensor:
 
 _counts: dict[torch.device, Tensor] = {}
 """0, 1, 2, .. on each GPU."""
+_MOST_FIRST_COUNTS = 4096
+_first_counts: dict[tuple[torch.device, int], Tensor] = {}
+"""The first so many of them, as a slice takes longer than all else that a call says."""
 
 
 def one_row_each(q: Tensor) -> Tensor | None:
     """cu_seqlens_q of one row a sequence. None on the CPU, where operators need no tensor for it."""
     if not q.is_cuda:
         return None
-    needed = q.shape[0] + 1
-    known = _counts.get(q.device)
-    if known is None or known.numel() < needed or torch.compiler.is_compiling():
-        known = torch.arange(max(needed, 1024), dtype=torch.int32, device=q.device)
-        # A tensor of a tracer is of no use later. One made in a graph's capture belongs to the graph, and holds nothing yet.
-        if type(known) is Tensor and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream(q.device).synchronize()  # other streams read it too
-            _counts[q.device] = known
-    return known[:needed]
+    device, needed = q.device, q.shape[0] + 1
+    if torch.compiler.is_compiling() or type(needed) is not int:  # a tensor of a tracer is of no use later
+        return torch.arange(needed, dtype=torch.int32, device=device)
+    first = _first_counts.get((device, needed))
+    return _new_counts(device, needed) if first is None else first
+
+
+def _new_counts(device: torch.device, needed: int) -> Tensor:
+    known = _counts.get(device)
+    if known is None or known.numel() < needed:
+        known = torch.arange(max(needed, 1024), dtype=torch.int32, device=device)
+        # Nor is one of a fake mode. One made in a graph's capture belongs to the graph, and holds nothing yet.
+        if type(known) is not Tensor or torch.cuda.is_current_stream_capturing():
+            return known[:needed]
+        torch.cuda.current_stream(device).synchronize()  # other streams read it too
+        _counts[device] = known
+    first = known[:needed]
+    if type(first) is Tensor and len(_first_counts) < _MOST_FIRST_COUNTS:
+        _first_counts[device, needed] = first
+    return first
 
 
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
