@@ -33,8 +33,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
   } else {
     registers_shrink<Config::kLoadRegisters>();
     const int warp = uniform(threadIdx.x / 32) - Config::kMathThreads / 32;
-    if (warp == 0) Loader<Config>(params, storage)();
+    if (warp == 0) Loader<Config, false>(params, storage)();
     if (warp == 1) dense::plan_work<Config>(params, storage, ctas);
+    if (warp == 2) Loader<Config, true>(params, storage)();
     __syncwarp();
   }
   let_next_kernel_start();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producer: a warp copies queries, and the keys and values that the block table names, into shared memory.
+/// The producers: a warp copies queries and the keys that the block table names into shared memory, and another one the values.
 #pragma once
 
 #include "gpu/cuda/sm90/clipped_rows.cuh"
@@ -9,8 +9,8 @@
 namespace fovea::gpu::sm90::paged_attention {
 
 /// By a whole warp: each lane copies the rows of a key tile that one page holds. Rows past the sequence are zeros, and so are pages that no
-/// query row of the tile sees.
-template <class Config>
+/// query row of the tile sees. A lane's copy takes some 80 clocks to issue, so keys and values have a warp each.
+template <class Config, bool kValues>
 class Loader {
  public:
   __device__ Loader(const Params& params_, dense::Storage<Config>& storage_)
@@ -23,7 +23,11 @@ class Loader {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
       done = work.done;
-      load(work, buffer);
+      if constexpr (kValues) {
+        if (!done) load_values(work);
+      } else {
+        load_keys(work, buffer);
+      }
     }
   }
 
@@ -34,9 +38,9 @@ class Loader {
     int block = 0, token = 0, valid = 0, kv_head = 0;
   };
 
-  /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
-  /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
-  __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+  /// From the last key tile to the first, as the consumers take them: also from one work tile to the next. What says that all are done has
+  /// a key tile out of bounds where consumers wait for one.
+  __device__ void load_keys(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     Box next = find(work, last - 1);
     for (int tile = last - 1; tile >= first; --tile) {
@@ -44,12 +48,16 @@ class Loader {
       if (tile > first) next = find(work, tile - 1);  // arrives while the stages are waited for
       // Nothing may be on its way when the CTA ends.
       if (!work.done || (started && Config::kOverlapWork)) load_keys(box);
-      // With one query buffer, the values of the tile before are what it waits for.
-      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
-      if (started) load_values();
-      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
+      if (tile == last - 1) load_queries(work, buffer);
       started = true;
-      values_box = box;
+    }
+  }
+  __device__ void load_values(const WorkTile& work) {
+    Box next = find(work, work.last - 1);
+    for (int tile = work.last - 1; tile >= work.first; --tile) {
+      const Box box = next;
+      if (tile > work.first) next = find(work, tile - 1);
+      load_values(box);
     }
   }
 
@@ -75,20 +83,18 @@ class Loader {
   }
 
   __device__ void load_keys(Box box) {
-    const std::uint32_t full = begin(keys, storage.k_full, storage.k_empty, Config::kKeyBytes);
-    load_rows<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, shared_address(storage.k[keys.stage]), full);
-    keys.advance();
+    const std::uint32_t full = begin(storage.k_full, storage.k_empty, Config::kKeyBytes);
+    load_rows<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, shared_address(storage.k[position.stage]), full);
+    position.advance();
   }
-  __device__ void load_values() {
-    const std::uint32_t full = begin(values, storage.v_full, storage.v_empty, Config::kValueBytes);
-    load_rows<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, values_box, shared_address(storage.v[values.stage]), full);
-    values.advance();
+  __device__ void load_values(Box box) {
+    const std::uint32_t full = begin(storage.v_full, storage.v_empty, Config::kValueBytes);
+    load_rows<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, box, shared_address(storage.v[position.stage]), full);
+    position.advance();
   }
 
   /// begin_stage() of the warp.
-  template <int kStages>
-  __device__ std::uint32_t begin(const RingPosition<kStages>& position, std::uint64_t* full_barriers, std::uint64_t* empty_barriers,
-                                 int bytes) const {
+  __device__ std::uint32_t begin(std::uint64_t* full_barriers, std::uint64_t* empty_barriers, int bytes) const {
     if (lane == 0) begin_stage(position, full_barriers, empty_barriers, bytes);
     __syncwarp();
     return shared_address(full_barriers + position.stage);
@@ -135,9 +141,7 @@ class Loader {
   dense::Storage<Config>& storage;
   const int lane;
   const bool copies;
-  RingPosition<Config::kKeyStages> keys;
-  RingPosition<Config::kValueStages> values;
-  Box values_box;  // of the tile whose keys were the last
+  RingPosition<kValues ? Config::kValueStages : Config::kKeyStages> position;
   bool started = false;
 };
 
