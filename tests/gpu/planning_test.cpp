@@ -154,7 +154,7 @@ TEST(Planning, HopperTakesMixedPagesByTwoKernels) {
   EXPECT_EQ(chosen(32, 31 + 2048, 2048, PlanOptions{.batch_invariant = true}), kPortablePaged);
   const std::string text = planned(32, 31 + 2048, 2048).explain();
   for (const std::string_view part :
-       {"of 3 query tokens or more by cuda.sm90.paged_attention: 128 x 128", "cuda.portable.paged_attention: 8 x 32"})
+       {"of 3 query tokens or more by cuda.sm90.paged_attention: 128 x 128", "cuda.portable.paged_attention: 8 x 64"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 

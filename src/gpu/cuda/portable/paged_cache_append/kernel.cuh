@@ -64,7 +64,7 @@ __device__ inline void append_row(const Side& side, std::int64_t kv_heads, const
 
 /// The host has not seen the slots. Any slot outside the cache is skipped, as -1 is.
 template <class From, class To, int kPack>
-__global__ void __launch_bounds__(kThreads) append(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads, kBlocks) append(const __grid_constant__ Params params) {
   const Side& side = params.sides[blockIdx.y];
   if (side.packs_of_head == 0) return;  // K alone, or V: the other has no memory
   const int thread = static_cast<int>(threadIdx.x) % side.threads, tokens_of_block = kThreads / side.threads;
