@@ -55,7 +55,7 @@ def one_row_each(q: Tensor) -> Tensor | None:
     if not q.is_cuda:
         return None
     device, needed = q.device, q.shape[0] + 1
-    if torch.compiler.is_compiling() or type(needed) is not int:  # a tensor of a tracer is of no use later
+    if torch.compiler.is_compiling() or type(q) is not Tensor or type(needed) is not int:  # a tensor of a tracer is of no use later
         return torch.arange(needed, dtype=torch.int32, device=device)
     first = _first_counts.get((device, needed))
     return _new_counts(device, needed) if first is None else first
@@ -64,14 +64,14 @@ def one_row_each(q: Tensor) -> Tensor | None:
 def _new_counts(device: torch.device, needed: int) -> Tensor:
     known = _counts.get(device)
     if known is None or known.numel() < needed:
-        known = torch.arange(max(needed, 1024), dtype=torch.int32, device=device)
-        # Nor is one of a fake mode. One made in a graph's capture belongs to the graph, and holds nothing yet.
-        if type(known) is not Tensor or torch.cuda.is_current_stream_capturing():
+        known = torch.arange(max(1 << (needed - 1).bit_length(), 1024), dtype=torch.int32, device=device)
+        # One made in a graph's capture belongs to the graph, and holds nothing yet.
+        if torch.cuda.is_current_stream_capturing():
             return known[:needed]
         torch.cuda.current_stream(device).synchronize()  # other streams read it too
         _counts[device] = known
     first = known[:needed]
-    if type(first) is Tensor and len(_first_counts) < _MOST_FIRST_COUNTS:
+    if len(_first_counts) < _MOST_FIRST_COUNTS:
         _first_counts[device, needed] = first
     return first
 

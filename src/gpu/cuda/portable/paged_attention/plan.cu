@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -78,10 +78,10 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   return {};
 }
 
-/// A number that memory does not hold by chance: 64 bits, from a random one on, and none twice.
+/// A number that memory does not hold by chance: 64 bits, from one on that the clock chooses, and none twice.
 std::uint64_t number_of_call() {
-  static std::atomic<std::uint64_t> last{std::uint64_t{std::random_device{}()} << 32 | std::random_device{}()};
   constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;  // so that neighbours differ in all bits
+  static std::atomic<std::uint64_t> last{kOdd * static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   const std::uint64_t number = last.fetch_add(kOdd, std::memory_order_relaxed) + kOdd;
   return number != 0 ? number : number_of_call();
 }

@@ -84,6 +84,7 @@ class Line {
       tile.begin += row_tile * tile.sequence.tiles;
       tile.end = tile.begin + tile.sequence.tiles;
     }
+    tile.end = min(tile.end, total);
     return tile;
   }
 
@@ -93,9 +94,11 @@ class Line {
     const int before = first == 0 ? 0 : __shfl_sync(~0u, own_end, 31);
     own = sequence_at<kRowTile>(params, first + lane);
     own_end = bounded(before, Warp::inclusive_sum(own.length(), bounded));
+    own_begin = __shfl_up_sync(~0u, own_end, 1);
+    if (lane == 0) own_begin = before;
   }
-  /// The sum of two lengths. Only what is no cu_seqlens_q makes it larger than a plan allows. It stays an int then, and ends in order, so
-  /// that every part of a query tile that another part merges has a result of it.
+  /// The sum of two lengths. Only what is no cu_seqlens_q makes it larger than a plan allows. Then the line ends here, inside of a query
+  /// tile: places stay in order, so that every part of a query tile that another part merges has a result of it.
   static __device__ __forceinline__ int bounded(int a, int b) { return min(a + b, kLimit - 1); }
 
   __device__ __forceinline__ QueryTile of_lane(int found) const {
@@ -105,13 +108,13 @@ class Line {
     s.tiles = of_found(own.tiles);
     s.rows = s.seq_q * params.group.divisor;
     s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
-    const int begin = of_found(own_end) - s.row_tiles * s.tiles;
+    const int begin = of_found(own_begin);
     return {s, 0, begin, begin + s.tiles};
   }
 
   const Params& params;
   const int lane;
-  int first = 0, own_end = 0;
+  int first = 0, own_begin = 0, own_end = 0;
   Sequence own;
 };
 

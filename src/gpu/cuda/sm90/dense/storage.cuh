@@ -26,10 +26,10 @@ struct Storage {
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
   WorkTile work_tiles[kWorkTiles];
-  // full: the planner arrives; the producer waits, and the warp that loads `beside`. empty: a thread of each consumer warpgroup arrives
-  // once it is done, so after both; the planner waits.
+  // full: the planner arrives; producers wait, and the warp that loads `beside`. empty: a thread of each consumer warpgroup arrives once it
+  // is done, so after all of these; the planner waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
-  // full: the producer's lane and the copy engine arrive, consumers wait. empty: the producer waits; a thread of each consumer warpgroup
+  // full: a producer's lane and the copy engine arrive, consumers wait. empty: a producer waits; a thread of each consumer warpgroup
   // arrives (q, once its results are read), or a lane of each consumer warp (k, v).
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];

@@ -53,10 +53,11 @@ class Loader {
     }
   }
   __device__ void load_values(const WorkTile& work) {
-    Box next = find(work, work.last - 1);
-    for (int tile = work.last - 1; tile >= work.first; --tile) {
+    const int last = work.last, first = work.first;  // once the last copy is issued, another work tile may take this one's place
+    Box next = find(work, last - 1);
+    for (int tile = last - 1; tile >= first; --tile) {
       const Box box = next;
-      if (tile > work.first) next = find(work, tile - 1);
+      if (tile > first) next = find(work, tile - 1);
       load_values(box);
     }
   }
