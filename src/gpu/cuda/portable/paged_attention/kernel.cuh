@@ -93,7 +93,20 @@ __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_pages(cons
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
+bool has_whole_rows(const Cache& cache) {
+  return cache.aligned && cache.row_bytes == Config::kRowBytes;
+}
+/// Products of strides and numbers of blocks or tokens take 32 bits times 32.
+inline bool has_short_strides(const Cache& cache) {
+  return static_cast<std::uint64_t>(cache.strides.block) < 1u << 31 && static_cast<std::uint64_t>(cache.strides.token) < 1u << 27;
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
+  Params params = planned;
+  params.whole_rows = has_whole_rows<Config>(params.k) && has_whole_rows<Config>(params.v);
+  params.in_one_page =
+      params.whole_rows && params.page.divisor % kWarpKeys == 0 && has_short_strides(params.k) && has_short_strides(params.v);
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   // Plans differ in their stages: one CTA of a multiprocessor has the most.
   const DeviceProperties& device = *properties(ordinal);

@@ -50,8 +50,6 @@ class Loader {
         kv_head(kv_head_),
         warp(static_cast<int>(threadIdx.x) / 32),
         lane(static_cast<int>(threadIdx.x) % 32),
-        whole_rows(is_whole(params.k) && is_whole(params.v)),
-        in_one_page(whole_rows && params.page.divisor % kWarpKeys == 0 && has_short_strides(params.k) && has_short_strides(params.v)),
         k_from(kept(chunk_of(params.k))),
         v_from(kept(chunk_of(params.v))) {}
 
@@ -76,7 +74,7 @@ class Loader {
     const int first = first_key(tile), block = found;
     found = next_found(tile + 1);
     const std::uint32_t keys = storage.keys(stage), values = storage.values(stage);
-    if (in_one_page && is_wanted(first) && is_wanted(first + kWarpKeys - 1) && is_inside(params, block)) {
+    if (params.in_one_page && is_wanted(first) && is_wanted(first + kWarpKeys - 1) && is_inside(params, block)) {
       const int token = first - params.page.quotient(first) * params.page.divisor + lane / kRowLanes;
       copy_page_rows(params.k, keys, k_from, block, token);
       copy_page_rows(params.v, values, v_from, block, token);
@@ -110,10 +108,6 @@ class Loader {
 
   // ---- keys and values --------------------------------------------------------------------------------------------------------------
 
-  static __device__ bool is_whole(const Cache& cache) { return cache.aligned && cache.row_bytes == Config::kRowBytes; }
-  static __device__ bool has_short_strides(const Cache& cache) {
-    return static_cast<std::uint64_t>(cache.strides.block) < 1u << 31 && static_cast<std::uint64_t>(cache.strides.token) < 1u << 27;
-  }
   __device__ const std::byte* chunk_of(const Cache& cache) const {
     return cache.data + kv_head * cache.strides.head + lane % kRowLanes * 16;
   }
@@ -151,7 +145,7 @@ class Loader {
     const Slot slot = slot_of(params, key, block);
     const std::int64_t at = slot.at(lane < kWarpKeys ? params.k.strides : params.v.strides);
     const unsigned wanted = __ballot_sync(~0u, is_wanted(key)), inside = __ballot_sync(~0u, slot.block >= 0);
-    if (whole_rows && (wanted & inside) == ~0u) {
+    if (params.whole_rows && (wanted & inside) == ~0u) {
       copy_rows<false>(keys, k_from, at);
       copy_rows<true>(values, v_from, at);
     } else {
@@ -246,7 +240,6 @@ class Loader {
   const Params& params;
   Storage<Config>& storage;
   const int kv_head, warp, lane;
-  const bool whole_rows, in_one_page;            // cache rows; each 16 keys of a tile, which are 16 of a page
   const std::byte *const k_from, *const v_from;  // the lane's chunk of the head's first row
   const WorkTile* work = nullptr;                // no other has its place, neither the one before nor the one after
   int begin_key = 0, end_key = 0;                // of `work`

@@ -47,7 +47,10 @@ struct Params {
   int batch = 0, total_q = 0, seq_q = 0, seq_k = 0;  ///< bounds of lengths
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
   bool q_aligned = false, out_aligned = false;  ///< every row: to 16 bytes, to 8
-  bool bf16 = false;                            ///< q and out are bf16, else f16
+  // What the launch adds, as registers are scarce:
+  bool whole_rows = false;   ///< cache rows are aligned and without padding
+  bool in_one_page = false;  ///< and 16 keys of a tile are neighbours in a page, whose strides are short
+  bool bf16 = false;         ///< q and out are bf16, else f16
   detail::NarrowMask mask{};
   float scale = 1, softcap = 0, inv_softcap = 0;  ///< inv_softcap: 2 scale / softcap in base 2
   float zero = 0;                                 ///< which no compiler knows: OnlineSoftmax makes order with it

@@ -54,7 +54,7 @@ class Line {
 
   __device__ __forceinline__ explicit Line(const Params& params_) : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
     look();
-    total = __shfl_sync(~0u, own_end, 31);
+    total = __shfl_sync(~0u, own_end(), 31);
     if (params.batch > 32) {
       int rest = 0;
 #pragma unroll 4
@@ -72,7 +72,7 @@ class Line {
   /// The query tile that holds `position`, which is below `total` and not lower than in the call before.
   __device__ __forceinline__ QueryTile at(int position) {
     unsigned reached;
-    while ((reached = __ballot_sync(~0u, position < own_end)) == 0) {
+    while ((reached = __ballot_sync(~0u, position < own_end())) == 0) {
       first += 32;
       look();
     }
@@ -84,18 +84,22 @@ class Line {
       tile.begin += row_tile * tile.sequence.tiles;
       tile.end = tile.begin + tile.sequence.tiles;
     }
-    tile.end = min(tile.end, total);
+    tile.end = min(tile.end, kLimit - 1);  // which is where the line ends, if it is as long
     return tile;
   }
 
  private:
   /// At the lane's sequence of the 32 from `first` on. They begin where the ones before them end.
   __device__ __forceinline__ void look() {
-    const int before = first == 0 ? 0 : __shfl_sync(~0u, own_end, 31);
+    const int before = first == 0 ? 0 : __shfl_sync(~0u, own_end(), 31);
     own = sequence_at<kRowTile>(params, first + lane);
-    own_end = bounded(before, Warp::inclusive_sum(own.length(), bounded));
-    own_begin = __shfl_up_sync(~0u, own_end, 1);
+    own_begin = __shfl_up_sync(~0u, bounded(before, Warp::inclusive_sum(own.length(), bounded)), 1);
     if (lane == 0) own_begin = before;
+  }
+  /// From what else is in registers: one more would spill.
+  __device__ __forceinline__ int own_end() const {
+    const int rows = own.seq_q * params.group.divisor;
+    return bounded(own_begin, (rows + kRowTile - 1) / kRowTile * own.tiles);
   }
   /// The sum of two lengths. Only what is no cu_seqlens_q makes it larger than a plan allows. Then the line ends here, inside of a query
   /// tile: places stay in order, so that every part of a query tile that another part merges has a result of it.
@@ -114,7 +118,7 @@ class Line {
 
   const Params& params;
   const int lane;
-  int first = 0, own_begin = 0, own_end = 0;
+  int first = 0, own_begin = 0;
   Sequence own;
 };
 
