@@ -34,6 +34,7 @@ struct Config {
   static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
   static constexpr int kResults = kOwnKeys ? kWarps : 1;  // for each row of a query tile
   static constexpr int kResultRow = kHeadDim + 4;         // floats; the padding spreads rows over banks
+  static constexpr int kQuads = (kHeadDim + 127) / 128;   // of neighbouring columns of a result row, of a lane
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
   /// CTAs of a multiprocessor. Conversions of e4m3 values wait for each other: eight warps cannot hide that.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;

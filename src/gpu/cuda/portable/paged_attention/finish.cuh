@@ -24,7 +24,7 @@ class Finish {
       const RowState state = merged(row, columns);
       const ResultRow result(params, work.q_begin, kv_head, work.row + row);
       const float factor = state.sum == 0 ? 0 : of_values / (partial ? state.sum : result.denominator(params, state, score.scale_log2));
-      const std::int64_t cell = (std::int64_t{work.slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
+      const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
       float* partial_row = params.partials.out + cell * params.head_dim_v;
       if (lane == 0) {
         if (partial) {
@@ -40,7 +40,7 @@ class Finish {
         zero = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, zero))));
         const int column = 4 * (32 * i + lane);
         if (column >= params.head_dim_v) continue;
-        const float4 y = factor == 0 ? float4{} : float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+        const float4 y = scaled(x, factor);
         if (partial) {
           *reinterpret_cast<float4*>(partial_row + column) = y;
         } else {
@@ -60,7 +60,7 @@ class Finish {
 
  private:
   using Cache = typename Config::Cache;
-  static constexpr int kQuads = (Config::kHeadDim + 127) / 128;  // of neighbouring columns, of a lane
+  static constexpr int kQuads = Config::kQuads;
 
   /// The state of a row and its columns 4 (32 i + lane) and the three behind, relative to its maximum, over the keys of all warps.
   __device__ __forceinline__ RowState merged(int row, float4 (&columns)[kQuads]) const {
@@ -85,11 +85,7 @@ class Finish {
       const float weight = weight_of(of[i], state.maximum, score.scale_log2);
       state.sum = fmaf(weight, of[i].sum, state.sum);
 #pragma unroll
-      for (int j = 0; j < kQuads; ++j) {
-        const float4 x = read[i][j];
-        columns[j] = {fmaf(weight, x.x, columns[j].x), fmaf(weight, x.y, columns[j].y), fmaf(weight, x.z, columns[j].z),
-                      fmaf(weight, x.w, columns[j].w)};
-      }
+      for (int j = 0; j < kQuads; ++j) add_weighted(columns[j], read[i][j], weight);
     }
     return state;
   }
@@ -116,7 +112,7 @@ class Finish {
     float columns[ExactRow<Query>::kColumns];
     one(
         seen.begin, seen.end, maximum, score.scale_log2, row_of, [&](float product, int) { return score(product); }, columns);
-    const std::int64_t cell = (std::int64_t{work.slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
+    const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
 #pragma unroll
     for (int c = 0; c < ExactRow<Query>::kColumns; ++c) {
       const int column = 32 * c + static_cast<int>(threadIdx.x) % 32;

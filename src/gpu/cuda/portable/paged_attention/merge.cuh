@@ -15,6 +15,21 @@ __device__ inline float weight_of(const RowState& of, float maximum, float scale
   return rescale_factor<Warp>(of.maximum, maximum, scale_log2);
 }
 
+/// Where a slot has the partial result of a row of its query tile.
+template <class Config>
+__device__ std::int64_t cell_of(const Params& params, int slot, int kv_head, int row) {
+  return (std::int64_t{slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
+}
+
+/// to += weight * x
+__device__ inline void add_weighted(float4& to, const float4& x, float weight) {
+  to = {fmaf(weight, x.x, to.x), fmaf(weight, x.y, to.y), fmaf(weight, x.z, to.z), fmaf(weight, x.w, to.w)};
+}
+/// A factor of 0 makes zeros of everything.
+__device__ inline float4 scaled(const float4& x, float factor) {
+  return factor == 0 ? float4{} : float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+}
+
 /// A query row of the batch: token and head.
 struct ResultRow {
   std::int64_t token;

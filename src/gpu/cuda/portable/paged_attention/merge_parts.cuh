@@ -25,7 +25,7 @@ class MergeParts {
   /// By the whole CTA, after a barrier behind the stores of the part's own result.
   __device__ __forceinline__ void operator()(const WorkTile& work) const {
     if (work.slot < 0) return;
-    if (work.slot == 2 * part && threadIdx.x == 0) flag_set(ready(part), params.partials.call);
+    if (work.slot == partial_slot(part, true) && threadIdx.x == 0) flag_set(ready(part), params.partials.call);
     if (work.last_part < 0) return;
     if (warp == 0) {
       for (int other = part + 1 + lane; other <= work.last_part; other += 32) {
@@ -39,14 +39,11 @@ class MergeParts {
   }
 
  private:
-  static constexpr int kQuads = (Config::kHeadDim + 127) / 128;  // of neighbouring columns, of a lane
-  static constexpr int kAtOnce = 8;                              // parts whose results are on their way
+  static constexpr int kQuads = Config::kQuads;
+  static constexpr int kAtOnce = 8;  // parts whose results are on their way
 
   __device__ std::uint64_t* ready(int of) const { return params.partials.ready + std::int64_t{of} * params.kv_heads + kv_head; }
-  __device__ std::int64_t cell(int of, int row) const {
-    const int slot = 2 * of + (of == part ? 1 : 0);
-    return (std::int64_t{slot} * params.kv_heads + kv_head) * Config::kRowTile + row;
-  }
+  __device__ std::int64_t cell(int of, int row) const { return cell_of<Config>(params, partial_slot(of, of != part), kv_head, row); }
   /// Nothing is read through the L1 cache, where what an earlier kernel has left could be.
   __device__ RowState state_of(std::int64_t cell) const {
     const float2 state = __ldcg(reinterpret_cast<const float2*>(params.partials.states + cell));
@@ -74,18 +71,13 @@ class MergeParts {
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = states[i].sum * weight_of(states[i], maximum, score.scale_log2);
         state.sum += weight;
-        add(columns, read[i], weight);
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) add_weighted(columns[j], read[i][j], weight);
       }
     }
     store(ResultRow(params, work.q_begin, kv_head, work.row + row), state, columns);
   }
-  static __device__ __forceinline__ void add(float4 (&to)[kQuads], const float4 (&x)[kQuads], float weight) {
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) {
-      to[j] = {fmaf(weight, x[j].x, to[j].x), fmaf(weight, x[j].y, to[j].y), fmaf(weight, x[j].z, to[j].z), fmaf(weight, x[j].w, to[j].w)};
-    }
-  }
-  /// Of a part that is none: a result of weight 0.
+  /// Behind the last part: a result of weight 0.
   __device__ __forceinline__ void load(int of, int last, int row, RowState& state, float4 (&columns)[kQuads]) const {
     const std::int64_t at = cell(of, row);
     state = of <= last ? state_of(at) : RowState{-INFINITY, 0};
@@ -103,9 +95,7 @@ class MergeParts {
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
       const int column = 4 * (32 * j + lane);
-      const float4 x = columns[j];
-      if (column >= params.head_dim_v) continue;
-      result.store(params, column, factor == 0 ? float4{} : float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor});
+      if (column < params.head_dim_v) result.store(params, column, scaled(columns[j], factor));
     }
   }
 

@@ -123,9 +123,7 @@ class Line {
 };
 
 /// Where a part leaves its partial result of a query tile: at most one of them begins before the part, and at most one ends after it.
-__device__ inline int slot_of(int part, const QueryTile& tile, int part_length) {
-  return 2 * part + (tile.begin < part * part_length ? 0 : 1);
-}
+__device__ inline int partial_slot(int part, bool begins_before) { return 2 * part + (begins_before ? 0 : 1); }
 
 /// A query tile and a range of its key tiles.
 struct WorkTile {
@@ -189,7 +187,7 @@ class Walk {
     }
     work.uneven = first_token != last_token;
     const bool split = from > 0 || to < s.tiles;
-    work.slot = split ? slot_of(part, tile, line.part_length) : -1;
+    work.slot = split ? partial_slot(part, tile.begin < part * line.part_length) : -1;
     work.last_part = split && from == 0 ? (tile.end - 1) / line.part_length : -1;
   }
 
