@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
-from fovea._calls import checked
+from fovea._calls import repeatable
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
 from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
@@ -44,7 +44,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor, return_lse: bool 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: bool = False,
         **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@checked
+@repeatable
 def attention(
     q: Tensor,
     k: Tensor,

@@ -12,6 +12,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from fovea._library import INTEGERS, WINDOW, typed
+from fovea._repeat import READY, Repeats
 from fovea._words import in_python
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -40,6 +41,17 @@ _KINDS = {
 
 def checked(function: _Function) -> _Function:
     """Wraps a public function: refuses arguments of other types than annotated, and puts errors in the names of its arguments."""
+    return _checked(function, None)
+
+
+def repeatable(function: _Function) -> _Function:
+    """``checked``, and calls that say what an earlier one said take the short path (``_repeat.py``)."""
+    return _checked(function, Repeats(function) if READY else None)
+
+
+def _checked(function: _Function, repeats: Repeats | None) -> _Function:
+    run: Any = None if repeats is None else repeats.run
+    first: Any = None if repeats is None else repeats.first
     signature = inspect.signature(function)
     kinds = _kinds(function)
     in_order = tuple(kind.classes for kind in kinds.values())
@@ -48,12 +60,15 @@ def checked(function: _Function) -> _Function:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
+            result = Ellipsis if run is None or torch.compiler.is_dynamo_compiling() else run(args, kwargs)
+            if result is not Ellipsis and result is not NotImplemented:
+                return result
             named = [
                 isinstance(value, classes_of[name]) for name, value in kwargs.items()
             ]  # dict.__getitem__ stops torch 2.11's tracer
             if not all(map(isinstance, args, in_order)) or not all(named):
                 raise TypeError  # which one, said below
-            return function(*args, **kwargs)
+            return first(args, kwargs) if result is NotImplemented else function(*args, **kwargs)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if torch.compiler.is_compiling():
                 raise

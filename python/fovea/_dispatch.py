@@ -6,7 +6,6 @@ Kernels of the extension see none of this: torch's stable ABI has no way to ask 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -14,15 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fovea._library import typed
+from fovea._repeat import record
 
-_is_grad_enabled, _any_requires_grad, _increment_version = (
-    torch.is_grad_enabled,
-    torch._C._any_requires_grad,
-    torch._C._increment_version,
-)  # found once: a call of an operator takes few microseconds
 _BELOW = torch._C._after_ADInplaceOrView_keyset
 _library = torch.library.Library("fovea", "IMPL")  # what it registers lives as long as it does
-_MOST_NOTES = 4096  # of an operator: what calls say beside their tensors
 
 
 class _Operator:
@@ -38,17 +32,22 @@ class _Operator:
         for key in ("Conjugate", "Negative"):
             _library.impl(name, self.resolve, key)
         torch.library.register_fake(f"fovea::{name}", self.fake)
-        self.short = _ShortPath(name, arguments, self.written) if hasattr(torch.ops.fovea, f"run_{name}") else None
+        self._tensors = [at for at, argument in enumerate(arguments) if str(argument.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, *args: Any) -> None:
         """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
         try:
             if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 self.overload(*args)
-            elif self.short is None or torch._C._len_torch_dispatch_stack() or not self.short(self, args):
+            else:
                 self.run(self.overload, args, args)
+                record(self, args)
         except RuntimeError as error:
             raise typed(error) from None
+
+    def tensors(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor | None, bool]]:
+        """Of a call: each tensor that the schema has, in order, by its name, and whether it is written."""
+        return ((self.names[at], args[at], at in self.written) for at in self._tensors)
 
     def redispatch(self, keys: Any, *args: Any) -> None:
         try:
@@ -57,14 +56,14 @@ class _Operator:
             raise typed(error) from None
 
     def run(self, call: Callable[..., None], call_args: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        self.check_derivatives(args, args)
+        self.check_derivatives(args)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             call(*call_args)
         self.mark_written(args)
 
-    def check_derivatives(self, args: tuple[Any, ...], tensors: tuple[Any, ...]) -> None:
-        """Refuses to cut the graph; `tensors` holds at least those among the arguments."""
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+    def check_derivatives(self, args: tuple[Any, ...]) -> None:
+        """Refuses to cut the graph."""
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             self.refuse_gradients(args)
         if forward_ad._current_level >= 0:
             refuse_tangents(self.names, args)
@@ -95,59 +94,6 @@ class _Operator:
                 raise ValueError(f"{name}.device: got {device}, want {devices[0][1]}, as the tensors before it")
 
 
-class _LongPath(Exception):
-    """What only an operator proper can do."""
-
-
-class _ShortPath:
-    """An operator for plain tensors: what a call says beside them is noted once, as torch spends long on each argument.
-
-    Its plans are kept by the number of the note and what the tensors are like (``src/torch/plan_cache.hpp``)."""
-
-    def __init__(self, name: str, arguments: Sequence[Any], written: Sequence[int]) -> None:
-        run = getattr(torch.ops.fovea, f"run_{name}")
-        self.run = run.default._op  # what the overload calls, without the call to it
-        self.note = getattr(torch.ops.fovea, f"note_{name}").default
-        is_tensor = [str(argument.type) in ("Tensor", "Optional[Tensor]") for argument in arguments]
-        self.tensors = itemgetter(*(at for at, yes in enumerate(is_tensor) if yes))
-        self.others = itemgetter(*(at for at, yes in enumerate(is_tensor) if not yes))
-        self.outputs = _several(written)
-        self.notes: dict[Any, int] = {}
-        _library.impl(f"run_{name}", torch.library.fallthrough_kernel, "Autograd")
-        for key in ("Conjugate", "Negative"):
-            _library.impl(f"run_{name}", self.leave, key)
-        torch.library.register_fake(f"fovea::run_{name}", self.leave)
-
-    def __call__(self, operator: _Operator, args: tuple[Any, ...]) -> bool:
-        """False if the call is not for this path."""
-        tensors, others = self.tensors(args), self.others(args)
-        note = self.notes.get(others)
-        if note is None:
-            if len(self.notes) >= _MOST_NOTES:
-                return False
-            note = self.notes[others] = self.note(*others) if isinstance(others, tuple) else self.note(others)
-        # check_derivatives() and mark_written(), without the calls
-        if (_is_grad_enabled() and _any_requires_grad(*tensors)) or forward_ad._current_level >= 0:
-            operator.check_derivatives(args, tensors)
-        try:
-            self.run(tensors, note)
-        except _LongPath:
-            return False
-        _increment_version([tensor for tensor in self.outputs(args) if tensor is not None])
-        return True
-
-    def leave(self, *args: Any) -> None:
-        raise _LongPath
-
-
-def _several(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """An itemgetter that gives a tuple of one item too."""
-    if len(places) == 1:
-        (place,) = places
-        return lambda args: (args[place],)
-    return itemgetter(*places)
-
-
 def refuse_tangents(names: Sequence[str], args: Sequence[Any]) -> None:
     """Raises where a result would count as a constant in forward-mode differentiation."""
     if forward_ad._current_level < 0:
@@ -170,7 +116,7 @@ def _resolved(argument: Any) -> Any:
     return argument.resolve_conj().resolve_neg() if isinstance(argument, Tensor) else argument
 
 
-OPERATORS = {
+OPERATORS: dict[str, _Operator] = {
     name: _Operator(name)
     for name in (
         "attention",

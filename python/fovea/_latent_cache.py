@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea._calls import checked
+from fovea._calls import checked, repeatable
 from fovea._dispatch import OPERATORS
 
 _quantize_latent_cache = OPERATORS["quantize_latent_cache"]
@@ -65,7 +65,7 @@ def cache_formats() -> dict[str, CacheFormat]:
     return dict(_FORMATS)
 
 
-@checked
+@repeatable
 def quantize_latent_cache(
     rows: Tensor,
     cache: Tensor,

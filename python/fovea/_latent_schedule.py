@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fovea._dispatch import OPERATORS
-from fovea._library import typed
+from fovea._library import is_captured, typed
+from fovea._repeat import Schedule
 
 
-class LatentSchedule:
+class LatentSchedule(Schedule):
     """How the work of a call is distributed over a GPU. It is the same in every layer of a decode step, so it is computed once.
 
     >>> schedule = fovea.LatentSchedule()
@@ -44,6 +45,7 @@ class LatentSchedule:
         self._call: tuple[Any, ...] = ()
         self._captured = False
         self._memory: Tensor | None = None
+        self._token: object = None
 
     def _fits(self, call: tuple[Any, ...]) -> bool:
         """Whether the schedule serves a call of this description. Raises if the caller wrongly says that it does."""
@@ -54,7 +56,7 @@ class LatentSchedule:
     def _memory_for(self, operation: str, arguments: tuple[Any, ...]) -> Tensor:
         """What the operator takes as its schedule."""
         call = (operation, *map(_description, arguments))
-        captured = _is_captured(arguments[0])
+        captured = is_captured(arguments[0])
         if self._memory is None or captured != self._captured or not self._fits(call):
             self._memory = _prepare(operation, arguments)
             self._call, self._captured = call, captured
@@ -85,11 +87,6 @@ def _description(argument: Any) -> Any:
     if not isinstance(argument, Tensor):
         return argument
     return argument.shape, argument.stride(), argument.dtype, argument.device
-
-
-def _is_captured(tensor: Tensor) -> bool:
-    """Whether a call is recorded into a graph just now."""
-    return tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
 def _difference(call: tuple[Any, ...], first: tuple[Any, ...]) -> str:

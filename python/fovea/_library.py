@@ -3,6 +3,7 @@
 
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +46,28 @@ def empty_lse(q: Tensor) -> Tensor:
 
 _counts: dict[torch.device, Tensor] = {}
 """0, 1, 2, .. on each GPU."""
-_first_counts: dict[tuple[torch.device, int], Tensor] = {}
-"""The first so many of them: to slice them takes microseconds of each call."""
-_MOST_FIRST_COUNTS = 4096
+_constants: dict[Any, Tensor] = {}
+"""Small tensors that calls need again and again, by what they hold: to make one takes microseconds of each call."""
+_constant_ids: set[int] = set()
+_MOST_CONSTANTS = 4096
+
+
+def is_constant(tensor: Tensor) -> bool:
+    """Whether this package made it and keeps it as it is for good."""
+    return id(tensor) in _constant_ids
+
+
+def _keep(key: Any, tensor: Tensor) -> Tensor:
+    """The tensor, which equal calls get again. One made in a graph's capture belongs to the graph, and holds nothing yet."""
+    if len(_constants) < _MOST_CONSTANTS and not is_captured(tensor):
+        _constants[key] = tensor
+        _constant_ids.add(id(tensor))
+    return tensor
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Whether a call with this tensor is recorded into a graph just now."""
+    return tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
 def one_row_each(q: Tensor) -> Tensor | None:
@@ -57,7 +77,7 @@ def one_row_each(q: Tensor) -> Tensor | None:
     device, needed = q.device, q.shape[0] + 1
     if torch.compiler.is_compiling() or type(q) is not Tensor or type(needed) is not int:  # a tensor of a tracer is of no use later
         return torch.arange(needed, dtype=torch.int32, device=device)
-    first = _first_counts.get((device, needed))
+    first = _constants.get((device, needed))
     return _new_counts(device, needed) if first is None else first
 
 
@@ -65,15 +85,11 @@ def _new_counts(device: torch.device, needed: int) -> Tensor:
     known = _counts.get(device)
     if known is None or known.numel() < needed:
         known = torch.arange(max(1 << (needed - 1).bit_length(), 1024), dtype=torch.int32, device=device)
-        # One made in a graph's capture belongs to the graph, and holds nothing yet.
-        if torch.cuda.is_current_stream_capturing():
+        if is_captured(known):
             return known[:needed]
         torch.cuda.current_stream(device).synchronize()  # other streams read it too
         _counts[device] = known
-    first = known[:needed]
-    if len(_first_counts) < _MOST_FIRST_COUNTS:
-        _first_counts[device, needed] = first
-    return first
+    return _keep((device, needed), known[:needed])
 
 
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
@@ -117,7 +133,15 @@ def scale_tensor(name: str, scale: Tensor | float | None, like: Tensor) -> Tenso
         return scale
     if scale != 0 and not _SMALLEST <= abs(scale) <= _LARGEST:
         raise ValueError(f"{name}: got {scale}, want {_SMALLEST:.2g} to {_LARGEST:.2g} in magnitude (a normal float)")
-    return torch.tensor(scale, dtype=torch.float32, device=like.device)
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
+        return torch.tensor(scale, dtype=torch.float32, device=like.device)
+    known = _constants.get((like.device, "scale", scale))
+    return _new_scale(scale, like.device) if known is None else known
+
+
+def _new_scale(scale: float, device: torch.device) -> Tensor:
+    made = torch.tensor(scale, dtype=torch.float32, device=device)  # waits for the copy, so that other streams may read it too
+    return _keep((device, "scale", scale), made) if type(made) is Tensor else made
 
 
 def version() -> str:

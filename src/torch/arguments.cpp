@@ -85,23 +85,8 @@ void torch_parallel(int threads, void (*body)(void* context, int thread), void* 
 
 }  // namespace
 
-const Note::Value& Arguments::next_value() {
-  if (values_taken_ == noted_->note.values.size()) no_short_path();
-  return noted_->note.values[values_taken_++];
-}
-
-OptionalTensor Arguments::next_tensor(bool required) {
-  if (tensors_taken_ == noted_->tensors.size()) no_short_path();
-  OptionalTensor tensor = std::move(noted_->tensors[tensors_taken_++]);
-  if (required && !tensor) raise_invalid("tensors[" + std::to_string(tensors_taken_ - 1) + "]", "none", "a tensor");
-  return tensor;
-}
-
-void Arguments::no_short_path() { raise_invalid("note", "one of another operator", "one of this operator, and its tensors"); }
-
 // Not take<std::string>(): in torch 2.11 to 2.13 it leaks the string.
 std::string Arguments::text() {
-  if (noted_ != nullptr) return next_value().text;
   const auto handle = take<StringHandle>();
   const std::unique_ptr<StringOpaque, AOTITorchError (*)(StringHandle)> owner(handle, torch_delete_string);
   const char* characters = nullptr;

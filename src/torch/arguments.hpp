@@ -13,7 +13,6 @@
 
 #include "device.hpp"
 #include "fovea/fovea.hpp"
-#include "noted_call.hpp"
 #include "plan_cache.hpp"
 
 namespace fovea::binding {
@@ -21,14 +20,13 @@ namespace fovea::binding {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// The arguments of one call, taken in the order of the schema from torch's stack, or on the short path from a note and a list of tensors.
+/// The arguments of one call, taken from torch's stack in the order of the schema.
 /// What is taken is owned; what is not, is lost. So a call takes all of them before it looks at any.
 class Arguments {
  public:
-  explicit Arguments(StableIValue* stack) : next_(stack), noted_(noted_call()), key_(CallKey::current()) {
+  explicit Arguments(StableIValue* stack) : next_(stack), key_(CallKey::current()) {
     begin_call();
     key_.clear();
-    if (noted_ != nullptr) key_.add(-1 - noted_->note.number);  // no other key begins with a negative number
   }
 
   /// Of a call that is only planned: the first is the device.
@@ -41,7 +39,6 @@ class Arguments {
 
   template <class T>
   T take() {
-    if (noted_ != nullptr) return take_noted<T>();
     T value = torch::stable::detail::to<T>(*next_++);
     if constexpr (!std::is_same_v<T, StringHandle>) key_.add(value);
     return value;
@@ -60,32 +57,7 @@ class Arguments {
   }
 
  private:
-  template <class T>
-  T take_noted() {
-    if constexpr (std::is_same_v<T, Tensor> || std::is_same_v<T, OptionalTensor>) {
-      OptionalTensor tensor = next_tensor(std::is_same_v<T, Tensor>);
-      key_.add(tensor);
-      if constexpr (std::is_same_v<T, Tensor>) {
-        return *std::move(tensor);
-      } else {
-        return tensor;
-      }
-    } else if constexpr (std::is_same_v<T, std::optional<std::int64_t>>) {
-      const Note::Value& value = next_value();
-      return value.given ? std::optional(torch::stable::detail::to<std::int64_t>(value.number)) : std::nullopt;
-    } else if constexpr (std::is_arithmetic_v<T>) {
-      return torch::stable::detail::to<T>(next_value().number);
-    } else {
-      no_short_path();  // lists
-    }
-  }
-  const Note::Value& next_value();
-  OptionalTensor next_tensor(bool required);
-  [[noreturn]] static void no_short_path();
-
   StableIValue* next_;
-  NotedCall* noted_;  ///< null beside the short path
-  std::size_t values_taken_ = 0, tensors_taken_ = 0;
   CallKey& key_;  ///< of what has been taken
 };
 

@@ -63,12 +63,34 @@ const TorchGpu& torch_gpu() {
   return kFound;
 }
 
-/// Of the same name in both builds.
-using CurrentStream = AOTITorchError (*)(std::int32_t device_index, void** stream);
-
-CurrentStream find_current_stream() {
+/// What the library has under this name, which is the same in both builds; null if there is none.
+template <class Function>
+Function* find_in_torch(const char* name) {
   void* library = torch_gpu().library;
-  return library == nullptr ? nullptr : reinterpret_cast<CurrentStream>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+/// torch's allocator without tensors around its memory, which take as long as a launch. It serves the current device.
+struct PlainMemory {
+  using Take = AOTITorchError(std::uint64_t bytes, void** memory);
+  using Give = AOTITorchError(void* memory);
+  Take* take = find_in_torch<Take>("aoti_torch_cuda_caching_allocator_raw_alloc");
+  Give* give = find_in_torch<Give>("aoti_torch_cuda_caching_allocator_raw_delete");
+};
+
+const PlainMemory& plain_memory() {
+  static const PlainMemory kFound;
+  return kFound;
+}
+
+/// Null where torch has none, or another device is the current one. Where memory is short, a tensor of these bytes says so.
+void* plain_memory_of(Device device, std::size_t bytes) {
+  const PlainMemory& allocator = plain_memory();
+  std::int32_t current = -1;
+  if (allocator.take == nullptr || allocator.give == nullptr) return nullptr;
+  if (aoti_torch_get_current_device_index(&current) != AOTI_TORCH_SUCCESS || current != device.ordinal) return nullptr;
+  void* memory = nullptr;
+  return allocator.take(bytes, &memory) == AOTI_TORCH_SUCCESS ? memory : nullptr;
 }
 
 }  // namespace
@@ -96,20 +118,28 @@ Device call_device() { return current_call().device.value_or(Device{}); }
 Stream call_stream() {
   const Device device = call_device();
   if (device.backend == Backend::cpu) return {};
-  static const CurrentStream kCurrentStream = find_current_stream();
+  using CurrentStream = AOTITorchError(std::int32_t device_index, void** stream);
+  static CurrentStream* const kCurrentStream = find_in_torch<CurrentStream>("aoti_torch_get_current_cuda_stream");
   if (kCurrentStream == nullptr) throw std::runtime_error("torch's GPU library does not say its current stream; want torch 2.11 or newer");
   Stream stream;
   TORCH_ERROR_CODE_CHECK(kCurrentStream(device.ordinal, &stream.handle));
   return stream;
 }
 
-Scratch scratch(std::size_t bytes) {
+Scratch::Scratch(std::size_t bytes) {
   const Device device = call_device();
-  if (device.backend == Backend::cpu) return {.workspace = cpu_memory(bytes)};
-  if (bytes == 0) return {};
-  Scratch memory{.owner = new_bytes(static_cast<std::int64_t>(bytes))};
-  memory.workspace = {memory.owner->data_ptr(), bytes};
-  return memory;
+  if (device.backend == Backend::cpu) {
+    workspace_ = cpu_memory(bytes);
+  } else if (bytes != 0) {
+    void* memory = plain_memory_of(device, bytes);
+    is_plain_ = memory != nullptr;
+    if (!is_plain_) memory = owner_.emplace(new_bytes(static_cast<std::int64_t>(bytes))).data_ptr();
+    workspace_ = {memory, bytes};
+  }
+}
+
+Scratch::~Scratch() {
+  if (is_plain_) static_cast<void>(plain_memory().give(workspace_.data));
 }
 
 Tensor new_bytes(std::int64_t bytes) {

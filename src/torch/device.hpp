@@ -31,11 +31,20 @@ Stream call_stream();
 
 /// On a GPU, memory that torch's allocator takes back with `owner`, in the order of the stream, also while a graph is recorded. On the
 /// CPU the calling thread's own, grown when needed and kept for the next call.
-struct Scratch {
-  std::optional<torch::stable::Tensor> owner{};
-  Workspace workspace{};
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  Workspace workspace() const { return workspace_; }
+
+ private:
+  std::optional<torch::stable::Tensor> owner_{};  ///< nothing where the allocator gave plain memory
+  bool is_plain_ = false;
+  Workspace workspace_{};
 };
-Scratch scratch(std::size_t bytes);
 
 /// A schedule is the workspace of its plan, which several calls share. The CPU has none: every run looks at the lengths anyway.
 template <class Plan>
@@ -61,8 +70,8 @@ Result<torch::stable::Tensor> prepare(const Plan& plan, const Args& args) {
 template <class Plan, class Args>
 Result<void> run(const Plan& plan, const Args& args, const std::optional<torch::stable::Tensor>& schedule = std::nullopt) {
   if (schedule && call_device().backend != Backend::cpu) return plan.run_prepared(args, schedule_memory(*schedule), call_stream());
-  const Scratch memory = scratch(plan.workspace_bytes());
-  return plan.run(args, memory.workspace, call_stream());
+  const Scratch memory(plan.workspace_bytes());
+  return plan.run(args, memory.workspace(), call_stream());
 }
 
 }  // namespace fovea::binding

@@ -11,6 +11,7 @@
 #include "dense.hpp"
 #include "latent_cache.hpp"
 #include "op/common/fields.hpp"
+#include "repeatable_call.hpp"
 
 namespace fovea::binding {
 
@@ -142,6 +143,23 @@ class Fields {
     return args;
   }
 
+  /// The same from the address of each tensor in order, null where there is none.
+  static Args args_at(const Desc& /*desc*/, void* const* addresses) {
+    Args args{};
+    detail::for_each_field(table, [&](const auto& field) {
+      using Row = std::remove_cvref_t<decltype(field)>;
+      if constexpr (Row::kHasPointer) args.*Row::kArgs = static_cast<typename Row::Pointer>(*addresses++);
+    });
+    return args;
+  }
+
+  /// How many of these there are.
+  static consteval int tensors() {
+    int count = 0;
+    detail::for_each_field(table, [&](const auto& field) { count += std::remove_cvref_t<decltype(field)>::kHasPointer ? 1 : 0; });
+    return count;
+  }
+
  private:
   using Table = std::remove_cvref_t<decltype(table)>;
   using Indices = std::make_index_sequence<std::tuple_size_v<Table>>;
@@ -235,8 +253,9 @@ auto planned(const Call& call, const typename Call::Desc& desc) {
 template <class Call, auto plan>
 void run_call(StableIValue* stack) {
   const Call call{Arguments(stack)};
-  const auto& [desc, ready, device] = remembered([&] { return planned<Call, plan>(call, call.describe()); });
-  raise_if_failed(binding::run(ready, call.pointers(desc)));
+  const auto& kept = remembered([&] { return planned<Call, plan>(call, call.describe()); });
+  raise_if_failed(binding::run(kept.plan, call.pointers(kept.desc)));
+  may_be_repeated<Call::args_at>(kept);
 }
 
 template <class Call, auto plan>

@@ -4,6 +4,7 @@
 
 #include "arguments.hpp"
 #include "operators.hpp"
+#include "repeatable_call.hpp"
 
 namespace fovea::binding {
 namespace {
@@ -57,6 +58,10 @@ void cache_formats(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void version(StableIValue* stack, std::uint64_t, std::uint64_t) { stack[0] = torch::stable::detail::from(std::string(fovea::version())); }
+
+void short_path_address(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  stack[0] = torch::stable::detail::from(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&short_path())));
+}
 
 void set_num_threads(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const std::int64_t threads = Arguments(stack).integer();

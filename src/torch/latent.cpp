@@ -32,18 +32,25 @@ const auto& prepared(const LatentCall& call) {
   return remembered([&] { return make_plan(call); });
 }
 
-LatentAttentionArgs pointers(const LatentCall& call, const LatentAttentionDesc& desc) {
-  LatentAttentionArgs args = call.pointers(desc);
-  if (desc.q.rank == 3) args.cu_seqlens_q = query_lengths(call.value<"cu_seqlens_q">(), desc.block_table.shape[0]);
+/// One row a sequence of a ragged batch, if nothing else is said.
+LatentAttentionArgs with_lengths(LatentAttentionArgs args, const LatentAttentionDesc& desc) {
+  if (desc.q.rank == 3 && args.cu_seqlens_q == nullptr) args.cu_seqlens_q = query_lengths(std::nullopt, desc.block_table.shape[0]);
   return args;
+}
+
+LatentAttentionArgs pointers(const LatentCall& call, const LatentAttentionDesc& desc) { return with_lengths(call.pointers(desc), desc); }
+
+LatentAttentionArgs args_at(const LatentAttentionDesc& desc, void* const* addresses) {
+  return with_lengths(LatentCall::args_at(desc, addresses), desc);
 }
 
 }  // namespace
 
 void latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const LatentCall call{Arguments(stack)};
-  const auto& [desc, plan, device] = prepared(call);
-  raise_if_failed(binding::run(plan, pointers(call, desc), call.schedule));
+  const auto& kept = prepared(call);
+  raise_if_failed(binding::run(kept.plan, pointers(call, kept.desc), call.schedule));
+  may_be_repeated<args_at, LatentCall::tensors()>(kept);
 }
 
 void explain_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

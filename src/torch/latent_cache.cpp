@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "operators.hpp"
+#include "repeatable_call.hpp"
 
 namespace fovea::binding {
 namespace {
@@ -40,11 +41,17 @@ auto make_plan(const Call& call, PlanFunction plan) {
   return Planned(desc, value_or_raise(plan(desc, call_device(), call.options)));
 }
 
-/// Runs with the arguments in the order that both directions have: rows, cache, slots.
-template <class Args, class Plan>
-void run(const Call& call, const Plan& plan) {
+/// Both directions have their arguments in the order of the schema: rows, cache, slots.
+template <class Args>
+Args args_at(const LatentCacheConversionDesc& /*desc*/, void* const* addresses) {
+  return {addresses[0], addresses[1], static_cast<const std::int64_t*>(addresses[2])};
+}
+
+template <class Args, class Planned>
+void run(const Call& call, const Planned& kept) {
   const std::int64_t* slots = int64_vector(call.slot_mapping, "slot_mapping", call.rows.size(0));
-  raise_if_failed(binding::run(plan, Args{data(call.rows), data(call.cache), slots}));
+  raise_if_failed(binding::run(kept.plan, Args{data(call.rows), data(call.cache), slots}));
+  may_be_repeated<args_at<Args>>(kept);
 }
 
 /// Those with so many bytes for a token; all, if there are none.
@@ -98,7 +105,7 @@ LatentCacheDesc describe_cache(const Tensor& cache, const std::string& format, c
 void quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_quantize(Arguments(stack), implementation);
-  run<QuantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_quantize_latent_cache); }).plan);
+  run<QuantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_quantize_latent_cache); }));
 }
 
 void explain_quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -110,7 +117,7 @@ void explain_quantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint
 void dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_dequantize(Arguments(stack), implementation);
-  run<DequantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_dequantize_latent_cache); }).plan);
+  run<DequantizeLatentCacheArgs>(call, remembered([&] { return make_plan(call, plan_dequantize_latent_cache); }));
 }
 
 void explain_dequantize_latent_cache(StableIValue* stack, std::uint64_t, std::uint64_t) {

@@ -15,7 +15,6 @@
 #include "op/paged_cache_append/fields.hpp"
 #include "op/quantized_attention/fields.hpp"
 #include "operators.hpp"
-#include "short_path.hpp"
 
 namespace {
 
@@ -76,27 +75,6 @@ const std::vector<Operation>& operations() {
   return kAll;
 }
 
-constexpr std::size_t kOperations = 13;
-
-/// The short path of operation `at`, as torch calls it.
-template <std::size_t at>
-void note_operation(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  note(operations()[at].schema, stack);
-}
-template <std::size_t at>
-void run_noted_operation(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  run_noted(operations()[at].run, stack);
-}
-
-/// Calls f(operation, note, run) for each operation that has a short path.
-template <class F>
-void for_each_short_path(F&& f) {
-  [&]<std::size_t... at>(std::index_sequence<at...>) {
-    (void(has_short_path(operations()[at].schema) && (f(operations()[at], note_operation<at>, run_noted_operation<at>), true)), ...);
-  }
-  (std::make_index_sequence<kOperations>{});
-}
-
 /// Dense attention as autograd wants it: new tensors, out and lse. The Python package gives it its kernel, which allocates and calls
 /// attention, and its formula, which calls attention_backward.
 constexpr auto kDifferentiableAttention =
@@ -118,10 +96,6 @@ STABLE_TORCH_LIBRARY(fovea, library) {
     library.def((operation.reading("prepare_") + " -> Tensor").c_str());
     library.def((operation.reading("schedule_bytes_", "Device device, ") + " -> int").c_str());
   }
-  for_each_short_path([&](const Operation& operation, Operator*, Operator*) {
-    library.def(("note_" + operation.name() + "(" + noted_arguments(operation.schema) + ") -> int").c_str());
-    library.def(("run_" + operation.name() + "(Tensor?[] tensors, int note) -> ()").c_str());
-  });
   library.def(kDifferentiableAttention);
   library.def(kDifferentiableMerge);
   library.def("implementations() -> str");
@@ -129,6 +103,7 @@ STABLE_TORCH_LIBRARY(fovea, library) {
   library.def("cache_formats() -> str");
   library.def("int8_groups() -> str");
   library.def("version() -> str");
+  library.def("short_path() -> int");
   library.def("set_num_threads(int threads) -> ()");
   library.def("num_threads() -> int");
   use_torch_threads(0);
@@ -144,15 +119,12 @@ STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, library) {
     library.impl(("prepare_" + operation.name()).c_str(), operation.prepare);
     library.impl(("schedule_bytes_" + operation.name()).c_str(), operation.schedule_bytes);
   }
-  for_each_short_path([&](const Operation& operation, Operator* note, Operator* run) {
-    library.impl(("note_" + operation.name()).c_str(), note);
-    library.impl(("run_" + operation.name()).c_str(), run);
-  });
   library.impl("implementations", implementations);
   library.impl("devices", devices);
   library.impl("cache_formats", cache_formats);
   library.impl("int8_groups", int8_groups);
   library.impl("version", version);
+  library.impl("short_path", short_path_address);
   library.impl("set_num_threads", set_num_threads);
   library.impl("num_threads", num_threads);
 }

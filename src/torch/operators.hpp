@@ -25,6 +25,6 @@ Operator quantize_v, explain_quantize_v;
 Operator quantized_attention, explain_quantized_attention;
 Operator quantize_and_attend, explain_quantize_and_attend;
 
-Operator implementations, devices, cache_formats, int8_groups, version, set_num_threads, num_threads;
+Operator implementations, devices, cache_formats, int8_groups, version, set_num_threads, num_threads, short_path_address;
 
 }  // namespace fovea::binding

@@ -16,14 +16,23 @@ PagedAttentionDesc describe(const PagedAttentionCall& call) {
   return desc;
 }
 
+/// One row a sequence, if nothing else is said.
+PagedAttentionArgs with_lengths(PagedAttentionArgs args, const PagedAttentionDesc& desc) {
+  if (args.cu_seqlens_q == nullptr) args.cu_seqlens_q = query_lengths(std::nullopt, desc.block_table.shape[0]);
+  return args;
+}
+
+PagedAttentionArgs args_at(const PagedAttentionDesc& desc, void* const* addresses) {
+  return with_lengths(PagedAttentionCall::args_at(desc, addresses), desc);
+}
+
 }  // namespace
 
 void paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   const PagedAttentionCall call{Arguments(stack)};
-  const auto& [desc, plan, device] = remembered([&] { return planned<PagedAttentionCall, plan_paged_attention>(call, describe(call)); });
-  PagedAttentionArgs args = call.pointers(desc);
-  if (args.cu_seqlens_q == nullptr) args.cu_seqlens_q = query_lengths(call.value<"cu_seqlens_q">(), desc.block_table.shape[0]);
-  raise_if_failed(binding::run(plan, args));
+  const auto& kept = remembered([&] { return planned<PagedAttentionCall, plan_paged_attention>(call, describe(call)); });
+  raise_if_failed(binding::run(kept.plan, with_lengths(call.pointers(kept.desc), kept.desc)));
+  may_be_repeated<args_at>(kept);
 }
 
 void explain_paged_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

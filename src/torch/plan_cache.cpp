@@ -12,6 +12,11 @@ CallKey& CallKey::current() {
   return key;
 }
 
+LastCall& last_call() {
+  thread_local LastCall last;
+  return last;
+}
+
 void CallKey::add(const Tensor& tensor) {
   try {
     std::int32_t dtype = 0;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -55,6 +56,16 @@ class CallKey {
   bool is_whole_ = true;
 };
 
+class RepeatableCall;  // repeatable_call.hpp
+
+/// The operator call that has just returned in this thread, if it may be repeated: its plan, which stays until the next call, and how to
+/// copy it.
+struct LastCall {
+  const void* planned = nullptr;
+  std::unique_ptr<RepeatableCall> (*copy)(const void* planned) = nullptr;
+};
+LastCall& last_call();
+
 struct CallKeyHash {
   std::size_t operator()(const std::vector<std::int64_t>& words) const noexcept;
 };
@@ -78,6 +89,7 @@ class PlanCache {
   /// The plan of the call in progress; `make` describes, validates and plans. Valid until the next call of the thread.
   template <class Make>
   const Planned& get(const Make& make) {
+    last_call() = {};
     CallKey& key = CallKey::current();
     key.add(follow_torch_threads());
     if (!key.is_whole()) plans_.erase(key.words());

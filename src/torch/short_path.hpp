@@ -1,28 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The short path to an operator: torch spends a third of a microsecond on each argument that is no tensor. So an operator's other
-/// arguments are noted once, and a call consists of its tensors and the number of that note.
+/// The short path from Python: a call that says what an earlier one said runs that one's plan, without torch's dispatcher.
+/// This is what the extension gives to the Python module (src/torch/python), as plain C, because each is a library of its own.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-
 #include <cstdint>
-#include <string>
-#include <string_view>
-
-#include "operators.hpp"
 
 namespace fovea::binding {
 
-/// Whether an operator of this schema has one: not if it takes lists of tensors.
-bool has_short_path(std::string_view schema);
-
-/// "str format, float scale": the arguments of such a schema that are no tensors.
-std::string noted_arguments(std::string_view schema);
-
-/// Keeps these arguments, which `stack` holds; replaces them by the number of the note.
-void note(std::string_view schema, StableIValue* stack);
-
-/// Runs an operator with the arguments of a note and the tensors: `stack` holds the list of them, then the number.
-void run_noted(Operator* run, StableIValue* stack);
+struct ShortPath {
+  /// The operator call that has just returned in this thread, to be run again; null if it cannot be. The caller releases it.
+  void* (*take_call)();
+  void (*release)(void* call);
+  /// Runs it over other memory: the address of each tensor of the schema in order, null where there is none. Returns null, or what went
+  /// wrong, as the operator says it: a text that lives until the thread's next call.
+  const char* (*run)(const void* call, void* const* addresses);
+  /// How many threads a call would run on now; a plan is of so many.
+  std::int64_t (*threads)();
+};
 
 }  // namespace fovea::binding

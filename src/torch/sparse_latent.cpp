@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "latent_cache.hpp"
 #include "operators.hpp"
+#include "repeatable_call.hpp"
 
 namespace fovea::binding {
 namespace {
@@ -113,13 +114,36 @@ SparseLatentAttentionArgs make_args(const Call& call) {
   return args;
 }
 
+/// In the order of the schema.
+SparseLatentAttentionArgs args_at(const SparseLatentAttentionDesc& desc, void* const* addresses) {
+  const auto next = [&] { return *addresses++; };
+  const auto next_selection = [&]() -> SparseLatentAttentionArgs::Selection {
+    void* const cache = next();
+    const auto* indices = static_cast<const std::int32_t*>(next());
+    return {.cache = cache, .indices = indices, .topk_length = static_cast<const std::int32_t*>(next())};
+  };
+  SparseLatentAttentionArgs args{};
+  args.q = next();
+  args.main = next_selection();
+  const SparseLatentAttentionArgs::Selection extra = next_selection();
+  if (desc.extra) args.extra = extra;
+  args.out = next();
+  args.lse = static_cast<float*>(next());
+  args.max_logits = static_cast<float*>(next());
+  args.sink = static_cast<const float*>(next());
+  return args;
+}
+
+constexpr int kSchedule = 11;  // tensors before it in the schema
+
 }  // namespace
 
 void sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::string implementation;
   const Call call = take_call(Arguments(stack), implementation);
-  const auto& [desc, plan, device] = prepared(call);
-  raise_if_failed(binding::run(plan, make_args(call), call.schedule));
+  const auto& kept = prepared(call);
+  raise_if_failed(binding::run(kept.plan, make_args(call), call.schedule));
+  may_be_repeated<args_at, kSchedule>(kept);
 }
 
 void explain_sparse_latent_attention(StableIValue* stack, std::uint64_t, std::uint64_t) {

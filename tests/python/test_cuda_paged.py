@@ -216,11 +216,11 @@ def test_decode_needs_no_query_lengths():
     q, k, v, table, kv_len, cu = rows.tensors()
     want = fovea.paged_attention(q, k, v, table, kv_len, cu)
     fovea._library._counts.clear()
-    fovea._library._first_counts.clear()
+    fovea._library._constants.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fovea.paged_attention(q, k, v, table, kv_len)
-    assert not fovea._library._counts and not fovea._library._first_counts
+    assert not fovea._library._counts and not fovea._library._constants
     eager = fovea.paged_attention(q, k, v, table, kv_len)
     graph.replay()
     assert torch.equal(captured, want) and torch.equal(eager, want)
