@@ -44,8 +44,8 @@ def empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
-_counts: dict[torch.device, Tensor] = {}
-"""0, 1, 2, .. on each GPU."""
+_counts: dict[tuple[torch.device, int], Tensor] = {}
+"""0, n, 2n, .. on each device."""
 _constants: dict[Any, Tensor] = {}
 """Small tensors that calls need again and again, by what they hold: to make one takes microseconds of each call."""
 _constant_ids: set[int] = set()
@@ -72,24 +72,29 @@ def is_captured(tensor: Tensor) -> bool:
 
 def one_row_each(q: Tensor) -> Tensor | None:
     """cu_seqlens_q of one row a sequence. None on the CPU, where operators need no tensor for it."""
-    if not q.is_cuda:
-        return None
-    device, needed = q.device, q.shape[0] + 1
-    if torch.compiler.is_compiling() or type(q) is not Tensor or type(needed) is not int:  # a tensor of a tracer is of no use later
-        return torch.arange(needed, dtype=torch.int32, device=device)
-    first = _constants.get((device, needed))
-    return _new_counts(device, needed) if first is None else first
+    return rows_each(q, q.shape[0], 1) if q.is_cuda else None
 
 
-def _new_counts(device: torch.device, needed: int) -> Tensor:
-    known = _counts.get(device)
+def rows_each(q: Tensor, batch: int, each: int) -> Tensor:
+    """cu_seqlens_q of so many rows a sequence."""
+    device, needed = q.device, batch + 1
+    # A tensor of a tracer is of no use later.
+    if torch.compiler.is_compiling() or type(q) is not Tensor or type(needed) is not int or type(each) is not int:
+        return torch.arange(needed, dtype=torch.int32, device=device) * each
+    first = _constants.get((device, needed, each))
+    return _new_counts(device, needed, each) if first is None else first
+
+
+def _new_counts(device: torch.device, needed: int, each: int) -> Tensor:
+    known = _counts.get((device, each))
     if known is None or known.numel() < needed:
-        known = torch.arange(max(1 << (needed - 1).bit_length(), 1024), dtype=torch.int32, device=device)
-        if is_captured(known):
+        known = torch.arange(max(1 << (needed - 1).bit_length(), 1024), dtype=torch.int32, device=device) * each
+        if type(known) is not Tensor or is_captured(known):
             return known[:needed]
-        torch.cuda.current_stream(device).synchronize()  # other streams read it too
-        _counts[device] = known
-    return _keep((device, needed), known[:needed])
+        if known.is_cuda:
+            torch.cuda.current_stream(device).synchronize()  # other streams read it too
+        _counts[device, each] = known
+    return _keep((device, needed, each), known[:needed])
 
 
 def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:

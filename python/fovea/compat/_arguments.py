@@ -24,7 +24,8 @@ def check(ok: bool, subject: str, got: object, want: object) -> None:
 
 def check_axes(name: str, tensor: Tensor, axes: str) -> None:
     rank = axes.count(",") + 1
-    check(tensor.dim() == rank, f"{name}.rank", tensor.dim(), f"{rank} ([{axes}])")
+    if tensor.dim() != rank:
+        check(False, f"{name}.rank", tensor.dim(), f"{rank} ([{axes}])")
 
 
 def checked_scale(name: str, scale: Tensor | float | None) -> float | None:

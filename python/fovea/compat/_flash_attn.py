@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fovea._attention import attention
+from fovea._library import rows_each
 from fovea._paged import paged_attention, paged_cache_append
 from fovea.compat._arguments import bound, check, check_axes, checked_scale, rows, run, whole_eights, window
 
@@ -146,14 +147,14 @@ class Cache(NamedTuple):
         return torch.full((batch,), length, dtype=torch.int32, device=self.k.device)
 
 
-def cached(q: Tensor, cache: Cache, scores: Scores, new: New | None) -> tuple[Tensor, Tensor | None]:
-    """Attention of q ``[batch, seq, head, dim]`` over a cache, to which new keys and values are appended first."""
+def cached(q: Tensor, cache: Cache, scores: Scores, new: New | None, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Attention of q ``[batch, seq, head, dim]`` over a cache, to which new keys and values are appended first: as dense."""
     for name, tensor in (("q", q), ("k_cache", cache.k), ("v_cache", cache.v)):
         check_axes(name, tensor, "batch or blocks, seq or page, head, head_dim")
     if new is None and cache.whole():
         end = int(cache.k.shape[1] if cache.seqlens is None else cache.seqlens)
         check(0 <= end <= cache.k.shape[1], "cache_seqlens", end, f"0 to {cache.k.shape[1]} (the cache's)")
-        return dense(q, cache.k[:, :end], cache.v[:, :end], scores, return_lse=True)
+        return dense(q, cache.k[:, :end], cache.v[:, :end], scores, return_lse=return_lse)
     batch, seq_q = q.shape[:2]
     table, lengths = cache.table(batch), cache.lengths(batch, new is not None)
     if new is not None:
@@ -163,16 +164,18 @@ def cached(q: Tensor, cache: Cache, scores: Scores, new: New | None) -> tuple[Te
             q = new.rotary(q, lengths[:, None] + step)
         _append(cache, table, lengths, new)
         lengths = lengths + new.k.shape[1]
-    cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * seq_q
+    cu_seqlens_q = None if seq_q == 1 else rows_each(q, batch, seq_q)
     given = rows(q).flatten(0, 1), cache.k, cache.v, table, lengths, cu_seqlens_q
-    out, lse = run(paged_attention, *given, max_seqlen_q=seq_q, return_lse=True, **scores.options(q.shape[-1]))
-    return out.unflatten(0, (batch, seq_q)), lse.unflatten(0, (batch, seq_q)).transpose(1, 2).contiguous()
+    result = run(paged_attention, *given, max_seqlen_q=seq_q, return_lse=return_lse, **scores.options(q.shape[-1]))
+    out, lse = result if return_lse else (result, None)
+    out = out.view(batch, seq_q, *out.shape[1:])
+    return out, None if lse is None else lse.view(batch, seq_q, lse.shape[-1]).transpose(1, 2).contiguous()
 
 
 def ragged_over_cache(
-    q: Tensor, cache: Cache, scores: Scores, cu_seqlens_q: Tensor, max_seqlen_q: Tensor | int | None
-) -> tuple[Tensor, Tensor]:
-    """Attention of a ragged batch q ``[total_q, head, dim]`` over a cache: out like q and lse ``[head, total_q]``."""
+    q: Tensor, cache: Cache, scores: Scores, cu_seqlens_q: Tensor, max_seqlen_q: Tensor | int | None, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a ragged batch q ``[total_q, head, dim]`` over a cache: as dense."""
     for name, tensor, axes in (
         ("q", q, "total_q, head, head_dim"),
         ("k_cache", cache.k, "batch or blocks, seq or page, head, head_dim"),
@@ -182,8 +185,9 @@ def ragged_over_cache(
     batch = len(cu_seqlens_q) - 1
     given = rows(q), cache.k, cache.v, cache.table(batch), cache.lengths(batch, False), cu_seqlens_q
     bounds = {"max_seqlen_q": bound(max_seqlen_q) or 0}
-    out, lse = run(paged_attention, *given, return_lse=True, **bounds, **scores.options(q.shape[-1]))
-    return out, lse.transpose(0, 1).contiguous()
+    result = run(paged_attention, *given, return_lse=return_lse, **bounds, **scores.options(q.shape[-1]))
+    out, lse = result if return_lse else (result, None)
+    return out, None if lse is None else lse.transpose(0, 1).contiguous()
 
 
 def _append(cache: Cache, table: Tensor, lengths: Tensor, new: New) -> None:

@@ -177,10 +177,10 @@ def flash_attn_with_kvcache(
     new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
     scores = Scores(softmax_scale, causal, window_size, softcap)
     if cu_seqlens_q is None:
-        out, lse = cached(q, cache, scores, new)
+        out, lse = cached(q, cache, scores, new, return_softmax_lse)
     else:
         refuse("with cu_seqlens_q nothing is appended", k=k)
-        out, lse = ragged_over_cache(q, cache, scores, cu_seqlens_q, max_seqlen_q)
+        out, lse = ragged_over_cache(q, cache, scores, cu_seqlens_q, max_seqlen_q, return_softmax_lse)
     return (out, lse, None, None) if return_softmax_lse else out
 
 

@@ -223,7 +223,7 @@ def flash_attn_with_kvcache(
     refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, block_table)
     new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
-    out, lse = cached(q, cache, Scores(softmax_scale, causal, window_size, softcap), new)
+    out, lse = cached(q, cache, Scores(softmax_scale, causal, window_size, softcap), new, return_softmax_lse)
     return (out, lse) if return_softmax_lse else out
 
 

@@ -23,7 +23,8 @@ def want(ok: bool, subject: str, got: object, wanted: object) -> None:
 
 
 def checked_layout(kv_layout: str) -> str:
-    want(kv_layout in ("NHD", "HND"), "kv_layout", repr(kv_layout), "'NHD' or 'HND'")
+    if kv_layout not in ("NHD", "HND"):
+        want(False, "kv_layout", repr(kv_layout), "'NHD' or 'HND'")
     return kv_layout
 
 
@@ -37,10 +38,11 @@ def pages_of(cache: Tensor | tuple[Tensor, Tensor], kv_layout: str) -> tuple[Ten
     if isinstance(cache, Tensor):
         want(cache.dim() == 5 and cache.shape[1] == 2, "paged_kv_cache.shape", list(cache.shape), "[pages, 2, ..], or a tuple")
         cache = cache[:, 0], cache[:, 1]
-    for index, tensor in enumerate(cache):
-        want(tensor.dim() == 4, f"paged_kv_cache[{index}].rank", tensor.dim(), 4)
-    k, v = (token_major("paged_kv_cache", tensor, kv_layout) for tensor in cache)
-    return k, v
+    k, v = cache
+    for index, tensor in enumerate((k, v)):
+        if tensor.dim() != 4:
+            want(False, f"paged_kv_cache[{index}].rank", tensor.dim(), 4)
+    return token_major("paged_kv_cache", k, kv_layout), token_major("paged_kv_cache", v, kv_layout)
 
 
 def dtype_of(name: str, dtype: torch.dtype | str) -> torch.dtype:
@@ -91,7 +93,9 @@ class Scales(NamedTuple):
 
     def options(self, **tensors: Tensor) -> dict[str, Any]:
         """What Fovea takes as a tensor: scales of float8 tensors, by the letter of each. Others are refused."""
-        options = {}
+        options: dict[str, Any] = {}
+        if self.q is self.k is self.v is None:
+            return options
         for letter, scale in self._asdict().items():
             float8 = letter in tensors and is_float8(tensors[letter])
             if isinstance(scale, Tensor) and not float8:
@@ -123,8 +127,10 @@ class Output(NamedTuple):
 
         The lse has the sink in it, as FlashInfer's has; Fovea's has not. factor multiplies out.
         """
-        want(self.base in ("log2", "ln"), "lse_base", repr(self.base), "'log2' or 'ln'")
-        want(self.layout in ("NH", "HN"), "lse_layout", repr(self.layout), "'NH' or 'HN'")
+        if self.base not in ("log2", "ln"):
+            want(False, "lse_base", repr(self.base), "'log2' or 'ln'")
+        if self.layout not in ("NH", "HN"):
+            want(False, "lse_layout", repr(self.layout), "'NH' or 'HN'")
         sink = sink if sink is None else sink.float()
         transposed = self.layout == "HN"
         given = self.lse if self.lse is None or not transposed else self.lse.t()
@@ -146,4 +152,6 @@ class Output(NamedTuple):
 
 def refuse_variants(**arguments: Any) -> None:
     """Kernels and scores of the caller's own."""
+    if all(value is None or value == () for value in arguments.values()):
+        return
     refuse("Fovea has no such variant of attention", **{name: value for name, value in arguments.items() if value != ()})

@@ -33,6 +33,11 @@ class Shape(NamedTuple):
         return cls(*heads, dims[0], dims[0] if dims[1] is None else dims[1], q_dtype, kv_dtype)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if (q.dtype, k.dtype, v.dtype) == (self.q_dtype, self.kv_dtype, self.kv_dtype) and (
+            (*q.shape[-2:], *k.shape[-2:], *v.shape[-2:])
+            == (self.q_heads, self.dim_qk, self.kv_heads, self.dim_qk, self.kv_heads, self.dim_v)
+        ):
+            return  # before any text is made, which takes longer than the call
         planned = {
             "q": (q, self.q_dtype, (self.q_heads, self.dim_qk)),
             "k": (k, self.kv_dtype, (self.kv_heads, self.dim_qk)),
@@ -146,7 +151,8 @@ class PagedWrapper(Wrapper):
         """options: sink, cu_seqlens_q, max_seqlen_q."""
         k, v = pages_of(cache, self._kv_layout)
         self._shape.check(q, k, v)
-        want(k.shape[1] == self._page_size, "paged_kv_cache (page size)", k.shape[1], f"{self._page_size}, as planned")
+        if k.shape[1] != self._page_size:
+            want(False, "paged_kv_cache (page size)", k.shape[1], f"{self._page_size}, as planned")
         return output.of(
             paged_attention,
             rows(q),

@@ -200,9 +200,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         """
         refuse_variants(args=args, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         scores = self._planned()
-        want(q_len_per_req in (None, self._queries), "q_len_per_req", q_len_per_req, f"{self._queries}, as planned")
-        count = len(self._kv_len) * self._queries
-        want(q.shape[0] == count, "q.shape[0]", q.shape[0], f"{count} (batch * q_len_per_req), as planned")
+        if q_len_per_req not in (None, self._queries):
+            want(False, "q_len_per_req", q_len_per_req, f"{self._queries}, as planned")
+        count = self._kv_len.shape[0] * self._queries
+        if q.shape[0] != count:
+            want(False, "q.shape[0]", q.shape[0], f"{count} (batch * q_len_per_req), as planned")
         if window_left is not None:
             scores = scores._replace(window_left=window_left)
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._queries}
