@@ -13,19 +13,23 @@ __device__ inline std::uint32_t e4m3_codes(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// Quotients by one scale, correctly rounded where their e4m3 value depends on it. The steps are those of the compiler's division, with the
-/// reciprocal computed once. Tiny scales are lifted, so that the remainders below are exact. An infinite scale leaves no remainder.
+/// Quotients by one scale, rounded so that their e4m3 values are those of correctly rounded quotients. One step of refinement suffices for
+/// all f32 values and scales: the quotients next to midpoints of e4m3 values are few enough to try all. Tiny and huge scales are lifted, so
+/// that the excess is exact. The lift has the sign of the scale, which keeps the signs of zeros. An infinite scale leaves no excess.
 class Divisor {
  public:
-  __device__ explicit Divisor(float scale)
-      : lift_(fabsf(scale) < 0x1p-80f ? 0x1p100f : 1.0f), scale_(isinf(scale) ? 0.0f : scale * lift_), inverse_(1.0f / (scale * lift_)) {}
+  __device__ explicit Divisor(float scale) {
+    const float size = fabsf(scale), lift = size < 0x1p-64f ? 0x1p100f : size > 0x1p64f ? 0x1p-100f : 1.0f;
+    lift_ = copysignf(lift, scale);
+    scale_ = isinf(size) ? 0.0f : size * lift;
+    inverse_ = 1.0f / (size * lift);
+  }
 
   __device__ float divide(float value) const {
     const float lifted = value * lift_, first = lifted * inverse_;
-    const float second = fmaf(fmaf(-scale_, first, lifted), inverse_, first);
-    const float third = fmaf(fmaf(-scale_, second, lifted), inverse_, second);
-    // An infinity has no remainder, quotients this large saturate, and a remainder of 0 has lost the sign.
-    return fabsf(first) < 512.0f ? copysignf(third, first) : first;
+    const float excess = fmaf(scale_, first, -lifted);
+    // An infinity has no excess, and quotients this large saturate.
+    return fabsf(first) < 512.0f ? fmaf(-excess, inverse_, first) : first;
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "gpu/common/element.cuh"
+#include "gpu/common/words.cuh"
 #include "gpu/cuda/portable/merge_states/params.hpp"
 
 namespace fovea::gpu::portable::merge {
@@ -25,13 +26,6 @@ struct Cell {
 template <class T, int kPack>
 using Loaded = std::conditional_t<sizeof(T) * kPack == kPackBytes, uint4, Pack<T, kPack>>;
 
-__device__ inline float2 both_of(std::uint32_t word, __nv_bfloat16) {
-  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-}
-__device__ inline float2 both_of(std::uint32_t word, __half) {
-  return __half22float2(__halves2half2(__ushort_as_half(word & 0xffffu), __ushort_as_half(word >> 16)));
-}
-
 template <class T, int kPack>
 __device__ inline void add(const Loaded<T, kPack>& loaded, float weight, float (&sums)[kPack]) {
   if constexpr (std::is_same_v<Loaded<T, kPack>, uint4>) {
@@ -41,7 +35,7 @@ __device__ inline void add(const Loaded<T, kPack>& loaded, float weight, float (
       if constexpr (kPack == 4) {
         sums[i] += weight * __uint_as_float(words[i]);
       } else {
-        const float2 both = both_of(words[i], T{});
+        const float2 both = two_to_f32<T>(&words[i]);
         sums[2 * i] += weight * both.x;
         sums[2 * i + 1] += weight * both.y;
       }

@@ -1,84 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
-/// New rows of K and V into the slots of a cache. A few threads take a token: they walk over the packs of all its heads.
+/// New rows of K and V into the slots of a cache. A thread takes one pack of the rows of a few tokens, so its head and scale stay the same.
 #pragma once
 
+#include <limits>
 #include <type_traits>
 
 #include "gpu/common/element.cuh"
 #include "gpu/common/quantize.cuh"
+#include "gpu/common/words.cuh"
 #include "gpu/cuda/portable/paged_cache_append/params.hpp"
 
 namespace fovea::gpu::portable::append {
 
-/// A pack's place in the row of a token.
-struct Position {
-  std::int64_t head, pack;  // pack of the head
-
-  __device__ void advance(const Position& step, std::int64_t packs_of_head) {
-    head += step.head;
-    pack += step.pack;
-    if (pack >= packs_of_head) {
-      pack -= packs_of_head;
-      ++head;
-    }
-  }
-};
+/// A pack as words, or an element alone. Loaded elements stay in words: apart, each would take a register.
+template <class T, int kPack>
+using Words = std::conditional_t<kPack == 1, T, Pack<std::uint32_t, sizeof(T) * kPack / 4>>;
 
 template <class From, int kPack>
-__device__ inline Pack<__nv_fp8_storage_t, kPack> quantized(const Pack<From, kPack>& row, float scale) {
-  const Divisor divisor(scale);
-  const auto quotient = [&](int i) { return i < kPack ? divisor.divide(to_f32(row.element[i])) : 0.0f; };
-  Pack<__nv_fp8_storage_t, kPack> codes;
+__device__ inline Words<__nv_fp8_storage_t, kPack> quantized(const Words<From, kPack>& row, const Divisor& divisor) {
+  if constexpr (kPack == 1) {
+    return static_cast<__nv_fp8_storage_t>(e4m3_codes(divisor.divide(to_f32(row)), 0.0f));
+  } else {
+    const auto two_codes = [&](int i) {
+      const float2 values = two_to_f32<From>(&row.element[i * sizeof(From) / 4]);
+      return e4m3_codes(divisor.divide(values.x), divisor.divide(values.y));
+    };
+    Words<__nv_fp8_storage_t, kPack> codes;
 #pragma unroll
-  for (int i = 0; i < kPack; i += 2) {
-    const std::uint32_t both = e4m3_codes(quotient(i), quotient(i + 1));
-    codes.element[i] = static_cast<__nv_fp8_storage_t>(both);
-    if (i + 1 < kPack) codes.element[i + 1] = static_cast<__nv_fp8_storage_t>(both >> 8);
-  }
-  return codes;
-}
-
-/// Copies, or quantises where the cache's type is another.
-template <class From, class To, int kPack>
-__device__ inline void append_row(const Side& side, std::int64_t kv_heads, const From* from, To* to, Position at, const Position& step) {
-  for (Position next = at; at.head < kv_heads; at = next) {
-    Pack<From, kPack> packs[kBatch];
-#pragma unroll
-    for (Pack<From, kPack>& pack : packs) {
-      if (next.head < kv_heads) pack = load_pack<kPack>(from + next.head * side.head_stride + next.pack * kPack);
-      next.advance(step, side.packs_of_head);
-    }
-#pragma unroll
-    for (const Pack<From, kPack>& pack : packs) {
-      if (at.head >= kv_heads) break;
-      To* target = to + at.head * side.strides.head + at.pack * kPack;
-      if constexpr (std::is_same_v<From, To>) {
-        store_pack(target, pack);
-      } else {
-        store_pack(target, quantized(pack, side.scales == nullptr ? 1.0f : side.scales[at.head * side.scale_stride]));
-      }
-      at.advance(step, side.packs_of_head);
-    }
+    for (int i = 0; i < kPack; i += 4) codes.element[i / 4] = two_codes(i) | two_codes(i + 2) << 16;
+    return codes;
   }
 }
 
-/// The host has not seen the slots. Any slot outside the cache is skipped, as -1 is.
+/// The offset of a row that is not stored.
+inline constexpr std::int64_t kSkipped = std::numeric_limits<std::int64_t>::min();
+
+/// Where the row of a token begins in the cache. The host has not seen the slots. Any slot outside the cache is skipped, as -1 is.
+__device__ inline std::int64_t row_offset(const Params& params, const Side& side, std::int64_t token) {
+  const std::int64_t slot = token < params.tokens ? params.slot_mapping[token] : -1;
+  if (slot < 0 || slot >= params.slots) return kSkipped;
+  const std::int64_t block = slot / params.page, position = slot - block * params.page;
+  return block * side.strides.block + position * side.strides.token;
+}
+
+/// threadIdx.x chooses a pack of the row, threadIdx.y the tokens. Rows are loaded before their slots are known, and those to skip are too.
 template <class From, class To, int kPack>
-__global__ void __launch_bounds__(kThreads, kBlocks) append(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads) append(const __grid_constant__ Params params) {
+  __shared__ std::int64_t offsets[kThreads];  // [token of the block]
   const Side& side = params.sides[blockIdx.y];
-  if (side.packs_of_head == 0) return;  // K alone, or V: the other has no memory
-  const int thread = static_cast<int>(threadIdx.x) % side.threads, tokens_of_block = kThreads / side.threads;
-  const Position begin{thread / side.packs_of_head, thread % side.packs_of_head};
-  const Position step{side.threads / side.packs_of_head, side.threads % side.packs_of_head};
-  const std::int64_t stride = std::int64_t{gridDim.x} * tokens_of_block;
-  for (std::int64_t token = std::int64_t{blockIdx.x} * tokens_of_block + threadIdx.x / side.threads; token < params.tokens;
-       token += stride) {
-    const std::int64_t slot = params.slot_mapping[token];
-    if (slot < 0 || slot >= params.slots) continue;
-    const std::int64_t block = slot / params.page, position = slot - block * params.page;
-    const From* from = static_cast<const From*>(side.rows) + token * side.row_stride;
-    To* to = static_cast<To*>(side.cache) + block * side.strides.block + position * side.strides.token;
-    append_row<From, To, kPack>(side, params.kv_heads, from, to, begin, step);
+  if (side.packs == 0) return;  // K alone, or V: the other has no memory
+  const int tile = params.blocks_of_row.quotient(blockIdx.x), block_of_row = blockIdx.x - tile * params.blocks_of_row.divisor;
+  const int place = block_of_row * blockDim.x + threadIdx.x;
+  const int head = side.packs_of_head.quotient(place), pack = place - head * side.packs_of_head.divisor;
+  const int tokens_of_block = blockDim.y * kTokens, own = threadIdx.y * kTokens;
+  const std::int64_t begin = std::int64_t{tile} * tokens_of_block, tokens_left = params.tokens - begin - own;
+  const bool in_row = place < side.packs;
+
+  const From* from = static_cast<const From*>(side.rows) + (begin + own) * side.row_stride + head * side.head_stride + pack * kPack;
+  Words<From, kPack> rows[kTokens];
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    if (in_row && i < tokens_left) rows[i] = *reinterpret_cast<const Words<From, kPack>*>(from + i * side.row_stride);
+  }
+  const float scale = in_row && side.scales != nullptr ? side.scales[head * side.scale_stride] : 1.0f;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  if (thread < tokens_of_block) offsets[thread] = row_offset(params, side, begin + thread);
+  __syncthreads();
+  if (!in_row) return;
+
+  [[maybe_unused]] const Divisor divisor(scale);
+  To* to = static_cast<To*>(side.cache) + head * side.strides.head + pack * kPack;
+#pragma unroll
+  for (int i = 0; i < kTokens; ++i) {
+    const std::int64_t offset = offsets[own + i];
+    if (offset == kSkipped) continue;
+    auto& target = *reinterpret_cast<Words<To, kPack>*>(to + offset);
+    if constexpr (std::is_same_v<From, To>) {
+      target = rows[i];
+    } else {
+      target = quantized<From, kPack>(rows[i], divisor);
+    }
   }
 }
 

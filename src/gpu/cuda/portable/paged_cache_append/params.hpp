@@ -6,14 +6,13 @@
 #include <cstdint>
 
 #include "op/common/cache_view.hpp"
+#include "op/common/divider.hpp"
 
 namespace fovea::gpu::portable::append {
 
-inline constexpr int kThreads = 128;
-/// Of a multiprocessor. With six, loads wait for quotients: 65536 rows to e4m3 take 170 us, with eight 160.
-inline constexpr int kBlocks = 8;
+inline constexpr int kThreads = 128;   ///< at most, of a block
+inline constexpr int kTokens = 2;      ///< whose packs a thread loads before it stores any
 inline constexpr int kPackBytes = 16;  ///< of a new row: one load of a thread
-inline constexpr int kBatch = 4;       ///< packs of a row that a thread loads before it stores any
 
 /// Elements of a pack. Each side has as many as its strides allow: a whole pack, or one.
 constexpr int pack_of(std::size_t element_bytes) { return kPackBytes / static_cast<int>(element_bytes); }
@@ -25,14 +24,15 @@ struct Side {
   const float* scales;  // (kv_head); null: nothing is divided
   std::int64_t row_stride, head_stride, scale_stride;
   detail::CacheStrides strides;
-  std::int64_t packs_of_head;
-  int threads;  ///< of one token: a power of two, at most kThreads
+  int packs;  ///< of a token's row, all heads
+  detail::Divider packs_of_head;
 };
 
 struct Params {
   Side sides[2];
   const std::int64_t* slot_mapping;  // (token)
-  std::int64_t tokens, kv_heads, slots, page;
+  std::int64_t tokens, slots, page;
+  detail::Divider blocks_of_row;  ///< each takes as many packs of a row as it has columns of threads
 };
 
 }  // namespace fovea::gpu::portable::append

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <bit>
 #include <memory>
 #include <string>
 
@@ -41,15 +40,26 @@ Kernel kernel_of(const PagedCacheAppendProblem& problem, bool aligned) {
                                      : kernel_of<__nv_bfloat16, __nv_fp8_storage_t>(aligned);
 }
 
+constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of counts that the kernel keeps in ints
+
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
+
 class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendArgs> {
  public:
   State(const PagedCacheAppendProblem& problem, Device device)
-      : PlanState(kName, problem, device), aligned_(is_aligned(problem, problem.k) && is_aligned(problem, problem.v)) {}
+      : PlanState(kName, problem, device), aligned_(is_aligned(problem, problem.k) && is_aligned(problem, problem.v)) {
+    const std::int64_t packs = std::max({packs_of_row(problem.k), packs_of_row(problem.v), std::int64_t{1}});
+    blocks_of_row_ = ceil_div(packs, append::kThreads);
+    columns_ = std::max(ceil_div(packs, blocks_of_row_), std::int64_t{append::kTokens});  // a thread finds one slot at most
+    rows_ = append::kThreads / columns_;
+  }
 
   std::string tuning() const override {
-    return std::to_string(threads_of_token(problem_.k)) + " threads for a token's k, " + std::to_string(threads_of_token(problem_.v)) +
-           " for its v; " + (aligned_ ? "16 bytes of a row a load" : "element by element: not all is aligned to 16 bytes");
+    return std::to_string(columns_) + " x " + std::to_string(rows_) + " threads a block, " + std::to_string(append::kTokens) +
+           " tokens a thread, " + (aligned_ ? "16 bytes of a row a load" : "element by element: not all is aligned to 16 bytes");
   }
+
+  std::int64_t blocks() const { return std::min(ceil_div(problem_.tokens, rows_ * append::kTokens), kLimit) * blocks_of_row_; }
 
  private:
   bool is_empty() const override { return problem_.tokens * problem_.kv_heads * problem_.blocks == 0; }
@@ -59,26 +69,18 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
         .sides = {side(problem_.k, args.k, args.k_cache, args.k_scale), side(problem_.v, args.v, args.v_cache, args.v_scale)},
         .slot_mapping = args.slot_mapping,
         .tokens = problem_.tokens,
-        .kv_heads = problem_.kv_heads,
         .slots = problem_.blocks * problem_.page,
-        .page = problem_.page};
-    const std::int64_t tokens_of_block = append::kThreads / std::max(params.sides[0].threads, params.sides[1].threads);
-    // Several times what a multiprocessor holds: each thread takes many tokens, and the last ones finish close together.
-    const std::int64_t most = std::int64_t{64} * properties(device_)->multiprocessors;
-    const std::int64_t blocks = std::min((problem_.tokens + tokens_of_block - 1) / tokens_of_block, most);
-    return launch(kernel_of(problem_, aligned_), {.grid = dim3(static_cast<unsigned>(blocks), 2), .block = dim3(append::kThreads)}, stream,
-                  params);
+        .page = problem_.page,
+        .blocks_of_row = detail::Divider(static_cast<int>(blocks_of_row_))};
+    const dim3 block(static_cast<unsigned>(columns_), static_cast<unsigned>(rows_));
+    return launch(kernel_of(problem_, aligned_), {.grid = dim3(static_cast<unsigned>(blocks()), 2), .block = block}, stream, params);
   }
 
   std::int64_t packs_of_head(const AppendSide& side) const {
     return side.head_dim / (aligned_ ? append::pack_of(size_of(problem_.dtype)) : 1);
   }
 
-  /// As many as give each thread a batch of packs.
-  int threads_of_token(const AppendSide& side) const {
-    const std::int64_t batches = (packs_of_head(side) * problem_.kv_heads + append::kBatch - 1) / append::kBatch;
-    return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(std::clamp<std::int64_t>(batches, 1, append::kThreads))));
-  }
+  std::int64_t packs_of_row(const AppendSide& side) const { return packs_of_head(side) * problem_.kv_heads; }
 
   append::Side side(const AppendSide& from, const void* rows, void* cache, const float* scales) const {
     return {.rows = rows,
@@ -88,16 +90,22 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
             .head_stride = from.head_stride,
             .scale_stride = from.scale ? from.scale->head_stride : 0,
             .strides = from.cache,
-            .packs_of_head = packs_of_head(from),
-            .threads = threads_of_token(from)};
+            .packs = static_cast<int>(packs_of_row(from)),
+            .packs_of_head = detail::Divider(std::max(static_cast<int>(packs_of_head(from)), 1))};
   }
 
   bool aligned_;
+  std::int64_t blocks_of_row_;   // share the packs of a row
+  std::int64_t columns_, rows_;  // of threads in a block
 };
 
 detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
-  return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(std::make_shared<State>(problem, device));
+  const std::int64_t elements = std::min(problem.kv_heads, kLimit) * std::min(std::max(problem.k.head_dim, problem.v.head_dim), kLimit);
+  if (elements >= kLimit) return detail::declined("k.shape, v.shape (kv_head times head_dim)", elements, "below 2^30");
+  auto state = std::make_shared<State>(problem, device);
+  if (state->blocks() >= kLimit) return detail::declined("k.shape, v.shape (thread blocks)", state->blocks(), "below 2^30");
+  return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(std::move(state));
 }
 
 constexpr detail::Implementation<detail::PagedCacheAppend> kRow{
