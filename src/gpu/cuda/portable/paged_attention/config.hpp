@@ -10,13 +10,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/cuda/portable/paged_attention/tiles.hpp"
+
 namespace fovea::gpu::portable::paged_attention {
 
-inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
-inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpKeys = 16, kTileKeys = kWarps * kWarpKeys, kLog2TileKeys = 6;  // each warp loads 16 keys of a tile
-static_assert(kTileKeys == 1 << kLog2TileKeys);
-inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
 /// Each warp multiplies the keys that it loads. Else all warps multiply all keys, with 16 query rows each.
 constexpr bool has_own_keys(int row_tile) { return row_tile <= kMiddleRows; }
 
@@ -40,8 +37,6 @@ struct Config {
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
-
-inline constexpr int kWorkBytes = 128;  // of two work tiles
 
 /// Shared memory beside the ring: queries, states of rows, their factors; work tiles.
 template <class Config>

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
+#include "gpu/cuda/portable/paged_attention/tiles.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 
@@ -186,7 +186,7 @@ class Walk {
       work.full_first = work.last = work.first + 1;
     }
     work.uneven = first_token != last_token;
-    const bool split = from > 0 || to < s.tiles;
+    const bool split = from > 0 || to < tile.end - tile.begin;
     work.slot = split ? partial_slot(part, tile.begin < part * line.part_length) : -1;
     work.last_part = split && from == 0 ? (tile.end - 1) / line.part_length : -1;
   }
