@@ -51,7 +51,7 @@ def repeatable(function: _Function) -> _Function:
 
 def _checked(function: _Function, repeats: Repeats | None) -> _Function:
     run: Any = None if repeats is None else repeats.run
-    first: Any = None if repeats is None else repeats.first
+    second: Any = None if repeats is None else repeats.second
     signature = inspect.signature(function)
     kinds = _kinds(function)
     in_order = tuple(kind.classes for kind in kinds.values())
@@ -68,7 +68,7 @@ def _checked(function: _Function, repeats: Repeats | None) -> _Function:
             ]  # dict.__getitem__ stops torch 2.11's tracer
             if not all(map(isinstance, args, in_order)) or not all(named):
                 raise TypeError  # which one, said below
-            return first(args, kwargs) if result is NotImplemented else function(*args, **kwargs)
+            return second(args, kwargs) if result is NotImplemented else function(*args, **kwargs)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if torch.compiler.is_compiling():
                 raise

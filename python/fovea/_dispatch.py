@@ -41,7 +41,6 @@ class _Operator:
                 self.overload(*args)
             else:
                 self.run(self.overload, args, args)
-                record(self, args)
         except RuntimeError as error:
             raise typed(error) from None
 
@@ -59,6 +58,7 @@ class _Operator:
         self.check_derivatives(args)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             call(*call_args)
+            record(self, args)
         self.mark_written(args)
 
     def check_derivatives(self, args: tuple[Any, ...]) -> None:

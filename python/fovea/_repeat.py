@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short path: a call of a public function that says what an earlier one said runs that one's plan, in plain C.
 
-The first call of a kind takes the function itself. What it gave its operator is noted: which of its arguments went where, and which
-outputs it made. The module ``_short_path`` (``src/torch/python``) keeps that under all that the call said: dtype, device, shape,
-strides and alignment of each tensor, and every other argument. A later call that says the same goes to the plan at once. Function,
-operator and dispatcher are left out. Calls that anything else wants to see (tracing, modes, transforms, autocast, gradients,
-the profiler) always take the function.
+The first call of a kind takes the function itself. So does the second, and what it gave its operator is noted: which of its
+arguments went where, and which outputs it made. The module ``_short_path`` (``src/torch/python``) keeps that under all that the call
+said: dtype, device, shape, strides and alignment of each tensor, and every other argument. A later call that says the same goes to
+the plan at once. Function, operator and dispatcher are left out.
+
+Calls within tracing, modes, transforms, autocast or the profiler, and calls that want gradients, always take the function. Not seen
+is what has no cheap sign: observers without a profiler, and kernels that others register for the operators.
 """
 
 import threading
@@ -48,6 +50,7 @@ def _is_ready() -> bool:
         modes = (
             torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack,
+            torch._C._get_tracing_state,
             torch._C._are_functorch_transforms_active,
             torch._C._is_any_autocast_enabled,
             torch._C._autograd._profiler_enabled,
@@ -56,17 +59,18 @@ def _is_ready() -> bool:
             extension=torch.ops.fovea.short_path(),
             exchange=torch.Tensor.__dlpack_c_exchange_api__,
             tensor_type=Tensor,
+            parameter_type=torch.nn.Parameter,
             dtype_type=torch.dtype,
             schedule_type=Schedule,
             modes=modes,
             forward_ad=forward_ad,
             is_grad_enabled=torch.is_grad_enabled,
             is_negative=Tensor.is_neg,
-            is_capturing=torch.cuda.is_current_stream_capturing,
+            is_capturing=getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool),
             increment_version=torch._C._increment_version,
         )
         _short_path.setup(parts)
-    except (AttributeError, ImportError):
+    except (AttributeError, ImportError, ValueError):
         return False
     return True
 
@@ -75,10 +79,10 @@ READY = _is_ready()
 
 
 def record(operator: Any, arguments: tuple[Any, ...]) -> None:
-    """Called after each run of an operator."""
+    """Called right after each run of an operator, before another one can run in this thread."""
     calls = getattr(_recording, "calls", None)
     if calls is not None:
-        calls.append((operator, arguments))
+        calls.append((_short_path.take_operator_call(), operator, arguments))
 
 
 class Repeats:
@@ -89,10 +93,10 @@ class Repeats:
         self._names = tuple(signature(function).parameters)
         self._known = _short_path.Calls()
         self.run = self._known.run
-        """``run(args, kwargs)``: the result of a known call, NotImplemented for ``first``, or Ellipsis for the function itself."""
+        """``run(args, kwargs)``: the result of a known call, NotImplemented for ``second``, or Ellipsis for the function itself."""
 
-    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the function, and keeps how for such calls from now on."""
+    def second(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function, as for the first call of a kind, and keeps how for later ones."""
         outer, _recording.calls = getattr(_recording, "calls", None), []
         try:
             result = self._function(*args, **kwargs)
@@ -100,10 +104,13 @@ class Repeats:
         finally:
             _recording.calls = outer
         given, schedule = self._given(args, kwargs)
-        noted = _noted(given, result, *calls[0]) if len(calls) == 1 else None
+        noted = None
+        if len(calls) == 1 and calls[0][0] is not None:
+            operator_call, operator, arguments = calls[0]
+            noted = _noted(given, result, operator, arguments)
         if noted is None and any(is_captured(tensor) for _, tensor in given):
             return result  # a capture has constants of its own
-        token = self._known.learn(args, kwargs, *(noted or (None,) * 4))
+        token = self._known.learn(args, kwargs, *((operator_call, *noted) if noted else (None,) * 5))
         if schedule is not None:
             schedule._token = token
         return result

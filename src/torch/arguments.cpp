@@ -15,11 +15,10 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "call_words.hpp"
+
 namespace fovea::binding {
 namespace {
-
-/// Promised at most: the widest vector that a kernel loads at once.
-constexpr std::uintptr_t kLargestAlignment = 64;
 
 struct TypePair {
   std::int32_t torch;
@@ -152,11 +151,7 @@ bool holds_bytes(const Tensor& tensor) { return torch_dtype_of(tensor) == aoti_t
 
 void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
-std::int32_t alignment_of(const Tensor& tensor) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data(tensor));
-  const std::uintptr_t lowest_bit = address & (~address + 1);
-  return static_cast<std::int32_t>(address == 0 ? kLargestAlignment : std::min(lowest_bit, kLargestAlignment));
-}
+std::int32_t alignment_of(const Tensor& tensor) { return alignment_of_address(data(tensor)); }
 
 TensorDesc describe(const Tensor& tensor, const char* name) {
   check_device(tensor, name);

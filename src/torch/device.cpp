@@ -78,8 +78,10 @@ struct PlainMemory {
   Give* give = find_in_torch<Give>("aoti_torch_cuda_caching_allocator_raw_delete");
 };
 
+/// Nothing where the user wants no caching, which this way into the allocator does not look at.
 const PlainMemory& plain_memory() {
-  static const PlainMemory kFound;
+  static const PlainMemory kFound =
+      std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr ? PlainMemory{} : PlainMemory{nullptr, nullptr};
   return kFound;
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "arguments.hpp"
+#include "call_words.hpp"
 
 namespace fovea::binding {
 
@@ -45,13 +46,6 @@ void CallKey::add(const std::string& text) {
 
 void CallKey::add(double value) { add(std::bit_cast<std::int64_t>(value)); }
 
-std::size_t CallKeyHash::operator()(const std::vector<std::int64_t>& words) const noexcept {
-  std::uint64_t hash = words.size();
-  for (const std::int64_t word : words) {
-    hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
+std::size_t CallKeyHash::operator()(const std::vector<std::int64_t>& words) const noexcept { return hash_of_words(words); }
 
 }  // namespace fovea::binding

@@ -2,6 +2,7 @@
 #include "repeatable_call.hpp"
 
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -10,7 +11,11 @@ namespace {
 
 void* take_call() {
   const LastCall last = std::exchange(last_call(), {});
-  return last.copy == nullptr ? nullptr : last.copy(last.planned).release();
+  try {
+    return last.copy == nullptr ? nullptr : last.copy(last.planned).release();
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 void release(void* call) { delete static_cast<RepeatableCall*>(call); }
@@ -31,7 +36,7 @@ std::int64_t threads() { return follow_torch_threads(); }
 }  // namespace
 
 const ShortPath& short_path() {
-  static constexpr ShortPath kAll{take_call, release, run, threads};
+  static constexpr ShortPath kAll{.take_call = take_call, .release = release, .run = run, .threads = threads};
   return kAll;
 }
 

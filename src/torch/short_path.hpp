@@ -3,11 +3,13 @@
 /// This is what the extension gives to the Python module (src/torch/python), as plain C, because each is a library of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace fovea::binding {
 
 struct ShortPath {
+  std::size_t bytes = sizeof(ShortPath);  ///< differs where the libraries are of different versions
   /// The operator call that has just returned in this thread, to be run again; null if it cannot be. The caller releases it.
   void* (*take_call)();
   void (*release)(void* call);

@@ -5,19 +5,13 @@
 #include <bit>
 #include <cstring>
 
+#include "torch/call_words.hpp"
+
 namespace fovea::python {
 namespace {
 
 /// What kind of value follows, as the first word of each.
 enum Kind : std::int64_t { kNone, kFlag, kInteger, kReal, kText, kTuple, kType, kTensor, kSchedule };
-
-constexpr std::uintptr_t kLargestAlignment = 64;  // as plans know it
-
-std::int64_t alignment_of(const void* data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t lowest_bit = address & (~address + 1);
-  return static_cast<std::int64_t>(address == 0 ? kLargestAlignment : std::min(lowest_bit, kLargestAlignment));
-}
 
 bool is_integer(const DLDataType& type) { return type.code == kDLInt || type.code == kDLUInt || type.code == kDLBool; }
 
@@ -38,8 +32,8 @@ bool Call::add(std::int64_t word) {
 bool Call::take(PyObject* args, PyObject* kwargs) {
   const Torch& in = torch();
   grad_enabled_ = in.is_grad_enabled();
-  if (!add(in.extension().threads())) return false;
   const Py_ssize_t positional = PyTuple_Size(args);
+  if (!add(in.extension().threads()) || !add(positional)) return false;
   for (Py_ssize_t at = 0; at < positional; ++at) {
     if (!take_value(PyTuple_GetItem(args, at))) return false;
   }
@@ -99,13 +93,14 @@ bool Call::take_tensor(PyObject* value) {
   if (count_ == kMostTensors || !in.view(value, tensor)) return false;
   const DLDataType& type = tensor.dtype;
   if (!is_known(tensor.device) || type.code == kDLComplex || tensor.byte_offset != 0) return false;
-  if (!is_integer(type) && ((grad_enabled_ && in.requires_grad(value)) || in.is_negative(value))) return false;
+  if (grad_enabled_ && !is_integer(type) && in.requires_grad(value)) return false;
+  if (in.is_negative(value)) return false;
   const auto rank = static_cast<std::size_t>(tensor.ndim);
   if (size_ + 4 + 2 * rank > kMostWords) return false;
   add(kTensor);
   add(std::int64_t{type.code} << 24 | std::int64_t{type.bits} << 16 | std::int64_t{type.lanes});
   add(std::int64_t{tensor.device.device_type} << 32 | std::int64_t{tensor.device.device_id});
-  add(static_cast<std::int64_t>(rank) << 8 | alignment_of(tensor.data));
+  add(static_cast<std::int64_t>(rank) << 8 | binding::alignment_of_address(tensor.data));
   for (std::size_t at = 0; at < rank; ++at) add(tensor.shape[at]);
   for (std::size_t at = 0; at < rank; ++at) add(tensor.strides[at]);
   tensors_[count_++] = {value, tensor.data};

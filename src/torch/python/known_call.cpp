@@ -32,8 +32,6 @@ bool read_index(PyObject* from, std::size_t end, std::size_t& to) {
 
 }  // namespace
 
-KnownCall::~KnownCall() { torch().extension().release(operator_call_); }
-
 bool KnownCall::describe(std::size_t count, PyObject* tensors, PyObject* fresh, PyObject* result, PyObject* written) {
   if (!read_fresh(fresh, count) || !read_sources(tensors, count, tensors_)) return false;
   returns_tuple_ = PyTuple_Check(result);

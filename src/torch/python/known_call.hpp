@@ -28,13 +28,14 @@ struct Fresh {
 
 class KnownCall {
  public:
-  /// Takes over `operator_call`, which ShortPath::take_call gave. The other arguments are as fovea/_repeat.py makes them.
-  explicit KnownCall(void* operator_call) : operator_call_(operator_call), token_(PyDict_New()) {}
-  ~KnownCall();
+  /// `operator_call` is what ShortPath::take_call gave; `owner` releases it.
+  KnownCall(void* operator_call, Ref owner) : operator_call_(operator_call), owner_(std::move(owner)), token_(PyDict_New()) {}
+  ~KnownCall() = default;
   KnownCall(const KnownCall&) = delete;
   KnownCall& operator=(const KnownCall&) = delete;
 
-  /// False with an exception set, if it is said wrongly. `count` is how many tensors the call has.
+  /// Takes the rest as fovea/_repeat.py makes it. False with an exception set, if it is said wrongly. `count` is how many tensors the call
+  /// has.
   bool describe(std::size_t count, PyObject* tensors, PyObject* fresh, PyObject* result, PyObject* written);
 
   /// An object of this call alone, which a schedule that fits holds.
@@ -55,7 +56,7 @@ class KnownCall {
   static constexpr std::size_t kMostFresh = 4;
 
   void* operator_call_;
-  Ref token_;
+  Ref owner_, token_;
   std::vector<Source> tensors_, results_;
   std::vector<Fresh> fresh_;
   std::vector<std::size_t> written_;  ///< of the call's tensors

@@ -30,15 +30,17 @@ bool read(PyObject* list, std::vector<Ref>& to) {
 bool Torch::find(PyObject* parts) {
   Ref exchange, extension, modes;
   const bool all = read(parts, "exchange", exchange) && read(parts, "extension", extension) && read(parts, "modes", modes) &&
-                   read(parts, "tensor_type", tensor_type_) && read(parts, "dtype_type", dtype_type_) &&
-                   read(parts, "schedule_type", schedule_type_) && read(parts, "forward_ad", forward_ad_) &&
-                   read(parts, "is_grad_enabled", is_grad_enabled_) && read(parts, "is_negative", is_negative_) &&
-                   read(parts, "is_capturing", is_capturing_) && read(parts, "increment_version", increment_version_) &&
-                   read(modes.get(), modes_);
+                   read(parts, "tensor_type", tensor_type_) && read(parts, "parameter_type", parameter_type_) &&
+                   read(parts, "dtype_type", dtype_type_) && read(parts, "schedule_type", schedule_type_) &&
+                   read(parts, "forward_ad", forward_ad_) && read(parts, "is_grad_enabled", is_grad_enabled_) &&
+                   read(parts, "is_negative", is_negative_) && read(parts, "is_capturing", is_capturing_) &&
+                   read(parts, "increment_version", increment_version_) && read(modes.get(), modes_);
   if (!all) return false;
   current_level_ = Ref(PyUnicode_InternFromString("_current_level"));
   requires_grad_ = Ref(PyUnicode_InternFromString("requires_grad"));
   extension_ = reinterpret_cast<const binding::ShortPath*>(static_cast<std::intptr_t>(PyLong_AsLongLong(extension.get())));
+  if (PyErr_Occurred() != nullptr) return false;
+  if (extension_->bytes != sizeof(binding::ShortPath)) PyErr_SetString(PyExc_ImportError, "the extension is of another version");
   exchange_ = exchange_of(exchange.get());
   return exchange_ != nullptr && PyErr_Occurred() == nullptr;
 }

@@ -24,7 +24,8 @@ class Torch {
   /// Of a tensor: whether it wants a gradient, or its values are the negatives of its memory.
   bool requires_grad(PyObject* tensor) const;
   bool is_negative(PyObject* tensor) const;
-  bool is_tensor(PyObject* object) const { return is_of(object, tensor_type_); }
+  /// Of torch's own two types.
+  bool is_tensor(PyObject* object) const { return is_of(object, tensor_type_) || is_of(object, parameter_type_); }
   bool is_dtype(PyObject* object) const { return is_of(object, dtype_type_); }
   bool is_schedule(PyObject* object) const;
   /// Without memory of its own: false if torch cannot say it.
@@ -42,7 +43,7 @@ class Torch {
 
   const binding::ShortPath* extension_ = nullptr;
   const DLPackExchangeAPI* exchange_ = nullptr;
-  Ref tensor_type_, dtype_type_, schedule_type_;
+  Ref tensor_type_, parameter_type_, dtype_type_, schedule_type_;
   std::vector<Ref> modes_;  ///< functions: something other than 0 or False means a mode
   Ref forward_ad_, current_level_, requires_grad_;
   Ref is_grad_enabled_, is_negative_, is_capturing_, increment_version_;
