@@ -2,8 +2,8 @@
 """The short path: a call of a public function that says what an earlier one said runs that one's plan, in plain C.
 
 The first call of a kind takes the function itself. So does the second, and what it gave its operator is noted: which of its
-arguments went where, and which outputs it made. The module ``_short_path`` (``src/torch/python``) keeps that under all that the call
-said: dtype, device, shape, strides and alignment of each tensor, and every other argument. A later call that says the same goes to
+arguments went where, and which outputs it made. The module ``_short_path`` (``src/torch/python``) keeps that under all that the
+call said: dtype, device, shape, strides and alignment of each tensor, and every other argument. A later call that says the same goes to
 the plan at once. Function, operator and dispatcher are left out.
 
 Calls within tracing, modes, transforms, autocast or the profiler, and calls that want gradients, always take the function. Not seen
