@@ -3,11 +3,11 @@
 
 The first call of a kind takes the function itself. So does the second, and what it gave its operator is noted: which of its
 arguments went where, and which outputs it made. The module ``_short_path`` (``src/torch/python``) keeps that under all that the
-call said: dtype, device, shape, strides and alignment of each tensor, and every other argument. A later call that says the same goes to
-the plan at once. Function, operator and dispatcher are left out.
+call said: dtype, device, shape, strides and alignment of each tensor, and every other argument. A later call that says the same
+goes to the plan at once. Function, operator and dispatcher are left out.
 
-Calls within tracing, modes, transforms, autocast or the profiler, and calls that want gradients, always take the function. Not seen
-is what has no cheap sign: observers without a profiler, and kernels that others register for the operators.
+Calls within tracing, modes, transforms, autocast or the profiler, and calls that want gradients, always take the function. Not
+seen is what has no cheap sign: observers without a profiler, and kernels that others register for the operators.
 """
 
 import threading
