@@ -48,20 +48,18 @@ _counts: dict[tuple[torch.device, int], Tensor] = {}
 """0, n, 2n, .. on each device."""
 _constants: dict[Any, Tensor] = {}
 """Small tensors that calls need again and again, by what they hold: to make one takes microseconds of each call."""
-_constant_ids: set[int] = set()
 _MOST_CONSTANTS = 4096
 
 
 def is_constant(tensor: Tensor) -> bool:
     """Whether this package made it and keeps it as it is for good."""
-    return id(tensor) in _constant_ids
+    return any(kept is tensor for kept in _constants.values())
 
 
 def _keep(key: Any, tensor: Tensor) -> Tensor:
     """The tensor, which equal calls get again. One made in a graph's capture belongs to the graph, and holds nothing yet."""
     if len(_constants) < _MOST_CONSTANTS and not is_captured(tensor):
         _constants[key] = tensor
-        _constant_ids.add(id(tensor))
     return tensor
 
 
