@@ -1,61 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every public function does around its body: it checks the types of its arguments, and puts errors in their names."""
+"""The gate around every public function: it checks the types and ranks of arguments, and puts errors in their names."""
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Mapping
 from functools import wraps
-from numbers import Real
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import torch
-from torch import SymBool, SymFloat, SymInt, Tensor
+from torch import Tensor
 
-from fovea._library import INTEGERS, WINDOW, typed
+from fovea._annotations import Arguments, Axes, said
+from fovea._library import typed
 from fovea._repeat import READY, Repeats
-from fovea._words import in_python
+from fovea._words import in_python, renamed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-class _Kind(NamedTuple):
-    """What an annotation takes."""
-
-    classes: tuple[type, ...]
-    """The commonest first, as isinstance() asks in this order."""
-    words: str
-    entry: Any = None
-    """Of a sequence: the annotation of its entries."""
-
-
-_KINDS = {
-    Tensor: _Kind((Tensor,), "a torch.Tensor"),
-    float: _Kind((float, int, SymFloat, SymInt, Real), "a number"),
-    int: _Kind(INTEGERS, "an int"),
-    bool: _Kind((bool, int, SymBool), "a bool"),
-    str: _Kind((str,), "a str"),
-    torch.dtype: _Kind((torch.dtype,), "a torch.dtype"),
-    NoneType: _Kind((NoneType,), "None"),
-}
+_ESCAPED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a body raises where it cannot use a value. With ``_GOT`` in its text it says which."""
+_CAUGHT = (*_ESCAPED, RuntimeError)
+_GOT = ": got "
+_SCHEMA = re.compile(r"fovea::\w+\(\) ")
+"""How torch's dispatcher refuses what an operator's schema does not have."""
 
 
 def checked(function: _Function) -> _Function:
     """Wraps a public function: refuses arguments of other types than annotated, and puts errors in the names of its arguments."""
-    return _checked(function, None)
+    return _gate(function, Arguments(function, {}))
 
 
 def repeatable(function: _Function) -> _Function:
     """``checked``, and calls that say what an earlier one said take the short path (``_repeat.py``)."""
-    return _checked(function, Repeats(function) if READY else None)
+    return _gate(function, Arguments(function, {}), repeats=Repeats(function) if READY else None)
 
 
-def _checked(function: _Function, repeats: Repeats | None) -> _Function:
+def adapted(
+    names: Mapping[str, str] | None = None, *, axes: Axes | None = None, error: type[Exception] = ValueError
+) -> Callable[[_Function], _Function]:
+    """``checked`` for functions, methods and classes that call public functions of this package under names of their own.
+
+    Args:
+        names: By the name of an argument of the function that is called inside: the caller's argument that it comes from.
+        axes: The axes of tensors, by name; a tuple where several ranks are taken. The body sees no other rank.
+        error: What refuses a bad call, and what a ValueError of the function that is called inside becomes. TypeError and
+            NotImplementedError stay. What the body raises by itself stays too if its text says what it got.
+    """
+
+    def around(function: Any) -> Any:
+        if isinstance(function, type):
+            function.__init__ = around(function.__init__)  # type: ignore[misc]
+            return function
+        return _gate(function, Arguments(function, axes or {}), names=names or {}, refusal=error)
+
+    return around
+
+
+def _gate(
+    function: _Function,
+    arguments: Arguments,
+    *,
+    repeats: Repeats | None = None,
+    names: Mapping[str, str] | None = None,
+    refusal: type[Exception] = ValueError,
+) -> _Function:
     run: Any = None if repeats is None else repeats.run
     second: Any = None if repeats is None else repeats.second
-    signature = inspect.signature(function)
-    kinds = _kinds(function)
-    in_order = tuple(kind.classes for kind in kinds.values())
-    classes_of = {name: kind.classes for name, kind in kinds.items()}
+    in_order, by_name, ranks = arguments.in_order, arguments.by_name, arguments.ranks
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -63,22 +73,51 @@ def _checked(function: _Function, repeats: Repeats | None) -> _Function:
             result = Ellipsis if run is None or torch.compiler.is_dynamo_compiling() else run(args, kwargs)
             if result is not Ellipsis and result is not NotImplemented:
                 return result
-            named = [
-                isinstance(value, classes_of[name]) for name, value in kwargs.items()
-            ]  # dict.__getitem__ stops torch 2.11's tracer
+            named = [isinstance(value, by_name.get(name, object)) for name, value in kwargs.items()]
             if not all(map(isinstance, args, in_order)) or not all(named):
                 raise TypeError  # which one, said below
+            for name, at, taken in ranks:
+                value = args[at] if at < len(args) else kwargs.get(name)
+                if isinstance(value, Tensor) and value.dim() not in taken:
+                    raise TypeError
             return second(args, kwargs) if result is NotImplemented else function(*args, **kwargs)
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except _CAUGHT as error:
             if torch.compiler.is_compiling():
                 raise
-            try:
-                arguments = signature.bind(*args, **kwargs).arguments
-            except TypeError as mismatch:
-                raise TypeError(f"{function.__name__}() {mismatch}") from None
-            raise _said(error, arguments, kinds) from None
+            refused = _refused(error, arguments, (args, kwargs), names or {}, refusal)
+            if refused is error:
+                raise
+            raise refused from refused.__cause__
 
     return call  # type: ignore[return-value]
+
+
+def _refused(
+    error: Exception, arguments: Arguments, call: tuple[Any, Any], names: Mapping[str, str], refusal: type[Exception]
+) -> Exception:
+    """What went wrong, in the names of the function's own arguments; the error itself where they say nothing of it."""
+    try:
+        given = arguments.bind(*call)
+    except TypeError as mismatch:
+        return from_gate(TypeError(f"{arguments.of}() {mismatch}"))
+    wrong = arguments.wrong(given)
+    if wrong is not None:
+        return from_gate(wrong if isinstance(wrong, TypeError) else refusal(str(wrong)))
+    if hasattr(error, "of_gate"):
+        kind = refusal if type(error) is ValueError else type(error)
+        return from_gate(kind(renamed(str(error), names)))
+    known = typed(error)
+    if _SCHEMA.match(str(known)) or (isinstance(known, _ESCAPED) and _GOT not in str(known)):
+        text = f"{arguments.of}(): got {said(given)}, want arguments that go together"
+        return from_gate(refusal(f"{text} ({type(error).__name__}: {error})"), error)
+    return from_gate(type(known)(in_python(str(known), given))) if type(known) in (ValueError, NotImplementedError) else error
+
+
+def from_gate(error: Exception, cause: Exception | None = None) -> Exception:
+    """Notes that an error is in the names of a function with a gate, for the gate around its caller."""
+    error.of_gate = True  # type: ignore[attr-defined]
+    error.__cause__ = cause
+    return error
 
 
 def untraced(function: _Function) -> _Function:
@@ -97,68 +136,3 @@ def untraced(function: _Function) -> _Function:
         return disabled(*args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-def _kinds(annotated: Any) -> dict[str, _Kind]:
-    return {name: _kind(annotation) for name, annotation in get_type_hints(annotated).items() if name != "return"}
-
-
-def _kind(annotation: Any) -> _Kind:
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        kinds = [_kind(part) for part in parts]
-        return _Kind(tuple(one for kind in kinds for one in kind.classes), " or ".join(kind.words for kind in kinds))
-    if origin is Literal:
-        return _Kind((str,), " or ".join(map(repr, parts)))
-    if origin is tuple:
-        return _Kind((tuple, list), WINDOW)
-    if origin is Sequence:
-        return _Kind((list, tuple), "a list of tensors", entry=parts[0])
-    return _KINDS.get(annotation) or _Kind((annotation,), f"a fovea.{annotation.__name__}")
-
-
-def _wrong(arguments: dict[str, Any], kinds: dict[str, _Kind]) -> Exception | None:
-    """A refusal of the first argument that has another type, or is a tensor, but not one of plain memory."""
-    for name, value, kind in _values(arguments, kinds):
-        if not isinstance(value, kind.classes):
-            return TypeError(f"{name}: got {_name(value)}, want {kind.words}")
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            return ValueError(f"{name}: got {value}, want a number of 64 bits")
-        if not isinstance(value, Tensor):
-            continue
-        if value.is_nested:
-            return ValueError(f"{name}: got a nested tensor, want a padded one, or the rows of a ragged batch with cu_seqlens")
-        if value.layout != torch.strided:
-            return ValueError(f"{name}.layout: got {value.layout}, want torch.strided ({name}.to_dense())")
-        if value.is_quantized:
-            return ValueError(f"{name}.dtype: got {value.dtype}, want a plain one ({name}.dequantize())")
-    return None
-
-
-def _values(arguments: dict[str, Any], kinds: dict[str, _Kind]) -> Iterator[tuple[str, Any, _Kind]]:
-    """Arguments by name, and what lists and named tuples of tensors hold."""
-    for name, value in arguments.items():
-        kind = kinds[name]
-        yield name, value, kind
-        if kind.entry is not None and isinstance(value, list | tuple):
-            yield from ((f"{name}[{index}]", entry, _kind(kind.entry)) for index, entry in enumerate(value))
-        elif hasattr(value, "_fields"):
-            yield from ((f"{name}.{field}", getattr(value, field), of) for field, of in _kinds(type(value)).items())
-
-
-def _name(value: Any) -> str:
-    """A value where it is short, and its type otherwise."""
-    if isinstance(value, bool | int | float | complex | str | torch.dtype | NoneType):
-        return repr(value)
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-
-
-def _said(error: Exception, arguments: dict[str, Any], kinds: dict[str, _Kind]) -> Exception:
-    """What went wrong, in the names of the function's own arguments."""
-    wrong = _wrong(arguments, kinds)
-    if wrong is not None:
-        return wrong
-    if isinstance(error, RuntimeError):
-        error = typed(error)
-    return type(error)(in_python(str(error), arguments)) if type(error) in (ValueError, NotImplementedError) else error

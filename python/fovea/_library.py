@@ -20,7 +20,7 @@ INTEGERS = (int, torch.SymInt, Integral)
 WINDOW = "(left, right), 0 or more keys before and after a query's own position, or None for no bound"
 
 
-def typed(error: RuntimeError) -> Exception:
+def typed(error: Exception) -> Exception:
     """The exception that says what happened."""
     text = str(error)
     return next((kind(text.removeprefix(prefix)) for prefix, kind in _KINDS.items() if text.startswith(prefix)), error)

@@ -2,6 +2,7 @@
 """The library's messages in the words of Python: the names of arguments, torch's dtypes, and the order of dimensions."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ _DTYPE = re.compile(rf"(?<![\w.])(?:{'|'.join(_DTYPES)})(?!\w)")
 # What torch's C++ calls "Half" or "Long" in an error is torch.half or torch.long here, but for some.
 _CPP_DTYPE = re.compile(r"(?<=dtype: got )[A-Z]\w*")
 _CPP_DTYPES = {"Byte": "uint8", "Char": "int8", "ComplexHalf": "chalf", "ComplexFloat": "cfloat", "ComplexDouble": "cdouble"}
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """An error in the words of the caller of the function that raised it: its arguments by the caller's names."""
+    if not names:
+        return text
+    name = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    return re.sub(rf"(?<![\w.'])(?<!\ba )(?<!\bno )({name})(?![\w'])", lambda match: names[match.group()], text)
 
 
 def in_python(text: str, arguments: dict[str, Any]) -> str:

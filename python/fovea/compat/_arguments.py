@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._calls import from_gate
+
 
 def run(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Fovea's ValueError is the RuntimeError that the other packages throw from C++."""
+    """Fovea's ValueError is the RuntimeError that the other packages throw from C++: of functions without ``adapted``."""
     try:
         return operation(*args, **kwargs)
     except ValueError as error:
-        raise RuntimeError(str(error)) from None
+        raise from_gate(RuntimeError(str(error))) from None
 
 
 def check(ok: bool, subject: str, got: object, want: object) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import fovea
-from fovea._calls import checked
+from fovea._calls import adapted, checked
 from fovea.distributed._agree import agree
 from fovea.distributed._compute import sink_share
 from fovea.distributed._cost import machine_of
@@ -265,6 +265,7 @@ def _merged(
     return out if sink is None else (out * sink_share(lse, sink)).to(out.dtype), lse
 
 
+@adapted({"outs": "out", "lses": "lse"}, axes={"out": "rows, head, dv", "lse": "rows, head"})
 def merge_over_ranks(
     out: Tensor, lse: Tensor, group: ProcessGroup | None = None, *, merge: Merge | str = "auto", name: str = "merge_over_ranks"
 ) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fovea._calls import adapted
 from fovea.distributed._exchange import gather
 
 Order = Literal["balanced", "contiguous"]
 
 
+@adapted()
 @dataclass(frozen=True)
 class Layout:
     """How the tokens of a batch are dealt to the ranks of a group.
@@ -105,6 +107,7 @@ class Layout:
         return torch.cat([self.indices(rank) for rank in range(self.ranks)]).argsort()
 
 
+@adapted()
 def shard(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     """A rank's part of a tensor that every rank has: ``[batch, seq, ...]``, or ragged ``[total, ...]``. Differentiable."""
     dim = 0 if layout.ragged else 1

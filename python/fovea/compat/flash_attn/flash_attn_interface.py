@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
 from fovea.compat._arguments import check, refuse
 from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense, paged_varlen
 
@@ -20,14 +21,17 @@ __all__ = [
 ]
 
 _Result = Tensor | tuple[Tensor, Tensor, Tensor]
+_NAMES = {"scale": "softmax_scale", "window": "window_size"}
+_ROWS = "batch, seq, head, head_dim"
 
 
+@adapted(_NAMES, axes={"q": _ROWS, "k": _ROWS, "v": _ROWS}, error=RuntimeError)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
@@ -60,6 +64,7 @@ def flash_attn_func(
     return _result(*dense(q, k, v, scores, return_lse=return_attn_probs))
 
 
+@adapted({"q": "qkv", "k": "qkv", "v": "qkv"}, axes={"qkv": "batch, seq, 3, head, head_dim"}, error=RuntimeError)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate around public functions under names of their own: drop-ins, and what is distributed."""
+
+import math
+from typing import Any, Literal
+
+import pytest
+import torch
+
+import fovea
+from fovea._calls import adapted
+from fovea.compat import flash_attn
+from fovea.distributed import Layout, merge_over_ranks, shard
+
+Q = torch.randn(2, 5, 4, 16)
+NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal", "scale": "factor"}
+ROWS = "batch, seq, head, head_dim"
+
+
+@adapted(NAMES, axes={"query": ROWS, "key": (ROWS, "total, head, head_dim")}, error=RuntimeError)
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool = False,
+    factor: float | None = None,
+    mode: Literal["plain", "index", "name", "number", "key", "schema", "own"] = "plain",
+    *rest: Any,
+    **more: Any,
+) -> torch.Tensor:
+    if mode == "index":
+        return query[0, 0, 0, 0, 0]
+    if mode == "name":
+        return query.no_such_name
+    if mode == "number":
+        return query * int(math.inf)
+    if mode == "key":
+        return {}[mode]
+    if mode == "schema":
+        return torch.ops.fovea.merge_states([query], [key], value, 3, "")
+    if mode == "own":
+        raise ValueError("mode: got 'own', want another one")
+    return fovea.attention(query, key, value, causal=is_causal, scale=factor)
+
+
+@adapted({"query": "qkv", "key": "qkv", "value": "qkv"}, error=IndexError)
+def attend_packed(qkv: torch.Tensor) -> torch.Tensor:
+    return attend(*qkv.unbind(2))
+
+
+class Holder:
+    @adapted(axes={"rows": "row, dim"})
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    @adapted(axes={"index": "row"}, error=RuntimeError)
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        return self.rows[index]
+
+
+def refusal(function, *args, **kwargs):
+    with pytest.raises(Exception) as caught:
+        function(*args, **kwargs)
+    return type(caught.value), str(caught.value)
+
+
+def test_good_calls_pass():
+    assert torch.equal(attend(Q, Q, Q, True, 0.5, "plain", 3, other=4), fovea.attention(Q, Q, Q, causal=True, scale=0.5))
+    assert torch.equal(Holder(rows=Q[0, 0]).take(torch.tensor([1])), Q[0, 0, 1:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"query": None}, TypeError, "query: got None, want a torch.Tensor"),
+        ({"is_causal": "yes"}, TypeError, "is_causal: got 'yes', want a bool"),
+        ({"factor": Q}, TypeError, "factor: got torch.Tensor, want a number or None"),
+        ({"query": Q[0]}, RuntimeError, "query.rank: got 3, want 4 ([batch, seq, head, head_dim])"),
+        ({"key": Q[0, 0]}, RuntimeError, f"key.rank: got 2, want 4 ([{ROWS}]) or 3 ([total, head, head_dim])"),
+        ({"key": Q.to_sparse()}, RuntimeError, "key.layout: got torch.sparse_coo, want torch.strided (key.to_dense())"),
+        ({"key": Q[..., :8]}, RuntimeError, "key.shape[3] (head_dim_qk): got 8, want 16 (head_dim_qk of query)"),
+        ({"value": Q.double()}, RuntimeError, "value.dtype: got torch.float64, want torch.float32"),
+        ({"factor": math.nan}, RuntimeError, "factor: got nan, want 1.2e-38 to 3.4e38 in magnitude (a normal float)"),
+        ({"factor": 0}, RuntimeError, "factor: got 0, want another number, or None for the default"),
+        ({"mode": "own"}, ValueError, "mode: got 'own', want another one"),
+    ],
+)
+def test_errors_are_in_the_words_of_the_caller(change, kind, text):
+    assert refusal(attend, **{"query": Q, "key": Q, "value": Q} | change) == (kind, text)
+
+
+@pytest.mark.parametrize("mode", ["index", "name", "number", "key", "schema"])
+def test_what_escapes_becomes_one_error_that_says_the_call(mode):
+    kind, text = refusal(attend, Q, Q, Q, mode=mode)
+    assert kind is RuntimeError
+    assert text.startswith("attend(): got query float32[2, 5, 4, 16], key float32[2, 5, 4, 16], value float32[2, 5, 4, 16], mode ")
+    assert "want arguments that go together (" in text
+
+
+def test_names_pass_through_several_gates():
+    packed = torch.randn(2, 5, 3, 4, 20)
+    assert refusal(attend_packed, packed.int()) == (
+        RuntimeError,
+        "qkv.dtype: got torch.int32, want torch.float32 or torch.float16 or torch.bfloat16 or torch.float8_e4m3fn or torch.float64",
+    )
+    assert refusal(attend_packed, packed[0])[1] == "qkv.rank: got 3, want 4 ([batch, seq, head, head_dim])"
+    kind, text = refusal(attend_packed, packed)
+    assert kind is NotImplementedError and "20" in text
+    assert refusal(attend_packed, qkv=3) == (TypeError, "qkv: got 3, want a torch.Tensor")
+
+
+def test_methods_and_constructors_have_a_gate():
+    assert refusal(Holder, Q) == (ValueError, "rows.rank: got 4, want 2 ([row, dim])")
+    assert refusal(Holder) == (TypeError, "Holder() missing a required argument: 'rows'")
+    holder = Holder(Q[0, 0])
+    assert refusal(holder.take, "first") == (TypeError, "index: got 'first', want a torch.Tensor")
+    assert refusal(holder.take, torch.tensor(1)) == (RuntimeError, "index.rank: got 0, want 1 ([row])")
+    assert refusal(holder.take)[1] == "Holder.take() missing a required argument: 'index'"
+
+
+def test_an_error_of_torch_keeps_its_class():
+    kind, text = refusal(Holder(Q[0, 0]).take, torch.tensor([1.5]))
+    assert kind is RuntimeError and text.startswith("Holder.take(): got self ") and "IndexError" in text
+    with pytest.raises(RuntimeError, match="must match the size"):
+        adapted()(lambda: torch.ones(2) + torch.ones(3))()
+
+
+def test_gates_are_traced():
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(Q, Q, Q, is_causal=True), attend(Q, Q, Q, True))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "kind", "text"),
+    [
+        (flash_attn.flash_attn_func, (Q[0], Q, Q), RuntimeError, f"q.rank: got 3, want 4 ([{ROWS}])"),
+        (
+            flash_attn.flash_attn_func,
+            (Q, Q, Q, 0.0, "x"),
+            TypeError,
+            "softmax_scale: got 'x', want a torch.Tensor or a number or None",
+        ),
+        (flash_attn.flash_attn_func, (Q, Q, Q, 0.0, 0.5, True, ("a", 1)), TypeError, "window_size[0]: got 'a', want an int"),
+        (flash_attn.flash_attn_qkvpacked_func, (None,), TypeError, "qkv: got None, want a torch.Tensor"),
+        (Layout, ("12", 2), TypeError, "lengths: got '12', want an int or a tuple"),
+        (Layout, ((12, "a"), 2), TypeError, "lengths[1]: got 'a', want an int"),
+        (Layout, (12, 1.5), TypeError, "ranks: got 1.5, want an int"),
+        (shard, (Q, 5, 0), TypeError, "layout: got 5, want a fovea.Layout"),
+        (merge_over_ranks, (Q, Q), ValueError, "out.rank: got 4, want 3 ([rows, head, dv])"),
+    ],
+)
+def test_bad_calls_of_drop_ins_and_distributed_functions(function, arguments, kind, text):
+    assert refusal(function, *arguments) == (kind, text)
+
+
+def test_flash_attn_says_its_own_names():
+    kind, text = refusal(flash_attn.flash_attn_func, Q, Q, Q, softmax_scale=math.nan)
+    assert kind is RuntimeError and text.startswith("softmax_scale: got nan, want ")
+    kind, text = refusal(flash_attn.flash_attn_qkvpacked_func, torch.zeros(1, 2, 3, 4, 8, dtype=torch.int32))
+    assert kind is RuntimeError and text.startswith("qkv.dtype: got torch.int32, want ")
