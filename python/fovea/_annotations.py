@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
+from fovea._foreign import lesson
 from fovea._library import INTEGERS, WINDOW
 
 
@@ -59,7 +60,11 @@ class Arguments:
         """Tensors whose rank is known: name, place among the positional arguments, and the ranks that are taken."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return self._signature.bind(*args, **kwargs).arguments
+        """Arguments by name. Raises a TypeError that says what to write, as far as that is known."""
+        try:
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as mismatch:
+            raise TypeError(f"{self.of}() {lesson(kwargs, self.kinds) or mismatch}") from None
 
     def wrong(self, given: dict[str, Any]) -> Exception | None:
         """A refusal of the first argument that has another type, is a tensor, but not one of plain memory, or has another rank."""

@@ -99,7 +99,7 @@ def _refused(
     try:
         given = arguments.bind(*call)
     except TypeError as mismatch:
-        return from_gate(TypeError(f"{arguments.of}() {mismatch}"))
+        return from_gate(mismatch)
     wrong = arguments.wrong(given)
     if wrong is not None:
         return from_gate(wrong if isinstance(wrong, TypeError) else refusal(str(wrong)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea._calls import checked, repeatable
+from fovea._calls import adapted, checked, repeatable
 from fovea._dispatch import OPERATORS
 
 _quantize_latent_cache = OPERATORS["quantize_latent_cache"]
@@ -39,6 +39,7 @@ class CacheFormat:
     """Whether a block holds the quantised values and rope of all its tokens first and their scales last, or token by token.
     In a planar cache ``cache[block, slot]`` is no token: copy whole blocks, or read and write tokens through slots."""
 
+    @adapted()
     def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
         """A new cache, uint8 ``[blocks, page, bytes]``, not initialised. Blocks begin at multiples of 16 bytes, as GPU kernels need
         them. If ``page * bytes`` is no such multiple, there are gaps between blocks."""

@@ -8,10 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from fovea._attention import attention
-from fovea._calls import checked
+from fovea._calls import adapted
+
+_ROWS = "batch, head, seq, head_dim"
 
 
-@checked
+@adapted({"q": "query", "k": "key", "v": "value", "causal": "is_causal"}, axes={"query": _ROWS, "key": _ROWS, "value": _ROWS})
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -45,9 +47,6 @@ def scaled_dot_product_attention(
 
     Source: FlashAttention (Dao et al. 2022).
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name}.rank: got {tensor.dim()}, want 4 ([batch, head, seq, head_dim])")
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p: got {dropout_p}, want 0 (no dropout; model.eval() where it comes from a model)")
     if key.shape[1] != query.shape[1] and not enable_gqa:

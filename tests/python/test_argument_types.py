@@ -132,8 +132,8 @@ def test_missing_and_unknown_arguments_are_named():
     q = torch.randn(1, 5, 2, 64)
     with pytest.raises(TypeError, match=r"^attention\(\) missing a required argument: 'v'$"):
         fovea.attention(q, q)
-    with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected keyword argument 'window_size'$"):
-        fovea.attention(q, q, q, window_size=(-1, -1))
+    with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected keyword argument 'windows'$"):
+        fovea.attention(q, q, q, windows=(-1, -1))
     with pytest.raises(TypeError, match=r"^threads: got '2', want an int$"):
         fovea.set_num_threads("2")
 

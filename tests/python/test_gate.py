@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate around public functions under names of their own: drop-ins, and what is distributed."""
 
+import inspect
 import math
+import re
 from typing import Any, Literal
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import fovea
 from fovea._calls import adapted
+from fovea._foreign import _SAME
 from fovea.compat import flash_attn
 from fovea.distributed import Layout, merge_over_ranks, shard
 
@@ -158,3 +161,66 @@ def test_flash_attn_says_its_own_names():
     assert kind is RuntimeError and text.startswith("softmax_scale: got nan, want ")
     kind, text = refusal(flash_attn.flash_attn_qkvpacked_func, torch.zeros(1, 2, 3, 4, 8, dtype=torch.int32))
     assert kind is RuntimeError and text.startswith("qkv.dtype: got torch.int32, want ")
+
+
+TAKES = {
+    fovea.attention: (Q, Q, Q),
+    fovea.attention_backward: (Q, Q, Q, Q, Q, Q),
+    fovea.paged_attention: (Q, Q, Q, Q, Q),
+    fovea.latent_attention: (Q, Q, Q, Q),
+    fovea.sparse_latent_attention: (Q, Q, Q),
+    fovea.quantize_and_attend: (Q, Q, Q),
+    fovea.scaled_dot_product_attention: (Q, Q, Q),
+    flash_attn.flash_attn_func: (Q, Q, Q),
+}
+
+
+@pytest.mark.parametrize("function", TAKES, ids=lambda function: function.__name__)
+def test_keywords_of_other_packages_are_answered(function):
+    """Each name of one meaning, where the function has another one."""
+    taken = inspect.signature(function).parameters
+    answered = 0
+    for names in _SAME:
+        here = [name for name in names if name in taken]
+        for keyword in (name for name in names if here and name not in taken):
+            kind, text = refusal(function, *TAKES[function], **{keyword: 1})
+            assert kind is TypeError and text.startswith(f"{function.__name__}() got {keyword}; here it is ")
+            assert re.search(r"here it is (\w+)", text)[1] in taken
+            answered += 1
+    assert answered >= 5
+
+
+@pytest.mark.parametrize(
+    ("keyword", "text"),
+    [
+        ("softmax_scale", "attention() got softmax_scale; here it is scale"),
+        ("window_size", "attention() got window_size; here it is window, where None is no bound"),
+        ("sliding_window", "attention() got sliding_window; here it is window, as (sliding_window - 1, None), with causal=True"),
+        ("is_causal", "attention() got is_causal; here it is causal"),
+        ("dropout_p", "attention() got dropout_p; here no dropout is computed (model.eval() where it comes from a model)"),
+        (
+            "tensor_layout",
+            "attention() got tensor_layout; here tensors are [batch, seq, head, head_dim]: transpose(1, 2) of another order",
+        ),
+        ("colour", "attention() got an unexpected keyword argument 'colour'"),
+    ],
+)
+def test_what_is_said_to_keywords_of_other_packages(keyword, text):
+    assert refusal(fovea.attention, Q, Q, Q, **{keyword: None}) == (TypeError, text)
+
+
+def test_the_first_foreign_keyword_is_answered_where_ours_are_too():
+    text = refusal(fovea.paged_attention, Q, Q, Q, block_tables=Q, cache_seqlens=Q, scale=1.0)[1]
+    assert text == "paged_attention() got block_tables; here it is block_table"
+    assert refusal(fovea.paged_attention, Q, Q, Q, Q, cache_seqlens=Q)[1].endswith("here it is kv_len")
+    assert "a mask is causal or a window" in refusal(fovea.attention, Q, Q, Q, attn_mask=Q)[1]
+
+
+def test_scaled_dot_product_attention_says_its_own_names():
+    heads = torch.randn(1, 2, 5, 8)
+    assert refusal(fovea.scaled_dot_product_attention, heads[0], heads, heads) == (
+        ValueError,
+        "query.rank: got 3, want 4 ([batch, head, seq, head_dim])",
+    )
+    kind, text = refusal(fovea.scaled_dot_product_attention, heads, heads, heads.double())
+    assert kind is ValueError and text.startswith("value.dtype: got torch.float64, want torch.float32")
