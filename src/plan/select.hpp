@@ -10,6 +10,7 @@
 
 #include "op/common/checks.hpp"
 #include "plan/implementation.hpp"
+#include "plan/refusal.hpp"
 
 namespace fovea::detail {
 
@@ -82,7 +83,7 @@ Result<Plan<typename Operation::Args>> select(const typename Operation::Problem&
     if (planned.error().code != ErrorCode::unsupported) return planned.error();
     declines.push_back({std::string(candidate.name), planned.error().message});
   }
-  return Error{ErrorCode::unsupported, "no implementation on this device accepts the call", std::move(declines)};
+  return refusal_of(std::move(declines));
 }
 
 }  // namespace fovea::detail
