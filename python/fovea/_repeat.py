@@ -68,6 +68,8 @@ def _is_ready() -> bool:
             is_negative=Tensor.is_neg,
             is_capturing=getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool),
             increment_version=torch._C._increment_version,
+            storage=Tensor.untyped_storage,
+            storage_offset=Tensor.storage_offset,
         )
         _short_path.setup(parts)
     except (AttributeError, ImportError, ValueError):

@@ -64,6 +64,25 @@ void require_dtype(const Tensor& tensor, const char* name, DType want) {
   raise_invalid(field(name, "dtype"), dtype_text(tensor), std::string(name_of(want)));
 }
 
+struct StorageUse {
+  std::int64_t bytes, needed;
+};
+
+/// Bytes of the tensor's storage, and those up to the end of the tensor's last element.
+StorageUse storage_of(const Tensor& tensor) {
+  StorageUse use{};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &use.bytes));
+  std::int64_t last = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &last));
+  const auto shape = tensor.sizes(), strides = tensor.strides();
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] == 0) return use;
+    last += (shape[axis] - 1) * strides[axis];
+  }
+  use.needed = (last + 1) * static_cast<std::int64_t>(tensor.element_size());
+  return use;
+}
+
 std::atomic<int>& requested_threads() {
   static std::atomic<int> threads = 0;
   return threads;
@@ -153,8 +172,21 @@ void* data(const Tensor& tensor) { return tensor.data_ptr(); }
 
 std::int32_t alignment_of(const Tensor& tensor) { return alignment_of_address(data(tensor)); }
 
-TensorDesc describe(const Tensor& tensor, const char* name) {
+bool fits_storage(const Tensor& tensor) {
+  const StorageUse use = storage_of(tensor);
+  return use.needed <= use.bytes;
+}
+
+void check_memory(const Tensor& tensor, const char* name) {
   check_device(tensor, name);
+  if (tensor.device().type() == torch::headeronly::DeviceType::Meta) return;
+  const StorageUse use = storage_of(tensor);
+  if (use.needed <= use.bytes) return;
+  raise_invalid(field(name, "storage"), std::to_string(use.bytes) + " bytes", "at least " + std::to_string(use.needed));
+}
+
+TensorDesc describe(const Tensor& tensor, const char* name) {
+  check_memory(tensor, name);
   TensorDesc desc{};
   const std::int64_t rank = tensor.dim();
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
@@ -177,7 +209,7 @@ std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* nam
 }
 
 void* vector_data(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {
-  check_device(tensor, name);
+  check_memory(tensor, name);
   require_dtype(tensor, name, dtype);
   if (tensor.dim() != 1 || tensor.size(0) != count) {
     raise_invalid(field(name, "shape"), shape_text(tensor), list_text(std::array{count}));
@@ -200,7 +232,7 @@ const float* float_vector(const OptionalTensor& tensor, const char* name, std::i
 
 std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char* name, std::int64_t batch, std::int64_t kv_head) {
   if (!tensor) return std::nullopt;
-  check_device(*tensor, name);
+  check_memory(*tensor, name);
   require_dtype(*tensor, name, DType::f32);
   const std::int64_t rank = tensor->dim();
   if (tensor->numel() == 1) return ScaleDesc{};

@@ -98,7 +98,13 @@ inline void raise_if_failed(const Result<void>& result) {
   if (!result) raise(result.error());
 }
 
-/// Shape, strides, dtype and the alignment that the pointer really has. Like all that name a tensor, it checks the device.
+/// What a call may touch of the tensor is there: it lies on the call's device, and inside of its storage. All that name a tensor ask this.
+void check_memory(const Tensor& tensor, const char* name);
+
+/// Whether the storage holds all elements. One that was resized may hold fewer: torch changes no tensor over it then.
+bool fits_storage(const Tensor& tensor);
+
+/// Shape, strides, dtype and the alignment that the pointer really has.
 TensorDesc describe(const Tensor& tensor, const char* name);
 std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
 

@@ -154,7 +154,7 @@ Tensor new_bytes(std::int64_t bytes) {
 }
 
 Workspace schedule_memory(const Tensor& schedule) {
-  check_device(schedule, "schedule");
+  check_memory(schedule, "schedule");
   if (!holds_bytes(schedule)) raise_invalid("schedule.dtype", dtype_text(schedule), "uint8");
   if (!schedule.is_contiguous()) raise_invalid("schedule.strides", "gaps", "none (contiguous)");
   return {data(schedule), static_cast<std::size_t>(schedule.numel())};

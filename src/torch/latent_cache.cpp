@@ -72,7 +72,7 @@ const PackedFormat& find_format(const std::string& name, const char* cache) {
 }
 
 LatentCacheDesc describe_packed(const Tensor& cache, const PackedFormat& format, const char* name) {
-  check_device(cache, name);
+  check_memory(cache, name);
   if (!holds_bytes(cache)) raise_invalid(field(name, "dtype"), dtype_text(cache), "uint8 (" + std::string(format.name) + ")");
   const std::string bytes = std::to_string(format.bytes());
   if (cache.dim() != 3 || cache.size(2) != format.bytes()) {

@@ -29,6 +29,7 @@ void CallKey::add(const Tensor& tensor) {
     add(shape.size());
     words_.insert(words_.end(), shape.begin(), shape.end());
     words_.insert(words_.end(), strides.begin(), strides.end());
+    if (!fits_storage(tensor)) is_whole_ = false;
   } catch (...) {
     is_whole_ = false;  // what is wrong with the tensor, describing it will say
   }

@@ -48,7 +48,8 @@ class CallKey {
   }
 
   const std::vector<std::int64_t>& words() const { return words_; }
-  /// False where a tensor does not say all of this (a sparse one has no strides). No plan is kept for such a call.
+  /// False where a tensor does not say all of this (a sparse one has no strides) or its storage lacks elements. No plan is kept for such a
+  /// call, so that describing the tensor says what is wrong with it.
   bool is_whole() const { return is_whole_; }
 
  private:

@@ -94,7 +94,7 @@ bool Call::take_tensor(PyObject* value) {
   const DLDataType& type = tensor.dtype;
   if (!is_known(tensor.device) || type.code == kDLComplex || tensor.byte_offset != 0) return false;
   if (grad_enabled_ && !is_integer(type) && in.requires_grad(value)) return false;
-  if (in.is_negative(value)) return false;
+  if (in.is_negative(value) || !in.fits_storage(value, tensor)) return false;
   const auto rank = static_cast<std::size_t>(tensor.ndim);
   if (size_ + 4 + 2 * rank > kMostWords) return false;
   add(kTensor);

@@ -34,7 +34,8 @@ bool Torch::find(PyObject* parts) {
                    read(parts, "dtype_type", dtype_type_) && read(parts, "schedule_type", schedule_type_) &&
                    read(parts, "forward_ad", forward_ad_) && read(parts, "is_grad_enabled", is_grad_enabled_) &&
                    read(parts, "is_negative", is_negative_) && read(parts, "is_capturing", is_capturing_) &&
-                   read(parts, "increment_version", increment_version_) && read(modes.get(), modes_);
+                   read(parts, "increment_version", increment_version_) && read(parts, "storage", storage_) &&
+                   read(parts, "storage_offset", storage_offset_) && read(modes.get(), modes_);
   if (!all) return false;
   current_level_ = Ref(PyUnicode_InternFromString("_current_level"));
   requires_grad_ = Ref(PyUnicode_InternFromString("requires_grad"));
@@ -84,6 +85,20 @@ bool Torch::view(PyObject* tensor, DLTensor& to) const {
   if (exchange_->dltensor_from_py_object_no_sync(tensor, &to) == 0) return true;
   PyErr_Clear();
   return false;
+}
+
+bool Torch::fits_storage(PyObject* tensor, const DLTensor& view) const {
+  std::int64_t reach = 1;
+  for (std::int32_t axis = 0; axis < view.ndim; ++axis) {
+    if (view.shape[axis] == 0) return true;
+    reach += (view.shape[axis] - 1) * view.strides[axis];
+  }
+  const Ref storage(call(storage_.get(), tensor)), offset(call(storage_offset_.get(), tensor));
+  const Py_ssize_t bytes = storage ? PyObject_Size(storage.get()) : -1;
+  if (bytes >= 0 && offset) reach += PyLong_AsLongLong(offset.get());
+  const bool known = PyErr_Occurred() == nullptr;
+  PyErr_Clear();
+  return known && reach * (std::int64_t{view.dtype.bits} * view.dtype.lanes / 8) <= bytes;
 }
 
 Torch& torch() {

@@ -30,6 +30,8 @@ class Torch {
   bool is_schedule(PyObject* object) const;
   /// Without memory of its own: false if torch cannot say it.
   bool view(PyObject* tensor, DLTensor& to) const;
+  /// Whether the storage of such a tensor holds all of its elements.
+  bool fits_storage(PyObject* tensor, const DLTensor& view) const;
   bool is_capturing() const { return is_true(is_capturing_); }
   /// Marks these tensors as changed.
   bool mark_written(PyObject* list) const { return static_cast<bool>(Ref(call(increment_version_.get(), list))); }
@@ -46,7 +48,7 @@ class Torch {
   Ref tensor_type_, parameter_type_, dtype_type_, schedule_type_;
   std::vector<Ref> modes_;  ///< functions: something other than 0 or False means a mode
   Ref forward_ad_, current_level_, requires_grad_;
-  Ref is_grad_enabled_, is_negative_, is_capturing_, increment_version_;
+  Ref is_grad_enabled_, is_negative_, is_capturing_, increment_version_, storage_, storage_offset_;
 };
 
 /// Of this process.
