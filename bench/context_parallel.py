@@ -8,12 +8,14 @@ On CPUs (--dry-run) it takes tiny shapes over gloo: every line runs, and the tim
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -31,23 +33,27 @@ from fovea.distributed import Layout, PageDeal, cost, shard, unshard
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 LATENT_HEADS, LATENT_DIM, PAGE = 128, 576, 64
+TIMEOUT = timedelta(seconds=120)
 Row = dict[str, Any]
 
 
 class Machine:
-    """The ranks, their subgroups, and how things are timed on them."""
+    """The ranks, their subgroups, how things are timed on them, and the file that grows with each result."""
 
-    def __init__(self, dry: bool) -> None:
-        self.dry = dry
+    def __init__(self, dry: bool, out: Path) -> None:
+        self.dry, self.out = dry, out
         self.device = torch.device("cpu" if dry else f"cuda:{int(os.environ['LOCAL_RANK'])}")
         if not dry:
             torch.cuda.set_device(self.device)
         options = {} if dry else {"device_id": self.device}
-        dist.init_process_group("gloo" if dry else "nccl", timeout=timedelta(seconds=120), **options)
+        dist.init_process_group("gloo" if dry else "nccl", timeout=TIMEOUT, **options)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sizes = [size for size in (1, 2, 4, 8) if size <= self.ranks]
-        self.groups = {size: dist.new_group(list(range(size))) for size in self.sizes}
+        # Every rank takes part in making every group. A rank that is not in a group never asks for its rank there.
+        self.groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in sorted({*self.sizes, self.ranks})}
+        self.about: Row = {}
         self.rows: list[Row] = []
+        self.failed: list[Row] = []
 
     def synchronize(self) -> None:
         if not self.dry:
@@ -70,18 +76,34 @@ class Machine:
         dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
         return float(slowest)
 
-    def on_sizes(self) -> Iterator[tuple[int, ProcessGroup]]:
-        """The subgroups that this rank is in, one after another; the others wait."""
-        for size in self.sizes:
-            if self.rank < size:
-                yield size, self.groups[size]
-            self.synchronize()
-            dist.barrier()
+    def attempt(self, what: Row, size: int, work: Callable[[ProcessGroup], None]) -> None:
+        """Work of the first ``size`` ranks, while the others wait. What fails is noted, and all ranks continue with the next."""
+        fault = None
+        if self.rank < size:
+            try:
+                work(self.groups[size])
+            except Exception as error:  # no reference to it stays: it holds the memory of the work
+                fault = f"{type(error).__name__}: {error}"
+        self.synchronize()
+        faults: list[str | None] = [None] * self.ranks
+        dist.all_gather_object(faults, fault)
+        if any(faults):
+            self.failed.append(what | {"ranks": size, "faults": faults})
+            if self.rank == 0:
+                print(json.dumps(self.failed[-1]), file=sys.stderr, flush=True)
+            gc.collect()
+        if not self.dry:
+            torch.cuda.empty_cache()
+        self.write()
 
     def note(self, row: Row) -> None:
         if self.rank == 0:
             self.rows.append(row)
             print(json.dumps(row), flush=True)
+
+    def write(self) -> None:
+        if self.rank == 0:
+            self.out.write_text(json.dumps(self.about | {"rows": self.rows, "failed": self.failed}, indent=1) + "\n")
 
 
 def random(machine: Machine, *shape: int) -> Tensor:
@@ -91,6 +113,13 @@ def random(machine: Machine, *shape: int) -> Tensor:
 def error(got: Tensor, want: Tensor) -> float:
     """Of the largest element."""
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+def checked(machine: Machine, row: Row, good: bool) -> None:
+    """Notes a check. One that fails on any rank is a fault."""
+    machine.note(row | {"good": good})
+    if not good:
+        raise ArithmeticError(f"results differ from one GPU's, or from each other: {row}")
 
 
 # ---- dense attention ---------------------------------------------------------------------------------------------------------
@@ -103,8 +132,8 @@ def inputs(machine: Machine, tokens: int, layout: Layout) -> list[Tensor]:
     return [shard(random(machine, 1, tokens, heads, dim), layout, machine.rank).contiguous() for heads, dim in shapes]
 
 
-def check_dense(machine: Machine) -> None:
-    """Forward and backward by each way on all ranks, against one GPU; and the same bits again."""
+def check_way(machine: Machine, way: cost.Way, group: ProcessGroup) -> None:
+    """Forward and backward on all ranks, against one GPU; and the same bits again."""
     tokens = 96 if machine.dry else 8192
     layout = Layout(tokens, machine.ranks)
     torch.manual_seed(3)
@@ -112,19 +141,23 @@ def check_dense(machine: Machine) -> None:
     whole = [tensor.requires_grad_() for tensor in (q, k, v)]
     want = fovea.attention(*whole, causal=True)
     wants = [want, *torch.autograd.grad(want, whole, dout)]
+    own = [shard(tensor.detach(), layout, machine.rank).requires_grad_() for tensor in whole]
+    own_dout = shard(dout, layout, machine.rank)
+
+    def run() -> list[Tensor]:
+        out = distributed.attention(*own, layout, group=group, way=way, causal=True)
+        return [out, *torch.autograd.grad(out, own, own_dout)]
+
+    first, second = run(), run()
+    errors = [error(unshard(got.detach(), layout, group), want.detach()) for got, want in zip(first, wants, strict=True)]
+    same = all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    row = {"name": "check dense", "ranks": machine.ranks, "way": way, "errors": errors, "same_bits": same}
+    checked(machine, row, max(errors) < 2**-6 and same)
+
+
+def check_dense(machine: Machine) -> None:
     for way in ways(machine.ranks):
-        own = [shard(tensor.detach(), layout, machine.rank).requires_grad_() for tensor in whole]
-        own_dout = shard(dout, layout, machine.rank)
-
-        def run(own=own, own_dout=own_dout, way=way) -> list[Tensor]:
-            out = distributed.attention(*own, layout, way=way, causal=True)
-            return [out, *torch.autograd.grad(out, own, own_dout)]
-
-        first, second = run(), run()
-        errors = [error(unshard(got.detach(), layout), want.detach()) for got, want in zip(first, wants, strict=True)]
-        same = all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-        good = max(errors) < 2**-6 and same
-        machine.note({"name": "check dense", "ranks": machine.ranks, "way": way, "errors": errors, "same_bits": same, "good": good})
+        machine.attempt({"name": "check dense", "way": way}, machine.ranks, partial(check_way, machine, way))
 
 
 def ways(ranks: int) -> list[cost.Way]:
@@ -138,26 +171,26 @@ def model_ms(way: cost.Way, tokens: int, ranks: int, backward: bool) -> float:
 
 def time_dense(machine: Machine, tokens: int, backward: bool) -> None:
     """One GPU by the plain call and through the layer, then more of them by each way."""
-    one = 0.0
-    for size, group in machine.on_sizes():
-        layout = Layout(tokens, size)
-        q, k, v, dout = inputs(machine, tokens, layout)
+    alone: list[float] = []  # the time of the plain call
+    for size in machine.sizes:
         for way in ["plain", "ring"] if size == 1 else ways(size):
-            call = dense_calls(way, [q, k, v, dout], layout, group)[1 if backward else 0]
-            with distributed.count_traffic() as traffic:
-                call()
-            with Watch() as watch:
-                times = machine.milliseconds(call, group, 5)
-            one = times if way == "plain" else one
-            row = {
-                "name": "backward" if backward else "forward",
-                "tokens": tokens,
-                "ranks": size,
-                "way": way,
-                "milliseconds": times,
-            }
-            row |= {"speedup": one / times, "model_ms": model_ms("ring" if way == "plain" else way, tokens, size, backward)}
-            machine.note(row | {"sent_bytes": traffic.total} | watch.row())
+            row = {"name": "backward" if backward else "forward", "tokens": tokens, "ranks": size, "way": way}
+            machine.attempt(row, size, partial(time_way, machine, row, alone))
+
+
+def time_way(machine: Machine, row: Row, alone: list[float], group: ProcessGroup) -> None:
+    tokens, size, way, backward = row["tokens"], row["ranks"], row["way"], row["name"] == "backward"
+    layout = Layout(tokens, size)
+    call = dense_calls(way, inputs(machine, tokens, layout), layout, group)[1 if backward else 0]
+    with distributed.count_traffic() as traffic:
+        call()
+    with Watch() as watch:
+        times = machine.milliseconds(call, group, 5)
+    if way == "plain":
+        alone.append(times)
+    row = row | {"milliseconds": times} | ({"speedup": alone[0] / times} if alone else {})
+    row |= {"model_ms": model_ms("ring" if way == "plain" else way, tokens, size, backward)}
+    machine.note(row | {"sent_bytes": traffic.total} | watch.row())
 
 
 def dense_calls(
@@ -186,41 +219,54 @@ def dense_calls(
 class Decode:
     """One sequence whose pages are dealt to a group's ranks: a table in order, and a cache that a seed fills."""
 
-    def __init__(self, machine: Machine, kind: str, tokens: int, group: ProcessGroup) -> None:
+    def __init__(self, machine: Machine, kind: str, tokens: int, group: ProcessGroup | None) -> None:
+        """Without a group, all pages are here."""
         self.kind, self.group = kind, group
-        ranks = dist.get_world_size(group)
-        deal = PageDeal(PAGE, ranks)
-        pages = deal.local_bound(tokens) // PAGE
+        rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        pages = PageDeal(PAGE, ranks).local_bound(tokens) // PAGE
         self.kv_len = torch.tensor([tokens], dtype=torch.int32, device=machine.device)
         self.table = torch.arange(pages, dtype=torch.int32, device=machine.device)[None]
         torch.manual_seed(4)
         self.q = random(machine, 1, HEADS, DIM) if kind == "gqa" else random(machine, 1, 1, LATENT_HEADS, LATENT_DIM)
         shapes = [(KV_HEADS, DIM)] * 2 if kind == "gqa" else [(1, LATENT_DIM)]
-        all_pages = -(-tokens // PAGE)
+        own = torch.arange(-(-tokens // PAGE), device=machine.device)[rank::ranks]  # none where there are fewer pages than ranks
         self.caches = []
         for shape in shapes:  # page p of the sequence is the same on any number of ranks
             whole = torch.randn(64, PAGE, *shape, dtype=torch.bfloat16, device=machine.device)
-            own = torch.arange(dist.get_rank(group), all_pages, ranks, device=machine.device)
             cache = torch.zeros(pages, PAGE, *shape, dtype=torch.bfloat16, device=machine.device)
             cache[: len(own)] = whole[own % 64]
             self.caches.append(cache)
 
     def run(self, merge: str) -> Tensor:
+        """Over the group, or the plain call."""
         options: dict[str, Any] = {"group": self.group, "merge": merge, "check": False}
+        library, options = (fovea, {}) if self.group is None else (distributed, options)
         if self.kind == "gqa":
-            return distributed.paged_attention(self.q, *self.caches, self.table, self.kv_len, **options)
-        return distributed.latent_attention(self.q, *self.caches, self.table, self.kv_len, scale=192**-0.5, **options)
-
-    def plan(self) -> None:
-        """Raises on every rank where no implementation takes the call, before any of them waits for another."""
-        options = {"max_kv_len": PAGE}
-        if self.kind == "gqa":
-            fovea.paged_attention(self.q, *self.caches, self.table, self.kv_len, **options)
-        else:
-            fovea.latent_attention(self.q, *self.caches, self.table, self.kv_len, **options)
+            return library.paged_attention(self.q, *self.caches, self.table, self.kv_len, **options)
+        return library.latent_attention(self.q, *self.caches, self.table, self.kv_len, scale=192**-0.5, **options)
 
     def cache_bytes(self, tokens: int) -> int:
         return tokens * (2 * KV_HEADS * DIM * 2 if self.kind == "gqa" else LATENT_DIM * 2)
+
+
+def merges(ranks: int) -> tuple[str, ...]:
+    return ("gather",) if ranks == 1 else ("gather", "scatter")
+
+
+def check_decode(machine: Machine) -> None:
+    """On all ranks, against one GPU: of fewer pages than ranks, too."""
+    for kind in ("mla", "gqa"):
+        for merge in merges(machine.ranks):
+            row = {"name": f"check decode {kind}", "ranks": machine.ranks, "merge": merge}
+            machine.attempt(row, machine.ranks, partial(check_merge, machine, row, kind))
+
+
+def check_merge(machine: Machine, row: Row, kind: str, group: ProcessGroup) -> None:
+    errors = []
+    for tokens in (1, PAGE, 5 * PAGE + 3):
+        got, want = (Decode(machine, kind, tokens, of).run(row["merge"]) for of in (group, None))
+        errors.append(error(got, want))
+    checked(machine, row | {"errors": errors}, max(errors) < 2**-6)
 
 
 def recorded(machine: Machine, call: Callable[[], Tensor], count: int) -> tuple[Callable[[], object], Tensor]:
@@ -237,64 +283,71 @@ def recorded(machine: Machine, call: Callable[[], Tensor], count: int) -> tuple[
 
 
 def time_decode(machine: Machine, kind: str, tokens: int) -> None:
-    Decode(machine, kind, PAGE, dist.group.WORLD).plan()
-    one, want = 0.0, None
-    for size, group in machine.on_sizes():
-        decode = Decode(machine, kind, tokens, group)
-        count = 1 if machine.dry else 20
-        for merge in ("gather",) if size == 1 else ("gather", "scatter"):
-            replay, result = recorded(machine, lambda decode=decode, merge=merge: decode.run(merge), count)
-            with Watch() as watch:
-                times = machine.milliseconds(replay, group, 5) / count
-            if size == 1:
-                one, want = times, result.clone()
-            row = {"name": f"decode {kind}", "tokens": tokens, "ranks": size, "merge": merge, "milliseconds": times}
-            heads, dim_qk, dim = (HEADS, DIM, DIM) if kind == "gqa" else (LATENT_HEADS, LATENT_DIM, 512)
-            flops, result_bytes = 2.0 * tokens * heads * (dim_qk + dim), heads * (dim * 2 + 4)
-            seconds = cost.decode_seconds(decode.cache_bytes(tokens), result_bytes, size, cost.HOPPER_NVLINK, flops)
-            row |= {"model_ms": 1e3 * seconds} | watch.row()
-            if machine.rank == 0:
-                row |= {"speedup": one / times, "error": error(result, want)}
-            machine.note(row)
+    alone: list[tuple[float, Tensor]] = []  # time and result of one GPU
+    for size in machine.sizes:
+        for merge in merges(size):
+            row = {"name": f"decode {kind}", "tokens": tokens, "ranks": size, "merge": merge}
+            machine.attempt(row, size, partial(time_merge, machine, row, alone))
+
+
+def time_merge(machine: Machine, row: Row, alone: list[tuple[float, Tensor]], group: ProcessGroup) -> None:
+    tokens, size, kind = row["tokens"], row["ranks"], row["name"].removeprefix("decode ")
+    decode = Decode(machine, kind, tokens, group)
+    count = 1 if machine.dry else 20
+    replay, result = recorded(machine, lambda: decode.run(row["merge"]), count)
+    with Watch() as watch:
+        times = machine.milliseconds(replay, group, 5) / count
+    if size == 1:
+        alone.append((times, result.clone()))
+    heads, dim_qk, dim = (HEADS, DIM, DIM) if kind == "gqa" else (LATENT_HEADS, LATENT_DIM, 512)
+    flops, result_bytes = 2.0 * tokens * heads * (dim_qk + dim), heads * (dim * 2 + 4)
+    seconds = cost.decode_seconds(decode.cache_bytes(tokens), result_bytes, size, cost.HOPPER_NVLINK, flops)
+    row = row | {"milliseconds": times, "model_ms": 1e3 * seconds} | watch.row()
+    if alone:
+        row |= {"speedup": alone[0][0] / times, "error": error(result, alone[0][1])}
+    machine.note(row)
 
 
 def time_merges(machine: Machine) -> None:
     """out and lse of some rows of 128 heads of 512, and of one row of 32 of 128."""
-    for size, group in machine.on_sizes():
+    for size in machine.sizes[1:]:
         for rows, heads, dim in ((1, 32, 128), (64, 32, 128), (1, 128, 512), (64, 128, 512)):
-            out, lse = random(machine, rows, heads, dim), torch.randn(rows, heads, device=machine.device)
-            for merge in ("gather", "scatter") if size > 1 else ():
-
-                def call(out=out, lse=lse, merge=merge, group=group) -> Tensor:
-                    return distributed.merge_over_ranks(out, lse, group, merge=merge)[0]
-
-                replay, _ = recorded(machine, call, 20)
-                microseconds = 1e3 * machine.milliseconds(replay, group, 5) / (1 if machine.dry else 20)
+            for merge in merges(size):
                 row = {"name": "merge", "rows": rows, "heads": heads, "dim": dim, "ranks": size, "merge": merge}
-                machine.note(row | {"microseconds": microseconds})
+                machine.attempt(row, size, partial(time_results, machine, row))
+
+
+def time_results(machine: Machine, row: Row, group: ProcessGroup) -> None:
+    out = random(machine, row["rows"], row["heads"], row["dim"])
+    lse = torch.randn(row["rows"], row["heads"], device=machine.device)
+    replay, _ = recorded(machine, lambda: distributed.merge_over_ranks(out, lse, group, merge=row["merge"])[0], 20)
+    microseconds = 1e3 * machine.milliseconds(replay, group, 5) / (1 if machine.dry else 20)
+    machine.note(row | {"microseconds": microseconds})
 
 
 def time_links(machine: Machine) -> None:
+    for size in machine.sizes[1:]:
+        machine.attempt({"name": "link"}, size, partial(time_link, machine))
+
+
+def time_link(machine: Machine, group: ProcessGroup) -> None:
     """Bytes a second that a rank sends to the next one while it receives as many, and in an all-gather."""
-    for size, group in machine.on_sizes():
-        if size == 1:
-            continue
-        sent = torch.zeros(1 << (10 if machine.dry else 28), dtype=torch.uint8, device=machine.device)
-        received, gathered = torch.empty_like(sent), sent.new_empty(size * sent.numel())
-        rank = dist.get_rank(group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sent = torch.zeros(1 << (10 if machine.dry else 28), dtype=torch.uint8, device=machine.device)
+    received, gathered = torch.empty_like(sent), sent.new_empty(size * sent.numel())
 
-        def around(sent=sent, received=received, group=group, rank=rank, size=size) -> None:
-            send = dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % size)
-            receive = dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size)
-            for request in dist.batch_isend_irecv([send, receive]):
-                request.wait()
+    def around() -> None:
+        send = dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % size)
+        receive = dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size)
+        for request in dist.batch_isend_irecv([send, receive]):
+            request.wait()
 
-        def gather(sent=sent, gathered=gathered, group=group, size=size) -> None:
-            dist.all_gather(list(gathered.chunk(size)), sent, group=group)
+    def gather() -> None:
+        dist.all_gather(list(gathered.chunk(size)), sent, group=group)
 
-        for name, call, moved in (("link", around, sent.numel()), ("all-gather", gather, (size - 1) * sent.numel())):
-            times = machine.milliseconds(call, group, 10)
-            machine.note({"name": name, "ranks": size, "bytes_per_second": moved / times * 1e3, "stated": cost.HOPPER_NVLINK.link})
+    for name, call, moved in (("link", around, sent.numel()), ("all-gather", gather, (size - 1) * sent.numel())):
+        times = machine.milliseconds(call, group, 10)
+        machine.note({"name": name, "ranks": size, "bytes_per_second": moved / times * 1e3, "stated": cost.HOPPER_NVLINK.link})
 
 
 def said_by(*command: str) -> str:
@@ -304,39 +357,44 @@ def said_by(*command: str) -> str:
         return ""
 
 
-def main() -> None:
+def parts(machine: Machine) -> dict[str, Callable[[], None]]:
+    dry = machine.dry
+    return {
+        "check-dense": partial(check_dense, machine),
+        "check-decode": partial(check_decode, machine),
+        "links": partial(time_links, machine),
+        "forward": partial(time_dense, machine, 256 if dry else 131072, backward=False),
+        "backward": partial(time_dense, machine, 128 if dry else 65536, backward=True),
+        "decode-mla": partial(time_decode, machine, "mla", 1024 if dry else 1 << 20),
+        "merges": partial(time_merges, machine),
+        "decode-gqa": partial(time_decode, machine, "gqa", 1024 if dry else 1 << 20),
+    }
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on CPUs over gloo")
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--commit", help="revision measured (default: git's)")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="check-dense, decode-mla, ... (default: all parts)")
     args = parser.parse_args()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no NVLink multicast
-    machine = Machine(args.dry_run)
-    tiny = args.dry_run
-    device = "CPU" if tiny else torch.cuda.get_device_name()
-    results = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": args.commit or revision(), "device": device}
-    results |= {"torch": torch.__version__, "ranks": machine.ranks, "dry_run": tiny}
-    results["topology"] = said_by("nvidia-smi", "topo", "-m").splitlines()
-    results |= {name: smi(query) for name, query in (("driver", "driver_version"), ("clocks_max", "clocks.max.sm,power.limit"))}
-    parts = [
-        partial(check_dense, machine),
-        partial(time_links, machine),
-        partial(time_dense, machine, 256 if tiny else 131072, backward=False),
-        partial(time_dense, machine, 128 if tiny else 65536, backward=True),
-        partial(time_decode, machine, "mla", 1024 if tiny else 1 << 20),
-        partial(time_merges, machine),
-        partial(time_decode, machine, "gqa", 1024 if tiny else 1 << 20),
-    ]
-    for part in parts:
-        try:
-            part()
-        except NotImplementedError as declined:  # on all ranks
-            machine.note({"name": part.func.__name__, "declined": str(declined)})
-        if machine.rank == 0:
-            args.out.write_text(json.dumps(results | {"rows": machine.rows}, indent=1) + "\n")
+    machine = Machine(args.dry_run, args.out)
+    device = "CPU" if machine.dry else torch.cuda.get_device_name()
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": args.commit or revision(), "device": device}
+    about |= {"torch": torch.__version__, "ranks": machine.ranks, "dry_run": machine.dry}
+    about["topology"] = said_by("nvidia-smi", "topo", "-m").splitlines()
+    about |= {name: smi(query) for name, query in (("driver", "driver_version"), ("clocks_max", "clocks.max.sm,power.limit"))}
+    machine.about = about
+    runs = parts(machine)
+    for part in args.only or runs:
+        runs[part]()
+    gc.collect()  # a graph that recorded a group's collectives ends before the group does
+    machine.synchronize()
     dist.barrier()
     dist.destroy_process_group()
+    return int(bool(machine.failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

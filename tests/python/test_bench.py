@@ -119,20 +119,59 @@ def test_quantised_accuracy(tmp_path):
     assert errors["K biased", False] > 2 * errors["K biased", True] and errors["outliers, 8 x", True] > errors["normal", True]
 
 
+def on_ranks(count: int, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *command], capture_output=True, text=True, env=one_thread)
+
+
 def test_context_parallel(tmp_path):
-    """On two ranks over gloo."""
+    """On four ranks over gloo, and subgroups of one and two of them."""
     out = tmp_path / "x.json"
-    launcher = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [BENCH / "context_parallel.py", "--dry-run", "--out", out, "--commit", "abc"]
-    done = subprocess.run([*launcher, *script], capture_output=True, text=True)
+    done = on_ranks(4, BENCH / "context_parallel.py", "--dry-run", "--out", out, "--commit", "abc")
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     rows = {name: [row for row in results["rows"] if row["name"] == name] for name in {row["name"] for row in results["rows"]}}
-    assert results["ranks"] == 2 and not any("declined" in row for row in results["rows"])
+    assert results["ranks"] == 4 and results["failed"] == []
     assert [row["way"] for row in rows["check dense"]] == ["ring", "gathered", "heads"]
-    assert all(row["good"] for row in rows["check dense"])
-    assert rows.keys() >= {"forward", "backward", "merge", "link", "all-gather"}
+    assert all(row["good"] for name, of in rows.items() for row in of if name.startswith("check "))
+    assert rows.keys() >= {"forward", "backward", "merge", "link", "all-gather", "check decode mla", "check decode gqa"}
+    for name in ("forward", "backward", "decode gqa", "decode mla"):
+        assert sorted({row["ranks"] for row in rows[name]}) == [1, 2, 4]
     assert all(row["error"] < 2**-6 for name in ("decode gqa", "decode mla") for row in rows[name])
+
+
+FAILS_ON_TWO_RANKS = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import context_parallel
+
+run = context_parallel.Decode.run
+
+def fails(self, merge):
+    if merge == "scatter" and context_parallel.dist.get_world_size(self.group) == 2:
+        raise RuntimeError("no memory is left")
+    return run(self, merge)
+
+context_parallel.Decode.run = fails
+sys.exit(context_parallel.main())
+"""
+
+
+def test_context_parallel_goes_on(tmp_path):
+    """What a subgroup cannot do is noted. The ranks beside it wait no longer, and the rest is measured."""
+    out, script = tmp_path / "x.json", tmp_path / "fails.py"
+    script.write_text(FAILS_ON_TWO_RANKS)
+    done = on_ranks(3, script, BENCH, "--dry-run", "--out", out, "--commit", "abc", "--only", "decode-gqa", "merges")
+    results = json.loads(out.read_text())
+    (failed,) = results["failed"]
+    assert done.returncode != 0 and (failed["ranks"], failed["merge"]) == (2, "scatter")
+    assert failed["faults"] == ["RuntimeError: no memory is left"] * 2 + [None]
+    assert [(row["name"], row["merge"]) for row in results["rows"]][:3] == [
+        ("decode gqa", "gather"),
+        ("decode gqa", "gather"),
+        ("merge", "gather"),
+    ]
 
 
 def test_time_that_is_up(tmp_path):
