@@ -136,7 +136,8 @@ inline std::optional<Error> decline_device(Device device, int lowest, int highes
   return detail::declined("device (compute capability)", capability_text(found->capability), capability_range(lowest, highest));
 }
 
-/// Makes a device the current one of the calling thread, and restores the previous one.
+/// Makes a device the current one of the calling thread, and restores the previous one. The thread also has the device's context then,
+/// which functions of the driver need. cudaGetDevice names a device for a thread without one, too.
 class ScopedDevice {
  public:
   explicit ScopedDevice(int ordinal) : status_(make_current(ordinal)) {}
@@ -150,10 +151,12 @@ class ScopedDevice {
 
  private:
   Result<void> make_current(int ordinal) {
+    thread_local bool has_context = false;
     const Result<void> asked = check("cudaGetDevice", cudaGetDevice(&previous_));
-    if (!asked || previous_ == ordinal) return asked;
+    if (!asked || (previous_ == ordinal && has_context)) return asked;
     const Result<void> set = check("cudaSetDevice", cudaSetDevice(ordinal));
-    switched_ = set.has_value();
+    has_context = set.has_value();
+    switched_ = has_context && previous_ != ordinal;
     return set;
   }
 
