@@ -2,12 +2,15 @@
 /// What becomes of a score before the mask, where the call has a softcap or a negative scale.
 #pragma once
 
-#include "gpu/cuda/common/tanh.cuh"
+#include "gpu/common/softcap.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
 
 namespace fovea::gpu::portable::attention {
 
-__device__ inline float capped(const Params& params, float score) { return params.softcap * tanh_of(score * params.inv_softcap); }
+__device__ inline float capped(const Params& params, float product) {
+  return Softcap{params.scale, params.softcap, params.inv_softcap}.operator()<Warp>(product).score;
+}
 
 /// What becomes of any score.
 __device__ inline float transformed(const Params& params, float score) {

@@ -3,8 +3,9 @@
 /// Written for rows of queries; for rows of keys, read k for q, v for dout, and the other way round.
 #pragma once
 
+#include "gpu/common/softcap.cuh"
 #include "gpu/common/softmax.cuh"
-#include "gpu/cuda/common/tanh.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
 #include "gpu/cuda/portable/attention_backward/products.cuh"
 #include "gpu/cuda/portable/attention_backward/store.cuh"
@@ -137,11 +138,11 @@ class Math {
     }
     if (params.softcap != 0) cap(scores, dp);
     if ((kQueries ? natural : storage.stats[stage].natural) == 0) {
-      const float scale = params.softcap != 0 ? params.softcap * kLog2e : params.scale_log2;
+      const float scale = params.softcap != 0 ? kLog2e : params.scale_log2;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], scale, minus_lse_of(b, i, stage));
     } else {
-      const float scale = params.softcap != 0 ? params.softcap : params.scale;
+      const float scale = params.softcap != 0 ? 1 : params.scale;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = __fadd_rn(__fmul_rn(scores[i], scale), minus_lse_of(b, i, stage)) * kLog2e;
     }
@@ -151,12 +152,14 @@ class Math {
       if constexpr (Config::kOfScores) dp[i] *= scores[i];
     }
   }
-  /// Scores become what the softcap multiplies.
+  /// Scores become capped ones, and dp has the slope.
   __device__ __forceinline__ void cap(float (&scores)[kScores], float (&dp)[kScores]) const {
+    const Softcap softcap{params.scale, params.softcap, params.inv_softcap};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      scores[i] = tanh_of(scores[i] * params.inv_softcap);
-      if constexpr (Config::kOfScores) dp[i] *= 1 - scores[i] * scores[i];
+      const Softcap::Capped capped = softcap.operator()<Warp>(scores[i]);
+      if constexpr (Config::kOfScores) dp[i] *= 1 - capped.tanh * capped.tanh;
+      scores[i] = capped.score;
     }
   }
 

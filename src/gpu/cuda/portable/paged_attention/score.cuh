@@ -4,7 +4,8 @@
 
 #include <cfloat>
 
-#include "gpu/cuda/common/tanh.cuh"
+#include "gpu/common/softcap.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
@@ -20,6 +21,7 @@ struct Score {
     scale = params.scale * of_keys;
     softcap = params.softcap;
     inv_softcap = params.inv_softcap * of_keys;
+    if (fabsf(inv_softcap) > FLT_MAX) inv_softcap = copysignf(FLT_MAX, inv_softcap);  // finite, too; NaN stays
     transform = softcap != 0 || !(scale >= 0);
     // Above 0, so that minus infinity stays so; finite, so that 0 stays 0.
     scale_log2 = transform ? kLog2e : fminf(fmaxf(scale * kLog2e, FLT_MIN), FLT_MAX);
@@ -33,12 +35,17 @@ struct Score {
       for (float& x : products) x *= scale;
     } else {
 #pragma unroll
-      for (float& x : products) x = softcap * tanh_of(x * inv_softcap);
+      for (float& x : products) x = capped(x);
     }
   }
   __device__ __forceinline__ float operator()(float product) const {
     if (!transform) return product;
-    return softcap == 0 ? product * scale : softcap * tanh_of(product * inv_softcap);
+    return softcap == 0 ? product * scale : capped(product);
+  }
+
+ private:
+  __device__ __forceinline__ float capped(float product) const {
+    return Softcap{scale, softcap, inv_softcap}.operator()<Warp>(product).score;
   }
 };
 

@@ -2,7 +2,7 @@
 /// What becomes of a product of q and k before the mask, and the base of the softmax.
 #pragma once
 
-#include "gpu/common/tanh.cuh"
+#include "gpu/common/softcap.cuh"
 #include "gpu/hip/cdna/paged_attention/work.hpp"
 #include "gpu/hip/cdna/softmax.hpp"
 
@@ -13,7 +13,7 @@ class Scores {
   __device__ Scores(const Params& params, int kv_head) : softcap(params.softcap) {
     scale = params.scale * (params.k_scale == nullptr ? 1.0f : params.k_scale[kv_head * params.k_scale_stride]);
     transforms = softcap != 0 || !(scale > 0);
-    inv_softcap = softcap == 0 ? 0 : finite(2 * kLog2e * scale / softcap);
+    inv_softcap = softcap == 0 ? 0 : finite(2 * kLog2e * (scale / softcap));
   }
 
   /// Of scores as `transformed` leaves them. It is above 0, so that minus infinity stays so, and finite.
@@ -21,7 +21,7 @@ class Scores {
 
   __device__ __forceinline__ float transformed(float score) const {
     if (!transforms) return score;
-    return softcap == 0 ? score * scale : softcap * tanh_of<Wave>(score * inv_softcap);
+    return softcap == 0 ? score * scale : Softcap{scale, softcap, inv_softcap}.operator()<Wave>(score).score;
   }
   template <int kCount>
   __device__ __forceinline__ void transform(float (&scores)[kCount]) const {
