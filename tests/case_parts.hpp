@@ -123,6 +123,7 @@ inline constexpr NamedValues kValues[] = {
     {"dominant-key", Values::dominant_key, 0},
     {"nan-value", Values::nan_value, 0},
     {"nan-key", Values::nan_key, 0},
+    {"loud-nan-value", Values::loud_nan, 0},
 };
 
 /// Scores of either sign far beyond what exp can hold.

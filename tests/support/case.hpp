@@ -35,6 +35,7 @@ enum class Values : std::uint8_t {
   positive,       ///< all of V near 1, so that sums grow with the keys
   nan_value,      ///< a NaN in a V row that some queries see
   nan_key,        ///< a NaN in a K row that some queries see
+  loud_nan,       ///< scores near a million, whose rounding depends on the order of sums; V of 1 and -1 with a NaN as of nan_value
 };
 
 enum class Sink : std::uint8_t { none, finite, minus_inf, plus_inf, mixed };

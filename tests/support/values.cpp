@@ -12,6 +12,12 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+/// Of q and k: e4m3 ends at 448.
+float loudness(const Case& spec, DType dtype) {
+  if (spec.values != Values::loud_nan) return 1.0f;
+  return dtype == DType::e4m3 ? 100.0f : 1000.0f;
+}
+
 }  // namespace
 
 Generator::Generator(const Case& spec) : spec_(spec), seed_(0x2545f4914f6cdd1du) {
@@ -59,7 +65,7 @@ float Generator::q(Index at) const {
   if (spec_.vast) return spec_.vast.q(at.channel, spec_.scale);
   const float noise = normal(1, at);
   if (aimed()) return 1.0f + 0.1f * noise;
-  return spec_.values == Values::sharp ? 20.0f * noise : noise;
+  return spec_.values == Values::sharp ? 20.0f * noise : loudness(spec_, spec_.dtype) * noise;
 }
 
 float Generator::k(Index at, std::int64_t kv_len) const {
@@ -68,12 +74,14 @@ float Generator::k(Index at, std::int64_t kv_len) const {
   if (spec_.values == Values::nan_key && at.token == kv_len / 2 && at.head == 0 && at.channel == 5) return kNaN;
   if (spec_.values == Values::ties) at.token = 0;
   const float noise = normal(2, at);
-  return aimed() ? target_score(at, kv_len) * key_per_score_ + 0.02f * noise : noise;
+  return aimed() ? target_score(at, kv_len) * key_per_score_ + 0.02f * noise : loudness(spec_, spec_.kv_dtype) * noise;
 }
 
 float Generator::v(Index at, std::int64_t kv_len) const {
-  if (spec_.values == Values::nan_value && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
+  const bool has_nan = spec_.values == Values::nan_value || spec_.values == Values::loud_nan;
+  if (has_nan && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
   if (spec_.values == Values::positive) return 1.0f + 0.1f * normal(3, at);
+  if (spec_.values == Values::loud_nan) return std::copysign(1.0f, normal(3, at));
   return normal(3, at);
 }
 

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One row of attention by scalar arithmetic, which multiplies no value that the row does not see. A product of tiles cannot: where a value
 /// that only other rows see is not finite, this is the way back.
+///
+/// The row has a softmax of its own. Its scores are rounded otherwise than those of an MMA, so large ones differ by more than an exponent
+/// bears: weights relative to the MMA's maximum could be anything.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "gpu/common/element.cuh"
+#include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu {
@@ -24,11 +28,12 @@ struct ExactRow {
   int head_dim_qk, head_dim_v;               // both at most 256
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
 
-  /// Column 32 c + lane of sum_j 2^((s_j - maximum) * scale_log2) v_j, over the keys from `begin` to `end`; by a whole warp.
-  /// `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and of this key.
+  /// Column 32 c + lane of sum_j p_j v_j / sum_j p_j, where p_j = 2^(s_j * scale_log2), over the keys from `begin` to `end`; by a whole
+  /// warp. `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and of this key.
   template <class RowOf, class Transform>
-  __device__ void operator()(int begin, int end, float maximum, float scale_log2, const RowOf& row_of, const Transform& transformed,
+  __device__ void operator()(int begin, int end, float scale_log2, const RowOf& row_of, const Transform& transformed,
                              float (&columns)[kColumns]) const {
+    float maximum = -INFINITY, sum = 0;
 #pragma unroll
     for (float& x : columns) x = 0;
     for (int key = begin; key < end; ++key) {
@@ -36,10 +41,21 @@ struct ExactRow {
       float score = 0;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(row.k, c, head_dim_qk), score);
-      const float weight = Warp::exp2((transformed(Warp::sum_of_warp(score), key) - maximum) * scale_log2);
+      score = transformed(Warp::sum_of_warp(score), key);
+      if (score > maximum) {
+        const float rescale = rescale_factor<Warp>(maximum, score, scale_log2);
+        sum *= rescale;
+#pragma unroll
+        for (float& x : columns) x *= rescale;
+        maximum = score;
+      }
+      const float weight = Warp::exp2((score - maximum) * scale_log2);
+      sum += weight;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(row.v, c, head_dim_v), columns[c]);
     }
+#pragma unroll
+    for (float& x : columns) x /= sum;
   }
 
  private:

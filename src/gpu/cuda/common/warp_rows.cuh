@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_row(float* to, const float (&x)[kCount], i
 /// What a lane knows of its two rows of 16.
 struct RowPair {
   unsigned lanes[2];  // lanes_not_finite
-  float maximum[2], factor[2];
+  float share[2];     // what the weighted mean of the row's values is multiplied by; 0 for a row without keys
 };
 
 /// The lanes whose r-th row holds something that is not finite.
@@ -52,16 +52,14 @@ __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kCount],
 }
 
 /// Visits the rows of a warp with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-/// `visit(row, lane, maximum, factor)`, where the lane is the first that has it; by the whole warp.
+/// `visit(row, lane, share)`, where the lane is the first that has it; by the whole warp.
 template <class Visit>
 __device__ __forceinline__ void for_rows_not_finite(const RowPair& rows, const Visit& visit) {
   __syncwarp();  // stores of these rows by other lanes come first
   for (int i = 0; i < 16; ++i) {
     const int lane = i % 8 * 4;
     if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> lane & 0xf) == 0) continue;
-    const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], lane);
-    const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], lane);
-    visit(i, lane, maximum, factor);
+    visit(i, lane, __shfl_sync(~0u, i < 8 ? rows.share[0] : rows.share[1], lane));
   }
 }
 

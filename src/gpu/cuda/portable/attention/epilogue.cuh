@@ -45,8 +45,7 @@ class Epilogue {
         stage(b, out[b], factor);
       }
       const RowPair rows{{lanes_not_finite(out[b], 0), lanes_not_finite(out[b], 1)},
-                         {softmax[b].maximum[0], softmax[b].maximum[1]},
-                         {factor[0], factor[1]}};
+                         {factor[0] * softmax[b].sum[0], factor[1] * softmax[b].sum[1]}};
       if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows, scale_log2);
     }
     __syncwarp();  // all of the warp's results are in its queries' place
@@ -141,20 +140,20 @@ class Epilogue {
     Epilogue(params, storage).compute_rows(block, rows, scale_log2);
   }
   __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float scale_log2) const {
-    for_rows_not_finite(rows, [&](int i, int, float maximum, float factor) {
+    for_rows_not_finite(rows, [&](int i, int, float share) {
       const int of_row = warp_row + 16 * block + i;
       const RowPlace at = place(of_row);
       if (at.token >= work.seq_q) return;
       float columns[ExactRow<Element>::kColumns];
-      exact(at, maximum, scale_log2, columns);
+      exact(at, scale_log2, columns);
 #pragma unroll
       for (int c = 0; c < ExactRow<Element>::kColumns; ++c) {
         const int column = c * 32 + lane;
-        if (column < params.head_dim_v) put(of_row, at, column, factor == 0 ? 0 : columns[c] * factor);
+        if (column < params.head_dim_v) put(of_row, at, column, share == 0 ? 0 : columns[c] * share);
       }
     });
   }
-  __device__ void exact(RowPlace at, float maximum, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
+  __device__ void exact(RowPlace at, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
     const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head), params.head_dim_qk,
                                 params.head_dim_v};
     const WorkTile::Keys seen = work.own_keys_of(at.token, Config::kKeyTile);
@@ -163,7 +162,7 @@ class Epilogue {
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
     one(
-        seen.begin, seen.end, maximum, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
+        seen.begin, seen.end, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
   }
   __device__ void put(int of_row, RowPlace at, int column, float x) const {
     if (params.splits.count > 1) {

@@ -51,9 +51,9 @@ class Finish {
       if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
       __syncwarp();  // stores of this row by other lanes come first
       if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
-        compute_again<__nv_bfloat16>(params, work, kv_head, row, state.maximum, factor);
+        compute_again<__nv_bfloat16>(params, work, kv_head, row, factor * state.sum);
       } else {
-        compute_again<__half>(params, work, kv_head, row, state.maximum, factor);
+        compute_again<__half>(params, work, kv_head, row, factor * state.sum);
       }
     }
   }
@@ -90,11 +90,10 @@ class Finish {
     return state;
   }
 
-  /// A row by scalar code. A call that is hardly ever made takes what it needs as it is: of an object it would need the address, and so
-  /// the object in memory, in every work tile.
+  /// A row by scalar code: its weighted mean of values, times `share`. The call is rare and takes scalars by value: an object would lie in
+  /// local memory, and every work tile would store it there.
   template <class Query>
-  static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float maximum,
-                                                    float factor) {
+  static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float share) {
     const ResultRow result(params, work.q_begin, kv_head, work.row + row);
     const Score score(params, kv_head);
     const ExactRow<Query> one{
@@ -111,13 +110,13 @@ class Finish {
     };
     float columns[ExactRow<Query>::kColumns];
     one(
-        seen.begin, seen.end, maximum, score.scale_log2, row_of, [&](float product, int) { return score(product); }, columns);
+        seen.begin, seen.end, score.scale_log2, row_of, [&](float product, int) { return score(product); }, columns);
     const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
 #pragma unroll
     for (int c = 0; c < ExactRow<Query>::kColumns; ++c) {
       const int column = 32 * c + static_cast<int>(threadIdx.x) % 32;
       if (column >= params.head_dim_v) continue;
-      const float x = factor == 0 ? 0 : columns[c] * factor;
+      const float x = share == 0 ? 0 : columns[c] * share;
       if (work.slot >= 0) {
         params.partials.out[cell * params.head_dim_v + column] = x;
       } else {

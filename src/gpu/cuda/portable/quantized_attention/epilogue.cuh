@@ -42,9 +42,8 @@ class Epilogue {
         const int token = token_of(b, r);
         const float sum = keys_of(token).size() > 0 ? softmax[b].sum[r] : 0;
         rows.lanes[r] = lanes_not_finite(out[b], r);
-        rows.maximum[r] = softmax[b].maximum[r];
         const float factor = normaliser(sum, softmax[b].top(r, scale));
-        rows.factor[r] = factor * kOne;
+        rows.share[r] = factor == 0 ? 0 : 1;
         store_lse(token, sum, softmax[b].base(r, scale));
         finish_row(out[b], r, factor);
       }
@@ -131,45 +130,25 @@ class Epilogue {
 
   // ---- what is not finite ---------------------------------------------------------------------------------------------------------
 
-  /// What each lane knows of its two rows.
-  struct RowPair {
-    unsigned lanes[2];  // lanes_not_finite
-    float maximum[2], factor[2];
-  };
-
-  /// The lanes whose r-th row holds something that is not finite.
-  static __device__ __forceinline__ unsigned lanes_not_finite(const float (&out)[kOut], int r) {
-    float zero = 0;
-#pragma unroll
-    for (int i = 0; i < kOut; ++i) {
-      if (row_of(i) == r) zero = fmaf(out[i], 0.0f, zero);
-    }
-    return __ballot_sync(~0u, zero != 0);
-  }
-
   /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
   static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows, float scale) {
     Epilogue(params, storage).compute_rows(block, rows, scale);
   }
   __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float lane_scale) const {
-    __syncwarp();  // the stores of these rows by other lanes come first
-    for (int i = 0; i < 16; ++i) {
-      const int from = i % 8 * 4, token = work.token + warp_row + 16 * block + i;
-      if (((i < 8 ? rows.lanes[0] : rows.lanes[1]) >> from & 0xf) == 0) continue;
-      const float maximum = __shfl_sync(~0u, i < 8 ? rows.maximum[0] : rows.maximum[1], from);
-      const float factor = __shfl_sync(~0u, i < 8 ? rows.factor[0] : rows.factor[1], from);
+    for_rows_not_finite(rows, [&](int i, int from, float share) {
       const float scale = __shfl_sync(~0u, lane_scale, from);
-      if (token >= work.seq_q) continue;
+      const int token = work.token + warp_row + 16 * block + i;
+      if (token >= work.seq_q) return;
       float columns[Exact::kColumns];
-      exact(token, maximum, scale, columns);
+      exact(token, scale, columns);
 #pragma unroll
       for (int c = 0; c < Exact::kColumns; ++c) {
         const int column = c * 32 + lane;
-        if (column < Config::kHeadDim) store_element(token, column, value_of(columns[c] * factor, factor, column));
+        if (column < Config::kHeadDim) store_element(token, column, value_of(columns[c], share, column));
       }
-    }
+    });
   }
-  __device__ void exact(int token, float maximum, float scale, float (&columns)[Exact::kColumns]) const {
+  __device__ void exact(int token, float scale, float (&columns)[Exact::kColumns]) const {
     const Scales scales(params, work);
     const float query_scale = scales.of_query(token);
     const Exact one{attention::row_of_head<std::int8_t>(params.q, work.batch, work.q_begin + token, work.head), Config::kHeadDim,
@@ -180,7 +159,7 @@ class Epilogue {
     };
     const detail::KeyRange keys = keys_of(token);
     one(
-        static_cast<int>(keys.begin), static_cast<int>(keys.end), maximum, scale, row_of,
+        static_cast<int>(keys.begin), static_cast<int>(keys.end), scale, row_of,
         [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
   }
 

@@ -34,9 +34,13 @@ class Epilogue {
   __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
-    float factor[2];
+    float factor[2], share[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), softmax.top(r, scale.log2));
+    for (int r = 0; r < 2; ++r) {
+      const float top = softmax.top(r, scale.log2);
+      factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), top);
+      share[r] = factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / top : 1);
+    }
     // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
     if (wide()) {
@@ -45,9 +49,7 @@ class Epilogue {
       stage<typename Config::Result>(buffer, out, factor);
     }
     if (leaks) {
-      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
-                         {softmax.maximum[0], softmax.maximum[1]},
-                         {factor[0] * kOne, factor[1] * kOne}};
+      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {share[0], share[1]}};
       if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
     }
     // Before the stores of lse, for which it would wait.
@@ -146,17 +148,17 @@ class Epilogue {
   }
 
   __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale scale) {
-    for_rows_not_finite(rows, [&](int i, int, float maximum, float factor) {
+    for_rows_not_finite(rows, [&](int i, int, float share) {
       const int row = warpgroup * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
       const RowPlace at = work.place(row, params.packed_shift);
       if (at.token >= work.seq_q) return;
       const ExactRow<Config> exact{params, work, at, Config::kKeyTile};
       float columns[exact.kColumns];
-      exact(maximum, scale, columns);
+      exact(scale, columns);
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
-        if (column < params.head_dim_v) put(work, buffer, row, at, column, factor == 0 ? 0 : columns[c] * factor);
+        if (column < params.head_dim_v) put(work, buffer, row, at, column, share == 0 ? 0 : columns[c] * share);
       }
     });
   }

@@ -73,8 +73,8 @@ struct ExactRow {
 
   static constexpr int kColumns = gpu::ExactRow<Element>::kColumns;
 
-  /// Over the keys of the work tile that the row sees; by a whole warp.
-  __device__ void operator()(float maximum, ScoreScale scale, float (&columns)[kColumns]) const {
+  /// The weighted mean of values, over the keys of the work tile that the row sees; by a whole warp.
+  __device__ void operator()(ScoreScale scale, float (&columns)[kColumns]) const {
     const int kv_head = at.head / params.heads_per_kv;
     const auto* q = static_cast<const Element*>(params.q.data) + row_offset(params.q, work, work.q_begin + at.token, at.head);
     const gpu::ExactRow<Element> exact{q, params.head_dim_qk, params.head_dim_v};
@@ -84,7 +84,7 @@ struct ExactRow {
       const float score = Config::k8Bit ? product * scale.factor : product;
       return Config::kTransform ? transformed(params, score) : score;
     };
-    exact(seen.begin, seen.end, maximum, scale.log2, row_of, score_of, columns);
+    exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns);
   }
 };
 

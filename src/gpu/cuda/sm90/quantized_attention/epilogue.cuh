@@ -51,8 +51,7 @@ class Epilogue : public dense::Epilogue<Config> {
     const bool leaks = work.full_first > work.first || work.full_last < work.last;
     if (leaks) {
       const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
-                         {softmax.maximum[0], softmax.maximum[1]},
-                         {factor[0] * kOne, factor[1] * kOne}};
+                         {factor[0] == 0 ? 0.0f : 1.0f, factor[1] == 0 ? 0.0f : 1.0f}};
       if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
     }
     // Before the stores of lse, for which it would wait.
@@ -110,21 +109,21 @@ class Epilogue : public dense::Epilogue<Config> {
 
   /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see.
   __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale lane_scale) {
-    for_rows_not_finite(rows, [&](int i, int lane, float maximum, float factor) {
+    for_rows_not_finite(rows, [&](int i, int lane, float share) {
       const float log2 = __shfl_sync(~0u, lane_scale.log2, lane);
       const int row = warpgroup * dense::kWarpgroupRows + thread_index() % 128 / 32 * 16 + i, token = work.token + row;
       if (token >= work.seq_q) return;
       float columns[Exact::kColumns];
-      exact(work, token, maximum, log2, columns);
+      exact(work, token, log2, columns);
 #pragma unroll
       for (int c = 0; c < Exact::kColumns; ++c) {
         const int column = c * 32 + lane_index();
         if (column >= Config::kHeadDimV) continue;
-        put(work, buffer, row, column, factor == 0 ? 0 : Scales(params, work).value_of(columns[c] * factor, column));
+        put(work, buffer, row, column, share == 0 ? 0 : Scales(params, work).value_of(columns[c], column));
       }
     });
   }
-  __device__ void exact(const WorkTile& work, int token, float maximum, float log2, float (&columns)[Exact::kColumns]) const {
+  __device__ void exact(const WorkTile& work, int token, float log2, float (&columns)[Exact::kColumns]) const {
     const Scales scales(params, work);
     const int kv_head = work.head / params.heads_per_kv;
     const Exact one{row_at<std::int8_t>(params.q, work, work.q_begin + token, work.head), Config::kHeadDimQk, Config::kHeadDimV};
@@ -133,7 +132,7 @@ class Epilogue : public dense::Epilogue<Config> {
     const float query_scale = scales.of_query(token);
     const auto seen = work.keys_of(token);
     one(
-        seen.begin, seen.end, maximum, log2, row_of,
+        seen.begin, seen.end, log2, row_of,
         [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
   }
   /// e4m3 values are in tiles alone: whoever wrote these may have had no rows.

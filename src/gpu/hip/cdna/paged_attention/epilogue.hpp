@@ -44,7 +44,7 @@ class Epilogue {
                   head * params.out_strides.head;
     const std::uint32_t again = rows_not_finite(state.out[block], factor);
     if (rows.present[block] && (again >> lane() % 16 & 1) == 0) store(to, state.out[block], factor);
-    if (again != 0) compute_again(block, again, softmax.maximum, factor);
+    if (again != 0) compute_again(block, again, factor * softmax.sum);
   }
 
   /// The lane's accumulators are channels in groups of kChannels: group 4 (l / 16) + r of a panel at r.
@@ -80,14 +80,13 @@ class Epilogue {
     return static_cast<std::uint32_t>((lanes | lanes >> 16 | lanes >> 32 | lanes >> 48) & 0xffff);
   }
 
-  __device__ __forceinline__ void compute_again(int block, std::uint32_t which, float maximum, float factor) const {
+  __device__ __forceinline__ void compute_again(int block, std::uint32_t which, float share) const {
     const ExactRow<Config> exact(params, work, scores);
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       if ((which >> i & 1) == 0 || of_lane(rows.present[block], i) == 0) continue;
-      const float of_maximum = std::bit_cast<float>(of_lane(std::bit_cast<int>(maximum), i));
-      const float of_factor = std::bit_cast<float>(of_lane(std::bit_cast<int>(factor), i));
-      exact(of_lane(rows.token[block], i), of_lane(rows.head[block], i), of_maximum, of_factor);
+      const float of_row = std::bit_cast<float>(of_lane(std::bit_cast<int>(share), i));
+      exact(of_lane(rows.token[block], i), of_lane(rows.head[block], i), of_row);
     }
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One row of attention by scalar arithmetic, which multiplies no value that the row does not see. A product of tiles cannot: where a value
-/// that only other rows see is not finite, this is the way back.
+/// that only other rows see is not finite, this is the way back. The row has a softmax of its own: its scores are rounded otherwise than
+/// those of an MFMA, and large ones differ by more than an exponent bears.
 #pragma once
 
 #include "gpu/hip/cdna/paged_attention/scores.hpp"
@@ -16,11 +17,12 @@ class ExactRow {
 
   __device__ ExactRow(const Params& params_, const Work& work_, const Scores& scores_) : params(params_), work(work_), scores(scores_) {}
 
-  /// Stores the row's result, by a whole wave: column 64 c + l in lane l.
-  __device__ __forceinline__ void operator()(int token, int head, float maximum, float factor) const {
+  /// Stores the row's result, its weighted mean of values times `share`, by a whole wave: column 64 c + l in lane l.
+  __device__ __forceinline__ void operator()(int token, int head, float share) const {
     const auto* q = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) + token * params.q_strides.row +
                     head * params.q_strides.head;
-    float columns[kColumns] = {};
+    const float scale_log2 = scores.scale_log2();
+    float columns[kColumns] = {}, maximum = -INFINITY, sum = 0;
     const int end = std::min(token + work.high + 1, work.seq_k);
 #pragma unroll 1
     for (int key = std::max(token + work.low, 0); key < end; ++key) {
@@ -31,7 +33,16 @@ class ExactRow {
         const int column = c * kLanes + lane();
         if (column < params.head_dim_qk) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
       }
-      const float weight = exp2((scores.transformed(sum_of_wave(score)) - maximum) * scores.scale_log2());
+      score = scores.transformed(sum_of_wave(score));
+      if (score > maximum) {
+        const float rescale = rescale_factor<Wave>(maximum, score, scale_log2);
+        sum *= rescale;
+#pragma unroll
+        for (float& x : columns) x *= rescale;
+        maximum = score;
+      }
+      const float weight = exp2((score - maximum) * scale_log2);
+      sum += weight;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int column = c * kLanes + lane();
@@ -43,7 +54,7 @@ class ExactRow {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = c * kLanes + lane();
-      if (column < params.head_dim_v) to[column] = Element::from_f32(factor == 0 ? 0.0f : columns[c] * factor);
+      if (column < params.head_dim_v) to[column] = Element::from_f32(share == 0 ? 0.0f : columns[c] / sum * share);
     }
   }
 
