@@ -185,6 +185,15 @@ void check_memory(const Tensor& tensor, const char* name) {
   raise_invalid(field(name, "storage"), std::to_string(use.bytes) + " bytes", "at least " + std::to_string(use.needed));
 }
 
+/// Strides of a tensor without elements lead nowhere, and torch's `contiguous()` leaves them as they are.
+static void make_contiguous(TensorDesc& desc) {
+  std::int64_t stride = 1;
+  for (auto axis = static_cast<std::size_t>(desc.rank); axis-- > 0;) {
+    desc.strides[axis] = stride;
+    stride *= std::max<std::int64_t>(desc.shape[axis], 1);
+  }
+}
+
 TensorDesc describe(const Tensor& tensor, const char* name) {
   check_memory(tensor, name);
   TensorDesc desc{};
@@ -199,6 +208,7 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   desc.rank = static_cast<int>(rank);
   std::ranges::copy(tensor.sizes(), desc.shape.begin());
   std::ranges::copy(tensor.strides(), desc.strides.begin());
+  if (std::ranges::count(tensor.sizes(), 0) != 0) make_contiguous(desc);
   desc.alignment = alignment_of(tensor);
   return desc;
 }

@@ -43,10 +43,10 @@ Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConver
 template <class Args>
 static Result<void> check_pointers(const LatentCacheConversionProblem& problem, const Args& args) {
   Pointers pointers;
-  const bool any = problem.tokens > 0;
+  const bool any = problem.tokens > 0, any_slot = any && problem.cache.slots() > 0;  // all tokens of a cache without slots are skipped
   using enum Pointers::Access;
   pointers.add(problem.rows_are_output ? written : read, "rows", args.rows, any, problem.rows_alignment);
-  pointers.add(problem.rows_are_output ? read : written, "cache", args.cache, any, problem.cache.alignment);
+  pointers.add(problem.rows_are_output ? read : written, "cache", args.cache, any_slot, problem.cache.alignment);
   pointers.read("slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
   return pointers.result();
 }

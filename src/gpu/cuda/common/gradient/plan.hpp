@@ -24,6 +24,9 @@ inline std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t 
 inline std::int64_t query_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_q, p.max_seq_q, tile); }
 inline std::int64_t key_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_k, p.max_seq_k, tile); }
 
+/// Whether no row is of a sequence: of all gradients only the sink's has an element to write.
+inline bool has_no_rows(const Problem& p) { return p.batch == 0 || (p.total_q == 0 && p.total_k == 0); }
+
 /// More than any count of tiles that a kernel indexes.
 inline std::int64_t most_tiles(const Problem& p, int key_tile) {
   return std::max(query_tiles_of(p, kQueryTile) * p.heads, key_tiles_of(p, key_tile) * p.kv_heads);
@@ -66,6 +69,10 @@ void fill_shape(Params& params, const Problem& p, int key_tile) {
   params.query_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(p, kQueryTile), 1));
   params.key_tile = key_tile;
   params.key_tiles = static_cast<int>(key_tiles_of(p, key_tile));
+  if (has_no_rows(p)) {
+    params.query_tiles = params.key_tiles = 0;
+    params.leaks = false;
+  }
 }
 
 /// What prepare and finish need of the workspace.

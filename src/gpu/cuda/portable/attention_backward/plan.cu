@@ -83,13 +83,14 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
  private:
-  bool is_empty() const override { return problem_.batch == 0; }
+  bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink; }
 
   Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
     place_workspace(params, workspace.data);
     fill(params, args);
     const DType dtype = problem_.q_dtype;
+    if (has_no_rows(problem_)) return launch_finish(params, dtype, multiprocessors_, stream);
     if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
     const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
     if (Result<void> done = launch(params, device_.ordinal, stream); !done) return done;

@@ -83,12 +83,13 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
  private:
-  bool is_empty() const override { return problem_.batch == 0; }
+  bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink; }
 
   Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
     place_workspace(params, workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
+    if (has_no_rows(problem_)) return launch_finish(params, problem_.q_dtype, stream);
     if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
     if (params.key_tiles > 0) {
       const Launch differentiate = launch_of(problem_.q_dtype, params.softcap != 0, tuning_);

@@ -56,7 +56,8 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
     params.main.data = static_cast<const std::byte*>(args.cache);
     params.cache_scale = problem_.has_scale ? args.cache_scale : nullptr;
     if (recipe_.tuning.load == Load::boxes) {
-      if (Result<void> good = encode_keys(params, problem_, args.cache); !good) return good;
+      const void* some = problem_.cache.blocks > 0 ? args.cache : args.q;  // a cache without blocks has no memory
+      if (Result<void> good = encode_keys(params, problem_, some); !good) return good;
     }
     if (Result<void> good = recipe_.encode_results(params, problem_, problem_.ragged, args.out); !good) return good;
     return recipe_.encode_queries(params, problem_, problem_.ragged, args.q);
