@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
+from fovea._autocast import autocast
 from fovea._calls import repeatable
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _attention = OPERATORS["attention"]
-_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class AttentionOptions(Call, DenseMask, Lengths, total=False):
@@ -100,7 +100,8 @@ def attention(
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
 
     Within ``torch.autocast``, q, k and v are cast to its dtype, as torch's scaled_dot_product_attention does it: float64, here also
-    float8_e4m3fn, and the sink stay as they are. ``torch.vmap`` maps q, k and v of a fixed batch.
+    float8_e4m3fn, and the sink stay as they are. ``out`` may have autocast's dtype or another one of 16 or 32 bits, to which the
+    results are rounded. ``torch.vmap`` maps q, k and v of a fixed batch.
 
     Returns:
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out and lse are differentiable
@@ -116,8 +117,9 @@ def attention(
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options = (implementation or "", batch_invariant)
+    given = out
     if torch._C._is_any_autocast_enabled():
-        q, k, v = (_autocast(tensor) for tensor in (q, k, v))
+        q, k, v, out = autocast(q, k, v, out)
     if wants_gradients(q, k, v, sink) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k):
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
         refuse_grad_transforms(q, k, v, sink)
@@ -130,15 +132,9 @@ def attention(
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
     _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
+    if out is not given and given is not None:
+        out = given.copy_(out)
     return out if lse is None else (out, lse)
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """The tensor in autocast's dtype, by the rule of torch's scaled_dot_product_attention."""
-    device = tensor.device.type
-    if tensor.dtype not in _AUTOCAST or not torch.is_autocast_enabled(device):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def _refuse_with_gradients(q: Tensor, **arguments: Tensor | float | None) -> None:

@@ -111,8 +111,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[list[Tensor], list[Tensor], None]:
     """With weights w = exp(lses[i] - lse): douts[i] = w dout and dlses[i] = w (dout . (outs[i] - out) + dlse)."""
-    outs, lses = ctx.saved_tensors[: ctx.parts], ctx.saved_tensors[ctx.parts : -2]
-    out, lse = ctx.saved_tensors[-2:]
+    *saved, out, lse = ctx.saved_tensors  # read once: checkpoints hand them out once
+    outs, lses = saved[: ctx.parts], saved[ctx.parts :]
     douts, dlses, dout = [], [], dout.float()
     for part, part_lse in zip(outs, lses, strict=True):
         weight = torch.where(part_lse.isfinite(), (part_lse - lse).exp(), 0.0)
