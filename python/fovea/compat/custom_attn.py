@@ -5,6 +5,7 @@ The reference functions of several engines have this form, for tests of their ow
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def custom_paged_attn(
 
 def _numbers(name: str, lengths: Sequence[int] | Tensor) -> list[int]:
     """Lengths on the host, checked."""
-    numbers = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+    numbers: Any = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
     if not isinstance(numbers, list):
         raise ValueError(f"{name}.rank: got 0, want 1 ([batch])")
     for sequence, number in enumerate(numbers):
