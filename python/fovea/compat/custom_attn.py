@@ -5,7 +5,6 @@ The reference functions of several engines have this form, for tests of their ow
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,10 +85,10 @@ def custom_paged_attn(
 
 def _numbers(name: str, lengths: Sequence[int] | Tensor) -> list[int]:
     """Lengths on the host, checked."""
-    numbers: Any = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+    numbers = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
     if not isinstance(numbers, list):
         raise ValueError(f"{name}.rank: got 0, want 1 ([batch])")
     for sequence, number in enumerate(numbers):
-        if not isinstance(number, INTEGERS) or not 0 <= number <= _INT32_MAX:
+        if not isinstance(number, INTEGERS) or not 0 <= int(number) <= _INT32_MAX:
             raise ValueError(f"{name}[{sequence}]: got {number!r}, want an int from 0 to {_INT32_MAX}")
     return numbers
