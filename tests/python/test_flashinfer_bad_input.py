@@ -106,6 +106,24 @@ def test_batches_of_other_sizes_than_planned():
         Decode(WORKSPACE, "NHD", True, False, numbers(0, 0), numbers(0, dtype=torch.int64), numbers(0))
 
 
+def test_buffers_of_a_graph_have_the_names_of_their_class():
+    buffers = [numbers(0, 0, 0), numbers(0, 0), numbers(0, 0)]
+    for at, name in enumerate(("indptr_buffer", "indices_buffer", "last_page_len_buffer")):
+        wrong = [buffer.long() if at == index else buffer for index, buffer in enumerate(buffers)]
+        with pytest.raises(ValueError, match=rf"^{name}\.dtype: got torch\.int64, want torch\.int32"):
+            flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(WORKSPACE, *wrong)
+
+
+def test_a_forward_that_is_refused_leaves_the_scores_of_the_plan():
+    pages, q = Pages([5, 9]), torch.randn(2, HEADS, DIM)
+    wrapper = planned_decode(pages, window_left=1)
+    before = wrapper.run(q, pages.cache)
+    with pytest.raises(ValueError, match=r"^logits_soft_cap: got -1, want "):
+        wrapper.forward(q, pages.cache, logits_soft_cap=-1.0)
+    assert torch.equal(wrapper.run(q, pages.cache), before)
+    assert not torch.equal(wrapper.forward(q, pages.cache), before)
+
+
 def test_page_numbers_beyond_int32_are_no_pages():
     pages = Pages([5, 9])
     pages.indices = pages.indices.long()
@@ -127,8 +145,9 @@ def test_page_numbers_beyond_int32_are_no_pages():
             "paged_kv_cache[0].rank: got 2, want 4, or 3 for ",
         ),
         ({"sinks": torch.zeros(3)}, ValueError, "sinks.shape: got [3], want [4]"),
-        ({"k_scale": 0.0}, ValueError, "k_scale: got 0.0, want a number other than 0"),
-        ({"q_scale": float("inf")}, ValueError, "q_scale: got inf, want a number other than 0"),
+        ({"k_scale": 0.0}, ValueError, "k_scale: got 0.0, want a finite number other than 0"),
+        ({"q_scale": float("inf")}, ValueError, "q_scale: got inf, want a finite number other than 0"),
+        ({"v_scale": float("nan")}, ValueError, "v_scale: got nan, want a finite number"),
         ({"window_left": "all"}, TypeError, "window_left: got 'all', want an int or None"),
         ({"softmax_scale": 1.0}, TypeError, "BatchDecodeWithPagedKVCacheWrapper.run() got "),
     ],
@@ -237,6 +256,16 @@ def test_lengths_that_are_refused():
 
 
 V, S = torch.zeros(3, HEADS, DIM), torch.zeros(3, HEADS)
+
+
+def test_merging_into_what_cannot_be_written():
+    for v, s, error, text in (
+        (V[:1].expand(3, -1, -1), S, ValueError, r"^v\.strides: got \[0, 16, 1\], want an element of memory for each"),
+        (V.clone(), S[:, :1].expand(-1, HEADS), ValueError, r"^s\.strides: got \[4, 0\], want an element of memory for each"),
+        (V.clone().requires_grad_(), S.clone(), NotImplementedError, r"^v: got a leaf that requires a gradient"),
+    ):
+        with pytest.raises(error, match=text):
+            flashinfer.merge_state_in_place(v, s, V, S)
 
 
 @pytest.mark.parametrize(

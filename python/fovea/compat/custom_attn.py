@@ -85,6 +85,8 @@ def custom_paged_attn(
 
 def _numbers(name: str, lengths: Sequence[int] | Tensor) -> list[int]:
     """Lengths on the host, checked."""
+    if isinstance(lengths, Tensor) and lengths.is_meta:
+        raise ValueError(f"{name}.device: got meta, want one with numbers")
     numbers = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
     if not isinstance(numbers, list):
         raise ValueError(f"{name}.rank: got 0, want 1 ([batch])")

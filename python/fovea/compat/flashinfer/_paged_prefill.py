@@ -204,9 +204,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._planned()
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        return self._with_scores(scores, self.run, q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     @adapted()
     def forward_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:

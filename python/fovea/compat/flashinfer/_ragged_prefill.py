@@ -200,9 +200,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._planned()
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, k, v, return_lse=return_lse)
+        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        return self._with_scores(scores, self.run, q, k, v, return_lse=return_lse)
 
     @adapted()
     def forward_return_lse(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Result:

@@ -47,13 +47,16 @@ class Scales(NamedTuple):
         for letter, scale in (("q", self.q), ("k", self.k)):
             if scale is not None and not isinstance(scale, Tensor):
                 if scale == 0 or not math.isfinite(scale):
-                    want(False, f"{letter}_scale", scale, "a number other than 0")
+                    want(False, f"{letter}_scale", scale, "a finite number other than 0")
                 factor *= scale
         return factor
 
     def of_values(self, v: Tensor) -> float:
         """The number that multiplies out, where v's dtype has no scale of its own."""
-        return 1.0 if self.v is None or is_e4m3(v) else self.v  # type: ignore[return-value]
+        if self.v is None or isinstance(self.v, Tensor):
+            return 1.0
+        want(math.isfinite(self.v), "v_scale", self.v, "a finite number")
+        return 1.0 if is_e4m3(v) else self.v
 
     def over_pages(self, kv_heads: int) -> "Scales":
         """With q's tensor in that of k: one number for each kv head."""

@@ -4,6 +4,7 @@
 plan() copies all that it keeps, and checks all that it gets before it changes anything.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,6 +55,15 @@ class Wrapper:
         if self._scores is None:
             raise RuntimeError(f"{type(self).__name__}: plan() comes before run()")
         return self._scores
+
+    def _with_scores(self, scores: Scores, run: Callable[..., Result], *tensors: Any, **options: Any) -> Result:
+        """run() with scores that replace those of the plan, unless it is refused."""
+        before, self._scores = self._planned(), scores
+        try:
+            return run(*tensors, **options)
+        except BaseException:
+            self._scores = before
+            raise
 
     def _check_buffer(self, name: str, ends: Tensor) -> None:
         """Whether an indptr fits the buffer that a CUDA graph reads."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fovea import _merge
 from fovea._calls import adapted
+from fovea._library import wants_gradients
 from fovea.compat.flashinfer._output import LOG2E
 from fovea.compat.flashinfer._terms import ROWS, want
 
@@ -16,7 +17,7 @@ _PARTS = {"v": "rows, parts, head, head_dim", "s": "rows, parts, head"}
 
 
 @adapted(
-    {"out": "v_a", "outs[0]": "v_a", "outs[1]": "v_b", "lses[0]": "s_a", "lses[1]": "s_b"},
+    {"out": "v_a", "outs": "v_b", "lses": "s_b", "outs[0]": "v_a", "outs[1]": "v_b", "lses[0]": "s_a", "lses[1]": "s_b"},
     axes={"v_a": ROWS, "s_a": _LSE, "v_b": ROWS, "s_b": _LSE},
 )
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,11 +26,16 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
 
 
 @adapted(
-    {"out": "v", "outs[0]": "v", "outs[1]": "v_other", "lses[0]": "s", "lses[1]": "s_other"},
+    {"out": "v", "outs": "v_other", "lses": "s_other", "outs[0]": "v", "outs[1]": "v_other", "lses[0]": "s", "lses[1]": "s_other"},
     axes={"v": ROWS, "s": _LSE, "v_other": ROWS, "s_other": _LSE, "mask": "rows"},
 )
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """Merges a part into another one. mask, bool ``[seq]``: which rows change; None is all."""
+    for name, tensor in (("v", v), ("s", s)):
+        overlaps = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        want(not overlaps, f"{name}.strides", list(tensor.stride()), "an element of memory for each of the tensor")
+        if tensor.is_leaf and wants_gradients(tensor):
+            raise NotImplementedError(f"{name}: got a leaf that requires a gradient, want another tensor (or torch.no_grad())")
     if mask is not None:
         want(mask.shape[0] == v.shape[0], "mask.shape[0]", mask.shape[0], f"{v.shape[0]} (v.shape[0])")
         want(mask.device == v.device, "mask.device", mask.device, f"{v.device} (of v)")

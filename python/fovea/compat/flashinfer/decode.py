@@ -34,6 +34,9 @@ __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedK
 _BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
 _PLAN_NAMES = PLAN_NAMES | {"q.shape (head_dim_qk)": "head_dim"}
 _RUN_NAMES = NAMES | {"block_table": "indices"}
+_GRAPH_NAMES = dict(zip(_BUFFERS, ("indptr_buffer", "indices_buffer", "last_page_len_buffer"), strict=True)) | {
+    "float_workspace_buffer": "workspace_buffer"
+}
 
 
 @adapted(NAMES, axes={"q": "head, dim", "k": ROWS, "v": ROWS})
@@ -255,8 +258,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     ) -> Result:
         """The older name of :meth:`run`: its window, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._scores = Scores(self._planned().causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        scores = Scores(self._planned().causal, window_left, logits_soft_cap, sm_scale)
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        return self._with_scores(scores, self.run, q, paged_kv_cache, return_lse=return_lse, **scales)
 
     @adapted()
     def forward_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
@@ -267,7 +271,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``."""
 
-    @adapted()
+    @adapted(_GRAPH_NAMES)
     def __init__(
         self,
         workspace_buffer: Tensor,
