@@ -146,7 +146,7 @@ def _class_name(kind: type) -> str:
 
 def said(given: dict[str, Any]) -> str:
     """The arguments of a call in one line, tensors by dtype and shape."""
-    return ", ".join(f"{name} {_brief(value)}" for name, value in given.items())
+    return ", ".join(f"{name} {_brief(value)}" for name, value in given.items() if name != "self")
 
 
 def _brief(value: Any) -> str:
