@@ -209,6 +209,13 @@ def test_outputs_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=text):
             case.run((), options)
+    room = torch.empty(5 * 4 * 17)
+    out, lse = room[:320].view(5, 4, 16), room[310:330].view(5, 4)
+    with pytest.raises(ValueError, match=r"^lse: got memory of out, want memory of its own$"):
+        case.run((), {"out": out, "lse": lse})
+    packed = room.view(5, 4, 17)
+    case.run((), {"out": packed[..., :16], "lse": packed[..., 16]})
+    check(packed[..., :16], packed[..., 16], case.expect())
     case.q.requires_grad_()
     for name in ("out", "lse"):
         with pytest.raises(NotImplementedError, match=rf"^{name}: got a tensor, want None where a gradient is wanted"):
