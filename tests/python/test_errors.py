@@ -176,7 +176,7 @@ INVALID = [
     (
         fovea.quantize_v,
         {"v": torch.randn(2, 7, 2, 64), "dtype": torch.bfloat16},
-        ["v_out.dtype", "torch.bfloat16", "torch.float16 or torch.float8_e4m3fn"],
+        ["dtype", "torch.bfloat16", "torch.float16 or torch.float8_e4m3fn"],
     ),
     (fovea.quantize_v, {"v": torch.randn(7, 2, 64)}, ["v.rank", "3", "4"]),
     (
