@@ -136,6 +136,8 @@ def attention_backward(a: SimpleNamespace) -> dict[str, Want]:
         want, got = forward[name], getattr(a, name).double()
         if bool(((got - want.value).abs() > 4 * torch.as_tensor(want.bound) + 1e-3).any()):
             raise Undecided(f"{name} is not that of the forward pass")
+    if not all(bool(tensor.isfinite().all()) for tensor in (a.q, a.k, a.v, a.dout, a.dout if a.dlse is None else a.dlse)):
+        raise Undecided("autograd multiplies what nobody sees with 0")
     ragged, leaves = a.cu_seqlens_q is not None, [a.q, a.k, a.v] if a.sink is None else [a.q, a.k, a.v, a.sink]
     leaves = [leaf.double().clone().requires_grad_() for leaf in leaves]
     q, k, v = leaves[:3]
@@ -296,6 +298,8 @@ def quantize_latent_cache(a: SimpleNamespace) -> dict[str, Want]:
     if len(slots.unique()) < len(slots):
         raise Undecided("two rows with one slot")
     rows = a.rows[kept].double()
+    if not bool(rows.isfinite().all()):
+        raise Undecided("what becomes of numbers that are not finite depends on the format")
     value = packed.decode(a.cache, a.format).double()
     bound = torch.zeros_like(value)
     largest = rows[:, : layout.codes].unflatten(1, (-1, layout.group)).abs().amax(dim=2).repeat_interleave(layout.group, dim=1)

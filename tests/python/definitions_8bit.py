@@ -54,7 +54,7 @@ def quantize_qk_int8(a: SimpleNamespace) -> dict[str, Want]:
         groups_q, groups_k = int8.query_groups(len(q), *kind), int8.key_groups(len(k), *kind)
         if smooth and len(k):
             own = k.double().mean(dim=0)
-            put(mean, b, Want(own, 1e-5 * float(k.abs().max()) + 1e-9))
+            put(mean, b, Want(own, 1e-5 * float(k.nan_to_num(0.0).abs().max()) + 1e-9))
             k = k - own.float()
         own = (q.double() * mean[0][b].repeat_interleave(group, dim=0)).sum(dim=-1)
         if len(k):
@@ -101,7 +101,7 @@ def quantize_v(a: SimpleNamespace) -> dict[str, Want]:
         if want.scale is not None:
             put(scale, b, Want(want.scale.double(), want.scale.double().abs().nan_to_num(0.0) * 1e-5))
         if own is not None:
-            put(mean, b, Want(own, 1e-5 * float(v.abs().max()) + 1e-9))
+            put(mean, b, Want(own, 1e-5 * float(v.nan_to_num(0.0).abs().max()) + 1e-9))
     wants = {"v": Want(*codes)} | ({"scale": Want(*scale)} if dtype == E4M3 else {})
     return wants | ({"mean": Want(*mean)} if smooth else {})
 
