@@ -27,6 +27,9 @@ _HELD = {
     | {name: f"out.{name}" for name in ("q_scale", "k_scale", "k_mean", "lse_shift")},
 }
 
+# Gradients that a function makes like its arguments.
+_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dsink": "sink"}
+
 # The library's names, and torch's where they lack their module.
 _DTYPES = {
     "f64": torch.float64,
@@ -64,6 +67,8 @@ def in_python(text: str, arguments: dict[str, Any]) -> str:
         text = _K_OR_V.sub("cache", text)
     held = (_HELD[name] for name in _HELD.keys() & arguments.keys() if hasattr(arguments[name], "_fields"))
     text = renamed(text, {name: place for names in held for name, place in names.items()})
+    if "dout" in arguments:
+        text = renamed(text, _LIKE)
     text = _CPP_DTYPE.sub(
         lambda match: str(getattr(torch, _CPP_DTYPES.get(match.group(), match.group().lower()), match.group())), text
     )

@@ -123,6 +123,26 @@ def test_lengths_of_another_shape_are_refused(cu_seqlens):
         fovea.quantize_v(call["v"], dtype=torch.float8_e4m3fn, cu_seqlens_k=cu_seqlens)
 
 
+@pytest.mark.parametrize("sink", [torch.randn(3), torch.randn(4).half(), torch.tensor(1.0)])
+def test_a_gradient_that_is_made_is_named_by_what_it_is_like(sink):
+    with pytest.raises(ValueError, match=r"^sink\.(shape|dtype): got "):
+        fovea.attention_backward(**CALLS[fovea.attention_backward], sink=sink)
+
+
+@pytest.mark.parametrize("function", [fovea.scaled_dot_product_attention, fovea.sparse_latent_attention])
+def test_resized_storage_is_named_where_torch_gets_the_tensor_first(function):
+    call = public_calls.copied(
+        public_calls.CALLS["sparse_latent_attention, flat"].make() if "sparse" in function.__name__ else CALLS[function]
+    )
+    for name in ("cache", "query", "key", "value"):
+        if name in call:
+            short = call[name].clone()
+            short.untyped_storage().resize_(64)
+            needed = short.numel() * 4
+            with pytest.raises(ValueError, match=rf"^{name}\.storage: got 64 bytes, want at least {needed}$"):
+                function(**call | {name: short})
+
+
 def test_missing_and_unknown_arguments_are_named():
     q = torch.randn(1, 5, 2, 64)
     with pytest.raises(TypeError, match=r"^attention\(\) missing a required argument: 'v'$"):
