@@ -171,6 +171,11 @@ def test_eight_bits(q_dtype, kv_dtype):
     else:
         check(out.cpu() / 2, lse.cpu(), pages.expect(q[:, None].float(), scale=0.5 * DIM**-0.5))
     torch.testing.assert_close(got, out[1], rtol=0.05, atol=0.05)
+    if q_dtype == torch.float8_e4m3fn:
+        ragged.plan(*ends, *SHAPE, o_data_type="float16", **dtypes)
+        half = ragged.run(q.cuda(), k.cuda(), v.cuda(), k_scale=0.5, v_scale=2.0)
+        assert half.dtype == torch.float16
+        torch.testing.assert_close(half.float(), out.float(), rtol=0.02, atol=0.02)
     pages.indices[1] = 1 << 30  # the second sequence's first page
     wrapper.plan(*pages.table(), *SHAPE, 16, **dtypes)
     wrong = wrapper.run(q.cuda(), cache)

@@ -18,7 +18,7 @@ def rows(count, heads, dtype, dim=16):
 
 
 def near(out, lse, want):
-    """A result in float16 may be rounded from bfloat16."""
+    """Probabilities beside values in float8_e4m3fn may be rounded to bfloat16."""
     check(out.bfloat16() if out.dtype == F16 else out, lse, want)
 
 
@@ -104,6 +104,18 @@ def test_ragged(layout, q_dtype, kv_dtype, o_dtype):
     got = wrapper.run(q, k, v, k_scale=2.0, v_scale=4.0, out=out, lse=lse, lse_layout="HN")
     assert got is out
     near(out / 4, lse.t(), want)
+
+
+def test_results_of_float8_e4m3fn_are_rounded_once():
+    q, k, v = rows(3, HEADS, E4M3), rows(7, KV_HEADS, E4M3), rows(7, KV_HEADS, E4M3)
+    wide = flashinfer.single_prefill_with_kv_cache(q, k, v, o_dtype=torch.float32)
+    assert wide.dtype == torch.float32 and not torch.equal(wide, wide.bfloat16().float())
+    assert torch.equal(flashinfer.single_prefill_with_kv_cache(q, k, v, o_dtype=F16), wide.half())
+    wrapper, ends = Ragged(WORKSPACE), torch.tensor([0, 3])
+    wrapper.plan(ends, torch.tensor([0, 7]), *SHAPE.values(), q_data_type=E4M3, o_data_type=F16)
+    out, beyond = torch.empty(3, HEADS, 16, dtype=F16), torch.cat([q, q])
+    assert torch.equal(wrapper.run(q, k, v, out=out), wide.half()) and torch.equal(out, wide.half())
+    assert not wrapper.run(beyond, k, v)[3:].any()  # rows of no sequence
 
 
 @pytest.mark.parametrize(("q_dtype", "kv_dtype", "o_dtype"), DENSE)

@@ -22,9 +22,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, scores: Scores, scales: Scales, outpu
     return output.of(attention if lengths else _one_sequence, tensors, factor=scales.of_values(v), **lengths, **options)
 
 
-def _one_sequence(q: Tensor, k: Tensor, v: Tensor, *, sink: Tensor | None, return_lse: bool, **options: Any) -> Result:
+def _one_sequence(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None, return_lse: bool, **options: Any) -> Result:
     """``fovea.attention`` without a batch: its lse is ``[rows, head]``."""
-    result = attention(q[None], k[None], v[None], sink=sink, return_lse=return_lse, **options)
+    out = out if out is None else out[None]
+    result = attention(q[None], k[None], v[None], out=out, return_lse=return_lse, **options)
     return (result[0][0], result[1][0].t()) if return_lse else result[0]
 
 

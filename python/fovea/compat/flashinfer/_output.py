@@ -15,11 +15,6 @@ from fovea.compat.flashinfer._terms import Result, want
 LOG2E = math.log2(math.e)
 
 
-def computed_dtype(q: Tensor) -> torch.dtype:
-    """The dtype that Fovea's attention gives for a query."""
-    return torch.bfloat16 if is_e4m3(q) else q.dtype
-
-
 class Output(NamedTuple):
     """What run() returns, and the tensors that it fills."""
 
@@ -41,11 +36,14 @@ class Output(NamedTuple):
     ) -> Result:
         """Runs an operation over q, k, v and others, whose lse is ``[total, head]``. factor multiplies out."""
         q, k, v = tensors[:3]
-        straight = factor == 1.0 and self.dtype == computed_dtype(q)
+        straight = factor == 1.0 and self.dtype in ((torch.bfloat16, torch.float32) if is_e4m3(q) else (q.dtype,))
         self._check(q, k, v, straight)
+        room = self.out if straight else None
+        if room is None and is_e4m3(q) and self.dtype != torch.bfloat16:
+            room = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32)  # zeros: rows of no sequence stay as they are
         sink = sink if sink is None else sink.float()
         with_lse = self.return_lse or self.lse is not None
-        result = operation(*tensors, out=self.out if straight else None, return_lse=with_lse, sink=sink, **options)
+        result = operation(*tensors, out=room, return_lse=with_lse, sink=sink, **options)
         out, lse = result if with_lse else (result, None)
         if not straight:
             out = self._scaled(out, factor)
@@ -74,7 +72,8 @@ class Output(NamedTuple):
     def _scaled(self, out: Tensor, factor: float) -> Tensor:
         if self.out is not None:
             return torch.mul(out, factor, out=self.out)
-        out = out * factor if out.requires_grad else out.mul_(factor)
+        if factor != 1.0:
+            out = out * factor if out.requires_grad else out.mul_(factor)
         return out.to(self.dtype)
 
     def _in_base(self, lse: Tensor, sink: Tensor | None) -> Tensor:
