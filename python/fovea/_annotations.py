@@ -79,6 +79,13 @@ class Arguments:
                     return ValueError(text)
         return None
 
+    def axes_of(self, given: dict[str, Any]) -> dict[str, list[str]]:
+        """The axes of the tensors of a call whose axes have names."""
+        tensors = ((name, text, given.get(name)) for name, texts in self._axes.items() for text in texts)
+        return {
+            name: text.split(", ") for name, text, tensor in tensors if isinstance(tensor, Tensor) and tensor.dim() == _rank(text)
+        }
+
     def _wrong_rank(self, name: str, tensor: Tensor) -> str | None:
         axes = self._axes.get(name)
         if axes is None or tensor.dim() in map(_rank, axes):

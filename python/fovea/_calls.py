@@ -12,7 +12,7 @@ from torch import Tensor
 from fovea._annotations import Arguments, Axes, said
 from fovea._library import typed
 from fovea._repeat import READY, Repeats
-from fovea._words import in_python, renamed
+from fovea._words import in_python, placed, renamed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -109,7 +109,7 @@ def _refused(
         return from_gate(wrong if isinstance(wrong, TypeError) else refusal(str(wrong)))
     if hasattr(error, "of_gate"):
         kind = refusal if type(error) is ValueError else type(error)
-        return from_gate(kind(renamed(str(error), names)))
+        return from_gate(kind(placed(renamed(str(error), names), arguments.axes_of(given))))
     known = typed(error)
     if _SCHEMA.match(str(known)) or (isinstance(known, _ESCAPED) and _GOT not in str(known)):
         text = f"{arguments.of}(): got {said(given)}, want arguments that go together"

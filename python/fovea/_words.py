@@ -48,6 +48,11 @@ _DTYPE = re.compile(rf"(?<![\w.])(?:{'|'.join(_DTYPES)})(?!\w)")
 _CPP_DTYPE = re.compile(r"(?<=dtype: got )[A-Z]\w*")
 _CPP_DTYPES = {"Byte": "uint8", "Char": "int8", "ComplexHalf": "chalf", "ComplexFloat": "cfloat", "ComplexDouble": "cdouble"}
 
+# An extent with its place and its axis, what _order() appends, and what the axes of different tensors have beside their kind.
+_EXTENT = re.compile(r"\b(\w+)\.(shape|strides)\[\d+\] \((\w+)\)")
+_ORDER = re.compile(r"; (\w+) is \[([^]]*)\].*")
+_KIND_OF_AXIS = re.compile(r"^kv_|_(?:q|k|qk|v)$")
+
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """An error in the words of the caller of the function that raised it: its arguments by the caller's names."""
@@ -55,6 +60,21 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
         return text
     name = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     return re.sub(rf"(?<![\w.'])(?<!\ba )(?<!\bno )({name})(?![\w'])", lambda match: names[match.group()], text)
+
+
+def placed(text: str, axes: Mapping[str, list[str]]) -> str:
+    """An error with extents at their places in tensors that have these axes, by name. The function inside may have others."""
+    order = _ORDER.search(text)
+    if order is not None and axes.get(order[1], order[2].split(", ")) != order[2].split(", "):
+        text = text[: order.start()]
+    return _EXTENT.sub(lambda match: _place(match, axes.get(match[1], [])), text)
+
+
+def _place(extent: re.Match[str], axes: list[str]) -> str:
+    """An extent at the place that its axis has among these."""
+    kinds = [_KIND_OF_AXIS.sub("", axis) for axis in axes]
+    kind = _KIND_OF_AXIS.sub("", extent[3])
+    return f"{extent[1]}.{extent[2]}[{kinds.index(kind)}] ({extent[3]})" if kinds.count(kind) == 1 else extent.group()
 
 
 def in_python(text: str, arguments: dict[str, Any]) -> str:

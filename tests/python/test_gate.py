@@ -234,3 +234,15 @@ def test_scaled_dot_product_attention_says_its_own_names():
     )
     kind, text = refusal(fovea.scaled_dot_product_attention, heads, heads, heads.double())
     assert kind is ValueError and text.startswith("value.dtype: got torch.float64, want torch.float32")
+
+
+def test_extents_are_at_the_places_of_the_callers_layout():
+    heads = torch.randn(1, 4, 5, 8)
+    attention = fovea.scaled_dot_product_attention
+    assert refusal(attention, heads, heads, heads[:, :, :3])[1] == "value.shape[2] (seq_k): got 3, want 5 (rows of key)"
+    assert refusal(attention, heads, heads[:, :3], heads[:, :3], enable_gqa=True) == (
+        ValueError,
+        "key.shape (kv_head): got 3, want a divisor of 4 (head)",  # and nothing of another layout
+    )
+    assert refusal(attention, heads, heads, heads[:, :2])[1].startswith("value.shape[1] (kv_head): got 2, want 4")
+    assert "k is [batch, seq, head, head_dim]" in refusal(flash_attn.flash_attn_func, Q, Q[:, :, :3], Q[:, :, :3])[1]
