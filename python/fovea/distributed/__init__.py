@@ -10,9 +10,10 @@ docs/distributed.md says who holds what, and which way is fast when.
 
 from fovea.distributed import _cost as cost
 from fovea.distributed._attention import attention
-from fovea.distributed._decode import latent_attention, merge_over_ranks, paged_attention, sparse_latent_attention
+from fovea.distributed._decode import latent_attention, paged_attention, sparse_latent_attention
 from fovea.distributed._exchange import Traffic, count_traffic
 from fovea.distributed._layout import Layout, shard, unshard
+from fovea.distributed._merge import merge_over_ranks
 from fovea.distributed._pages import PageDeal
 
 __all__ = [

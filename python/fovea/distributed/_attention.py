@@ -6,17 +6,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fovea._calls import checked, untraced
+from fovea._autocast import autocast
+from fovea._calls import adapted, untraced
+from fovea._dispatch import refuse_tangents
+from fovea._functorch import is_mapped, refuse_grad_transforms
 from fovea._library import band, score_scale, top_left, typed
 from fovea._options import DenseMask
 from fovea.distributed._agree import agree
 from fovea.distributed._blocks import Mask
 from fovea.distributed._call import Call
-from fovea.distributed._compute import Forward, Scores
+from fovea.distributed._checks import one_of, place
+from fovea.distributed._compute import Forward, Scores, check_sink
 from fovea.distributed._cost import WAYS, Problem, choose, machine_of
 from fovea.distributed._gathered import Gathered
 from fovea.distributed._heads import Heads, refusal
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NAME = "fovea.distributed.attention"
+_ROWS = ("batch, tokens, head, head_dim", "tokens, head, head_dim")
 _RUNS = {"ring": Ring, "gathered": Gathered, "heads": Heads}
 _Run = Ring | Gathered | Heads
 
@@ -59,7 +63,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, return_lse: bo
         **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
 @untraced
-@checked
+@adapted(axes={"q": _ROWS, "k": _ROWS, "v": _ROWS, "sink": "head"})
 def attention(
     q: Tensor,
     k: Tensor,
@@ -103,21 +107,28 @@ def attention(
         NotImplementedError: No implementation accepts it.
         RuntimeError: A rank left, or torch's timeout has passed: the error names the call and its step.
     """
+    _refuse_transforms(_Inputs(q, k, v, sink))
+    if torch._C._is_any_autocast_enabled():
+        q, k, v, _ = autocast(q, k, v, None)
+    rank, _ = place(group)
     options = {"causal": causal, "window": window, "anchor": anchor, "scale": scale, "softcap": softcap, "way": way}
     inputs = _Inputs(q, k, v, sink)
     layouts = layout, layout if layout_k is None else layout_k
     if check:
         fault = None
         try:
-            _check(inputs, layouts, options, group)
+            _check_shards(inputs, layouts, way, group)
+            _plan(inputs, options)
         except (ValueError, NotImplementedError) as error:
             fault = error
         agree(_NAME, _fields(inputs, layouts, options | {"return_lse": return_lse}), fault, q.device, group)
+    else:
+        _check_shards(inputs, layouts, way, group)
     chosen = _choose(inputs, layouts, causal) if way == "auto" else way
     call = Call(
         name=f"{_NAME} by {chosen}",
         group=group,
-        rank=dist.get_rank(group),
+        rank=rank,
         layout=layouts[0],
         layout_k=layouts[1],
         mask=Mask(*band(causal, window), top_left(anchor)),
@@ -125,6 +136,16 @@ def attention(
     )
     out, lse = _Attention.apply(q, k, v, sink, _RUNS[chosen](call))
     return (out, lse) if return_lse else out
+
+
+def _refuse_transforms(inputs: _Inputs) -> None:
+    """What an autograd function with messages inside does not take."""
+    refuse_tangents(_Inputs._fields, inputs)
+    refuse_grad_transforms(*inputs)
+    if is_mapped(*inputs):
+        raise NotImplementedError(
+            "torch.vmap: got a mapped tensor, want plain ones (put the mapped dimension into the batch yourself)"
+        )
 
 
 class _Attention(torch.autograd.Function):
@@ -143,14 +164,14 @@ class _Attention(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         if dout.stride(-1) != 1:
-            dout = dout.contiguous()
+            dout = dout.clone(memory_format=torch.contiguous_format)  # contiguous() leaves the strides of an empty one
         forward = Forward(q, out, lse, dout, dlse, sink)
         return *ctx.run.backward(forward, k, v), None
 
 
-def _check(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, Any], group: ProcessGroup | None) -> None:
-    """What this rank can see by itself."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+def _check_shards(inputs: _Inputs, layouts: tuple[Layout, Layout], way: str, group: ProcessGroup | None) -> None:
+    """What this rank can see by itself, before any rank waits for another."""
+    rank, ranks = place(group)
     q, k, v, _ = inputs
     for name, layout in zip(("layout", "layout_k"), layouts, strict=True):
         if layout.ranks != ranks:
@@ -163,12 +184,16 @@ def _check(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, A
             raise ValueError(f"{name}.dim(): got {tensor.dim()}, want {dim + 3} for this layout")
         if tensor.shape[dim] != layout.rows(rank):
             raise ValueError(f"{name}.shape[{dim}] (tokens): got {tensor.shape[dim]}, want {layout.rows(rank)} by the layout")
-    if options["way"] not in ("auto", *WAYS):
-        raise ValueError(f"way: got {options['way']!r}, want 'auto', 'ring', 'gathered' or 'heads'")
-    reason = refusal(q.shape[-2], max(1, k.shape[-2]), ranks) if options["way"] == "heads" else None
+    one_of("way", way, ("auto", *WAYS))
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise ValueError(f"k.shape[{dim + 1}] (kv_head): got {kv_heads}, want a divisor of {heads}")
+    if v.shape[-2] != kv_heads:
+        raise ValueError(f"v.shape[{dim + 1}] (kv_head): got {v.shape[-2]}, want {kv_heads} (kv_head of k)")
+    check_sink(inputs.sink, q)
+    reason = refusal(heads, kv_heads, ranks) if way == "heads" else None
     if reason is not None:
         raise ValueError(reason)
-    _plan(inputs, options)
 
 
 def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
@@ -210,7 +235,7 @@ def _choose(inputs: _Inputs, layouts: tuple[Layout, Layout], causal: bool) -> st
         tokens=copies * max(sum(layouts[1].sequences), 1),
         pairs=copies * pairs,
         heads=q.shape[-2],
-        kv_heads=max(1, k.shape[-2]),
+        kv_heads=k.shape[-2],
         dim_qk=q.shape[-1],
         dim_v=v.shape[-1],
         element_bytes=q.element_size(),

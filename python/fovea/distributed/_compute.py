@@ -120,6 +120,18 @@ class Merged:
         return (self.out * sink_share(self.lse, sink)).to(dtype), self.lse
 
 
+def check_sink(sink: Tensor | None, q: Tensor) -> None:
+    """As the operators would, which are not given it: it joins after the merge."""
+    if sink is None:
+        return
+    if sink.dtype != torch.float32:
+        raise ValueError(f"sink.dtype: got {sink.dtype}, want torch.float32")
+    if sink.shape != q.shape[-2:-1]:
+        raise ValueError(f"sink.shape[0] (head): got {sink.shape[0]}, want {q.shape[-2]} (head of q)")
+    if sink.device != q.device:
+        raise ValueError(f"sink.device: got {sink.device}, want {q.device}, as q")
+
+
 def sink_share(lse: Tensor, sink: Tensor) -> Tensor:
     """``exp(lse) / (exp(lse) + exp(sink))``, to multiply out with: ``[..., seq, head, 1]``. 0 for a row without keys."""
     lse = lse.transpose(1, 2) if lse.dim() == 3 else lse

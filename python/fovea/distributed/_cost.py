@@ -7,17 +7,21 @@ It is a model. Its rates of one GPU are measured (docs/performance.md, bench/res
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
+from fovea._calls import adapted
+from fovea.distributed._checks import MOST_RANKS, finite, one_of, within
 from fovea.distributed._heads import refusal
 
+_Problem = TypeVar("_Problem", bound="Problem")
 Way = Literal["ring", "gathered", "heads"]
 WAYS: tuple[Way, ...] = ("ring", "gathered", "heads")
 _CHUNKS = 4  # of kv heads that the gathered way has in flight
 
 
+@adapted()
 @dataclass(frozen=True)
 class Machine:
     """Rates of one rank."""
@@ -34,8 +38,16 @@ class Machine:
     hop: float
     """Further seconds of a collective call for each rank beyond the first."""
 
+    def __post_init__(self) -> None:
+        for name in ("forward", "backward", "memory", "link"):
+            finite(name, getattr(self, name), positive=True)
+        for name in ("latency", "hop"):
+            finite(name, getattr(self, name))
+
+    @adapted()
     def collective(self, ranks: int) -> float:
         """What a collective call takes beside its bytes."""
+        within("ranks", ranks, 1, MOST_RANKS)
         return self.latency + (ranks - 1) * self.hop
 
 
@@ -47,6 +59,7 @@ HOPPER_INFINIBAND = Machine(forward=620e12, backward=540e12, memory=4.8e12, link
 CPU = Machine(forward=0.5e12, backward=0.3e12, memory=50e9, link=2e9, latency=200e-6, hop=50e-6)
 
 
+@adapted()
 @dataclass(frozen=True)
 class Problem:
     """A call over all ranks. ``pairs`` are (query, key) pairs that are visible, of one head."""
@@ -61,12 +74,30 @@ class Problem:
     ranks: int
     backward: bool = False
 
-    @staticmethod
-    def causal(tokens: int, ranks: int, *, heads: int = 32, kv_heads: int = 8, dim: int = 128, backward: bool = False) -> Problem:
+    def __post_init__(self) -> None:
+        within("tokens", self.tokens, 0)
+        finite("pairs", self.pairs)
+        for name in ("heads", "kv_heads", "dim_qk", "dim_v", "element_bytes"):
+            within(name, getattr(self, name), 1)
+        within("ranks", self.ranks, 1, MOST_RANKS)
+
+    @classmethod
+    @adapted({"dim_qk": "dim"})
+    def causal(
+        cls: type[_Problem],
+        tokens: int,
+        ranks: int,
+        *,
+        heads: int = 32,
+        kv_heads: int = 8,
+        dim: int = 128,
+        backward: bool = False,
+    ) -> _Problem:
         """One bf16 sequence under a causal mask."""
-        return Problem(tokens, tokens * (tokens + 1) / 2, heads, kv_heads, dim, dim, 2, ranks, backward)
+        return cls(tokens, tokens * (tokens + 1) / 2, heads, kv_heads, dim, dim, 2, ranks, backward)
 
 
+@adapted()
 @dataclass(frozen=True)
 class Estimate:
     """Seconds of one rank, and what it sends."""
@@ -81,8 +112,17 @@ class Estimate:
         return self.compute + self.exposed
 
 
+def _check(way: str, problem: Problem) -> None:
+    one_of("way", way, WAYS)
+    reason = refusal(problem.heads, problem.kv_heads, problem.ranks, ("heads", "kv_heads")) if way == "heads" else None
+    if reason is not None:
+        raise ValueError(reason)
+
+
+@adapted()
 def sent_bytes(way: Way, problem: Problem) -> int:
     """What each rank sends where all ranks have as many tokens and need all keys: exactly what is counted."""
+    _check(way, problem)
     p = problem
     rows, others = p.tokens // p.ranks, p.ranks - 1
     keys = rows * p.kv_heads * (p.dim_qk + p.dim_v) * p.element_bytes
@@ -96,6 +136,7 @@ def sent_bytes(way: Way, problem: Problem) -> int:
     return dealt + back + queries * ((2 * p.dim_qk + 2 * p.dim_v) * p.element_bytes + 4)
 
 
+@adapted()
 def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
     """The time of one call by a way."""
     p, m = problem, machine
@@ -117,19 +158,26 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
     return Estimate(compute + merged, (p.ranks - 1) * max(0.0, travel - step), sent)
 
 
+@adapted()
 def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine: Machine, flops: float = 0.0) -> float:
     """One step of decoding over a cache of so many bytes that lies on all ranks, then one all-gather of results. Reading the cache
     takes its time, or the products do where many heads share a row."""
+    finite("cache_bytes", cache_bytes)
+    finite("result_bytes", result_bytes)
+    finite("flops", flops)
+    within("ranks", ranks, 1, MOST_RANKS)
     merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.collective(ranks)
     return max(cache_bytes / (0.9 * machine.memory), flops / machine.forward) / ranks + merge
 
 
+@adapted()
 def choose(problem: Problem, machine: Machine) -> Way:
     """The way that the model takes for the fastest, of those that the heads allow."""
     ways = [way for way in WAYS if way != "heads" or refusal(problem.heads, problem.kv_heads, problem.ranks) is None]
     return min(ways, key=lambda way: estimate(way, problem, machine).total)
 
 
+@adapted()
 def machine_of(device: torch.device) -> Machine:
     """What a call is judged by that names no way."""
     return CPU if device.type == "cpu" else HOPPER_NVLINK

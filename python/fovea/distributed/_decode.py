@@ -8,25 +8,29 @@ and the number of these tokens as its length. That number follows on the device 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import fovea
-from fovea._calls import adapted, checked
+from fovea._calls import adapted
+from fovea._library import wants_gradients
 from fovea.distributed._agree import agree
-from fovea.distributed._compute import sink_share
-from fovea.distributed._cost import machine_of
-from fovea.distributed._exchange import gather, to_all
+from fovea.distributed._checks import one_of, place, within
+from fovea.distributed._compute import check_sink, sink_share
+from fovea.distributed._merge import MERGES, Merge, merge_over_ranks
 from fovea.distributed._pages import PageDeal
+from fovea.distributed._rows import Batch, own_rows, page_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Merge = Literal["auto", "gather", "scatter"]
+_BATCH: dict[str, str | tuple[str, ...]] = {"block_table": "batch, max_blocks", "kv_len": "batch", "cu_seqlens_q": "batch + 1"}
+_ROWS = "total_q, head, head_dim"
+_CACHE = "blocks, page, kv_head, head_dim"
+_IN_BATCHES = ("batch, seq_q, head, head_dim", _ROWS)
 
 
 class Ranks(TypedDict, total=False):
@@ -72,7 +76,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Te
         cu_seqlens_q: Tensor | None = None, *, return_lse: bool = False,
         **options: Unpack[PagedOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@checked
+@adapted(axes={"q": _ROWS, "k_cache": _CACHE, "v_cache": _CACHE, "sink": "head"} | _BATCH)
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -99,7 +103,7 @@ def paged_attention(
         q: ``[total_q, head, dqk]``, the same on every rank.
         k_cache, v_cache, block_table: This rank's own.
         kv_len: int32 ``[batch]``, tokens of each whole sequence, those of this call's queries included: the same on every rank.
-        cu_seqlens_q: As in :func:`fovea.paged_attention`. None: one row a sequence.
+        cu_seqlens_q: As in :func:`fovea.paged_attention`. None: as many rows of each sequence.
         group: The ranks; None is the default group.
         max_kv_len: A bound of ``kv_len``; 0 is what the block tables can hold.
         causal, scale, softcap, sink, k_scale, v_scale: As there. A window is not taken: its keys fit on one rank.
@@ -112,22 +116,24 @@ def paged_attention(
     Returns:
         out, or (out, lse): float32 ``[total_q, head]``, the same bits on every rank. No gradient.
     """
-    deal = PageDeal(k_cache.shape[1], dist.get_world_size(group))
-    if check:
-        fields: dict[str, Any] = {
-            "softcap": softcap,
-            "sink": sink is not None,
-            "k_cache.shape[3]": k_cache.shape[-1],
-            "dv": v_cache.shape[-1],
-        }
-        fields |= {"page": deal.page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
-        _agree("paged_attention", fields, merge, q, group)
-    table, lengths = _rows(q.shape[0], block_table, kv_len, cu_seqlens_q, causal)
+    rank, ranks = place(group)
+    page = k_cache.shape[1]
+    fields: dict[str, Any] = {
+        "softcap": softcap,
+        "sink": sink is not None,
+        "k_cache.shape[3]": k_cache.shape[-1],
+        "dv": v_cache.shape[-1],
+    }
+    fields |= {"page": page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
     options: dict[str, Any] = {"causal": False, "scale": scale, "softcap": softcap, "k_scale": k_scale, "v_scale": v_scale}
-    options["max_kv_len"] = deal.local_bound(max_kv_len) if max_kv_len else 0
-    own = deal.local_length(lengths, dist.get_rank(group))
-    out, lse = fovea.paged_attention(q, k_cache, v_cache, table, own, return_lse=True, **options)
-    out, lse = _merged("paged_attention", (out, lse), sink, merge, group)
+
+    def attend() -> tuple[Tensor, Tensor]:
+        within("k_cache.shape[1] (page)", page, 1)
+        batch = Batch(q, block_table, kv_len, cu_seqlens_q, max_kv_len, causal)
+        table, own, bound = own_rows(batch, PageDeal(page, ranks), rank)
+        return fovea.paged_attention(q, k_cache, v_cache, table, own, max_kv_len=bound, return_lse=True, **options)
+
+    out, lse = _over_ranks(_Step("paged_attention", q, sink, merge, group, check), fields, attend)
     return (out, lse) if return_lse else out
 
 
@@ -142,7 +148,7 @@ def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tens
 def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None = None, *,
         return_lse: bool = False, **options: Unpack[LatentOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@checked
+@adapted(axes={"q": _IN_BATCHES} | _BATCH)
 def latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -173,17 +179,19 @@ def latent_attention(
     Returns:
         out, or (out, lse): float32 ``[batch, head, seq_q]`` or ``[total_q, head]``, the same bits on every rank. No gradient.
     """
-    deal = PageDeal(cache.shape[1] if page is None else page, dist.get_world_size(group))
-    if check:
-        fields = {"format": format, "page": deal.page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
-        _agree("latent_attention", fields, merge, q, group)
-    rows = q.flatten(0, 1) if q.dim() == 4 else q
-    table, lengths = _rows(rows.shape[0], block_table, kv_len, cu_seqlens_q, causal)
-    own = deal.local_length(lengths, dist.get_rank(group))
-    bound = deal.local_bound(max_kv_len) if max_kv_len else 0
-    options: dict[str, Any] = {"format": format, "causal": False, "scale": scale, "cache_scale": cache_scale, "max_kv_len": bound}
-    out, lse = fovea.latent_attention(rows, cache, table, own, return_lse=True, **options)
-    out, lse = _in_shape_of(q, *_merged("latent_attention", (out, lse), None, merge, group))
+    rank, ranks = place(group)
+    page = page_of(cache, page)
+    fields = {"format": format, "page": page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
+    options: dict[str, Any] = {"format": format, "causal": False, "scale": scale, "cache_scale": cache_scale}
+
+    def attend() -> tuple[Tensor, Tensor]:
+        within("page", page, 1)
+        batch = Batch(q, block_table, kv_len, cu_seqlens_q, max_kv_len, causal)
+        table, own, bound = own_rows(batch, PageDeal(page, ranks), rank)
+        return fovea.latent_attention(q.flatten(0, -3), cache, table, own, max_kv_len=bound, return_lse=True, **options)
+
+    out, lse = _over_ranks(_Step("latent_attention", q, None, merge, group, check), fields, attend)
+    out, lse = _in_shape_of(q, out, lse)
     return (out, lse) if return_lse else out
 
 
@@ -198,7 +206,7 @@ def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_leng
 def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_length: Tensor | None = None, *,
         return_lse: bool = False, **options: Unpack[SparseOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@checked
+@adapted(axes={"q": _IN_BATCHES, "sink": "head"})
 def sparse_latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -222,98 +230,51 @@ def sparse_latent_attention(
         topk_length, group, format, scale, sink: As in :func:`fovea.sparse_latent_attention`.
         return_lse, merge, check: As in :func:`paged_attention`.
     """
-    if check:
-        fields = {"format": format, "indices.shape": tuple(indices.shape), "scale": scale, "sink": sink is not None}
-        _agree("sparse_latent_attention", fields, merge, q, group)
-    out, lse = fovea.sparse_latent_attention(q, cache, indices, topk_length, format=format, scale=scale, return_lse=True)
-    if q.dim() == 4:
-        out, lse = out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
-    out, lse = _in_shape_of(q, *_merged("sparse_latent_attention", (out, lse), sink, merge, group))
+    place(group)
+    fields = {"format": format, "indices.shape": tuple(indices.shape), "scale": scale, "sink": sink is not None}
+
+    def attend() -> tuple[Tensor, Tensor]:
+        out, lse = fovea.sparse_latent_attention(q, cache, indices, topk_length, format=format, scale=scale, return_lse=True)
+        return (out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)) if q.dim() == 4 else (out, lse)
+
+    out, lse = _over_ranks(_Step("sparse_latent_attention", q, sink, merge, group, check), fields, attend)
+    out, lse = _in_shape_of(q, out, lse)
     return (out, lse) if return_lse else out
 
 
-def _agree(name: str, fields: dict[str, Any], merge: str, q: Tensor, group: ProcessGroup | None) -> None:
-    fault = None
-    if merge not in ("auto", "gather", "scatter"):
-        fault = ValueError(f"merge: got {merge!r}, want 'auto', 'gather' or 'scatter'")
-    fields = {"q.dtype": str(q.dtype), "q.shape": tuple(q.shape), "merge": merge} | fields
-    agree(f"fovea.distributed.{name}", fields, fault, q.device, group)
+class _Step(NamedTuple):
+    """What the operations share."""
+
+    name: str
+    q: Tensor
+    sink: Tensor | None
+    merge: str
+    group: ProcessGroup | None
+    check: bool
 
 
-def _rows(total_q: int, block_table: Tensor, kv_len: Tensor, cu_seqlens_q: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """The block table of each query row, and how many tokens of its whole sequence it sees. Nothing waits for a device."""
-    batch = kv_len.shape[0]
-    if cu_seqlens_q is None:
-        if total_q == batch:
-            return block_table, kv_len
-        per_sequence = total_q // max(batch, 1)  # as many rows of each
-        back = torch.arange(per_sequence - 1, -1, -1, dtype=kv_len.dtype, device=kv_len.device)
-        seen = kv_len[:, None] - (back if causal else torch.zeros_like(back))
-        return block_table.repeat_interleave(per_sequence, dim=0, output_size=total_q), seen.clamp(min=0).flatten()
-    row = torch.arange(total_q, dtype=torch.int32, device=kv_len.device)
-    sequence = torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True).clamp(max=max(batch - 1, 0))
-    back = cu_seqlens_q[1:][sequence] - 1 - row
-    seen = kv_len[sequence] - (back if causal else torch.zeros_like(back))
-    return block_table[sequence], torch.where(back >= 0, seen, 0).clamp(min=0).to(torch.int32)
+def _over_ranks(step: _Step, fields: dict[str, Any], attend: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """out and lse of this rank's pages, merged with those of the others. What one rank finds wrong reaches all before they meet."""
+    name = f"fovea.distributed.{step.name}"
+    own, fault = None, None
+    if step.check:
+        try:
+            own = _attend(step, attend)
+        except (ValueError, NotImplementedError) as error:
+            fault = error
+        shared = {"q.dtype": str(step.q.dtype), "q.shape": tuple(step.q.shape), "merge": step.merge}
+        agree(name, shared | fields, fault, step.q.device, step.group)
+    out, lse = _attend(step, attend) if own is None else own
+    out, lse = merge_over_ranks(out, lse, step.group, merge=step.merge, name=name)
+    return out if step.sink is None else (out * sink_share(lse, step.sink)).to(out.dtype), lse
 
 
-def _merged(
-    name: str, own: tuple[Tensor, Tensor], sink: Tensor | None, merge: str, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """out and lse over all ranks, from this rank's own. The sink joins once."""
-    out, lse = merge_over_ranks(*own, group, merge=merge, name=f"fovea.distributed.{name}")
-    return out if sink is None else (out * sink_share(lse, sink)).to(out.dtype), lse
-
-
-@adapted({"outs": "out", "lses": "lse"}, axes={"out": "rows, head, dv", "lse": "rows, head"})
-def merge_over_ranks(
-    out: Tensor, lse: Tensor, group: ProcessGroup | None = None, *, merge: Merge | str = "auto", name: str = "merge_over_ranks"
-) -> tuple[Tensor, Tensor]:
-    """:func:`fovea.merge_states` of what each rank has: out ``[rows, head, dv]``, lse ``[rows, head]``. The same on every rank."""
-    ranks, heads = dist.get_world_size(group), out.shape[1]
-    if ranks == 1:
-        return out, lse
-    if merge == "auto":
-        merge = _faster(out, ranks)
-    if merge == "gather" or heads % ranks != 0:
-        return _unpacked(gather(f"{name}, results", _packed(out, lse), group), out.shape, out.dtype)
-    own = heads // ranks
-    shape = (out.shape[0], own, out.shape[2])
-    parts = [_packed(out[:, r * own : (r + 1) * own], lse[:, r * own : (r + 1) * own]) for r in range(ranks)]
-    received = to_all(f"{name}, results of each rank's heads", parts, [parts[0].shape] * ranks, group)
-    some, some_lse = _unpacked(torch.stack(received), shape, out.dtype)
-    gathered = gather(f"{name}, merged heads", _packed(some, some_lse), group)
-    pieces = [_split(piece, shape, out.dtype) for piece in gathered]
-    return torch.cat([piece for piece, _ in pieces], dim=1), torch.cat([piece for _, piece in pieces], dim=1)
-
-
-def _faster(out: Tensor, ranks: int) -> str:
-    """By the model: a scatter sends 2 / ranks of what a gather does, in two calls."""
-    machine = machine_of(out.device)
-    sent = out.nbytes + out.shape[0] * out.shape[1] * 4
-    seconds = {"gather": (ranks - 1) * sent / machine.link + machine.collective(ranks)}
-    seconds["scatter"] = 2 * (ranks - 1) / ranks * sent / machine.link + 2 * machine.collective(ranks)
-    return min(seconds, key=lambda way: seconds[way])
-
-
-def _packed(out: Tensor, lse: Tensor) -> Tensor:
-    """The bytes of both, and a few more, so that those of the next rank are aligned."""
-    both = [out.contiguous().view(torch.uint8).flatten(), lse.contiguous().view(torch.uint8).flatten()]
-    missing = -sum(part.numel() for part in both) % 16
-    return torch.cat([*both, both[0].new_zeros(missing)])
-
-
-def _split(packed: Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    rows, heads, dim = shape
-    size = rows * heads * dim * dtype.itemsize
-    lse = packed[size : size + rows * heads * 4]
-    return packed[:size].view(dtype).view(rows, heads, dim), lse.view(torch.float32).view(rows, heads)
-
-
-def _unpacked(packed: Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What all ranks sent, merged."""
-    outs, lses = zip(*(_split(part, shape, dtype) for part in packed), strict=True)
-    return fovea.merge_states(outs, lses)
+def _attend(step: _Step, attend: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    one_of("merge", step.merge, MERGES)
+    check_sink(step.sink, step.q)
+    if wants_gradients(step.sink):
+        raise NotImplementedError("sink.requires_grad: got True, want False (no backward pass; use torch.no_grad() or detach())")
+    return attend()
 
 
 def _in_shape_of(q: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

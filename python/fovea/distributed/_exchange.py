@@ -12,9 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fovea._calls import adapted
+
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
+@adapted()
 @dataclass
 class Traffic:
     """Bytes that this rank sent to others, by the name of the step."""
@@ -37,7 +40,7 @@ def count_traffic() -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
-        _counting.remove(traffic)
+        _counting[:] = [other for other in _counting if other is not traffic]  # one inside may be equal to it
 
 
 def _count(step: str, tensors: Sequence[Tensor], times: int = 1) -> None:

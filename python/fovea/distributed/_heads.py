@@ -16,14 +16,12 @@ from fovea.distributed._exchange import to_all
 from fovea.distributed._layout import Layout, with_rows
 
 
-def refusal(heads: int, kv_heads: int, ranks: int) -> str | None:
+def refusal(heads: int, kv_heads: int, ranks: int, names: tuple[str, str] = ("q.shape (head)", "k.shape (kv_head)")) -> str | None:
     """Why heads cannot be dealt to so many ranks."""
     if heads % ranks != 0:
-        return f"q.shape (head): got {heads}, want a multiple of {ranks}, the ranks of the group, for way='heads'"
+        return f"{names[0]}: got {heads}, want a multiple of {ranks}, the ranks of the group, for way='heads'"
     if kv_heads % ranks != 0 and ranks % kv_heads != 0:
-        return (
-            f"k.shape (kv_head): got {kv_heads}, want a multiple or a divisor of {ranks}, the ranks of the group, for way='heads'"
-        )
+        return f"{names[1]}: got {kv_heads}, want a multiple or a divisor of {ranks}, the ranks of the group, for way='heads'"
     return None
 
 
