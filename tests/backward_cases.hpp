@@ -152,6 +152,7 @@ inline std::vector<BackwardCase> backward_cases() {
     add("gqa", "5on1", {.head = 5, .kv_head = 1, .dqk = 32, .dv = 64, .sequences = {{70, 70}}});
     add("softcap", "2.5", {.sequences = {{120, 120}}, .mask = causal(), .softcap = 2.5f});
     add("softcap", "30-sharp", {.sequences = {{90, 90}}, .softcap = 30.0f, .values = Values::sharp});
+    add("softcap", "4e37", {.sequences = {{90, 90}}, .mask = causal(), .softcap = 4e37f});
     add("values", "sharp", {.sequences = {{90, 90}}, .mask = causal(), .values = Values::sharp});
     add("scale", "negative", {.sequences = {{90, 90}}, .scale = -0.3f});
     add("sink", "all-kinds", {.head = 4, .kv_head = 2, .sequences = {{90, 90}, {90, 90}}, .mask = causal(), .sink = true});

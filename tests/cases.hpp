@@ -5,6 +5,7 @@
 #pragma once
 
 #include "case_parts.hpp"
+#include "range_cases.hpp"
 #include "tile_cases.hpp"
 
 namespace fovea::check {
@@ -376,6 +377,7 @@ inline Table case_table() {
   attention_layouts(table);
   attention_ragged(table);
   attention_scales(table);
+  attention_range(table);
   shared_families(table, {DType::f32, DType::f16, DType::bf16, DType::e4m3}, [](DType dtype) {
     return paged(dtype == DType::e4m3 ? DType::bf16 : dtype, dtype, {{1, 150}, {20, 20}, {33, 95}});
   });
@@ -386,6 +388,7 @@ inline Table case_table() {
   paged_tiles(table);
   paged_mixtures(table);
   many_query_tiles(table);
+  paged_range(table);
   unseen_sinks(table);
   vast_lengths(table);
   append_cases(table);

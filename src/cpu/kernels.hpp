@@ -14,7 +14,7 @@ inline constexpr int kPackedFormatCount = 5;
 inline constexpr int kPackedRows = 8;
 
 /// Rows of one micro-kernel call, counted from the first row of the tile, and the keys [key_begin, key_end) of the key tile that some of
-/// them see. The bounds are multiples of PackedKernels::depth.
+/// them see. The bounds are multiples of AttentionKernels::depth.
 struct RowBlock {
   int row = 0, rows = 0;
   int key_begin = 0, key_end = 0;
@@ -73,6 +73,13 @@ struct ValueTile {
 /// Rows of a softmax step: those of a micro-kernel call, or of a streamed item.
 inline constexpr int kMaxSoftmaxRows = 32;
 
+/// s = cap * tanh(scale * q.k / cap), in a unit that the host chooses.
+struct SoftCap {
+  float scale = 1;
+  float cap = 0;       // 0: none
+  float into_cap = 0;  // 2 log2(e) scale / cap; so small under a large cap that it loses bits, which it has no need of then
+};
+
 /// The step of the online softmax for some rows and the columns [begin, end), in powers of two.
 struct SoftmaxTile {
   float* scores = nullptr;  // [rows][score_stride]; overwritten
@@ -80,12 +87,12 @@ struct SoftmaxTile {
   std::int64_t score_stride = 0, p_stride = 0;
   int rows = 0, begin = 0, end = 0;  // a multiple of the vector
   const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
-  float factor = 0;                  // of the (capped) score in the exponent: scale * log2(e), or cap * log2(e); never negative
-  float into_cap = 0;                // scale / cap, or 0 without a soft cap
-  bool coarse = false;               // the sums need be no more exact than the weights: they are not reported
-  float* maximum = nullptr;          // [rows] running, of the (capped) score
-  float* sum = nullptr;              // [rows] running
-  float* rescale = nullptr;          // [rows] out: what the old sum and the accumulator were multiplied by
+  float factor = 0;                  // in the exponent: scale * log2(e) of q.k, or unit * log2(e) of a capped score; never negative
+  SoftCap soft_cap{};
+  bool coarse = false;       // the sums need be no more exact than the weights: they are not reported
+  float* maximum = nullptr;  // [rows] running, of the (capped) score
+  float* sum = nullptr;      // [rows] running
+  float* rescale = nullptr;  // [rows] out: what the old sum and the accumulator were multiplied by
 };
 
 /// The three steps in one call, of all rows of the blocks. The softmax points at the first row, and its ranges are unused.
@@ -132,7 +139,8 @@ struct GradientTile {
   const KeySpan* visible = nullptr;  // [keys] queries that see the key, or null when all do
   const float* shift = nullptr;      // [queries] -lse; -inf where the row contributes nothing
   const float* delta = nullptr;      // [queries] dout.out
-  float factor = 0, into_cap = 0;    // scale and 0, or cap and scale / cap
+  float factor = 0;                  // scale of q.k, or unit of a capped score
+  SoftCap soft_cap{};
 };
 
 /// to[query][key] = ds[key][query], operands both.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// exp2 and tanh on vectors. The error bounds are measured over dense sweeps in tests/unit/cpu_math.cpp.
+/// exp2 and soft caps on vectors. The error bounds are measured over dense sweeps in tests/unit/cpu_math_test.cpp.
 #pragma once
 
 #include "cpu/isa/storage.hpp"
+#include "cpu/kernels.hpp"
 
 namespace fovea::cpu::FOVEA_ISA {
 
@@ -28,19 +29,26 @@ FOVEA_INLINE Vec exp2(Vec x) {
   return scale_by_power(p, split.whole);
 }
 
-/// Within 3 ulp. Saturates, so no |x| overflows. NaN stays NaN.
-FOVEA_INLINE Vec tanh(Vec x) {
-  const Vec size = abs(x), square = mul(x, x);
-  // Below 0.625: an odd polynomial (Cephes tanhf), since 1 - 2 / (e^2x + 1) would cancel.
+/// A score under a cap, and the hyperbolic tangent behind it.
+struct Capped {
+  Vec score, tanh;
+};
+
+/// Both within 4 ulp. Saturates, so no score overflows. NaN stays NaN.
+FOVEA_INLINE Capped capped(Vec product, const SoftCap& by) {
+  const Vec score = mul(product, splat(by.scale)), exponent = mul(product, splat(by.into_cap));  // 2^exponent = e^(2 t), t = score / cap
+  const Vec size = abs(exponent), t = mul(exponent, splat(0.34657359f)), square = mul(t, t);
+  // Below |t| = 0.625: an odd polynomial (Cephes tanhf), since 1 - 2 / (e^2t + 1) would cancel. The score itself is multiplied by it:
+  // under a large cap t may be too small for a float.
   Vec p = splat(-5.70498872745e-3f);
   p = fma(p, square, splat(2.06390887954e-2f));
   p = fma(p, square, splat(-5.37397155531e-2f));
   p = fma(p, square, splat(1.33314422036e-1f));
-  p = fma(p, square, splat(-3.33332819422e-1f));
-  const Vec small = fma(mul(p, square), x, x);
-  const Vec decay = exp2(mul(size, splat(-2.885390082f)));  // e^(-2 |x|)
-  const Vec large = copy_sign(div(sub(splat(1.0f), decay), add(splat(1.0f), decay)), x);
-  return select_less(size, splat(0.625f), small, large);
+  p = mul(fma(p, square, splat(-3.33332819422e-1f)), square);
+  const Vec decay = exp2(sub(zero(), size));  // e^(-2 |t|)
+  const Vec large = copy_sign(div(sub(splat(1.0f), decay), add(splat(1.0f), decay)), exponent);
+  const Vec small = splat(1.8033688f);  // 0.625 * 2 log2(e)
+  return {select_less(size, small, fma(p, score, score), mul(large, splat(by.cap))), select_less(size, small, fma(p, t, t), large)};
 }
 
 }  // namespace fovea::cpu::FOVEA_ISA

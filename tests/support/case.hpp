@@ -36,6 +36,7 @@ enum class Values : std::uint8_t {
   nan_value,      ///< a NaN in a V row that some queries see
   nan_key,        ///< a NaN in a K row that some queries see
   loud_nan,       ///< scores near a million, whose rounding depends on the order of sums; V of 1 and -1 with a NaN as of nan_value
+  nan_tail,       ///< as loud, and NaN in the last third of K and V, which no row of these cases sees
 };
 
 enum class Sink : std::uint8_t { none, finite, minus_inf, plus_inf, mixed };

@@ -20,8 +20,13 @@ float dot(const float* a, const float* b, std::size_t size) {
   return sum;
 }
 
-/// The usual f32 form that survives large arguments. libm's is closer to exact than any kernel needs to be.
-float saturating_tanh(float x) { return 1.0f - 2.0f / (std::exp(2.0f * x) + 1.0f); }
+/// The usual f32 form that survives large arguments: off by 2^-24 of the cap. libm's tanh is closer to exact than a kernel of small caps
+/// needs to be. Under large ones that error would be all of the score.
+float capped(float score, float cap) {
+  constexpr float kLarge = 1024;
+  const float t = score / cap;
+  return cap * (cap > kLarge ? std::tanh(t) : 1.0f - 2.0f / (std::exp(2.0f * t) + 1.0f));
+}
 
 /// Hopper's sum of e4m3 products: of 32 products and the sum so far, what lies 13 bits below the largest exponent is cut off.
 constexpr std::size_t kE4m3Terms = 32;
@@ -121,7 +126,7 @@ float PlainRow::score(const float* q, const float* k) const {
     product = dot(q, k, index(dqk));
   }
   const float s = score_scale * product;
-  return softcap > 0 ? softcap * saturating_tanh(s / softcap) : s;
+  return softcap > 0 ? capped(s, softcap) : s;
 }
 
 void PlainRow::add_values(const PlainKeys& keys, const std::vector<float>& weights) {

@@ -14,9 +14,11 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Of q and k: e4m3 ends at 448.
 float loudness(const Case& spec, DType dtype) {
-  if (spec.values != Values::loud_nan) return 1.0f;
+  if (spec.values != Values::loud_nan && spec.values != Values::nan_tail) return 1.0f;
   return dtype == DType::e4m3 ? 100.0f : 1000.0f;
 }
+
+bool in_tail(Index at, std::int64_t kv_len) { return at.token >= kv_len - kv_len / 3; }
 
 }  // namespace
 
@@ -74,12 +76,14 @@ float Generator::k(Index at, std::int64_t kv_len) const {
   if (spec_.values == Values::nan_key && at.token == kv_len / 2 && at.head == 0 && at.channel == 5) return kNaN;
   if (spec_.values == Values::ties) at.token = 0;
   const float noise = normal(2, at);
+  if (spec_.values == Values::nan_tail && in_tail(at, kv_len)) return kNaN;
   return aimed() ? target_score(at, kv_len) * key_per_score_ + 0.02f * noise : loudness(spec_, spec_.kv_dtype) * noise;
 }
 
 float Generator::v(Index at, std::int64_t kv_len) const {
   const bool has_nan = spec_.values == Values::nan_value || spec_.values == Values::loud_nan;
   if (has_nan && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
+  if (spec_.values == Values::nan_tail && in_tail(at, kv_len)) return kNaN;
   if (spec_.values == Values::positive) return 1.0f + 0.1f * normal(3, at);
   if (spec_.values == Values::loud_nan) return std::copysign(1.0f, normal(3, at));
   return normal(3, at);

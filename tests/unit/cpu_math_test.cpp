@@ -29,7 +29,7 @@ double ulp_of(double value) {
 }
 
 /// Weights of scores that are at most 0, with a row maximum of 0: plain powers of two. `scores` ends as the capped scores.
-void weights_of(const NamedAttention& table, float* scores, float into_cap, float* weights) {
+void weights_of(const NamedAttention& table, float* scores, float cap, float* weights) {
   float maximum = 0, sum = 0, rescale = 0;
   std::uint16_t narrow[kColumns];
   void* p = table.bf16 ? static_cast<void*>(narrow) : static_cast<void*>(weights);
@@ -41,7 +41,7 @@ void weights_of(const NamedAttention& table, float* scores, float into_cap, floa
                           .begin = 0,
                           .end = kColumns,
                           .factor = 1.0f,
-                          .into_cap = into_cap,
+                          .soft_cap = {.scale = 1, .cap = cap, .into_cap = cap == 0 ? 0 : 2.88539008f / cap},
                           .maximum = &maximum,
                           .sum = &sum,
                           .rescale = &rescale});

@@ -19,21 +19,23 @@ float scale_at(const float* scale, const std::optional<ScaleDesc>& desc, std::in
   return desc && scale != nullptr ? scale[batch * desc->batch_stride + kv_head * desc->head_stride] : 1.0f;
 }
 
+/// Never 0 and never made infinite: -inf * 0 would be NaN, as 0 * inf.
+float in_range(double factor, double least = std::numeric_limits<float>::min()) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return static_cast<float>(std::isfinite(factor) ? std::copysign(std::clamp(std::abs(factor), least, kMost), factor) : factor);
+}
+
 /// Every factor of the score, folded into the exponent of two.
 HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
   const double scale = core.scale * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
                        scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
-  const double size = std::abs(scale), unit = core.softcap > 0 ? core.softcap : size;
-  const auto factor = [](double x) {
-    constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
-    return static_cast<float>(std::isfinite(x) ? std::clamp(x, kLeast, kMost) : x);  // -inf * 0 would be NaN, as 0 * inf
-  };
-  return {.factor = factor(unit * kLog2e),
-          .into_cap = core.softcap > 0 ? factor(size / core.softcap) : 0.0f,
-          .unit = unit,
-          .negate_q = scale < 0};
+  // A scale that is too large for an exponent is applied to scores before the softmax, by a cap that changes nothing.
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const double size = std::abs(scale), cap = core.softcap == 0 && size * kLog2e > kMost ? kMost : core.softcap;
+  const double unit = cap > 0 ? unit_of_capped(cap) : size;
+  return {.factor = in_range(unit * kLog2e), .soft_cap = soft_cap_of(size, cap), .unit = unit, .negate_q = scale < 0};
 }
 
 void load_queries(const Item& item, bool streamed) {
@@ -155,6 +157,15 @@ void finish(const Item& item, const WorkspaceMap& map) {
 }
 
 }  // namespace
+
+double unit_of_capped(double cap) { return cap > 0x1p-64 && cap < 0x1p64 ? cap : 1; }
+
+SoftCap soft_cap_of(double scale, double cap) {
+  if (cap == 0) return {};
+  constexpr double kLeast = std::numeric_limits<float>::denorm_min();
+  const double unit = unit_of_capped(cap);
+  return {.scale = in_range(scale / unit), .cap = static_cast<float>(cap / unit), .into_cap = in_range(2 * kLog2e * scale / cap, kLeast)};
+}
 
 Item item_of_head(const Item& item, int head) {
   Item one = item;

@@ -8,10 +8,17 @@ namespace fovea::cpu {
 
 /// Factors that turn the scores of a head into exponents of two.
 struct HeadFactors {
-  float factor = 0, into_cap = 0;  // of SoftmaxTile
-  double unit = 1;                 // of its row maximum, in natural units
-  bool negate_q = false;           // set where the scale is negative: the largest score then has the largest weight
+  float factor = 0;  // of SoftmaxTile
+  SoftCap soft_cap{};
+  double unit = 1;        // of its row maximum, in natural units
+  bool negate_q = false;  // set where the scale is negative: the largest score then has the largest weight
 };
+
+/// The unit of capped scores, in natural ones: the cap, which saves a rounding, unless it is so large or small that quotients lose bits.
+double unit_of_capped(double cap);
+
+/// Without a cap where `cap` is 0.
+SoftCap soft_cap_of(double scale, double cap);
 
 /// State of the item that a thread works on. The steps are in packed.cpp and streamed.cpp.
 struct Item {

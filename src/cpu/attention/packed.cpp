@@ -93,7 +93,7 @@ SoftmaxTile softmax_tile(const Item& item, const PackedTile& tile, int begin, co
           .end = static_cast<int>(round_up(block.key_end, panel)),
           .visible = tile.masked ? s.visible + row : nullptr,
           .factor = item.factors->factor,
-          .into_cap = item.factors->into_cap,
+          .soft_cap = item.factors->soft_cap,
           .coarse = item.call.lse == nullptr,
           .maximum = s.maximum + row,
           .sum = s.sum + row,

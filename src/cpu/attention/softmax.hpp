@@ -10,10 +10,9 @@ namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr float kHidden = -__builtin_inff();
 
-/// Scores in units of the soft cap.
 FOVEA_INLINE void cap(float* scores, const SoftmaxTile& tile) {
-  const Vec into_cap = splat(tile.into_cap);
-  for (int key = tile.begin; key < tile.end; key += kLanes) store(F32{}, scores + key, tanh(mul(load(F32{}, scores + key), into_cap)));
+  const SoftCap by = tile.soft_cap;
+  for (int key = tile.begin; key < tile.end; key += kLanes) store(F32{}, scores + key, capped(load(F32{}, scores + key), by).score);
 }
 
 /// Masked scores are replaced, never added to. Whatever an absent or invisible key held, NaN too, is gone.
@@ -79,7 +78,7 @@ static void softmax(const SoftmaxTile& tile) {
   float most[kMaxSoftmaxRows], shift[kMaxSoftmaxRows];
   for (int row = 0; row < tile.rows; ++row) {
     float* scores = tile.scores + row * tile.score_stride;
-    if (tile.into_cap != 0) cap(scores, tile);
+    if (tile.soft_cap.cap != 0) cap(scores, tile);
     if (tile.visible != nullptr) hide(scores, tile.begin, tile.end, tile.visible[row]);
     most[row] = largest(scores, tile.begin, tile.end);
   }

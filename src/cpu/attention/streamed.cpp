@@ -46,7 +46,7 @@ void weigh_scores(const Item& item, int count, bool masked) {
                               .end = static_cast<int>(round_up(count, 16)),
                               .visible = masked ? s.visible : nullptr,
                               .factor = item.factors[head].factor,
-                              .into_cap = item.factors[head].into_cap,
+                              .soft_cap = item.factors[head].soft_cap,
                               .maximum = s.maximum + row,
                               .sum = s.sum + row,
                               .rescale = s.rescale + row});

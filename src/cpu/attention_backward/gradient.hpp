@@ -13,12 +13,12 @@ namespace fovea::cpu::FOVEA_ISA {
 template <bool kCapped>
 FOVEA_INLINE void differentiate(const GradientTile& tile, const float* shift, const float* delta, Vec& score, Vec& gradient) {
   constexpr float kLowest = -0x1.fffffep127f;
-  const Vec s = kCapped ? tanh(mul(score, splat(tile.into_cap))) : score;
+  const Capped by_cap = kCapped ? capped(score, tile.soft_cap) : Capped{score, score};
   const Vec negative_lse = load(F32{}, shift);
-  const Vec exponent = min(zero(), add(mul(s, splat(tile.factor)), negative_lse));  // this order passes NaN on
+  const Vec exponent = min(zero(), add(mul(by_cap.score, splat(tile.factor)), negative_lse));  // this order passes NaN on
   const Vec p = exp2(mul(exponent, splat(1.44269504f)));
   Vec ds = mul(p, sub(gradient, load(F32{}, delta)));
-  if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(s, s)));
+  if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(by_cap.tanh, by_cap.tanh)));
   const Vec lowest = splat(kLowest);  // selected, not multiplied: a row without keys is zero whatever its operands were
   score = select_less(negative_lse, lowest, zero(), p);
   gradient = select_less(negative_lse, lowest, zero(), ds);
@@ -61,7 +61,7 @@ static void gradient(const GradientTile& tile) {
       if (some.end < seen.end) seen.end = some.end > seen.begin ? some.end : seen.begin;
       if (seen.begin >= seen.end) seen = {tile.begin, tile.begin};
     }
-    tile.into_cap != 0 ? differentiate_row<Math, true>(tile, row, seen) : differentiate_row<Math, false>(tile, row, seen);
+    tile.soft_cap.cap != 0 ? differentiate_row<Math, true>(tile, row, seen) : differentiate_row<Math, false>(tile, row, seen);
   }
 }
 

@@ -98,16 +98,9 @@ void multiply_scores(const Head& head, const Pair& pair, const Chunk& chunk) {
   head.kernels().scores(tile);
 }
 
-/// Never returns 0, which means no softcap.
-float into_cap(const detail::AttentionCore& core) {
-  const auto factor = static_cast<float>(core.scale / core.softcap);
-  return std::copysign(std::max(std::abs(factor), std::numeric_limits<float>::min()), factor);
-}
-
 void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chunk) {
   const detail::AttentionCore& core = head.core();
   const BackwardScratch& s = head.scratch;
-  const bool capped = core.softcap > 0;
   const int keys = static_cast<int>(round_up(chunk.keys, 8));  // no query sees the absent keys
   head.kernels().gradient({.scores = s.scores,
                            .gradients = s.gradients,
@@ -120,8 +113,8 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .visible = pair.masked ? s.visible + chunk.key : nullptr,
                            .shift = s.shift + pair.query,
                            .delta = s.delta + pair.query,
-                           .factor = static_cast<float>(capped ? core.softcap : core.scale),
-                           .into_cap = capped ? into_cap(core) : 0.0f});
+                           .factor = static_cast<float>(core.softcap > 0 ? unit_of_capped(core.softcap) : core.scale),
+                           .soft_cap = soft_cap_of(core.scale, core.softcap)});
   head.kernels().transpose_gradient({.ds = s.ds,
                                      .to = s.ds_rows + chunk.key * head.kernels().operand_bytes,
                                      .stride = head.extents.score_stride,

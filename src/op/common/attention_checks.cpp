@@ -6,15 +6,11 @@
 #include <cstdio>
 
 namespace fovea::detail {
-namespace {
-
 std::string number_text(double number) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.9g", number);
   return text.data();
 }
-
-}  // namespace
 
 void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core) {
   check.expect(core.heads >= 1, "q.shape (head)", core.heads, "1 or more");

@@ -2,12 +2,17 @@
 /// Checks that dense and paged attention share.
 #pragma once
 
+#include <string>
+
 #include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
 
 namespace fovea::detail {
 
 inline constexpr std::int64_t kMaxHeadDim = 256;
+
+/// With nine digits: no two floats have the same ones.
+std::string number_text(double number);
 
 /// scale, softcap and head counts; fills core.scale. Call it once the shape fields of `core` are set.
 void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core);

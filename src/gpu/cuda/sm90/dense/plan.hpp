@@ -25,7 +25,7 @@ template <class Tensors>
 Result<void> accept_dense(const detail::AttentionCore& problem, const Tensors& tensors) {
   using detail::declined;
   constexpr double kMostSoftcap = 1024;  // the kernels' tanh has an error of 2^-23 of it
-  if (problem.softcap > kMostSoftcap) return declined("softcap", static_cast<std::int64_t>(problem.softcap), "at most 1024");
+  if (problem.softcap > kMostSoftcap) return declined("softcap", detail::number_text(problem.softcap), "at most 1024");
   if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
   for (const RowsDesc& tensor : tensors) {
     if (Result<void> good = accept_rows(tensor); !good) return good;
