@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string_view>
 
 namespace fovea {
@@ -52,10 +54,12 @@ constexpr TensorDesc contiguous(DType dtype, std::initializer_list<std::int64_t>
     if (desc.rank == 4) break;
     desc.shape[static_cast<std::size_t>(desc.rank++)] = extent;
   }
-  std::uint64_t stride = 1;  // unsigned: a shape that is too large for any memory wraps here and is refused when planning
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();  // planning refuses it, as it does negative extents
+  std::int64_t stride = 1;
   for (int axis = desc.rank - 1; axis >= 0; --axis) {
-    desc.strides[static_cast<std::size_t>(axis)] = static_cast<std::int64_t>(stride);
-    stride *= static_cast<std::uint64_t>(desc.shape[static_cast<std::size_t>(axis)]);
+    desc.strides[static_cast<std::size_t>(axis)] = stride;
+    const std::int64_t extent = std::max<std::int64_t>(desc.shape[static_cast<std::size_t>(axis)], 0);
+    stride = extent > 1 && stride > kMost / extent ? kMost : stride * extent;
   }
   return desc;
 }

@@ -33,6 +33,9 @@ inline constexpr std::int64_t kMinQRows = 64;
 /// Keys of one split of a short sequence, unless there are too many splits.
 inline constexpr std::int64_t kSplitKeys = 1024;
 
+/// split_rows is at most this: no group of heads that memory holds has more.
+inline constexpr std::int64_t kMostSplitRows = 1 << 20;
+
 /// Most rows that are streamed together, over several kv heads.
 inline constexpr int kStreamItemRows = 64;
 

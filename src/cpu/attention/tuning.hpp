@@ -17,7 +17,7 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
   t.stream_tile = 128;
   t.stream_rows = 8;
-  t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
+  t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
   t.split_keys = kSplitKeys;
 
   // Fewer rows share a packing if some threads would otherwise have no work. No sum depends on it.

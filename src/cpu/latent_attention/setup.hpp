@@ -17,7 +17,7 @@ constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const A
   const bool packs_from_first_row = kernels.pack_latent[static_cast<std::size_t>(core.kv_dtype)] != nullptr;
   t.stream_rows = packs_from_first_row ? 0 : 8;
   t.stream_tile = 64;
-  t.split_rows = static_cast<int>(std::max<std::int64_t>(group, 16));
+  t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
   t.split_keys = kSplitKeys;
   t.q_rows = static_cast<int>(round_up(std::min(std::max<std::int64_t>(128, t.split_rows), max_rows), kernels.block_rows));
   return t;
