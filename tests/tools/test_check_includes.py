@@ -62,6 +62,25 @@ class CheckIncludes(unittest.TestCase):
             "src/op/a.cpp:3: #include op/none.hpp: no such file", self.one("src/op/a.cpp", '\n#include "op/none.hpp"\n')[0]
         )
 
+    def test_comments_name_what_is_there(self):
+        there = "/// See tensor.hpp, op/common/band.hpp and iree/GPU/Attrs.cpp.\n"
+        self.assertEqual(self.one("src/op/a.cpp", there), [])
+        self.assertEqual(
+            self.one("src/op/a.cpp", '\nint x;  // op/common/bond.hpp\nconst char* text = "none.hpp";\n'),
+            ["src/op/a.cpp:3: names op/common/bond.hpp, which is not there"],
+        )
+
+    def test_cmake_names_folders_that_are_there(self):
+        text = "add_subdirectory(op)\nfovea_cuda_folder(sm70 70)\nadd_subdirectory(${elsewhere})\n"
+        self.assertEqual(self.one("src/CMakeLists.txt", text), ["src/CMakeLists.txt:3: names sm70, which is not there"])
+
+    def test_rules_name_what_is_there(self):
+        self.assertEqual(check_includes.missing_rules(check_includes.repository.ROOT), [])
+        with Repository({"src/op/a.cpp": SPDX}) as root:
+            self.assertIn(
+                "tools/check_includes: names src/op/common/band.hpp, which is not there", check_includes.missing_rules(root)
+            )
+
     def test_spdx(self):
         self.assertTrue(check_includes.has_spdx("#!/bin/bash\n# SPDX-License-Identifier: Apache-2.0\n"))
         self.assertFalse(check_includes.has_spdx("\n// SPDX-License-Identifier: Apache-2.0\n"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The arithmetic of the two matrix products as a policy. F32Math works on every instruction set; bf16 dot products have a policy of their
-/// own (arithmetic_bf16.hpp).
+/// own (isa/avx512bf16.hpp).
 #pragma once
 
 #include "cpu/isa/storage.hpp"
