@@ -14,6 +14,7 @@
 #include "commands.hpp"
 #include "device_runtime.hpp"
 #include "fovea/info.hpp"
+#include "output.hpp"
 #include "run_case.hpp"
 #include "table.hpp"
 #include "values.hpp"
@@ -214,10 +215,14 @@ int bench(const Options& options) {
     return kOk;
   }
   if (cases.empty() && !options.ceilings_only) {
-    fmt::print(stderr, "fovea bench: no case matches \"{}\"; `fovea bench --list` names them\n", options.name);
+    complain(fmt::format("fovea bench: no case matches \"{}\"; `fovea bench --list` names them", options.name));
     return kUsage;
   }
   const bool on_device = check::device_of(options.implementation).backend != Backend::cpu;
+  if (!on_device && options.device_peak != 0) {
+    complain(fmt::format("fovea bench: --device-peak: got {}, want none without an --implementation on a GPU", options.device_peak));
+    return kUsage;
+  }
   const auto meter = on_device ? nullptr : std::make_unique<CeilingMeter>(num_threads());
   const Ceilings ceilings = on_device ? device_ceilings({Backend::cuda, 0}, options.device_peak) : meter->measure();
   print(ceilings);
@@ -235,7 +240,7 @@ int bench(const Options& options) {
       rows.push_back(std::move(row));
     }
   } catch (const std::exception& error) {
-    fmt::print(stderr, "fovea bench: not timed, because it is wrong: {}\n", error.what());
+    complain(fmt::format("fovea bench: not timed, because it is wrong: {}", error.what()));
     return kFailed;
   }
   if (!options.ceilings_only) print(rows);
@@ -248,9 +253,9 @@ int bench(const Options& options) {
                       {"rows", nlohmann::json::array()}};
   for (const Row& row : rows) json["rows"].push_back(as_json(row));
   std::ofstream file(options.json);
-  file << json.dump(2) << "\n";
+  file << json.dump(2) << "\n" << std::flush;
   if (!file) {
-    fmt::print(stderr, "fovea bench: cannot write {}\n", options.json);
+    complain(fmt::format("fovea bench: cannot write {}", options.json));
     return kUsage;
   }
   return kOk;
@@ -262,16 +267,19 @@ void add_bench(CLI::App& program, int& status) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       program.add_subcommand("bench", "Time the benchmark cases, each checked first, against this machine's measured ceilings");
-  command->add_option("--case", options->name, "Only cases whose name contains this");
+  constexpr std::int64_t kMostThreads = 4096;
+  CLI::Option* name = command->add_option("--case", options->name, "Only cases whose name contains this");
   command->add_option("--implementation", options->implementation,
                       "The first implementation whose name contains this, instead of the one that planning chooses");
   command->add_option("--device-peak", options->device_peak, "GPU: FLOP/s of its best bf16 matrix product, measured elsewhere")
       ->check(positive());
-  command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(count(1));
+  command->add_option("--threads", options->threads, "Threads (default: as many as the library would use)")->check(count(1, kMostThreads));
   command->add_option("--seconds", options->seconds, "Time for each case")->check(positive())->capture_default_str();
   command->add_option("--json", options->json, "Also write the results to this file");
-  command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings");
-  command->add_flag("--list", options->list, "Only name the cases");
+  command->add_flag("--ceilings", options->ceilings_only, "Only measure the ceilings")->excludes(name);
+  CLI::Option* list = command->add_flag("--list", options->list, "Only name the cases");
+  for (const char* of_a_run : {"--implementation", "--device-peak", "--threads", "--seconds", "--json", "--ceilings"})
+    list->excludes(of_a_run);
   command->footer(
       "Rates count each multiplication and addition, and each byte that must move, once. The shares are the least possible time at\n"
       "each of the two ceilings over the measured time; the larger one says what the case is bound by. For PyTorch beside it:\n"

@@ -10,6 +10,7 @@
 
 #include "commands.hpp"
 #include "fovea/info.hpp"
+#include "output.hpp"
 #include "run_case.hpp"
 #include "table.hpp"
 
@@ -73,8 +74,8 @@ int check_all(const Options& options) {
     if (wanted(entry, options) && std::any_of(rows.begin(), rows.end(), applies)) cases.push_back(&entry);
   }
   if (rows.empty() || cases.empty()) {
-    fmt::print(stderr, "fovea check: no {} here matches; see `fovea info` and `fovea check --list`\n",
-               rows.empty() ? "implementation" : "case");
+    complain(fmt::format("fovea check: no {} here matches; see `fovea info` and `fovea check --list`",
+                         rows.empty() ? "implementation" : "case"));
     return kUsage;
   }
   if (options.list) {
@@ -117,9 +118,9 @@ void add_check(CLI::App& program, int& status) {
   command->add_option("--operation", options->operation, "Only this operation, e.g. paged_attention");
   command->add_option("--implementation", options->implementation, "Only implementations whose name contains this, e.g. avx2");
   command->add_option("--case", options->name, "Only cases whose name contains this, of any size");
-  command->add_flag("--quick", options->quick, "The short table (seconds instead of a minute)");
-  command->add_flag("--list", options->list, "Only name the cases");
-  command->add_flag("--verbose", options->verbose, "A line for each case");
+  command->add_flag("--quick", options->quick, "The short table (seconds instead of a minute)")->excludes("--case");
+  CLI::Option* list = command->add_flag("--list", options->list, "Only name the cases");
+  command->add_flag("--verbose", options->verbose, "A line for each case")->excludes(list);
   command->footer("Each failure prints the line that reproduces it. Exit status 1 when a result is wrong.");
   command->callback([options, &status] { status = check_all(*options); });
 }

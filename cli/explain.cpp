@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "output.hpp"
 #include "problems.hpp"
 #include "values.hpp"
 
@@ -20,15 +21,19 @@ struct Options {
   bool batch_invariant = false;
 };
 
-int explain(const Options& options) {
+int explain(const CLI::App& command, const Options& options) {
   const auto& operations = explained_operations();
   const auto found = std::find_if(operations.begin(), operations.end(), [&](const auto& row) { return row.name == options.operation; });
+  if (const std::string misplaced = misplaced_options(command, *found, options.size); !misplaced.empty()) {
+    complain("fovea explain: " + misplaced);
+    return kUsage;
+  }
   const PlanOptions plan{.implementation = options.implementation, .batch_invariant = options.batch_invariant};
   const Device device = device_of(options.device);
   if (device.capability != 0) fmt::print("as on a device of {}\n", described(device));
   const Explanation explanation = found->explain(options.size, device, plan);
   if (!explanation) {
-    fmt::print(stderr, "{}\n", to_string(explanation.error()));
+    complain(to_string(explanation.error()));
     return kUsage;
   }
   fmt::print("{}", *explanation);
@@ -57,7 +62,7 @@ void add_explain(CLI::App& program, int& status) {
   command->add_flag("--batch-invariant", o->batch_invariant, "Rows independent of the rest of the batch");
   command->add_option("--implementation", o->implementation, "Force one by name");
   command->footer("Exit status 2 when the description is wrong or nothing accepts it; the message says why.");
-  command->callback([o, &status] { status = explain(*o); });
+  command->callback([o, command, &status] { status = explain(*command, *o); });
 }
 
 }  // namespace fovea::cli

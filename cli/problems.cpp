@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "problems.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <initializer_list>
 #include <map>
 #include <utility>
@@ -97,7 +100,7 @@ PagedCacheAppendDesc append(const ProblemSize& s) {
 MergeStatesDesc merge(const ProblemSize& s) {
   const std::int64_t rows = s.batch * s.seq_q;
   MergeStatesDesc desc{};
-  desc.out = allocated(s.dtype, {rows, s.heads, or_else(s.dim_v, or_else(s.dim_qk, 128))});
+  desc.out = allocated(s.dtype, {rows, s.heads, or_else(s.dim_qk, 128)});
   const TensorDesc lse = allocated(DType::f32, {rows, s.heads});
   desc.parts.assign(static_cast<std::size_t>(s.parts), {.out = desc.out, .lse = lse});
   if (s.lse) desc.lse = lse;
@@ -106,8 +109,10 @@ MergeStatesDesc merge(const ProblemSize& s) {
 
 constexpr std::int64_t kLatent = 512;
 
+CacheFormat format_of(const ProblemSize& s) { return s.format.value_or(CacheFormat::rows); }
+
 std::int64_t latent_row(const ProblemSize& s) {
-  const PackedFormat* packed = packed_format(s.format);
+  const PackedFormat* packed = packed_format(format_of(s));
   return or_else(s.dim_qk, packed != nullptr ? packed->row() : 576);
 }
 
@@ -123,11 +128,11 @@ LatentAttentionDesc latent(const ProblemSize& s) {
   LatentAttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, latent_row(s)}),
                            .out = allocated(s.dtype, {s.batch, s.seq_q, s.heads, kLatent}),
                            .block_table = allocated(DType::i32, {s.batch, (s.seq_k + page - 1) / page}),
-                           .cache = latent_cache(s, s.format),
+                           .cache = latent_cache(s, format_of(s)),
                            .max_kv_len = s.seq_k,
                            .mask = mask_of(s, causal())};
   if (s.lse) desc.lse = allocated(DType::f32, {s.batch, s.heads, s.seq_q});
-  desc.has_scale = s.format == CacheFormat::rows && desc.cache.rows.dtype == DType::e4m3;
+  desc.has_scale = format_of(s) == CacheFormat::rows && desc.cache.rows.dtype == DType::e4m3;
   return desc;
 }
 
@@ -140,15 +145,16 @@ SparseLatentAttentionDesc sparse(const ProblemSize& s) {
   const auto rows = [&](std::int64_t last) {
     return s.flat ? allocated(s.dtype, {s.seq_q, s.heads, last}) : allocated(s.dtype, {s.batch, s.seq_q, s.heads, last});
   };
-  SparseLatentAttentionDesc desc{.q = rows(latent_row(s)), .out = rows(kLatent), .main = selection(s.format, s.topk), .has_sink = s.sink};
+  SparseLatentAttentionDesc desc{
+      .q = rows(latent_row(s)), .out = rows(kLatent), .main = selection(format_of(s), s.topk), .has_sink = s.sink};
   if (s.extra) desc.extra = selection(*s.extra, s.extra_topk);
   if (s.lse) desc.lse = s.flat ? allocated(DType::f32, {s.seq_q, s.heads}) : allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   return desc;
 }
 
 LatentCacheConversionDesc conversion(ProblemSize s) {
-  if (s.format == CacheFormat::rows) s.format = CacheFormat::v32_fp8;
-  return {.rows = allocated(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, s.format)};
+  s.format = s.format.value_or(CacheFormat::v32_fp8);
+  return {.rows = allocated(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, *s.format)};
 }
 
 bool e4m3_values(const ProblemSize& s) { return s.cache == DType::e4m3; }
@@ -226,15 +232,19 @@ void add_sizes(CLI::App& command, ProblemSize& s) {
       ->check(count(0))
       ->capture_default_str();
   command.add_option("--heads", s.heads, "Query heads")->check(count(0))->capture_default_str();
-  command.add_option("--kv-heads", s.kv_heads, "Key and value heads")->option_text("INT [8; latent 1]")->check(count(0));
+  command.add_option("--kv-heads", s.kv_heads, "Key and value heads")->option_text("INT [8; latent 1]")->check(count(1));
   command.add_option("--head-dim", s.dim_qk, "Head dim of q and k")
       ->option_text("INT [128; latent 576, or what the format holds]")
-      ->check(count(0));
-  command.add_option("--head-dim-v", s.dim_v, "Head dim of v, when it differs")->check(count(0));
+      ->check(count(1));
+  command.add_option("--head-dim-v", s.dim_v, "Head dim of v, when it differs")->check(count(1));
   command.add_option("--page", s.page, "Tokens of a page")->option_text("INT [16; latent 64]")->check(count(1));
   command.add_option("--topk", s.topk, "Sparse: tokens that a query lists")->check(count(0))->capture_default_str();
-  command.add_option("--extra-topk", s.extra_topk, "Sparse: tokens of the extra cache")->check(count(0))->capture_default_str();
-  command.add_option("--parts", s.parts, "merge_states: partial results")->capture_default_str()->check(count(0));
+  command.add_option("--extra-topk", s.extra_topk, "Sparse: tokens of the extra cache")
+      ->check(count(0))
+      ->capture_default_str()
+      ->needs("--extra-format");
+  constexpr std::int64_t kMostParts = 1 << 16;
+  command.add_option("--parts", s.parts, "merge_states: partial results")->capture_default_str()->check(count(0, kMostParts));
 }
 
 void add_types(CLI::App& command, ProblemSize& s) {
@@ -254,9 +264,9 @@ void add_types(CLI::App& command, ProblemSize& s) {
 }
 
 void add_rules(CLI::App& command, ProblemSize& s) {
-  command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one)");
+  command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one; sparse: none)");
   command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
-  command.add_option("--softcap", s.softcap, "Bound of the scores");
+  command.add_option("--softcap", s.softcap, "Bound of the scores")->check(number());
   command.add_flag("--sink", s.sink, "A sink logit for each head");
   command.add_flag("--lse", s.lse, "Return the log-sum-exp; attention_backward: take its gradient");
   command.add_flag("--flat", s.flat, "Sparse: rows without a batch dimension (prefill)");
@@ -271,20 +281,56 @@ void add_problem_options(CLI::App& command, ProblemSize& size) {
 }
 
 const std::vector<ExplainedOperation>& explained_operations() {
-  static const std::vector<ExplainedOperation> kAll{{"attention", explain<dense, plan_attention>},
-                                                    {"attention_backward", explain<backward, plan_attention_backward>},
-                                                    {"paged_attention", explain<paged, plan_paged_attention>},
-                                                    {"paged_cache_append", explain<append, plan_paged_cache_append>},
-                                                    {"merge_states", explain<merge, plan_merge_states>},
-                                                    {"latent_attention", explain<latent, plan_latent_attention>},
-                                                    {"sparse_latent_attention", explain<sparse, plan_sparse_latent_attention>},
-                                                    {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>},
-                                                    {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>},
-                                                    {"quantize_qk_int8", explain<quantized_qk, plan_quantize_qk_int8>},
-                                                    {"quantize_v", explain<quantized_v, plan_quantize_v>},
-                                                    {"quantized_attention", explain<quantized, plan_quantized_attention>},
-                                                    {"quantize_and_attend", explain<quantized_whole, plan_quantize_and_attend>}};
+  using Options = std::vector<std::string_view>;
+  const auto with = [](Options options, const Options& more) {
+    options.insert(options.end(), more.begin(), more.end());
+    return options;
+  };
+  const Options rows{"--dtype", "--batch", "--seq-q", "--head-dim"};
+  const Options quantised = with(rows, {"--seq-k", "--heads", "--kv-heads"});
+  const Options scored = with(quantised, {"--head-dim-v", "--causal", "--window", "--lse"}), dense = with(scored, {"--softcap", "--sink"});
+  const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
+  const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
+  static const std::vector<ExplainedOperation> kAll{
+      {"attention", explain<cli::dense, plan_attention>, dense},
+      {"attention_backward", explain<backward, plan_attention_backward>, dense},
+      {"paged_attention", explain<paged, plan_paged_attention>, with(dense, {"--cache-dtype", "--page"})},
+      {"paged_cache_append", explain<append, plan_paged_cache_append>,
+       with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--page"})},
+      {"merge_states", explain<merge, plan_merge_states>, with(rows, {"--heads", "--parts", "--lse"})},
+      {"latent_attention", explain<latent, plan_latent_attention>, with(latent_all, {"--causal", "--window"})},
+      {"sparse_latent_attention", explain<sparse, plan_sparse_latent_attention>,
+       with(latent_all, {"--topk", "--extra-format", "--extra-topk", "--sink", "--flat"})},
+      {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>, latent_rows},
+      {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>, latent_rows},
+      {"quantize_qk_int8", explain<quantized_qk, plan_quantize_qk_int8>, with(quantised, {"--lse"})},
+      {"quantize_v", explain<quantized_v, plan_quantize_v>, {"--dtype", "--cache-dtype", "--batch", "--seq-k", "--kv-heads", "--head-dim"}},
+      {"quantized_attention", explain<quantized, plan_quantized_attention>, with(scored, {"--cache-dtype"})},
+      {"quantize_and_attend", explain<quantized_whole, plan_quantize_and_attend>, with(scored, {"--cache-dtype"})}};
   return kAll;
+}
+
+bool ExplainedOperation::takes(std::string_view option) const { return std::find(options.begin(), options.end(), option) != options.end(); }
+
+std::string misplaced_options(const CLI::App& command, const ExplainedOperation& operation, const ProblemSize& size) {
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || operation.takes(name)) continue;
+    std::string takers;
+    for (const ExplainedOperation& other : explained_operations()) {
+      if (other.takes(name)) takers += (takers.empty() ? "" : ", ") + std::string(other.name);
+    }
+    if (!takers.empty()) return fmt::format("{}: got with {}, want it with {}", name, operation.name, takers);
+  }
+  const bool of_v = operation.name.starts_with("quantize"), packed = packed_format(format_of(size)) != nullptr;
+  if (of_v && size.cache && *size.cache != DType::e4m3 && *size.cache != DType::f16)
+    return fmt::format("--cache-dtype: got {}, want f16 or e4m3 with {}", name_of(*size.cache), operation.name);
+  if (packed && size.extra.value_or(CacheFormat::v32_fp8) != CacheFormat::rows) {
+    for (const char* of_rows : {"--cache-dtype", "--kv-heads"}) {
+      if (command.count(of_rows) != 0) return fmt::format("{}: got with a packed --format, want it with rows", of_rows);
+    }
+  }
+  return {};
 }
 
 }  // namespace fovea::cli

@@ -17,7 +17,7 @@ namespace fovea::cli {
 struct ProblemSize {
   DType dtype = DType::bf16;
   std::optional<DType> cache{};
-  CacheFormat format = CacheFormat::rows;
+  std::optional<CacheFormat> format{};
   std::optional<CacheFormat> extra{};
   std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
   std::int64_t topk = 2048, extra_topk = 128, parts = 2;
@@ -26,7 +26,7 @@ struct ProblemSize {
   float softcap = 0;
 };
 
-/// The options that describe a problem.
+/// The options that describe problems of all operations.
 void add_problem_options(CLI::App& command, ProblemSize& size);
 
 /// The explanation of a plan, with its workspace.
@@ -35,9 +35,15 @@ using Explanation = Result<std::string>;
 struct ExplainedOperation {
   std::string_view name;
   Explanation (*explain)(ProblemSize size, Device device, const PlanOptions& options);
+  std::vector<std::string_view> options;  ///< of add_problem_options(), those that describe its problems
+
+  bool takes(std::string_view option) const;
 };
 
 /// Ordered as operations are listed to people. A new operation is a line here.
 const std::vector<ExplainedOperation>& explained_operations();
+
+/// What is wrong with the options that `command` was given: some belong to other operations, or change nothing beside others. Else empty.
+std::string misplaced_options(const CLI::App& command, const ExplainedOperation& operation, const ProblemSize& size);
 
 }  // namespace fovea::cli

@@ -57,12 +57,19 @@ bool read_device(std::string_view name, Device& device) {
 
 }  // namespace
 
-CLI::Validator count(std::int64_t least) {
-  return {[least](const std::string& text) {
-            constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+CLI::Validator count(std::int64_t least, std::int64_t most) {
+  return {[least, most](const std::string& text) {
             std::int64_t number = 0;
-            const bool good = read(text, number) && number >= least && number <= kMost;
-            return good ? std::string() : refusal(text, fmt::format("a whole number from {} to {}", least, kMost));
+            const bool good = read(text, number) && number >= least && number <= most;
+            return good ? std::string() : refusal(text, fmt::format("a whole number from {} to {}", least, most));
+          },
+          ""};
+}
+
+CLI::Validator number() {
+  return {[](const std::string& text) {
+            double number = 0;
+            return read(text, number) ? std::string() : refusal(text, "a number");
           },
           ""};
 }

@@ -9,8 +9,10 @@
 
 namespace fovea::cli {
 
-/// A whole number from `least` to 2^31 - 1: products of two such numbers do not overflow.
-CLI::Validator count(std::int64_t least);
+/// A whole number. Up to 2^31 - 1, products of two of them do not overflow.
+CLI::Validator count(std::int64_t least, std::int64_t most = (std::int64_t{1} << 31) - 1);
+/// Any number.
+CLI::Validator number();
 /// More than 0.
 CLI::Validator positive();
 /// A type by our name or a common other one ("f16", "fp16", "float16", "half"), turned into its number.

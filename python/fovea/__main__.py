@@ -2,6 +2,7 @@
 """The ``fovea`` command: ``python -m fovea --help``. It is the C++ program, which the extension holds beside the operators."""
 
 import ctypes
+import os
 import signal
 import sys
 
@@ -15,7 +16,8 @@ def main() -> int:
         print("fovea: built without its program; it needs CLI11, fmt and nlohmann_json when the wheel is made", file=sys.stderr)
         return 2
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would wait for the program's end
-    arguments = [b"fovea", *(argument.encode() for argument in sys.argv[1:])]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python has it ignored
+    arguments = [b"fovea", *map(os.fsencode, sys.argv[1:])]
     return program(len(arguments), (ctypes.c_char_p * len(arguments))(*arguments))
 
 
