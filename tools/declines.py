@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 SUFFIXES = (".hpp", ".cpp", ".cu", ".cuh")
-CALL = re.compile(r"(?:return|=) (?:detail::)?declined\(")
+CALL = re.compile(r"(?:return |= |fail\()(?:detail::)?declined\(")
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # What a machine or a build lacks, and why a later entry goes before one.
 LACKS = re.compile(r'"((?:needs|no CUDA device|no HIP|left out by|built without|kernels for|on Intel)[^"]*)"')

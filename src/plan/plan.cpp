@@ -7,6 +7,8 @@ namespace {
 
 template <class Operation>
 Result<Plan<typename Operation::Args>> plan(const Result<typename Operation::Problem>& problem, Device device, const PlanOptions& options) {
+  if (!problem && problem.error().code == ErrorCode::unsupported)
+    return detail::declined_by_all<Operation>(problem.error().message, options);
   if (!problem) return problem.error();
   return detail::select<Operation>(*problem, device, options);
 }

@@ -65,6 +65,17 @@ Error unknown_implementation(std::string_view name) {
   return invalid("options.implementation", name, "one of: " + want);
 }
 
+/// `reason` is everybody's: nothing computes such a call.
+template <class Operation>
+Error declined_by_all(const std::string& reason, const PlanOptions& options) {
+  std::vector<Decline> declines;
+  for (const auto& candidate : implementations_of<Operation>()) {
+    if (options.implementation.empty() || candidate.name == options.implementation)
+      declines.push_back({std::string(candidate.name), reason});
+  }
+  return declines.empty() ? unknown_implementation<Operation>(options.implementation) : refusal_of(std::move(declines));
+}
+
 /// The first implementation in list order that does not decline, or the one that `options` forces.
 template <class Operation>
 Result<Plan<typename Operation::Args>> select(const typename Operation::Problem& problem, Device device, const PlanOptions& options) {

@@ -201,8 +201,11 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
   const std::optional<DType> dtype = dtype_of(tensor);
   if (!dtype) {
-    raise_invalid(field(name, "dtype"), dtype_text(tensor),
-                  "float32, float16, bfloat16, float8_e4m3fn, float64, int8, int32 or int64, as the operation says");
+    // Other 8-bit floats are numbers too, with which nothing computes.
+    const std::string got = dtype_text(tensor);
+    raise({got.starts_with("Float8") ? ErrorCode::unsupported : ErrorCode::invalid_argument,
+           field(name, "dtype") + ": got " + got +
+               ", want float32, float16, bfloat16, float8_e4m3fn, float64, int8, int32 or int64, as the operation says"});
   }
   desc.dtype = *dtype;
   desc.rank = static_cast<int>(rank);

@@ -67,6 +67,8 @@ TEST(BadDescription, Attention) {
           {"offsets overflow", [](Desc& d) { d.q.shape[0] = d.out.shape[0] = d.q.strides[0] = std::int64_t{1} << 48; },
            "q.strides: got ..."},
           {"integer q", [](Desc& d) { d.q.dtype = DType::i32; }, "q.dtype: got i32, want f32 or f16 or bf16 or e4m3 or f64"},
+          {"fp8 keys", [](Desc& d) { d.k.dtype = d.v.dtype = DType::e4m3; }, "k.dtype: got e4m3, want bf16", ErrorCode::unsupported},
+          {"fp8 results", [](Desc& d) { d.out.dtype = DType::e4m3; }, "out.dtype: got e4m3, want bf16", ErrorCode::unsupported},
           {"dtype out of the enum", [](Desc& d) { d.q.dtype = static_cast<DType>(99); }, "q.dtype: got unknown dtype, want ..."},
           {"k of another dtype", [](Desc& d) { d.k.dtype = DType::f16; }, "k.dtype: got f16, want bf16"},
           {"v of another dtype", [](Desc& d) { d.v.dtype = DType::f32; }, "v.dtype: got f32, want bf16"},
@@ -131,9 +133,9 @@ TEST(BadDescription, PagedAttention) {
   expect_refusals<Desc, PagedAttentionArgs>(
       spec,
       {
-          {"fp8 queries", [](Desc& d) { d.q.dtype = DType::e4m3; }, "q.dtype: got e4m3, want f32 or f16 or bf16"},
+          {"fp8 queries", [](Desc& d) { d.q.dtype = DType::e4m3; }, "q.dtype: got e4m3, want f32 or f16 or bf16", ErrorCode::unsupported},
           {"cache of another dtype", [](Desc& d) { d.k_cache.dtype = DType::f16; }, "k_cache.dtype: got f16, want bf16 or e4m3"},
-          {"caches differ", [](Desc& d) { d.v_cache.dtype = DType::e4m3; }, "v_cache.dtype: got e4m3, want bf16"},
+          {"caches differ", [](Desc& d) { d.v_cache.dtype = DType::e4m3; }, "v_cache.dtype: got e4m3, want bf16", ErrorCode::unsupported},
           {"table dtype", [](Desc& d) { d.block_table.dtype = DType::i64; }, "block_table.dtype: got i64, want i32"},
           {"table rank", [](Desc& d) { d.block_table.rank = 1; }, "block_table.rank: got 1, want 2 [batch, max_blocks]"},
           {"strided table rows", [](Desc& d) { d.block_table.strides[1] = 2; }, "block_table.strides[1] (max_blocks): got 2, want 1 ..."},
@@ -160,7 +162,7 @@ TEST(BadDescription, PagedCacheAppend) {
   expect_refusals<Desc, PagedCacheAppendArgs>(
       spec,
       {
-          {"fp8 rows", [](Desc& d) { d.k.dtype = DType::e4m3; }, "k.dtype: got e4m3, want f32 or f16 or bf16"},
+          {"fp8 rows", [](Desc& d) { d.k.dtype = DType::e4m3; }, "k.dtype: got e4m3, want f32 or f16 or bf16", ErrorCode::unsupported},
           {"cache dtype", [](Desc& d) { d.k_cache.dtype = DType::f32; }, "k_cache.dtype: got f32, want bf16 or e4m3"},
           {"v rows", [](Desc& d) { d.v.shape[0] = 6; }, "v.shape[0] (token): got 6, want 7 ..."},
           {"kv heads", [](Desc& d) { d.k_cache.shape[2] = 1; }, "k_cache.shape[2] (kv_head): got 1, want 2 ..."},
@@ -178,7 +180,7 @@ TEST(BadDescription, MergeStates) {
       spec, {
                 {"no parts", [](Desc& d) { d.parts.clear(); }, "parts (count): got 0, want 1 to 2^20"},
                 {"too many parts", [](Desc& d) { d.parts.resize(Desc::kMostParts + 1); }, "parts (count): got 1048577, want 1 to 2^20"},
-                {"fp8", [](Desc& d) { d.out.dtype = DType::e4m3; }, "out.dtype: got e4m3, want f32 or f16 or bf16"},
+                {"fp8", [](Desc& d) { d.out.dtype = DType::e4m3; }, "out.dtype: got e4m3, want f32 or f16 or bf16", ErrorCode::unsupported},
                 {"part dtype", [](Desc& d) { d.parts[2].out.dtype = DType::f32; }, "parts[2].out.dtype: got f32, want bf16"},
                 {"part rows", [](Desc& d) { d.parts[1].out.shape[0] = 8; }, "parts[1].out.shape[0] (total_q): got 8, want 7 ..."},
                 {"part lse", [](Desc& d) { d.parts[0].lse.shape[1] = 2; }, "parts[0].lse.shape[1] (head): got 2, want 4 ..."},

@@ -270,6 +270,39 @@ def test_unsupported_raises_not_implemented_error():
     assert call["out"].isnan().all() and call["lse"].isnan().all()
 
 
+E4M3 = torch.float8_e4m3fn
+# 8-bit floats where nothing computes with them, in calls that are right otherwise.
+EIGHT_BITS = [
+    (fovea.attention, dense(), ["k", "v"], "k"),
+    (fovea.attention, dense(lse=None), ["out"], "out"),
+    (fovea.paged_attention, paged(), ["q", "out"], "q"),
+    (fovea.paged_attention, paged(), ["v_cache"], "v_cache"),
+    (fovea.paged_cache_append, append(), ["k", "v"], "k"),
+    (fovea.merge_states, merge(), ["outs"], "out"),
+    (fovea.latent_attention, latent(), ["q", "out"], "q"),
+    (fovea.sparse_latent_attention, sparse(), ["cache"], "cache"),
+    (fovea.quantize_and_attend, dense(lse=None), ["q", "k", "v", "out"], "q"),
+]
+
+
+@pytest.mark.parametrize(("function", "call", "names", "subject"), EIGHT_BITS)
+def test_eight_bits_that_nothing_computes_are_unsupported(function, call, names, subject):
+    def narrow(value):
+        return [narrow(each) for each in value] if isinstance(value, list) else None if value is None else value.to(E4M3)
+
+    narrowed = call | {name: narrow(call.get(name)) for name in names}
+    with pytest.raises(NotImplementedError, match=rf"^{subject}\S*\.dtype: got torch\.float8_e4m3fn, want "):
+        function(**narrowed)
+
+
+def test_other_eight_bits_are_unsupported():
+    call = paged(
+        k_cache=torch.zeros(6, 8, 2, 64, dtype=torch.float8_e5m2), v_cache=torch.zeros(6, 8, 2, 64, dtype=torch.float8_e5m2)
+    )
+    with pytest.raises(NotImplementedError, match=r"^k_cache\.dtype: got torch\.float8_e5m2, want torch\.float32, "):
+        fovea.paged_attention(**call)
+
+
 def test_forcing_an_implementation_that_declines():
     q = torch.randn(1, 5, 1, 12)
     with pytest.raises(NotImplementedError, match=r"reference\.attention"):

@@ -46,13 +46,13 @@ RowTensor row_tensor(std::string_view name, const TensorDesc& desc, const Axes& 
 void check_dtypes(Checker& check, const DenseTensors& t) {
   check_dtype(check, t.q, kInputDTypes);
   const std::array same{t.q.desc.dtype};
-  check_dtype(check, t.k, same);
-  check_dtype(check, t.v, same);
+  check_values(check, t.k, same);
+  check_values(check, t.v, same);
   constexpr std::array kFp8Out{DType::bf16, DType::f32};
   if (same[0] == DType::e4m3) {
-    check_dtype(check, t.out, kFp8Out);
+    check_values(check, t.out, kFp8Out);
   } else {
-    check_dtype(check, t.out, same);
+    check_values(check, t.out, same);
   }
 }
 

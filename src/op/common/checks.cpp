@@ -117,6 +117,16 @@ void check_dtype(Checker& check, const NamedTensor& tensor, std::span<const DTyp
   check.fail(invalid(field_subject(tensor, "dtype"), name_of(tensor.desc.dtype), want));
 }
 
+void check_values(Checker& check, const NamedTensor& tensor, std::span<const DType> allowed) {
+  const bool sound = check.ok();
+  check_dtype(check, tensor, allowed);
+  if (!sound || check.ok()) return;
+  const auto is_wide = [](DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; };
+  const bool mixed = tensor.desc.dtype == DType::e4m3 ? std::any_of(allowed.begin(), allowed.end(), is_wide)
+                                                      : is_wide(tensor.desc.dtype) && allowed.size() == 1 && allowed[0] == DType::e4m3;
+  if (mixed) check.decline();
+}
+
 void check_scale(Checker& check, std::string_view name, const std::optional<ScaleDesc>& scale, DType dtype) {
   if (!check.ok() || !scale) return;
   if (dtype != DType::e4m3) {

@@ -35,6 +35,8 @@ class Checker {
   void fail(Error error) {
     if (ok()) error_ = std::move(error);
   }
+  /// What is kept contradicts nothing: it is a reason to decline.
+  void decline() { error_->code = ErrorCode::unsupported; }
 
  private:
   std::optional<Error> error_;
@@ -57,6 +59,10 @@ void check_extent(Checker& check, const NamedTensor& tensor, int axis, std::int6
 
 /// The dtype is one of `allowed`.
 void check_dtype(Checker& check, const NamedTensor& tensor, std::span<const DType> allowed);
+
+/// The same of a tensor of values. 8-bit floats beside wider ones, or where only wider ones are computed, contradict nothing: such a call
+/// is declined, whoever would compute it.
+void check_values(Checker& check, const NamedTensor& tensor, std::span<const DType> allowed);
 
 /// Scale strides may be 0 or positive, and only e4m3 tensors have scales.
 void check_scale(Checker& check, std::string_view name, const std::optional<ScaleDesc>& scale, DType dtype);

@@ -30,9 +30,9 @@ void check_tensors(Checker& check, const LatentAttentionDesc& desc, bool ragged)
   const NamedTensor out{"out", desc.out, axes(ragged, kOutAxes, kRaggedOutAxes), true};
   const NamedTensor table{"block_table", desc.block_table, kTableAxes};
   for (const NamedTensor* tensor : {&q, &out, &table}) check_tensor(check, *tensor);
-  check_dtype(check, q, kQueryDTypes);
+  check_values(check, q, kQueryDTypes);
   const std::array same{desc.q.dtype};
-  check_dtype(check, out, same);
+  check_values(check, out, same);
   check_dtype(check, table, kIndexDTypes);
   if (!check.ok()) return;
   const int dims = desc.q.rank - 1;
@@ -49,7 +49,7 @@ void check_cache(Checker& check, const LatentAttentionDesc& desc, const LatentCa
   } else if (cache.format == CacheFormat::v41_fp4) {
     check.fail(invalid("cache.format", "v41_fp4", "another format (fp4 rows occur only as the extra cache of sparse_latent_attention)"));
   } else if (cache.format != CacheFormat::rows && desc.q.dtype != DType::bf16) {
-    check.fail(invalid("q.dtype", name_of(desc.q.dtype), "bf16 (over a packed cache)"));
+    check.fail(declined("q.dtype", name_of(desc.q.dtype), "bf16 (over a packed cache)"));
   } else if (cache.format == CacheFormat::rows && cache.dtype != desc.q.dtype && cache.dtype != DType::e4m3) {
     check.fail(invalid("cache.rows.dtype", name_of(cache.dtype), std::string(name_of(desc.q.dtype)) + " (the dtype of q) or e4m3"));
   } else if (desc.has_scale && cache.dtype != DType::e4m3) {

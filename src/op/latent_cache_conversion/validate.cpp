@@ -14,7 +14,7 @@ Result<Problem> validate_conversion(const LatentCacheConversionDesc& desc, bool 
   const NamedTensor rows{"rows", desc.rows, kRowAxes, rows_are_output};
   Checker check;
   check_tensor(check, rows);
-  check_dtype(check, rows, kRowDTypes);
+  check_values(check, rows, kRowDTypes);
   check.expect(desc.cache.format != CacheFormat::rows, "cache.format", "rows", "a packed format");
   const LatentCacheView cache = check_latent_cache(check, "cache", desc.cache);
   check_extent(check, rows, 1, cache.row, "values in a row of the cache");

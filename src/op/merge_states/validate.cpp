@@ -15,7 +15,7 @@ constexpr std::array kF32{DType::f32};
 void check_out(Checker& check, const NamedTensor& out, const TensorDesc& like) {
   const std::array dtype{like.dtype};
   check_tensor(check, out);
-  check_dtype(check, out, dtype);
+  check_values(check, out, dtype);
   for (int axis = 0; axis < 3; ++axis) check_extent(check, out, axis, like.shape[static_cast<std::size_t>(axis)], "out.shape");
 }
 
@@ -43,7 +43,7 @@ Result<MergeStatesProblem> validate(const MergeStatesDesc& desc, const PlanOptio
   const NamedTensor out{"out", desc.out, kOutAxes, true};
   Checker check;
   check_tensor(check, out);
-  check_dtype(check, out, kDTypes);
+  check_values(check, out, kDTypes);
   const bool countable = !desc.parts.empty() && desc.parts.size() <= MergeStatesDesc::kMostParts;
   check.expect(countable, "parts (count)", static_cast<std::int64_t>(desc.parts.size()), "1 to 2^20");
   check.expect(!check.ok() || desc.out.shape[1] >= 1, "out.shape[1] (head)", desc.out.shape[1], "1 or more");

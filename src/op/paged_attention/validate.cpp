@@ -27,10 +27,10 @@ void check_dtypes(Checker& check, const Tensors& t) {
   const std::array query{t.q.desc.dtype};
   const std::array cache{t.q.desc.dtype, DType::e4m3};
   const std::array key{t.k_cache.desc.dtype};
-  check_dtype(check, t.q, kQueryDTypes);
-  check_dtype(check, t.k_cache, cache);
-  check_dtype(check, t.v_cache, key);
-  check_dtype(check, t.out, query);
+  check_values(check, t.q, kQueryDTypes);
+  check_values(check, t.k_cache, cache);
+  check_values(check, t.v_cache, key);
+  check_values(check, t.out, query);
   check_dtype(check, t.block_table, kIndexDTypes);
 }
 

@@ -16,9 +16,9 @@ void check_side(Checker& check, const NamedTensor& rows, const NamedTensor& cach
   constexpr std::array kRowDTypes{DType::f32, DType::f16, DType::bf16};
   check_tensor(check, rows);
   check_tensor(check, cache);
-  check_dtype(check, rows, kRowDTypes);
+  check_values(check, rows, kRowDTypes);
   const std::array cache_dtypes{rows.desc.dtype, DType::e4m3};
-  check_dtype(check, cache, cache_dtypes);
+  check_values(check, cache, cache_dtypes);
   check_extent(check, cache, 2, rows.desc.shape[1], "kv_head of the new rows");
   check_extent(check, cache, 3, rows.desc.shape[2], "head_dim of the new rows");
   check.expect(!check.ok() || cache.desc.shape[1] >= 1, "k_cache.shape[1] (page)", cache.desc.shape[1], "1 or more");
@@ -40,8 +40,8 @@ Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const
   check_side(check, k, k_cache);
   check_side(check, v, v_cache);
   const std::array k_dtype{desc.k.dtype}, cache_dtype{desc.k_cache.dtype};
-  check_dtype(check, v, k_dtype);
-  check_dtype(check, v_cache, cache_dtype);
+  check_values(check, v, k_dtype);
+  check_values(check, v_cache, cache_dtype);
   check_extent(check, v, 0, desc.k.shape[0], "tokens of k");
   check_extent(check, v, 1, desc.k.shape[1], "kv_head of k");
   check_extent(check, v_cache, 0, desc.k_cache.shape[0], "blocks of k_cache");

@@ -63,7 +63,7 @@ void check_groups(Checker& check, const Int8Groups& groups) {
 void check_pair(Checker& check, const NamedTensor& from, const NamedTensor& to, std::span<const DType> to_dtypes) {
   check_tensor(check, from);
   check_tensor(check, to);
-  check_dtype(check, from, kSourceDTypes);
+  check_values(check, from, kSourceDTypes);
   check_dtype(check, to, to_dtypes);
   for (int axis = 0; check.ok() && axis < from.desc.rank; ++axis) {
     check_extent(check, to, axis, from.desc.shape[static_cast<std::size_t>(axis)], from.name);
@@ -97,13 +97,13 @@ void check_int8_dtypes(Checker& check, const DenseTensors& t) {
   check_dtype(check, t.q, kInt8);
   check_dtype(check, t.k, kInt8);
   check_dtype(check, t.v, kVDTypes);
-  check_dtype(check, t.out, kSourceDTypes);
+  check_values(check, t.out, kSourceDTypes);
 }
 
 void check_source_dtypes(Checker& check, const DenseTensors& t) {
-  check_dtype(check, t.q, kSourceDTypes);
+  check_values(check, t.q, kSourceDTypes);
   const std::array same{t.q.desc.dtype};
-  for (const NamedTensor* tensor : {&t.k, &t.v, &t.out}) check_dtype(check, *tensor, same);
+  for (const NamedTensor* tensor : {&t.k, &t.v, &t.out}) check_values(check, *tensor, same);
 }
 
 std::int64_t elements(const TensorDesc& desc) {

@@ -21,9 +21,9 @@ void check_queries(Checker& check, const SparseLatentAttentionDesc& desc, bool f
   const NamedTensor out{"out", desc.out, axes(flat, kOutAxes), true};
   check_tensor(check, q);
   check_tensor(check, out);
-  check_dtype(check, q, kQueryDTypes);
+  check_values(check, q, kQueryDTypes);
   const std::array same{desc.q.dtype};
-  check_dtype(check, out, same);
+  check_values(check, out, same);
   if (!check.ok()) return;
   const int dims = desc.q.rank - 1;
   for (int axis = 0; axis < dims; ++axis) check_extent(check, out, axis, desc.q.shape[static_cast<std::size_t>(axis)], "q.shape");
@@ -51,9 +51,10 @@ SparseSelection check_selection(Checker& check, const std::string& name, const S
   } else if (check.ok() && cache.kv_heads != 1) {
     check.fail(invalid(name + ".cache.rows.shape[2] (kv_head)", cache.kv_heads, "1"));
   } else if (check.ok() && cache.format != CacheFormat::rows && q.dtype != DType::bf16) {
-    check.fail(invalid("q.dtype", name_of(q.dtype), "bf16 (over a packed cache)"));
+    check.fail(declined("q.dtype", name_of(q.dtype), "bf16 (over a packed cache)"));
   } else if (check.ok() && cache.format == CacheFormat::rows && cache.dtype != q.dtype) {
     check.fail(invalid(name + ".cache.rows.dtype", name_of(cache.dtype), std::string(name_of(q.dtype)) + " (the dtype of q)"));
+    if (cache.dtype == DType::e4m3) check.decline();
   }
   selection.topk = desc.indices.shape[last];
   selection.batch_stride = flat ? 0 : desc.indices.strides[0];
