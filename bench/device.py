@@ -22,7 +22,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cuda.json)")
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran on the machine")
     parser.add_argument("--commit", help="revision measured (default: git's)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not 0 < args.seconds < float("inf"):
+        parser.error("--seconds must be above 0")
+    return args
 
 
 def main() -> None:

@@ -200,6 +200,8 @@ def arguments(kind: str, about: str | None) -> argparse.Namespace:
     parser.add_argument("--program", type=Path, help="the fovea program, to measure the host time of a call from C++ too")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes; writes a file only where --out says so")
     args = parser.parse_args()
+    if args.turns < 1 or not args.seconds >= 0:
+        parser.error("--turns must be at least 1, and --seconds at least 0")
     if DEVICE == "cpu" and not args.dry_run:
         parser.error("no NVIDIA GPU here; --dry-run does without")
     return args

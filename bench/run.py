@@ -26,7 +26,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file to write (default: bench/results/DEVICE/DATE-cpu.json, with --case none)")
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran on the machine")
     parser.add_argument("--commit", help="revision measured (default: git's)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.threads < 1 or not 0 < args.seconds < float("inf"):
+        parser.error("--threads must be at least 1, and --seconds above 0")
+    return args
 
 
 def native_names(args: argparse.Namespace) -> list[str]:

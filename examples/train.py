@@ -106,6 +106,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw both curves of the loss, as SVG or PNG")
     options = parser.parse_args(arguments)
+    if min(getattr(options, name.replace("-", "_")) for name in sizes) < 1:
+        parser.error(f"--{', --'.join(sizes)} must be at least 1")
     options.dtype = getattr(torch, options.dtype or ("float32" if options.device == "cpu" else "bfloat16"))
     return options
 

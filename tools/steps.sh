@@ -6,6 +6,11 @@ readonly LOGS=build/logs
 readonly TIMES=$LOGS/times.txt
 passed=0 failed=0 skipped=0 steps=0
 
+# only COMMAND OPTION ARGUMENT...: the command takes this option, or none where it is empty.
+only() {
+  [[ $# -eq 2 || ${*:3} == "$2" ]] || die "$1 takes ${2:+$2 or }nothing; got: ${*:3}"
+}
+
 say() { printf '%s\n' "$*"; }
 die() { printf 'dev: %s\n' "$*" >&2; exit 1; }
 on_terminal() { [[ -t 1 ]]; }

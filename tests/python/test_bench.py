@@ -231,7 +231,21 @@ def bench_run(monkeypatch, tmp_path):
     program.chmod(0o755)
 
     def measure(name):
-        command = ["run", "--program", program, "--case", name, "--out", out, "--commit", "abc", "--seconds", "0", "--threads", "1"]
+        command = [
+            "run",
+            "--program",
+            program,
+            "--case",
+            name,
+            "--out",
+            out,
+            "--commit",
+            "abc",
+            "--seconds",
+            "1e-9",
+            "--threads",
+            "1",
+        ]
         monkeypatch.setattr(sys, "argv", [str(word) for word in command])
         return run.main(), json.loads(out.read_text()) if out.exists() else None
 
@@ -250,6 +264,17 @@ def test_a_case_of_any_kind_can_be_named(bench_run, name, rows, versus, own):
     assert status == 0
     assert [len(results[part]) for part in ("rows", "versus", "own")] == [rows, versus, own]
     assert ("--ceilings" in results["called"]) == (rows == 0)
+
+
+@pytest.mark.parametrize("words", ["--threads 0", "--threads -2", "--seconds 0", "--seconds nan", "--seconds inf"])
+def test_numbers_that_cannot_be_measured_with(monkeypatch, capsys, words):
+    monkeypatch.syspath_prepend(BENCH)
+    import run
+
+    monkeypatch.setattr(sys, "argv", ["run", "--program", "fovea", *words.split()])
+    with pytest.raises(SystemExit, match="2"):
+        run.arguments()
+    assert "--threads must be at least 1, and --seconds above 0" in capsys.readouterr().err
 
 
 def test_a_case_that_is_none(bench_run, capsys):

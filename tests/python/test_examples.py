@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from examples_as_modules import load
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -69,6 +71,13 @@ def test_context_parallel(ranks):
     result = run(*(launcher if ranks > 1 else []), EXAMPLES / "context_parallel.py", *sizes)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"on {ranks} ranks" in result.stdout and "the same as one rank alone" in result.stdout
+
+
+@pytest.mark.parametrize(("name", "words"), [("train", "--steps 0"), ("train", "--head-dim -1"), ("context_parallel", "--seq 0")])
+def test_numbers_that_cannot_be(capsys, name, words):
+    with pytest.raises(SystemExit, match="2"):
+        load(name).parse(words.split())
+    assert "must be at least 1" in capsys.readouterr().err
 
 
 def test_generate_helps_and_refuses():
