@@ -102,7 +102,20 @@ def _unusual(name: str, tensor: Tensor) -> str | None:
         return f"{name}: got a nested tensor, want a padded one, or the rows of a ragged batch with cu_seqlens"
     if tensor.layout != torch.strided:
         return f"{name}.layout: got {tensor.layout}, want torch.strided ({name}.to_dense())"
-    return f"{name}.dtype: got {tensor.dtype}, want a plain one ({name}.dequantize())" if tensor.is_quantized else None
+    if tensor.is_quantized:
+        return f"{name}.dtype: got {tensor.dtype}, want a plain one ({name}.dequantize())"
+    return _short_storage(name, tensor)
+
+
+def _short_storage(name: str, tensor: Tensor) -> str | None:
+    """The operators see it too. Where a function of torch's gets the tensor first, that says it in words of its own."""
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except RuntimeError:  # of a wrapper, as those of torch.vmap
+        return None
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
+    return f"{name}.storage: got {held} bytes, want at least {needed}" if held < needed and not tensor.is_meta else None
 
 
 def _kind(annotation: Any) -> _Kind:
@@ -153,7 +166,7 @@ def _class_name(kind: type) -> str:
 
 def said(given: dict[str, Any]) -> str:
     """The arguments of a call in one line, tensors by dtype and shape."""
-    return ", ".join(f"{name} {_brief(value)}" for name, value in given.items())
+    return ", ".join(f"{name} {_brief(value)}" for name, value in given.items() if name != "self")
 
 
 def _brief(value: Any) -> str:

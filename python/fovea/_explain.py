@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fovea._annotations import name_of
 from fovea._attention_backward import differentiable_attention, new_outputs
 from fovea._dispatch import OPERATORS
 from fovea._library import typed
@@ -44,6 +45,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Args:
         function: One of Fovea's, or any other that calls them. Their outputs stay as they are.
     """
+    if not callable(function):
+        raise TypeError(f"function: got {name_of(function)}, want a function")
     with _Explain() as mode:
         try:
             function(*args, **kwargs)

@@ -43,6 +43,9 @@ class CacheFormat:
     def empty(self, blocks: int, page: int, *, device: torch.device | str | None = None) -> Tensor:
         """A new cache, uint8 ``[blocks, page, bytes]``, not initialised. Blocks begin at multiples of 16 bytes, as GPU kernels need
         them. If ``page * bytes`` is no such multiple, there are gaps between blocks."""
+        for name, got, least in (("blocks", blocks, 0), ("page", page, 1)):
+            if got < least:
+                raise ValueError(f"{name}: got {got}, want {least} or more")
         stride = -(-page * self.bytes // 16) * 16
         memory = torch.empty(blocks, stride, dtype=torch.uint8, device=device)
         return memory[:, : page * self.bytes].unflatten(1, (page, self.bytes))

@@ -119,6 +119,9 @@ def _register_fake(operation: str) -> None:
         return torch.empty_strided(shape, strides, dtype=argument.dtype, device="meta")
 
     def prepare(q: Tensor, *arguments: Any) -> Tensor:
+        OPERATORS[operation].fake(q, *arguments)
+        if q.is_meta:
+            return q.new_empty(0, dtype=torch.uint8)
         with _disable_current_modes():  # the plan is a real one
             size = _BYTES[operation](q.device, *map(without_memory, (q, *arguments)))
         return q.new_empty(size, dtype=torch.uint8)

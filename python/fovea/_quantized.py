@@ -198,6 +198,8 @@ def quantize_v(
     Source: SageAttention2 (Zhang et al. 2024).
     """
     if out is None:
+        if dtype not in (torch.float16, torch.float8_e4m3fn):
+            raise ValueError(f"dtype: got {dtype}, want torch.float16 or torch.float8_e4m3fn")
         out = QuantizedV(
             _new_codes(v, dtype),
             _new_channels(v, cu_seqlens_k) if dtype == torch.float8_e4m3fn else None,

@@ -19,6 +19,17 @@ _NAMES = (
 )
 _K_OR_V = re.compile(r"\b([kv])(?=\.(?:shape|strides|dtype|rank)\b)")
 
+# Where named tuples hold the library's tensors: by argument.
+_HELD = {
+    "qk": {name: f"qk.{name}" for name in ("q", "k", "q_scale", "k_scale", "lse_shift", "granularity", "warp_rows")},
+    "v": {"v": "v.v", "v_scale": "v.scale", "v_mean": "v.mean"},
+    "out": {"q_int8": "out.q", "k_int8": "out.k", "v_out": "out.v", "v_scale": "out.scale", "v_mean": "out.mean"}
+    | {name: f"out.{name}" for name in ("q_scale", "k_scale", "k_mean", "lse_shift")},
+}
+
+# Gradients that a function makes like its arguments.
+_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dsink": "sink"}
+
 # The library's names, and torch's where they lack their module.
 _DTYPES = {
     "f64": torch.float64,
@@ -74,6 +85,10 @@ def in_python(text: str, arguments: dict[str, Any]) -> str:
         text = _K_OR_V.sub(r"\1_cache", text)
     elif "cache" in arguments:
         text = _K_OR_V.sub("cache", text)
+    held = (_HELD[name] for name in _HELD.keys() & arguments.keys() if hasattr(arguments[name], "_fields"))
+    text = renamed(text, {name: place for names in held for name, place in names.items()})
+    if "dout" in arguments:
+        text = renamed(text, _LIKE)
     text = _CPP_DTYPE.sub(
         lambda match: str(getattr(torch, _CPP_DTYPES.get(match.group(), match.group().lower()), match.group())), text
     )

@@ -293,7 +293,7 @@ TEST(QuantizedErrors, OfTheAttention) {
   const auto declined = plan_quantize_and_attend(narrow.whole_desc());
   ASSERT_FALSE(declined);
   EXPECT_EQ(declined.error().code, ErrorCode::unsupported);
-  expect_part(declined.error().declines.back().reason, "q.shape (head_dim): got 72, want 64, 96, 128 or 256");
+  expect_part(error_of(declined), "q.shape (head_dim): got 72, want 64, 96, 128 or 256");
 }
 
 TEST(QuantizedErrors, OfTheArguments) {

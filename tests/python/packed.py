@@ -67,4 +67,4 @@ def decode(cache: Tensor, format: str) -> Tensor:
         codes, scale, rope = _parts(block, layout)
         values = _as(layout.code, codes) * _as(layout.scale, scale).repeat_interleave(layout.group, dim=1)
         tokens.append(torch.cat([values, rope.contiguous().view(torch.bfloat16).float()], dim=1))
-    return torch.cat(tokens)
+    return torch.cat(tokens) if tokens else torch.zeros(0, layout.codes + layout.rope)

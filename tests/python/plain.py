@@ -41,7 +41,10 @@ def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softca
     total = lse if sink is None else torch.logaddexp(lse, sink.double()[:, None])
     p = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
     lse = torch.where(blind[:, 0], -torch.inf, lse)
-    return Expected(torch.einsum("hij,jhd->ihd", p, v), lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))
+    read = torch.einsum("ij,jhd->ihd", visible.double(), v.isnan().double()) > 0  # a NaN that a row sees, and no other row
+    v = v.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    out = torch.where(read, torch.nan, torch.einsum("hij,jhd->ihd", p, v))
+    return Expected(out, lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))
 
 
 def gradients(dout, q, k, v, out, lse, *, dlse=None, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None):
@@ -91,6 +94,7 @@ def sparse(q, caches, *, scale=None, sink=None) -> tuple[Expected, Tensor]:
         rows = torch.cat(chosen)
         parts.append(latent(q[row : row + 1], rows, scale=scale, sink=sink))
         scores = torch.einsum("hd,jd->hj", q[row].double(), rows.double()) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a NaN does not count
         largest.append(torch.cat([scores, torch.full((q.shape[1], 1), -torch.inf)], dim=1).amax(dim=1))
     return join(parts), torch.stack(largest)
 

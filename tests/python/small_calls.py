@@ -4,6 +4,7 @@
 import torch
 
 import fovea
+import plain
 
 
 def dense(**changes):
@@ -56,10 +57,11 @@ def int32(*values):
 
 
 def backward(**changes):
-    call = dense()
-    for name in ("dout", "out"):
-        call[name] = torch.randn(2, 5, 4, 64)
-    call["lse"] = torch.randn(2, 4, 5)
+    """After a forward pass by the definition."""
+    call = dense() | {"dout": torch.randn(2, 5, 4, 64)}
+    forward = [plain.attention(*(call[name][b] for name in "qkv")) for b in range(2)]
+    call["out"] = torch.stack([sequence.out for sequence in forward]).float()
+    call["lse"] = torch.stack([sequence.lse.T for sequence in forward]).float()
     return call | changes
 
 

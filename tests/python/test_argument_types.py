@@ -5,44 +5,20 @@ import inspect
 import re
 import time
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 import torch
 
 import fovea
-from small_calls import (
-    append,
-    backward,
-    codes,
-    dense,
-    dequantize,
-    int32,
-    latent,
-    merge,
-    paged,
-    quantize,
-    quantize_qk,
-    ragged,
-    sparse,
-)
+import public_calls
+from small_calls import codes, dense, int32, latent, paged, ragged
 
-CALLS = {
-    fovea.attention: dense(),
-    fovea.attention_backward: backward(),
-    fovea.paged_attention: paged(),
-    fovea.paged_cache_append: append(),
-    fovea.merge_states: merge(),
-    fovea.latent_attention: latent(),
-    fovea.sparse_latent_attention: sparse(),
-    fovea.quantize_latent_cache: quantize(),
-    fovea.dequantize_latent_cache: dequantize(),
-    fovea.quantize_qk_int8: quantize_qk(),
-    fovea.quantize_v: {"v": torch.randn(2, 7, 2, 64)},
-    fovea.quantized_attention: codes(),
-    fovea.quantize_and_attend: dense(),
-    fovea.scaled_dot_product_attention: {name: torch.randn(2, 3, 7, 16) for name in ("query", "key", "value")},
-}
+CALLS: dict[Callable[..., Any], dict[str, Any]] = {}
+for each in public_calls.CALLS.values():
+    CALLS.setdefault(each.function, each.make())
 
 
 def wrong_values(annotation):
@@ -100,6 +76,25 @@ def test_entries_of_lists_and_of_quantised_tensors_are_named():
         fovea.quantized_attention(call["qk"], call["v"]._replace(scale=2.0))
 
 
+def test_tensors_of_quantised_tuples_are_named_by_their_place():
+    call, q, k = codes(), torch.randn(2, 5, 4, 64), torch.randn(2, 7, 2, 64)
+    qk, v = call["qk"], call["v"]
+    for wrong, words in (
+        ({"qk": qk._replace(q_scale=qk.q_scale[0]), "v": v}, "qk.q_scale.rank: got 2"),
+        ({"qk": qk._replace(k=k), "v": v}, "qk.k.dtype: got torch.float32"),
+        ({"qk": qk._replace(warp_rows=3), "v": v}, "qk.warp_rows: got 3"),
+        ({"qk": qk, "v": v._replace(scale=k)}, "v.scale.rank: got 4"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{re.escape(words)}, want "):
+            fovea.quantized_attention(**wrong)
+    with pytest.raises(ValueError, match=r"^out\.q\.dtype: got torch\.float32, want torch\.int8"):
+        fovea.quantize_qk_int8(q, k, out=qk._replace(q=q))
+    with pytest.raises(ValueError, match=r"^out\.mean\.rank: got 4, want 3"):
+        fovea.quantize_v(k, out=v._replace(mean=k))
+    with pytest.raises(ValueError, match=r"^dtype: got torch\.int8, want torch\.float16 or torch\.float8_e4m3fn$"):
+        fovea.quantize_v(k, dtype=torch.int8)
+
+
 @pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
 def test_tensors_without_dimensions_or_elements_are_refused(function):
     parameters = inspect.signature(function).parameters
@@ -126,6 +121,26 @@ def test_lengths_of_another_shape_are_refused(cu_seqlens):
         fovea.quantize_qk_int8(**{name: call[name] for name in ("q", "k", "cu_seqlens_q", "cu_seqlens_k")})
     with pytest.raises(ValueError, match=r"^cu_seqlens_k\.shape: got "):
         fovea.quantize_v(call["v"], dtype=torch.float8_e4m3fn, cu_seqlens_k=cu_seqlens)
+
+
+@pytest.mark.parametrize("sink", [torch.randn(3), torch.randn(4).half(), torch.tensor(1.0)])
+def test_a_gradient_that_is_made_is_named_by_what_it_is_like(sink):
+    with pytest.raises(ValueError, match=r"^sink\.(shape|dtype): got "):
+        fovea.attention_backward(**CALLS[fovea.attention_backward], sink=sink)
+
+
+@pytest.mark.parametrize("function", [fovea.scaled_dot_product_attention, fovea.sparse_latent_attention])
+def test_resized_storage_is_named_where_torch_gets_the_tensor_first(function):
+    call = public_calls.copied(
+        public_calls.CALLS["sparse_latent_attention, flat"].make() if "sparse" in function.__name__ else CALLS[function]
+    )
+    for name in ("cache", "query", "key", "value"):
+        if name in call:
+            short = call[name].clone()
+            short.untyped_storage().resize_(64)
+            needed = short.numel() * 4
+            with pytest.raises(ValueError, match=rf"^{name}\.storage: got 64 bytes, want at least {needed}$"):
+                function(**call | {name: short})
 
 
 def test_missing_and_unknown_arguments_are_named():

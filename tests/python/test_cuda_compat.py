@@ -8,7 +8,7 @@ import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flashinfer as flashinfer
 import plain
 from conftest import available
-from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, check
+from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, Ragged, check
 from fovea.compat.custom_attn import custom_paged_attn
 
 pytestmark = pytest.mark.skipif(not available("paged_attention", "cuda"), reason="needs paged attention on a CUDA device")
@@ -120,6 +120,66 @@ def test_append_and_merge():
     weights = torch.softmax(lses * 0.6931471805599453, 1)
     torch.testing.assert_close(out.float(), (weights[..., None] * outs).sum(1), rtol=2e-2, atol=2e-2)
     assert lse.isfinite().all()
+
+
+def test_rows_without_a_place_are_skipped_and_the_context_lives():
+    """Positions past the pages of their sequence, sequences and pages that do not exist: nothing else is written."""
+    numbers = lambda *values: torch.tensor(values, device="cuda")  # noqa: E731
+    cache = torch.zeros(8, 2, 16, KV_HEADS, DIM, dtype=DTYPE, device="cuda")
+    places = [(0, 31), (0, 32), (0, -1), (0, 1 << 40), (1, 0), (1, 16), (1, 32), (2, 0), (1 << 40, 0), (-7, 0), (-1, 5)]
+    batch, position = numbers(*places).T
+    row = torch.arange(1, len(places) + 1, device="cuda").to(DTYPE)[:, None, None].expand(-1, KV_HEADS, DIM).contiguous()
+    indices, indptr, last = numbers(0, 1, 2, 77), numbers(0, 2, 4), numbers(16, 16)
+    flashinfer.append_paged_kv_cache(row, row, batch, position, cache, indices, indptr, last)
+    want = torch.zeros_like(cache)
+    want[1, :, 15], want[2, :, 0] = 1.0, 5.0
+    torch.cuda.synchronize()
+    assert torch.equal(cache, want)
+    for wrong in (numbers(-5, 2, 99), numbers(0, 9, 1), numbers(0, 1 << 40, 1 << 41)):
+        flashinfer.append_paged_kv_cache(row, row, batch, position, cache, indices, wrong, last)
+        lengths = flashinfer.get_seq_lens(wrong, last, 16)
+        flashinfer.get_batch_indices_positions(wrong, lengths, 30)
+    empty = numbers().int()
+    flashinfer.append_paged_kv_cache(row, row, batch.clamp(max=-1), position, cache, empty, numbers(0, 0), numbers(0))
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize(("q_dtype", "kv_dtype"), [("bf16", "e5m2"), ("e4m3", "e4m3"), ("e4m3", "e5m2"), ("bf16", "e4m3")])
+def test_eight_bits(q_dtype, kv_dtype):
+    """Pages, a ragged batch and one sequence, with outputs that are given; a page number that is none costs its sequence alone."""
+    kinds = {"bf16": DTYPE, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+    q_dtype, kv_dtype = kinds[q_dtype], kinds[kv_dtype]
+    pages = Pages([5, 40, 33], 16, dim=DIM, dtype=kv_dtype)
+    cache, q = tuple(x.cuda() for x in pages.cache), torch.randn(3, HEADS, DIM).to(q_dtype)
+    dtypes = {"q_data_type": q_dtype, "kv_data_type": kv_dtype}
+    wrapper, out, lse = (
+        Decode(cache[0]),
+        torch.empty(3, HEADS, DIM, dtype=DTYPE, device="cuda"),
+        torch.empty(3, HEADS, device="cuda"),
+    )
+    wrapper.plan(*pages.table(), *SHAPE, 16, **dtypes)
+    assert wrapper.run(q.cuda(), cache, k_scale=0.5, v_scale=2.0, out=out, lse=lse) is out
+    check(out.cpu() / 2, lse.cpu(), pages.expect(q[:, None].float(), scale=0.5 * DIM**-0.5))
+    k, v = torch.cat(pages.k), torch.cat(pages.v)
+    ragged, ends = Ragged(cache[0]), (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 5, 45, 78]))
+    ragged.plan(*ends, *SHAPE, **dtypes)
+    ragged.run(q.cuda(), k.cuda(), v.cuda(), k_scale=0.5, v_scale=2.0, out=out, lse=lse)
+    got = flashinfer.single_decode_with_kv_cache(q[1].cuda(), k[5:45].cuda(), v[5:45].cuda(), k_scale=0.5, v_scale=2.0)
+    if q_dtype == kv_dtype == torch.float8_e4m3fn:  # whose kernel rounds the probabilities
+        want = pages.expect(q[:, None].float(), scale=0.5 * DIM**-0.5)
+        torch.testing.assert_close(out.cpu().double() / 2, want.out, rtol=0.1, atol=0.1)
+    else:
+        check(out.cpu() / 2, lse.cpu(), pages.expect(q[:, None].float(), scale=0.5 * DIM**-0.5))
+    torch.testing.assert_close(got, out[1], rtol=0.05, atol=0.05)
+    if q_dtype == torch.float8_e4m3fn:
+        ragged.plan(*ends, *SHAPE, o_data_type="float16", **dtypes)
+        half = ragged.run(q.cuda(), k.cuda(), v.cuda(), k_scale=0.5, v_scale=2.0)
+        assert half.dtype == torch.float16
+        torch.testing.assert_close(half.float(), out.float(), rtol=0.02, atol=0.02)
+    pages.indices[1] = 1 << 30  # the second sequence's first page
+    wrapper.plan(*pages.table(), *SHAPE, 16, **dtypes)
+    wrong = wrapper.run(q.cuda(), cache)
+    assert wrong[1].isnan().all() and wrong[0].isfinite().all() and wrong[2].isfinite().all()
 
 
 @pytest.mark.parametrize("page", [None, 16])

@@ -148,3 +148,64 @@ def test_eight_bits(batch, seq_q, seq_k, quantize_and_attend_implementation):
             results = fovea.quantized_attention(qk, v, return_lse=True), fovea.quantize_and_attend(q, k, k, **options)
             for out, lse in results:
                 assert out.shape == (batch, seq_q, 4, 64) and not out.any() and (lse == -torch.inf).all()
+
+
+def on(device, *tensors):
+    """In the dtype of the device's fastest kernels."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return [tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device) for tensor in tensors]
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_gradients_on_each_device(attention_backward_device, with_sink):
+    device = attention_backward_device
+    for dim in (64, 192, 256):
+        shapes = [((b, seq_q, 4, dim), (b, seq_k, 2, dim), {}) for b, seq_q, seq_k in FIXED]
+        for cu_q, cu_k in RAGGED:
+            lengths = {"cu_seqlens_q": int32(cu_q).to(device), "cu_seqlens_k": int32(cu_k).to(device)}
+            shapes.append(((cu_q[-1], 4, dim), (cu_k[-1], 2, dim), lengths))
+        for of_q, of_k, lengths in shapes:
+            inputs = [tensor.requires_grad_() for tensor in on(device, *map(torch.randn, (of_q, of_k, of_k)))]
+            sink = torch.randn(4, device=device, requires_grad=True) if with_sink else None
+            torch.full((4,), torch.nan, device=device)  # what its gradient's memory held before
+            results = fovea.attention(*inputs, sink=sink, causal=True, return_lse=True, **lengths)
+            check_zero_gradients(results, [*inputs, sink] if with_sink else inputs)
+
+
+def test_paged_operations_on_each_device(paged_attention_device):
+    device = paged_attention_device
+    for blocks, batch, width, rows in ((0, 2, 2, 2), (0, 2, 0, 2), (6, 0, 2, 0), (6, 2, 2, 0), (0, 2, 0, 300)):
+        q, cache, table = on(device, torch.randn(rows, 8, 64), torch.randn(blocks, 8, 2, 64), torch.zeros(batch, width).int())
+        cu_seqlens_q, lengths = on(device, int32([0] * batch + [rows]), int32([0] * batch))
+        out = fovea.paged_attention(q, cache, cache, table, lengths, cu_seqlens_q)
+        assert out.shape == q.shape and not out.any()
+        none, skipped = on(device, torch.zeros(0).long(), torch.full((3,), -1))
+        k = q.new_zeros(3, 2, 64)
+        fovea.paged_cache_append(k[:0], k[:0], cache, cache.clone(), none)
+        fovea.paged_cache_append(k, k, cache, cache.clone(), skipped)
+
+
+def test_latent_operations_on_each_device(latent_attention_device):
+    device = latent_attention_device
+    for blocks, batch, seq_q in ((0, 2, 1), (0, 2, 64), (6, 0, 1), (6, 2, 0), (6, 2, 3)):
+        q, cache = on(device, torch.randn(batch, seq_q, 16, 576), torch.randn(blocks, 64, 1, 576))
+        table, lengths = on(device, torch.zeros(batch, 2).int(), int32([0] * batch))
+        indices = torch.full((batch, seq_q, 64), -1, dtype=torch.int32, device=device)
+        for out in (fovea.latent_attention(q, cache, table, lengths), fovea.sparse_latent_attention(q, cache, indices)):
+            assert out.shape == (batch, seq_q, 16, 512) and not out.any()
+        packed, slots = FORMATS["v32_fp8"].empty(blocks, 64, device=device), torch.full((3,), -1, device=device)
+        fovea.quantize_latent_cache(torch.zeros(3, 576, device=device), packed, slots, format="v32_fp8")
+        fovea.quantize_latent_cache(torch.zeros(0, 576, device=device), packed, slots[:0], format="v32_fp8")
+        assert fovea.dequantize_latent_cache(packed, slots[:0], format="v32_fp8").shape == (0, 576)
+
+
+def test_eight_bits_and_merges_on_each_device(quantize_and_attend_device):
+    device = quantize_and_attend_device
+    for batch, seq_q, seq_k in FIXED:
+        q, k = on(device, torch.randn(batch, seq_q, 4, 64), torch.randn(batch, seq_k, 2, 64))
+        for v_dtype in (torch.float16, torch.float8_e4m3fn):
+            qk, v = fovea.quantize_qk_int8(q, k), fovea.quantize_v(k, dtype=v_dtype)
+            for out in (fovea.quantize_and_attend(q, k, k, v_dtype=v_dtype), fovea.quantized_attention(qk, v)):
+                assert out.shape == q.shape and not out.any()
+    out, lse = fovea.merge_states(on(device, torch.randn(0, 2, 64)) * 3, [torch.randn(0, 2, device=device)] * 3)
+    assert out.shape == (0, 2, 64) and lse.shape == (0, 2)

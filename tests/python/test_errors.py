@@ -175,7 +175,7 @@ INVALID = [
     (
         fovea.quantize_v,
         {"v": torch.randn(2, 7, 2, 64), "dtype": torch.bfloat16},
-        ["v_out.dtype", "torch.bfloat16", "torch.float16 or torch.float8_e4m3fn"],
+        ["dtype", "torch.bfloat16", "torch.float16 or torch.float8_e4m3fn"],
     ),
     (fovea.quantize_v, {"v": torch.randn(7, 2, 64)}, ["v.rank", "3", "4"]),
     (
@@ -186,8 +186,8 @@ INVALID = [
     (fovea.quantized_attention, codes(q=torch.zeros(2, 5, 4, 64)), ["q.dtype", "torch.float32", "torch.int8"]),
     (fovea.quantized_attention, codes(granularity="block"), ["q_scale.shape[2]", "32", "1"]),
     (fovea.quantized_attention, codes(k_scale=torch.ones(2, 2, 4).half()), ["k_scale.dtype", "torch.float16", "torch.float32"]),
-    (fovea.quantized_attention, codes(v_scale=None), ["v_scale", "none", "torch.float8_e4m3fn"]),
-    (fovea.quantized_attention, codes(v_mean=torch.ones(2, 2, 32)), ["v_mean.shape[2]", "32", "64"]),
+    (fovea.quantized_attention, codes(v_scale=None), ["v.scale", "none", "torch.float8_e4m3fn"]),
+    (fovea.quantized_attention, codes(v_mean=torch.ones(2, 2, 32)), ["v.mean.shape[2]", "32", "64"]),
     (fovea.quantized_attention, codes(out=torch.full((2, 5, 4, 32), torch.nan)), ["out.shape[3]", "32", "64"]),
     (fovea.quantized_attention, codes(anchor="middle"), ["anchor", "middle"]),
     (fovea.quantize_and_attend, dense(k=torch.randn(2, 7, 2, 96)), ["k.shape[3]", "96", "64"]),

@@ -103,7 +103,8 @@ def test_forms_of_the_lse_and_given_outputs():
     got = wrapper.run(q, pages.cache, out=room, lse=numbers, return_lse=True, lse_layout="HN")
     assert got[0] is room and got[1].data_ptr() == numbers.data_ptr()
     assert torch.equal(room, out) and torch.equal(numbers.t(), lse)
-    assert torch.equal(wrapper.run(q, pages.cache, lse=numbers), out)  # without return_lse nothing is written to it
+    assert torch.equal(wrapper.run(q, pages.cache, lse=numbers.fill_(torch.nan), lse_layout="HN"), out)
+    assert torch.equal(numbers.t(), lse)
     with pytest.raises(ValueError, match=r"^lse_base: got '10', want 'log2' or 'ln'$"):
         wrapper.run(q, pages.cache, lse_base="10")
 
@@ -178,7 +179,7 @@ def test_what_a_graph_fixes():
     wrapper = Decode(WORKSPACE, "NHD", True, False, *buffers(2, 8))
     planned_decode(Pages([16, 1]), wrapper)
     with pytest.raises(
-        ValueError, match=r"^paged_kv_indices_buffer\.shape\[0\] / 2: got 4, want at least 5 \(pages of a sequence\)$"
+        ValueError, match=r"^paged_kv_indices_buffer\.shape\[0\] / 2: got 4, want 5 or more \(pages of a sequence\)$"
     ):
         planned_decode(Pages([17, 1]), wrapper)
     with pytest.raises(ValueError, match=r"want 2 \(use_cuda_graph=True fixes it"):
@@ -208,7 +209,7 @@ def test_scales_of_plain_values():
     out = wrapper.run(q, pages.cache, q_scale=2.0, k_scale=0.25, v_scale=4.0)
     want = pages.expect(q[:, None], right=0, scale=0.25)
     plain.check(out / 4, None, want)
-    with pytest.raises(NotImplementedError, match=r"^v_scale: got a tensor, want a number, or v in float8_e4m3fn"):
+    with pytest.raises(NotImplementedError, match=r"^v_scale: got a tensor, want a number, or the pages in torch\.float8_e4m3fn"):
         wrapper.run(q, pages.cache, v_scale=torch.ones(1))
 
 
@@ -268,7 +269,7 @@ def test_compile():
         return out + ragged.run(q, k, k), lse
 
     torch._dynamo.reset()
-    compiled = torch.compile(both, fullgraph=True)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")  # inductor takes half a minute more
     for lengths in ([5, 9], [9, 2]):
         pages = Pages(lengths)
         planned_decode(pages, wrapper)

@@ -121,9 +121,19 @@ def test_methods_and_constructors_have_a_gate():
     assert refusal(holder.take)[1] == "Holder.take() missing a required argument: 'index'"
 
 
+def test_functions_beside_the_operations_have_a_gate():
+    packed = fovea.cache_formats()["v32_fp8"]
+    assert refusal(packed.empty, -1, 8) == (ValueError, "blocks: got -1, want 0 or more")
+    assert refusal(packed.empty, 2, 0) == (ValueError, "page: got 0, want 1 or more")
+    assert refusal(packed.empty, "2", 8) == (TypeError, "blocks: got '2', want an int")
+    assert refusal(fovea.compat.install, 3) == (TypeError, "package: got 3, want a str")
+    assert refusal(fovea.compat.install, "flash_attn", force="x") == (TypeError, "force: got 'x', want a bool")
+    assert refusal(fovea.explain, 3) == (TypeError, "function: got 3, want a function")
+
+
 def test_an_error_of_torch_keeps_its_class():
     kind, text = refusal(Holder(Q[0, 0]).take, torch.tensor([1.5]))
-    assert kind is RuntimeError and text.startswith("Holder.take(): got self ") and "IndexError" in text
+    assert kind is RuntimeError and text.startswith("Holder.take(): got index float32[1], want ") and "IndexError" in text
     with pytest.raises(RuntimeError, match="must match the size"):
         adapted()(lambda: torch.ones(2) + torch.ones(3))()
 

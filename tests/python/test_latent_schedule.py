@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fovea
+import public_calls
 from calls import Calls
 from pages import Pages
 
@@ -176,3 +177,15 @@ def test_a_compiled_step_computes_its_schedule_once():
     call["cache"] = call["cache"].nan_to_num()
     torch.compile(step, fullgraph=True, backend=backend)(call, 3 * [call["cache"]])
     assert names == ["fovea::prepare_latent_attention"] + 3 * ["fovea::latent_attention"]
+
+
+@pytest.mark.parametrize("label", ["latent_attention", "latent_attention, packed", "sparse_latent_attention"])
+def test_calls_without_data_take_one_too(label):
+    """Results have shapes alone; a tensor with data among others without is refused by name."""
+    call = public_calls.CALLS[label]
+    arguments = call.on("cpu")
+    empty = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+    result = call.function(**empty, schedule=fovea.LatentSchedule())
+    assert all(part.is_meta for part in (result if isinstance(result, tuple) else (result,)))
+    with pytest.raises(ValueError, match=r"^cache\.device: got cpu, want meta, as the tensors before it$"):
+        call.function(**arguments | {"q": empty["q"]}, schedule=fovea.LatentSchedule())

@@ -6,30 +6,15 @@ import torch
 
 import fovea
 from conftest import available
+from public_calls import DEVICES, NO_FLOAT32, moved
 from test_operators import OPERATORS
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
-
-
-NO_FLOAT32 = ("attention", "attention_backward", "paged_attention", "latent_attention")  # as rows, on a GPU
 
 
 def arguments_on(device, name):
     if not available(name, device):
         pytest.skip(f"no implementation of {name} on {device}")
     arguments = OPERATORS[name]()
-    if device == "cpu":
-        return arguments
-
-    def moved(value):
-        if isinstance(value, list):
-            return [moved(item) for item in value]
-        if not isinstance(value, torch.Tensor):
-            return value
-        is_row = value.dtype == torch.float32 and value.shape[-1] in (64, 512, 576)
-        return value.to(device, torch.bfloat16 if is_row and name in NO_FLOAT32 else value.dtype)
-
-    return [moved(value) for value in arguments]
+    return arguments if device == "cpu" else moved(list(arguments), device, name in NO_FLOAT32)
 
 
 def split(name, arguments):

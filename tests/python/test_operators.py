@@ -225,17 +225,6 @@ def test_threads_follow_torch_until_told():
         torch.set_num_threads(before)
 
 
-def test_many_threads_at_once():
-    """Calls from several Python threads, each with its own workspace."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    q = torch.randn(1, 64, 4, 64)
-    want = fovea.attention(q, q, q, causal=True)
-    with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(lambda _: fovea.attention(q, q, q, causal=True), range(32)):
-            assert torch.equal(got, want)
-
-
 def test_needs_no_python_symbols():
     """One binary for every Python: the extension must not refer to libpython, nor to torch beyond its stable C functions."""
     path = Path(fovea.__file__).parent / "_fovea.so"

@@ -30,11 +30,10 @@ def layer(q, k, v, sink):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "autocast"])
-def test_checkpoints(reentrant, dtype):
+def test_checkpoints_within_autocast(reentrant):
     """The forward pass runs again in the backward pass, under the same autocast, and gives the same gradient."""
     tensors = [*inputs(), torch.randn(4, requires_grad=True)]
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+    with torch.autocast("cpu", torch.bfloat16):
         plainly, again = layer(*tensors), checkpoint(layer, *tensors, use_reentrant=reentrant)
     want = torch.autograd.grad(plainly.sum(), tensors)
     again.sum().backward()

@@ -13,6 +13,8 @@ import importlib
 import sys
 from types import ModuleType
 
+from fovea._calls import checked
+
 # The modules that users of each package import, and which of fovea.compat stands for each.
 _MODULES = {
     "flash_attn": {
@@ -33,6 +35,7 @@ _MODULES = {
 }
 
 
+@checked
 def install(package: str, *, force: bool = False) -> ModuleType:
     """Makes ``import package`` give Fovea's module of that name from now on, in this process.
 

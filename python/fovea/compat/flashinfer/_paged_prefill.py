@@ -6,17 +6,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.compat._arguments import refuse
-from fovea.compat.flashinfer._terms import NO_MASK, Output, Result, Scales, Scores, no_positions, refuse_variants
-from fovea.compat.flashinfer._wrapper import PagedWrapper, Shape
+from fovea._calls import adapted
+from fovea.compat.flashinfer._output import Output
+from fovea.compat.flashinfer._plan import PageList, Shape, checked_indptr
+from fovea.compat.flashinfer._scales import Scales
+from fovea.compat.flashinfer._terms import (
+    INDPTR,
+    NAMES,
+    PLAN_NAMES,
+    ROWS,
+    Cache,
+    Result,
+    Scores,
+    no_positions,
+    refuse_masks,
+    refuse_variants,
+    want,
+    want_sizes,
+)
+from fovea.compat.flashinfer._wrapper import PagedWrapper, want_rows
 
 _PAGES = ("paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
 _BUFFERS = ("qo_indptr_buf", *_PAGES)
+_PLAN_AXES = {"qo_indptr": INDPTR, "paged_kv_indptr": INDPTR, "paged_kv_indices": "pages", "paged_kv_last_page_len": "batch"}
+_RUN_NAMES = NAMES | {"block_table": "paged_kv_indices"}
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     """Prefill, append or both, of a batch over pages: plan() once for the layers of a step, run() for each."""
 
+    @adapted()
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -44,10 +63,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         """
         refuse_variants(jit_args=jit_args, jit_kwargs=jit_kwargs, variant_owns_mask=variant_owns_mask)
         given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
-        super().__init__(
-            float_workspace_buffer, kv_layout, _PAGES, dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
-        )
+        buffers = dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
+        super().__init__(float_workspace_buffer, kv_layout, _PAGES, "paged_kv_", buffers)
 
+    @adapted(PLAN_NAMES, axes=_PLAN_AXES)
     def plan(
         self,
         qo_indptr: Tensor,
@@ -97,22 +116,31 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             The others are those of :class:`BatchDecodeWithPagedKVCacheWrapper`.
         """
         no_positions(pos_encoding_mode)
-        refuse(NO_MASK, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
-        refuse(NO_MASK, token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
-        refuse(NO_MASK, max_item_len_ptr=max_item_len_ptr)
+        refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
+        refuse_masks(token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
+        refuse_masks(max_item_len_ptr=max_item_len_ptr)
+        head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        want_sizes(65535, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
         heads, dims = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo)
-        self._shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
-        self._plan_pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
-        self._plan_queries("qo_indptr_buf", qo_indptr)
-        self._batch_invariant = disable_split_kv or fixed_split_size is not None
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
+        ends = checked_indptr("qo_indptr", qo_indptr)
+        pages = PageList.of("paged_kv_", paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
+        batch = len(pages.lengths)
+        want(len(ends) == batch + 1, "qo_indptr.shape[0]", len(ends), f"{batch + 1} (that of paged_kv_indptr)")
+        scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        self._check_buffer("qo_indptr_buf", ends)
+        self._checked_pages(pages, shape, page_size, scores, invariant)
+        self._keep_pages(pages, shape, page_size)
+        self._cu_seqlens_q, self._max_seqlen_q, self._rows = self._kept("qo_indptr_buf", ends)
+        self._batch_invariant, self._scores = invariant, scores
 
     begin_forward = plan
 
+    @adapted(_RUN_NAMES, axes={"q": ROWS})
     def run(
         self,
         q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        paged_kv_cache: Cache,
         *args: Any,
         q_scale: Tensor | float | None = None,
         k_scale: Tensor | float | None = None,
@@ -141,22 +169,26 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         Returns:
             out ``[total_q, head, dv]``, or (out, lse float32). A query that sees no key gives 0 and -inf.
         """
-        refuse_variants(args=args, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         scores = self._planned()
         if window_left is not None:
             scores = scores._replace(window_left=window_left)
-        lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._max_seqlen_q or 0}
-        output = Output(out, lse, return_lse, lse_base, lse_layout)
-        return self._run_pages(q, paged_kv_cache, scores, Scales(q_scale, k_scale, v_scale), output, sink=sinks, **lengths)
+        want_rows("q", q, self._rows, "qo_indptr")
+        lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._max_seqlen_q}
+        output = Output(self._shape.written, out, lse, return_lse, lse_base, lse_layout)
+        scales = Scales(q_scale, k_scale, v_scale).times(q, args)
+        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
 
-    def run_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+    @adapted()
+    def run_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
         """:meth:`run` with ``return_lse=True``."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **options)
 
+    @adapted()
     def forward(
         self,
         q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        paged_kv_cache: Cache,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         use_fp16_qk_reduction: bool = False,
@@ -172,10 +204,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._planned()
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        return self._with_scores(scores, self.run, q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
-    def forward_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+    @adapted()
+    def forward_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
         """:meth:`forward` that returns the log-sum-exp too."""
         return self.forward(q, paged_kv_cache, *args, return_lse=True, **options)

@@ -6,19 +6,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea._attention import attention
-from fovea.compat._arguments import refuse, rows
+from fovea._calls import adapted
+from fovea.compat._arguments import refuse
+from fovea.compat.flashinfer._dense import dense
+from fovea.compat.flashinfer._output import Output
+from fovea.compat.flashinfer._plan import Shape, checked_indptr, try_dense
+from fovea.compat.flashinfer._scales import Scales
 from fovea.compat.flashinfer._terms import (
-    NO_MASK,
-    Output,
+    INDPTR,
+    NAMES,
+    PLAN_NAMES,
+    ROWS,
     Result,
-    Scales,
     Scores,
     no_positions,
+    refuse_masks,
     refuse_variants,
     token_major,
+    want,
+    want_sizes,
 )
-from fovea.compat.flashinfer._wrapper import Shape, Wrapper
+from fovea.compat.flashinfer._wrapper import Wrapper, want_rows
 
 _BUFFERS = ("qo_indptr_buf", "kv_indptr_buf")
 
@@ -26,6 +34,7 @@ _BUFFERS = ("qo_indptr_buf", "kv_indptr_buf")
 class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     """Prefill of a batch whose keys lie one sequence after another: plan() once for the layers of a step, run() for each."""
 
+    @adapted()
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -50,6 +59,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         given = dict(zip(_BUFFERS, (qo_indptr_buf, kv_indptr_buf), strict=True))
         super().__init__(float_workspace_buffer, kv_layout, given if use_cuda_graph else None)
 
+    @adapted(PLAN_NAMES, axes={"qo_indptr": INDPTR, "kv_indptr": INDPTR})
     def plan(
         self,
         qo_indptr: Tensor,
@@ -95,19 +105,27 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             The others are those of :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
         no_positions(pos_encoding_mode)
-        refuse(NO_MASK, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
-        refuse(NO_MASK, token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
-        refuse(NO_MASK, max_item_len_ptr=max_item_len_ptr)
+        refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
+        refuse_masks(token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
+        refuse_masks(max_item_len_ptr=max_item_len_ptr)
         refuse("v's rows are k's, out's are q's", v_indptr=v_indptr, o_indptr=o_indptr)
+        head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        want_sizes(65535, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
         heads, dims = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo)
-        self._shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
-        self._plan_queries("qo_indptr_buf", qo_indptr)
-        self._cu_seqlens_k, self._max_seqlen_k = self._lengths("kv_indptr_buf", kv_indptr)
-        self._batch_invariant = disable_split_kv or fixed_split_size is not None
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
+        q_ends, k_ends = checked_indptr("qo_indptr", qo_indptr), checked_indptr("kv_indptr", kv_indptr)
+        want(len(q_ends) == len(k_ends), "kv_indptr.shape[0]", len(k_ends), f"{len(q_ends)} (that of qo_indptr)")
+        scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        self._check_buffer("qo_indptr_buf", q_ends)
+        self._check_buffer("kv_indptr_buf", k_ends)
+        try_dense(self.device, shape, scores, invariant)
+        self._cu_seqlens_q, self._max_seqlen_q, self._rows = self._kept("qo_indptr_buf", q_ends)
+        self._cu_seqlens_k, self._max_seqlen_k, self._keys = self._kept("kv_indptr_buf", k_ends)
+        self._shape, self._batch_invariant, self._scores = shape, invariant, scores
 
     begin_forward = plan
 
+    @adapted(NAMES, axes={"q": ROWS, "k": ROWS, "v": ROWS})
     def run(
         self,
         q: Tensor,
@@ -138,31 +156,32 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         Returns:
             out ``[total_q, head, dv]``, or (out, lse float32). A query that sees no key gives 0 and -inf.
         """
-        refuse_variants(args=args, o_scale=o_scale, kv_cache_sf=kv_cache_sf)
+        refuse_variants(o_scale=o_scale, kv_cache_sf=kv_cache_sf)
         scores = self._planned()
-        scales, output = Scales(q_scale, k_scale, v_scale), Output(out, lse, return_lse, lse_base, lse_layout)
-        k, v = (rows(token_major(name, tensor, self._kv_layout)) for name, tensor in (("k", k), ("v", v)))
+        k, v = token_major(k, self._kv_layout), token_major(v, self._kv_layout)
         self._shape.check(q, k, v)
-        return output.of(
-            attention,
-            rows(q),
+        want_rows("q", q, self._rows, "qo_indptr")
+        want_rows("k", k, self._keys, "kv_indptr")
+        return dense(
+            q,
             k,
             v,
-            sink=None,
-            factor=scales.of_values(v),
+            scores,
+            Scales(q_scale, k_scale, v_scale).times(q, args),
+            Output(self._shape.written, out, lse, return_lse, lse_base, lse_layout),
             cu_seqlens_q=self._cu_seqlens_q,
             cu_seqlens_k=self._cu_seqlens_k,
             max_seqlen_q=self._max_seqlen_q,
             max_seqlen_k=self._max_seqlen_k,
             batch_invariant=self._batch_invariant,
-            **scores.options(q.shape[-1], scales.of_scores()),
-            **scales.options(q=q, k=k, v=v),
         )
 
+    @adapted()
     def run_return_lse(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Result:
         """:meth:`run` with ``return_lse=True``."""
         return self.run(q, k, v, *args, return_lse=True, **options)
 
+    @adapted()
     def forward(
         self,
         q: Tensor,
@@ -181,10 +200,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._planned()
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, k, v, return_lse=return_lse)
+        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        return self._with_scores(scores, self.run, q, k, v, return_lse=return_lse)
 
+    @adapted()
     def forward_return_lse(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Result:
         """:meth:`forward` that returns the log-sum-exp too."""
         return self.forward(q, k, v, *args, return_lse=True, **options)

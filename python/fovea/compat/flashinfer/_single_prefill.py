@@ -6,20 +6,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fovea._attention import attention
-from fovea.compat._arguments import refuse, rows
+from fovea._calls import adapted
+from fovea.compat.flashinfer._dense import dense
+from fovea.compat.flashinfer._output import Output
+from fovea.compat.flashinfer._scales import Scales, is_e4m3, product
 from fovea.compat.flashinfer._terms import (
-    LOG2E,
-    NO_MASK,
+    EIGHT_BITS,
+    NAMES,
+    ROWS,
     Result,
-    Scales,
     Scores,
     no_positions,
+    refuse_masks,
     refuse_variants,
     token_major,
+    want,
 )
 
 
+@adapted(NAMES | {"q_scale": "scale_q", "k_scale": "scale_k", "v_scale": "scale_v"}, axes={"q": ROWS, "k": ROWS, "v": ROWS})
 def single_prefill_with_kv_cache(
     q: Tensor,
     k: Tensor,
@@ -60,19 +65,17 @@ def single_prefill_with_kv_cache(
         out ``[seq_q, head, dv]``, or (out, lse float32 ``[seq_q, head]`` to base 2).
     """
     no_positions(pos_encoding_mode)
-    refuse(NO_MASK, custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
+    refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
     refuse_variants(kv_cache_sf=kv_cache_sf)
-    given = zip((scale_q, scale_k, scale_v), (None, k_scale, v_scale), strict=True)
-    scales = Scales(*(number if tensor is None else tensor for tensor, number in given))
-    k, v = (rows(token_major(name, tensor, kv_layout)) for name, tensor in (("k", k), ("v", v)))
-    scores = Scores(causal, window_left, logits_soft_cap, sm_scale).options(q.shape[-1], scales.of_scores())
-    options = scores | scales.options(q=q, k=k, v=v)
-    result = attention(rows(q)[None], k[None], v[None], return_lse=return_lse, **options)
-    out, lse = result if return_lse else (result, None)
-    factor = scales.of_values(v)
-    out = out[0] if factor == 1.0 else out[0] * factor
-    out = out if o_dtype is None else out.to(o_dtype)
-    return out if lse is None else (out, (lse[0].t() * LOG2E).contiguous())
+    for name, scale in (("scale_q", scale_q), ("scale_k", scale_k), ("scale_v", scale_v)):
+        if scale is not None and not (is_e4m3(q) and is_e4m3(k) and is_e4m3(v)):
+            raise NotImplementedError(f"{name}: got a tensor, want None, or q, k and v in torch.float8_e4m3fn")
+    want(o_dtype is None or o_dtype.is_floating_point, "o_dtype", o_dtype, "a floating-point dtype")
+    usual = torch.bfloat16 if q.dtype in EIGHT_BITS else q.dtype
+    scales = Scales(scale_q, product(scale_k, k_scale), product(scale_v, v_scale))
+    scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+    k, v = token_major(k, kv_layout), token_major(v, kv_layout)
+    return dense(q, k, v, scores, scales, Output(usual if o_dtype is None else o_dtype, return_lse=return_lse))
 
 
 single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)

@@ -1,58 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrapper classes share: the tensors that plan() leaves for run(). They keep their addresses for CUDA graphs."""
+"""What the wrapper classes share: the tensors that plan() leaves for run(). They keep their addresses for CUDA graphs.
 
-from typing import Any, NamedTuple
+plan() copies all that it keeps, and checks all that it gets before it changes anything.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
 from fovea._paged import paged_attention
 from fovea.compat._arguments import rows
-from fovea.compat.flashinfer._terms import Output, Result, Scales, Scores, checked_layout, dtype_of, pages_of, want
-from fovea.compat.flashinfer.page import get_seq_lens
+from fovea.compat.flashinfer._output import Output
+from fovea.compat.flashinfer._plan import PageList, Shape, int32_of, longest, try_pages
+from fovea.compat.flashinfer._scales import Scales
+from fovea.compat.flashinfer._terms import Cache, Result, Scores, checked_layout, pages_of, want
 
-
-class Shape(NamedTuple):
-    """What a plan expects of q, k and v."""
-
-    q_heads: int
-    kv_heads: int
-    dim_qk: int
-    dim_v: int
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
-
-    @classmethod
-    def of(cls, heads: tuple[int, int], dims: tuple[int, int | None], q: Any, kv: Any, out: Any) -> "Shape":
-        """Dtypes as plan() gets them: kv and out are q's if None."""
-        q_dtype = dtype_of("q_data_type", q)
-        kv_dtype = q_dtype if kv is None else dtype_of("kv_data_type", kv)
-        written = torch.bfloat16 if q_dtype == torch.float8_e4m3fn else q_dtype
-        if out is not None and dtype_of("o_data_type", out) != written:
-            raise NotImplementedError(f"o_data_type: got {out}, want {written} (of q in {q_dtype})")
-        return cls(*heads, dims[0], dims[0] if dims[1] is None else dims[1], q_dtype, kv_dtype)
-
-    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if (q.dtype, k.dtype, v.dtype) == (self.q_dtype, self.kv_dtype, self.kv_dtype) and (
-            (*q.shape[-2:], *k.shape[-2:], *v.shape[-2:])
-            == (self.q_heads, self.dim_qk, self.kv_heads, self.dim_qk, self.kv_heads, self.dim_v)
-        ):
-            return  # before any text is made, which takes longer than the call
-        planned = {
-            "q": (q, self.q_dtype, (self.q_heads, self.dim_qk)),
-            "k": (k, self.kv_dtype, (self.kv_heads, self.dim_qk)),
-            "v": (v, self.kv_dtype, (self.kv_heads, self.dim_v)),
-        }
-        for name, (tensor, dtype, shape) in planned.items():
-            want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, f"{dtype}, as planned")
-            got = tuple(tensor.shape[-2:])
-            want(got == shape, f"{name}.shape[-2:] (heads, head_dim)", got, f"{shape}, as planned")
+Buffers = dict[str, Tensor | None]
 
 
 class Wrapper:
     """A plan and its tensors."""
 
-    def __init__(self, workspace: Tensor, kv_layout: str, buffers: dict[str, Tensor | None] | None) -> None:
+    def __init__(self, workspace: Tensor, kv_layout: str, buffers: Buffers | None) -> None:
         """buffers: In CUDA-graph mode those that the caller gives, by their names; None otherwise. The workspace is not used."""
         self.device = workspace.device
         self._kv_layout = checked_layout(kv_layout)
@@ -60,6 +32,9 @@ class Wrapper:
         for name, buffer in (buffers or {}).items():
             want(isinstance(buffer, Tensor), name, buffer, "a tensor (use_cuda_graph=True)")
             assert buffer is not None
+            want(buffer.dtype == torch.int32, f"{name}.dtype", buffer.dtype, torch.int32)
+            want(buffer.dim() == 1, f"{name}.rank", buffer.dim(), 1)
+            want(buffer.device == self.device, f"{name}.device", buffer.device, f"{self.device} (of the workspace)")
             self._buffers[name] = buffer
         self._scores: Scores | None = None
         self._shape: Shape
@@ -69,6 +44,7 @@ class Wrapper:
     def is_cuda_graph_enabled(self) -> bool:
         return bool(self._buffers)
 
+    @adapted()
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         """Nothing: Fovea's workspaces are its own."""
 
@@ -80,27 +56,35 @@ class Wrapper:
             raise RuntimeError(f"{type(self).__name__}: plan() comes before run()")
         return self._scores
 
-    def _kept(self, name: str, values: Tensor) -> Tensor:
-        """An indptr on the device: int32, and in the caller's buffer where a CUDA graph reads that."""
-        if name not in self._buffers:
-            return values.to(self.device, torch.int32, non_blocking=True)
-        buffer = self._buffers[name]
-        want(
-            len(values) == len(buffer),
-            f"{name}.shape[0]",
-            len(buffer),
-            f"{len(values)} (of a plan with {len(values) - 1} sequences)",
-        )
-        return buffer.copy_(values, non_blocking=True)
+    def _with_scores(self, scores: Scores, run: Callable[..., Result], *tensors: Any, **options: Any) -> Result:
+        """run() with scores that replace those of the plan, unless it is refused."""
+        before, self._scores = self._planned(), scores
+        try:
+            return run(*tensors, **options)
+        except BaseException:
+            self._scores = before
+            raise
 
-    def _lengths(self, name: str, indptr: Tensor) -> tuple[Tensor, int | None]:
-        """A ragged batch on the device, and a bound of its lengths: None is all rows, where a CUDA graph outlives the plan."""
-        longest = None if self.is_cuda_graph_enabled else int(indptr.cpu().diff().max()) if len(indptr) > 1 else 0
-        return self._kept(name, indptr), longest
+    def _check_buffer(self, name: str, ends: Tensor) -> None:
+        """Whether an indptr fits the buffer that a CUDA graph reads."""
+        if name in self._buffers and len(ends) != len(self._buffers[name]):
+            wanted = f"{len(ends)} (of a plan with {len(ends) - 1} sequences)"
+            want(False, f"{name}.shape[0]", len(self._buffers[name]), wanted)
 
-    def _plan_queries(self, name: str, indptr: Tensor) -> None:
-        self._cu_seqlens_q: Tensor | None
-        self._cu_seqlens_q, self._max_seqlen_q = self._lengths(name, indptr)
+    def _kept(self, name: str, ends: Tensor) -> tuple[Tensor, int, int]:
+        """A checked indptr: on the device, in the caller's buffer where a CUDA graph reads that; a bound of its lengths; its rows.
+
+        The bound is 0, which is all rows, where a CUDA graph outlives the plan.
+        """
+        if name in self._buffers:
+            return self._buffers[name].copy_(ends, non_blocking=True), 0, int(ends[-1])
+        return ends.to(self.device, torch.int32, non_blocking=True), longest(ends), int(ends[-1])
+
+
+def want_rows(name: str, tensor: Tensor, planned: int, indptr: str) -> None:
+    """Whether all the rows exist that a plan speaks of: kernels rely on it."""
+    if tensor.shape[0] < planned:
+        want(False, f"{name}.shape[0]", tensor.shape[0], f"{planned} or more ({indptr}[-1]), as planned")
 
 
 class PagedWrapper(Wrapper):
@@ -110,56 +94,73 @@ class PagedWrapper(Wrapper):
     """
 
     def __init__(
-        self, workspace: Tensor, kv_layout: str, names: tuple[str, str, str], buffers: dict[str, Tensor | None] | None
+        self, workspace: Tensor, kv_layout: str, names: tuple[str, str, str], prefix: str, buffers: Buffers | None
     ) -> None:
-        """names: those of the buffers of indptr, indices and last_page_len."""
+        """names: those of the buffers of indptr, indices and last_page_len. prefix: what plan() calls these begins with it."""
         super().__init__(workspace, kv_layout, buffers)
-        self._names = names
+        self._names, self._prefix = names, prefix
         if self.is_cuda_graph_enabled:
             _, indices, last = (self._buffers[name] for name in names)
             self._table = torch.zeros(len(last), max(len(indices) // max(len(last), 1), 1), dtype=torch.int32, device=self.device)
             self._kv_len = torch.zeros(len(last), dtype=torch.int32, device=self.device)
+            self._listed = torch.zeros(len(indices), dtype=torch.int32, device=self.device)
 
-    def _plan_pages(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int) -> None:
-        """The block table and the lengths. Waits for the device if indptr is there."""
-        ends = indptr.cpu()
-        pages = ends.diff()
-        batch, longest = len(pages), int(pages.max()) if len(pages) else 0
-        want(len(last_page_len) == batch, "last_page_len.shape[0]", len(last_page_len), f"{batch} (sequences of indptr)")
-        want(batch == 0 or int(pages.min()) >= 0, "indptr", "one that decreases", "numbers that do not decrease")
-        want(int(ends[-1]) <= len(indices), "indices.shape[0]", len(indices), f"at least {int(ends[-1])} (indptr[-1])")
-        first, listed, last = (
-            tensor.to(self.device, torch.int32, non_blocking=True) for tensor in (indptr, indices, last_page_len)
-        )
-        kv_len = get_seq_lens(first, last, page_size)
-        self._page_size = page_size
-        if not self.is_cuda_graph_enabled:
-            self._table = torch.zeros(batch, max(longest, 1), dtype=torch.int32, device=self.device)
-            self._kv_len = kv_len
+    def _checked_pages(self, pages: PageList, shape: Shape, page_size: int, scores: Scores, batch_invariant: bool) -> None:
+        """Whether run() computes such a plan, and a CUDA graph has room for it."""
+        if self.is_cuda_graph_enabled:
+            batch, name, width = len(pages.lengths), self._names[1], self._table.shape[1]
+            wanted = f"{len(self._kv_len)} (use_cuda_graph=True fixes it)"
+            want(batch == len(self._kv_len), f"{self._prefix}last_page_len.shape[0]", batch, wanted)
+            want(pages.most <= width, f"{name}.shape[0] / {batch}", width, f"{pages.most} or more (pages of a sequence)")
+            room, total = len(self._listed), pages.total
+            want(total <= room, f"{name}.shape[0]", room, f"{total} or more ({self._prefix}indptr[-1])")
+        try_pages(self.device, shape, page_size, scores, batch_invariant)
+
+    def _keep_pages(self, pages: PageList, shape: Shape, page_size: int) -> None:
+        """The block table and the lengths, on the device."""
+        self._page_size, self._shape, self._reads = page_size, shape, shape.over_pages
+        converts = self._reads[1] != shape.kv_dtype  # in run(), the pages that are listed; the block table holds places in the list
+        most, total = pages.most, pages.total
+        first, lengths = (numbers.to(self.device, torch.int32, non_blocking=True) for numbers in (pages.first, pages.lengths))
+        listed = pages.indices.clone() if pages.indices.is_pinned() else pages.indices  # a copy from there would not be done yet
+        listed = int32_of(listed[:total]).to(self.device, non_blocking=True)
+        if self.is_cuda_graph_enabled:
+            self._kv_len.copy_(lengths)
+            self._listed[:total] = listed
+            if converts:
+                self._table.zero_()  # of page numbers, where an earlier plan did not convert
         else:
-            name, width = self._names[1], self._table.shape[1]
-            want(batch == len(self._kv_len), "last_page_len.shape[0]", batch, f"{len(self._kv_len)} (use_cuda_graph=True fixes it)")
-            want(longest <= width, f"{name}.shape[0] / {batch}", width, f"at least {longest} (pages of a sequence)")
-            self._kv_len.copy_(kv_len)
-        if longest:
-            entry = first[:-1, None].long() + torch.arange(longest, device=self.device)
-            self._table[:, :longest] = listed[entry.clamp(max=len(listed) - 1)]
+            self._kv_len = lengths
+            self._table = torch.zeros(len(lengths), max(most, 1), dtype=torch.int32, device=self.device)
+            self._listed = listed.clone() if converts else listed
+        if most:
+            entry = (first[:, None] + torch.arange(most, dtype=torch.int32, device=self.device)).clamp(max=total - 1)
+            self._table[:, :most] = entry if converts else listed[entry]
 
-    def _run_pages(
-        self, q: Tensor, cache: Tensor | tuple[Tensor, Tensor], scores: Scores, scales: Scales, output: Output, **options: Any
-    ) -> Result:
+    def _converted(self, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Copies of the pages, and the block table over these. A number of no page stays one, for Fovea to meet as any other."""
+        if not len(self._listed) or not len(k) or not len(v):
+            return k.to(dtype), v.to(dtype), torch.full_like(self._table, -1)
+        last = min(len(k), len(v)) - 1
+        known = self._listed.clamp(0, last)
+        table = torch.where((known == self._listed)[self._table], self._table, -1)
+        k, v = (each.view(torch.uint8).index_select(0, known).view(each.dtype).to(dtype) for each in (k, v))
+        return k, v, table
+
+    def _run_pages(self, q: Tensor, cache: Cache, scores: Scores, scales: Scales, output: Output, **options: Any) -> Result:
         """options: sink, cu_seqlens_q, max_seqlen_q."""
         k, v = pages_of(cache, self._kv_layout)
-        self._shape.check(q, k, v)
+        shape, table = self._shape, self._table
+        shape.check(q, k, v)
         if k.shape[1] != self._page_size:
             want(False, "paged_kv_cache (page size)", k.shape[1], f"{self._page_size}, as planned")
+        if q.dtype != self._reads[0]:
+            q, scales = q.to(self._reads[0]), scales.over_pages(shape.kv_heads)
+        if k.dtype != self._reads[1]:
+            k, v, table = self._converted(k, v, self._reads[1])
         return output.of(
             paged_attention,
-            rows(q),
-            k,
-            v,
-            self._table,
-            self._kv_len,
+            (rows(q), k, v, table, self._kv_len),
             factor=scales.of_values(v),
             batch_invariant=self._batch_invariant,
             **options,

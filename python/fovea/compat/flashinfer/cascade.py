@@ -5,33 +5,56 @@ import torch
 from torch import Tensor
 
 from fovea import _merge
-from fovea.compat.flashinfer._terms import LOG2E
+from fovea._calls import adapted
+from fovea._library import wants_gradients
+from fovea.compat.flashinfer._output import LOG2E
+from fovea.compat.flashinfer._terms import ROWS, want
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
+_LSE = "rows, head"
+_PARTS = {"v": "rows, parts, head, head_dim", "s": "rows, parts, head"}
 
+
+@adapted(
+    {"out": "v_a", "outs": "v_b", "lses": "s_b", "outs[0]": "v_a", "outs[1]": "v_b", "lses[0]": "s_a", "lses[1]": "s_b"},
+    axes={"v_a": ROWS, "s_a": _LSE, "v_b": ROWS, "s_b": _LSE},
+)
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
     """Two parts ``[seq, head, dim]`` with lses float32 ``[seq, head]``: out and lse of both together."""
     return _merged([v_a, v_b], [s_a, s_b])
 
 
+@adapted(
+    {"out": "v", "outs": "v_other", "lses": "s_other", "outs[0]": "v", "outs[1]": "v_other", "lses[0]": "s", "lses[1]": "s_other"},
+    axes={"v": ROWS, "s": _LSE, "v_other": ROWS, "s_other": _LSE, "mask": "rows"},
+)
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """Merges a part into another one. mask, bool ``[seq]``: which rows change; None is all."""
+    for name, tensor in (("v", v), ("s", s)):
+        overlaps = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        want(not overlaps, f"{name}.strides", list(tensor.stride()), "an element of memory for each of the tensor")
+        if tensor.is_leaf and wants_gradients(tensor):
+            raise NotImplementedError(f"{name}: got a leaf that requires a gradient, want another tensor (or torch.no_grad())")
+    if mask is not None:
+        want(mask.shape[0] == v.shape[0], "mask.shape[0]", mask.shape[0], f"{v.shape[0]} (v.shape[0])")
+        want(mask.device == v.device, "mask.device", mask.device, f"{v.device} (of v)")
     out, lse = _merged([v, v_other], [s, s_other])
-    if mask is None:
-        v.copy_(out)
-        s.copy_(lse)
-    else:
+    if mask is not None:
         chosen = mask.bool()[:, None]
-        torch.where(chosen[..., None], out, v, out=v)
-        torch.where(chosen, lse, s, out=s)
+        out, lse = torch.where(chosen[..., None], out, v), torch.where(chosen, lse, s)
+    v.copy_(out)
+    s.copy_(lse)
 
 
+@adapted({"out": "v", "outs": "v", "lses": "s"}, axes=_PARTS)
 def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """Any number of parts: ``[seq, parts, head, dim]`` and float32 ``[seq, parts, head]``."""
+    want(v.shape[1] >= 1, "v.shape[1] (parts)", 0, "1 or more")
+    want(v.shape[1] == s.shape[1], "s.shape[1]", s.shape[1], f"{v.shape[1]} (parts of v)")
     return _merged(list(v.unbind(1)), list(s.unbind(1)))
 
 
 def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    out, lse = _merge.merge_states(outs, [lse / LOG2E for lse in lses])
-    return out, lse.mul_(LOG2E)
+    out, lse = _merge.merge_states(outs, [lse.float() / LOG2E for lse in lses])
+    return out, lse * LOG2E

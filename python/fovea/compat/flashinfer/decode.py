@@ -6,16 +6,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea._attention import attention
-from fovea.compat._arguments import refuse, rows
-from fovea.compat.flashinfer._terms import LOG2E, Output, Result, Scales, Scores, no_positions, refuse_variants, token_major, want
-from fovea.compat.flashinfer._wrapper import PagedWrapper, Shape
+from fovea._calls import adapted
+from fovea.compat._arguments import refuse
+from fovea.compat.flashinfer._dense import dense
+from fovea.compat.flashinfer._output import Output
+from fovea.compat.flashinfer._plan import PageList, Shape
+from fovea.compat.flashinfer._scales import Scales
+from fovea.compat.flashinfer._terms import (
+    EIGHT_BITS,
+    INDPTR,
+    NAMES,
+    PLAN_NAMES,
+    ROWS,
+    Cache,
+    Result,
+    Scores,
+    no_positions,
+    refuse_variants,
+    token_major,
+    want,
+    want_sizes,
+)
+from fovea.compat.flashinfer._wrapper import PagedWrapper
 
 __all__ = ["BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "single_decode_with_kv_cache"]
 
 _BUFFERS = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+_PLAN_NAMES = PLAN_NAMES | {"q.shape (head_dim_qk)": "head_dim"}
+_RUN_NAMES = NAMES | {"block_table": "indices"}
+_GRAPH_NAMES = dict(zip(_BUFFERS, ("indptr_buffer", "indices_buffer", "last_page_len_buffer"), strict=True)) | {
+    "float_workspace_buffer": "workspace_buffer"
+}
 
 
+@adapted(NAMES, axes={"q": "head, dim", "k": ROWS, "v": ROWS})
 def single_decode_with_kv_cache(
     q: Tensor,
     k: Tensor,
@@ -46,18 +70,16 @@ def single_decode_with_kv_cache(
     """
     no_positions(pos_encoding_mode)
     scores, scales = Scores(False, window_left, logits_soft_cap, sm_scale), Scales(q_scale, k_scale, v_scale)
-    k, v = (rows(token_major(name, tensor, kv_layout)) for name, tensor in (("k", k), ("v", v)))
-    options = scores.options(q.shape[-1], scales.of_scores()) | scales.options(q=q, k=k, v=v)
-    result = attention(rows(q)[None, None], k[None], v[None], return_lse=return_lse, **options)
-    out, lse = result if return_lse else (result, None)
-    factor = scales.of_values(v)
-    out = out[0, 0] if factor == 1.0 else out[0, 0] * factor
-    return out if lse is None else (out, lse[0, :, 0] * LOG2E)
+    k, v = token_major(k, kv_layout), token_major(v, kv_layout)
+    output = Output(torch.bfloat16 if q.dtype in EIGHT_BITS else q.dtype, return_lse=return_lse)
+    result = dense(q[None], k, v, scores, scales, output)
+    return (result[0][0], result[1][0]) if return_lse else result[0]
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     """Decode of a batch over pages: plan() once for the layers of a step, run() for each."""
 
+    @adapted()
     def __init__(
         self,
         float_workspace_buffer: Tensor,
@@ -81,9 +103,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         """
         refuse_variants(jit_args=jit_args)
         given = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-        super().__init__(
-            float_workspace_buffer, kv_layout, _BUFFERS, dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
-        )
+        buffers = dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
+        super().__init__(float_workspace_buffer, kv_layout, _BUFFERS, "", buffers)
         self._use_tensor_cores = use_tensor_cores
         self._queries = 0
 
@@ -91,6 +112,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     def use_tensor_cores(self) -> bool:
         return self._use_tensor_cores
 
+    @adapted(_PLAN_NAMES, axes={"indptr": INDPTR, "indices": "pages", "last_page_len": "batch"})
     def plan(
         self,
         indptr: Tensor,
@@ -138,35 +160,33 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         """
         no_positions(pos_encoding_mode)
         refuse("the last query is the last token", window_right=window_right)
+        want_sizes(65535, q_len_per_req=q_len_per_req, head_dim=head_dim)
         causal = q_len_per_req > 1
-        want(q_len_per_req >= 1, "q_len_per_req", q_len_per_req, "1 or more")
         if is_causal not in (None, causal):
             raise NotImplementedError(f"is_causal: got {is_causal}, want None or {causal} (q_len_per_req is {q_len_per_req})")
-        if self.is_cuda_graph_enabled:
-            want(
-                self._queries in (0, q_len_per_req),
-                "q_len_per_req",
-                q_len_per_req,
-                f"{self._queries} (use_cuda_graph=True fixes it)",
-            )
+        if self.is_cuda_graph_enabled and self._queries not in (0, q_len_per_req):
+            want(False, "q_len_per_req", q_len_per_req, f"{self._queries} (use_cuda_graph=True fixes it)")
         q_dtype = data_type if q_data_type is None else q_data_type
         kv_dtype = data_type if kv_data_type is None else kv_data_type
-        self._shape = Shape.of((num_qo_heads, num_kv_heads), (head_dim, None), q_dtype or "float16", kv_dtype, o_data_type)
-        self._plan_pages(indptr, indices, last_page_len, page_size)
-        self._queries, batch = q_len_per_req, len(last_page_len)
+        heads, dims = (num_qo_heads, num_kv_heads), (head_dim, head_dim)
+        shape = Shape.of(heads, dims, q_dtype or "float16", kv_dtype, o_data_type)
+        pages = PageList.of("", indptr, indices, last_page_len, page_size)
+        scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        self._checked_pages(pages, shape, page_size, scores, invariant)
+        self._keep_pages(pages, shape, page_size)
         if not causal:
             self._cu_seqlens_q = None
         elif not self.is_cuda_graph_enabled or self._scores is None:
-            self._cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=self.device) * q_len_per_req
-        self._batch_invariant = disable_split_kv or fixed_split_size is not None
-        self._scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+            self._cu_seqlens_q = torch.arange(len(pages.lengths) + 1, dtype=torch.int32, device=self.device) * q_len_per_req
+        self._queries, self._batch_invariant, self._scores = q_len_per_req, invariant, scores
 
     begin_forward = plan
 
+    @adapted(_RUN_NAMES, axes={"q": ROWS})
     def run(
         self,
         q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        paged_kv_cache: Cache,
         *args: Any,
         q_scale: Tensor | float | None = None,
         k_scale: Tensor | float | None = None,
@@ -185,11 +205,13 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
 
         Args:
             q: ``[batch * q_len_per_req, head, dim]``.
-            paged_kv_cache: ``[pages, 2, page, kv_head, dim]``, or keys and values without the 2; float8_e4m3fn too.
-            q_scale: A number that multiplies the scores.
-            k_scale: Likewise, or a tensor of float8 pages: one element or ``[kv_head]``.
+            paged_kv_cache: ``[pages, 2, page, kv_head, dim]``, or keys and values without the 2; 8 bits too. Without page: pages of
+                one token.
+            args: None, or the three scales of q in 8 bits.
+            q_scale: A number that multiplies the scores, or of 8-bit q over float8_e4m3fn pages a tensor.
+            k_scale: Likewise, or a tensor of float8_e4m3fn pages: one element or ``[kv_head]``.
             v_scale: Multiplies out; a tensor as k_scale.
-            out: Written and returned instead of a new tensor; lse likewise.
+            out: Written and returned instead of a new tensor. lse: written, and returned with return_lse.
             return_lse: Whether to return the log-sum-exp of the scores too, to base 2, and with the sinks in it.
             window_left: Instead of the plan's.
             sinks: float32 ``[head]``: a logit of each head that joins the softmax's denominator only.
@@ -198,7 +220,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Returns:
             out, or (out, lse float32 ``[batch * q_len_per_req, head]``). A query that sees no key gives 0 and -inf.
         """
-        refuse_variants(args=args, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         scores = self._planned()
         if q_len_per_req not in (None, self._queries):
             want(False, "q_len_per_req", q_len_per_req, f"{self._queries}, as planned")
@@ -208,17 +230,20 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         if window_left is not None:
             scores = scores._replace(window_left=window_left)
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._queries}
-        output = Output(out, lse, return_lse)
-        return self._run_pages(q, paged_kv_cache, scores, Scales(q_scale, k_scale, v_scale), output, sink=sinks, **lengths)
+        output = Output(self._shape.written, out, lse, return_lse)
+        scales = Scales(q_scale, k_scale, v_scale).times(q, args)
+        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
 
-    def run_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+    @adapted()
+    def run_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
         """:meth:`run` with ``return_lse=True``."""
         return self.run(q, paged_kv_cache, *args, return_lse=True, **options)
 
+    @adapted()
     def forward(
         self,
         q: Tensor,
-        paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+        paged_kv_cache: Cache,
         pos_encoding_mode: str = "NONE",
         q_scale: float | None = None,
         k_scale: float | None = None,
@@ -233,10 +258,12 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     ) -> Result:
         """The older name of :meth:`run`: its window, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        self._scores = Scores(self._planned().causal, window_left, logits_soft_cap, sm_scale)
-        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        scores = Scores(self._planned().causal, window_left, logits_soft_cap, sm_scale)
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        return self._with_scores(scores, self.run, q, paged_kv_cache, return_lse=return_lse, **scales)
 
-    def forward_return_lse(self, q: Tensor, paged_kv_cache: Tensor | tuple[Tensor, Tensor], *args: Any, **options: Any) -> Result:
+    @adapted()
+    def forward_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
         """:meth:`forward` that returns the log-sum-exp too."""
         return self.forward(q, paged_kv_cache, *args, return_lse=True, **options)
 
@@ -244,6 +271,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``."""
 
+    @adapted(_GRAPH_NAMES)
     def __init__(
         self,
         workspace_buffer: Tensor,

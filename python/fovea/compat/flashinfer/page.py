@@ -1,25 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashinfer.page over Fovea: page tables as FlashInfer has them, and writing into their pages.
+"""flashinfer.page over Fovea: lists of pages as FlashInfer has them, and writing into these pages.
 
 The pages of sequence b are ``indices[indptr[b] : indptr[b + 1]]``; its last page holds ``last_page_len[b]`` tokens.
+
+Tensors on the CPU are checked number by number. Nothing waits for a GPU: a row there that has no place is skipped.
 """
 
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
 from fovea._paged import paged_cache_append
 from fovea.compat._arguments import rows
-from fovea.compat.flashinfer._terms import pages_of
+from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, want_integers
+from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, pages_of, want, want_sizes
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
+_APPEND_NAMES = {
+    "k": "append_key",
+    "v": "append_value",
+    "k_cache": "paged_kv_cache",
+    "v_cache": "paged_kv_cache",
+    "slot_mapping": "positions",
+}
+_APPEND_AXES = {
+    "append_key": ROWS,
+    "append_value": ROWS,
+    "batch_indices": "rows",
+    "positions": "rows",
+    "kv_indices": "pages",
+    "kv_indptr": INDPTR,
+    "kv_last_page_len": "batch",
+}
 
+
+def _is_known(*tensors: Tensor) -> bool:
+    """Whether Python may look at the numbers of tensors without a wait: they are on the CPU, and no tracer's."""
+    return not torch.compiler.is_compiling() and all(type(tensor) is Tensor and tensor.is_cpu for tensor in tensors)
+
+
+@adapted(axes={"kv_indptr": INDPTR, "kv_last_page_len": "batch"})
 def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
     """The tokens of each sequence, int32 ``[batch]``. A sequence without pages has none."""
+    if _is_known(kv_indptr, kv_last_page_len):
+        ends = checked_indptr("kv_indptr", kv_indptr)
+        return checked_lengths(ends.diff(), "kv_last_page_len", kv_last_page_len, page_size).to(torch.int32)
+    want_integers(kv_indptr=kv_indptr, kv_last_page_len=kv_last_page_len)
+    want_sizes(INT32_MAX, page_size=page_size)
+    batch = kv_indptr.shape[0] - 1
+    want(kv_last_page_len.shape[0] == batch, "kv_last_page_len.shape[0]", kv_last_page_len.shape[0], f"{batch} (of kv_indptr)")
     pages = kv_indptr.diff()
     return torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0).to(torch.int32)
 
 
+@adapted(axes={"append_indptr": INDPTR, "seq_lens": "batch", "batch_indices": "rows", "positions": "rows"})
 def get_batch_indices_positions(
     append_indptr: Tensor,
     seq_lens: Tensor,
@@ -32,30 +67,45 @@ def get_batch_indices_positions(
     Args:
         append_indptr: ``[batch + 1]``: rows ``append_indptr[b]`` to ``append_indptr[b + 1] - 1`` belong to sequence b.
         seq_lens: ``[batch]``, the appended rows included.
-        nnz: How many rows there are. Those behind ``append_indptr[-1]`` get -1 and -1.
+        nnz: How many rows there are. Those that no sequence has get -1 and -1.
         batch_indices: Written instead of a new tensor; positions likewise.
 
     Returns:
         Two int32 tensors ``[nnz]``.
     """
-    end, seq_lens = append_indptr[1:].contiguous(), seq_lens.to(append_indptr.device)
+    want_integers(append_indptr=append_indptr, seq_lens=seq_lens)
+    batch, buffers = append_indptr.shape[0] - 1, {"batch_indices": batch_indices, "positions": positions}
+    want(batch >= 0, "append_indptr.shape[0]", 0, "1 or more (batch + 1)")
+    want(seq_lens.shape[0] == batch, "seq_lens.shape[0]", seq_lens.shape[0], f"{batch} (sequences of append_indptr)")
+    want(0 <= nnz <= INT32_MAX, "nnz", nnz, f"0 to {INT32_MAX}")
+    for name, buffer in buffers.items():
+        if buffer is not None:
+            want_integers(**{name: buffer})
+            want(buffer.shape[0] >= nnz, f"{name}.shape[0]", buffer.shape[0], f"{nnz} or more (nnz)")
+    if _is_known(append_indptr):
+        checked_indptr("append_indptr", append_indptr)
     row = torch.arange(nnz, dtype=append_indptr.dtype, device=append_indptr.device)
-    sequence = torch.searchsorted(end, row, right=True)
-    known = sequence.clamp(max=len(end) - 1)
-    inside = sequence < len(end)
-    found = torch.where(inside, sequence, -1), torch.where(inside, seq_lens[known] - (end[known] - row), -1)
+    if batch:
+        end, seq_lens = append_indptr[1:].contiguous(), seq_lens.to(append_indptr.device)
+        sequence = torch.searchsorted(end, row, right=True)
+        known = sequence.clamp(max=batch - 1)
+        inside = (sequence < batch) & (row >= append_indptr[0])
+        found = torch.where(inside, sequence, -1), torch.where(inside, seq_lens[known] - (end[known] - row), -1)
+    else:
+        found = torch.full_like(row, -1), torch.full_like(row, -1)
     results = []
-    for buffer, values in zip((batch_indices, positions), found, strict=True):
+    for buffer, values in zip(buffers.values(), found, strict=True):
         results.append(values.to(torch.int32) if buffer is None else buffer[:nnz].copy_(values))
     return results[0], results[1]
 
 
+@adapted(_APPEND_NAMES, axes=_APPEND_AXES)
 def append_paged_kv_cache(
     append_key: Tensor,
     append_value: Tensor,
     batch_indices: Tensor,
     positions: Tensor,
-    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+    paged_kv_cache: Cache,
     kv_indices: Tensor,
     kv_indptr: Tensor,
     kv_last_page_len: Tensor,
@@ -68,13 +118,49 @@ def append_paged_kv_cache(
         batch_indices: ``[rows]``; a negative one skips a row. positions ``[rows]``. From :func:`get_batch_indices_positions`.
         paged_kv_cache: ``[pages, 2, page, kv_head, dim]`` or two tensors without the 2; with "HND" kv_head comes before page.
             float8_e4m3fn stores rounded values.
-        kv_indices, kv_indptr: The page table, with the pages that the rows go to.
+        kv_indices, kv_indptr: The pages of each sequence, with those that the rows go to. A row whose sequence or position has
+            no page is an error on the CPU, where nothing is written then; on a GPU it is skipped.
         kv_last_page_len: Taken; positions say more.
     """
+    want_integers(batch_indices=batch_indices, positions=positions, kv_indices=kv_indices, kv_indptr=kv_indptr)
     k_cache, v_cache = pages_of(paged_kv_cache, kv_layout)
-    page = k_cache.shape[1]
-    sequence, position = batch_indices.long(), positions.long()
-    skipped = sequence < 0
-    entry = kv_indptr[sequence.clamp(min=0)].long() + position.clamp(min=0) // page
-    slots = torch.where(skipped, -1, kv_indices[entry.masked_fill(skipped, 0)].long() * page + position % page)
+    count, batch, listed = append_key.shape[0], kv_indptr.shape[0] - 1, kv_indices.shape[0]
+    want(batch >= 0, "kv_indptr.shape[0]", 0, "1 or more (batch + 1)")
+    for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
+        if tensor.shape[0] != count:
+            want(False, f"{name}.shape[0]", tensor.shape[0], f"{count} (append_key.shape[0])")
+    page, sequence, position = k_cache.shape[1], batch_indices.long(), positions.long()
+    want(page >= 1, "paged_kv_cache (page size)", page, "1 or more")
+    if not batch or not listed:  # no row has a place
+        entry, number, has_page = sequence, sequence, torch.zeros_like(sequence, dtype=torch.bool)
+    else:
+        known = sequence.clamp(0, batch - 1)
+        first, end = (kv_indptr.long()[known + more].clamp(0, listed) for more in (0, 1))
+        entry = first + position.clamp(min=0) // page
+        number = kv_indices[entry.clamp(max=listed - 1)].long()
+        has_page = (sequence >= 0) & (sequence < batch) & (position >= 0) & (entry < end)
+    written = has_page & (number >= 0) & (number < k_cache.shape[0])
+    if _is_known(batch_indices, positions, kv_indices, kv_indptr):
+        wrong = ~written & (sequence >= 0)
+        if bool(wrong.any()):
+            ends = checked_indptr("kv_indptr", kv_indptr)
+            want(int(ends[-1]) <= listed, "kv_indices.shape[0]", listed, f"{int(ends[-1])} or more (kv_indptr[-1])")
+            at = int(wrong.nonzero()[0])
+            _refuse_row(at, int(sequence[at]), int(position[at]), page, ends)
+            blocks = k_cache.shape[0] - 1
+            want(False, f"kv_indices[{int(entry[at])}]", int(number[at]), f"0 to {blocks} (pages of paged_kv_cache)")
+    slots = torch.where(written, number * page + position % page, -1)
     paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots)
+
+
+def _refuse_row(row: int, sequence: int, position: int, page: int, ends: Tensor) -> None:
+    """Raises where a row's sequence or position has no page. ends: a checked kv_indptr."""
+    batch = len(ends) - 1
+    want(
+        sequence < batch, f"batch_indices[{row}]", sequence, f"at most {batch - 1} (sequences of kv_indptr), or -1 to skip the row"
+    )
+    tokens = int(ends[sequence + 1] - ends[sequence]) * page
+    wanted = (
+        f"0 to {tokens - 1} (of the pages of sequence {sequence})" if tokens else f"a page for it (sequence {sequence} has none)"
+    )
+    want(0 <= position < tokens, f"positions[{row}]", position, wanted)
