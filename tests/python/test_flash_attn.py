@@ -11,6 +11,7 @@ import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flash_attn_interface as flash_attn_3
 import fovea.compat.flash_mla as flash_mla
 import plain
+from kvcache import Cache, lengths, rotated
 
 SIGNATURES = {
     flash_attn.flash_attn_func: "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
@@ -60,10 +61,6 @@ def inputs(seqs=(7, 11), heads=(4, 2), dims=(24, 24), dtype=torch.float32):
 def check_fixed(out, lse, q, k, v, **mask):
     for row in range(len(q)):
         plain.check(out[row], None if lse is None else lse[row].T, plain.attention(q[row], k[row], v[row], **mask))
-
-
-def lengths(counts):
-    return torch.tensor([0, *counts]).cumsum(0).int()
 
 
 def check_ragged(out, lse, parts, **mask):
@@ -163,30 +160,6 @@ def test_float8_with_scales():
 # ---- caches ----------------------------------------------------------------------------------------------------------------
 
 
-class Cache:
-    """Keys and values of some sequences with room for more, dense or in pages, and NaN in every place without a token."""
-
-    def __init__(self, counts, room, page=None, heads=2, dim=16):
-        self.counts = torch.tensor(counts, dtype=torch.int32)
-        self.k, self.v = (torch.full((len(counts), room, heads, dim), torch.nan) for _ in "kv")
-        for row, count in enumerate(counts):
-            self.k[row, :count], self.v[row, :count] = torch.randn(2, count, heads, dim)
-        self.k_cache, self.v_cache, self.options = self.k.clone(), self.v.clone(), {}
-        if page:
-            blocks = room // page
-            table = torch.randperm(len(counts) * blocks + 2, dtype=torch.int32)[: len(counts) * blocks].view(-1, blocks)
-            for name in ("k", "v"):
-                pages = torch.full((len(counts) * blocks + 2, page, heads, dim), torch.nan)
-                pages[table.flatten().long()] = getattr(self, name).view(-1, page, heads, dim)
-                setattr(self, f"{name}_cache", pages)
-            self.options = {"block_table": table}
-
-    def read(self, name):
-        """What the cache holds now, ``[batch, room, heads, dim]``."""
-        cache = getattr(self, f"{name}_cache")
-        return cache[self.options["block_table"].long()].flatten(1, 2) if self.options else cache
-
-
 @pytest.mark.parametrize("page", [None, 8, 3])
 @pytest.mark.parametrize("mask", ["full", "causal", "window"])
 def test_cache(mask, page):
@@ -199,16 +172,6 @@ def test_cache(mask, page):
     assert lse.shape == (3, 4, 2)
     for row, count in enumerate(cache.counts.tolist()):
         plain.check(out[row], lse[row].T, plain.attention(q[row], cache.k[row, :count], cache.v[row, :count], **expected))
-
-
-def rotated(x, positions, cos, sin, interleaved):
-    """Each pair of numbers as a complex one, turned by its angle."""
-    half, x = cos.shape[1], x.double()
-    turn = torch.complex(cos[positions].double(), sin[positions].double())[:, None]
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    pairs = turned.unflatten(-1, (half, 2)) if interleaved else torch.stack(turned.chunk(2, -1), -1)
-    result = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    return torch.cat([result.flatten(-2) if interleaved else torch.cat(result.unbind(-1), -1), rest], -1)
 
 
 @pytest.mark.parametrize("page", [None, 4])
@@ -317,7 +280,6 @@ def test_flash_mla(dims):
         (flash_attn_3.flash_attn_func, {"qv": torch.ones(4)}, "^qv: got Tensor, want None"),
         (flash_attn_3.flash_attn_func, {"attention_chunk": 4}, "^attention_chunk: got 4, want 0"),
         (flash_attn.flash_attn_with_kvcache, {"cache_leftpad": lengths([1])}, "^cache_leftpad: got Tensor"),
-        (flash_attn_3.flash_attn_with_kvcache, {"k_descale": torch.ones(2, 2)}, "^k_descale: got Tensor"),
         (flash_attn_3.flash_attn_with_kvcache, {"cu_seqlens_k_new": lengths([1])}, "^cu_seqlens_k_new: got Tensor"),
     ],
 )
@@ -349,7 +311,10 @@ def test_what_contradicts_itself(options, message):
             r"^rotary_cos: .*without k and v",
         ),
         ({"rotary_cos": torch.ones(16, 9), "rotary_sin": torch.ones(16, 9)}, r"^rotary_cos\.shape\[1\].*: got 9, want at most 8$"),
-        ({"cache_seqlens": torch.tensor([5, 14, 0], dtype=torch.int32)}, r"^cache_seqlens \+ seq_new: got 17, want at most 16"),
+        (
+            {"cache_seqlens": torch.tensor([5, 14, 0], dtype=torch.int32)},
+            r"^cache_seqlens\[1\]: got 14, want 0 to 13 \(the 16 tokens of k_cache less 3 new ones\)$",
+        ),
         ({"q": torch.randn(3, 4, 16)}, r"^q\.rank: got 3, want 4"),
     ],
 )

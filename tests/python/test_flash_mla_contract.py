@@ -91,10 +91,14 @@ REFUSED = [
     (dense(k_cache=torch.randn(4, 64, 1, 576)), r"dtype: got torch.float32, want torch.bfloat16"),
     (dense(k_cache=torch.randn(4, 64, 3, 576).bfloat16()), r"kv_head.*: got 3"),
     (dense(k_cache=torch.randn(4, 64, 1, 512).bfloat16()), r"q\.shape \(d\): got 576, want 512"),
-    (dense(cache_seqlens=torch.tensor([70, 9])), r"kv_len\.dtype: got torch.int64, want torch.int32"),
-    (dense(cache_seqlens=torch.tensor([129, 9], dtype=torch.int32)), r"kv_len\[0\].*: got 129"),
+    (dense(cache_seqlens=torch.tensor([70, 9])), r"^cache_seqlens\.dtype: got torch.int64, want torch.int32"),
+    (dense(cache_seqlens=torch.tensor([129, 9], dtype=torch.int32)), r"^cache_seqlens\[0\].*: got 129"),
     (dense(block_table=torch.full((2, 2), 4, dtype=torch.int32)), r"block_table.*: got 4"),
     (dense(softmax_scale=0.0), r"softmax_scale: got 0\.0"),
+    (dense(softmax_scale=float("nan")), r"^softmax_scale: got nan"),
+    (dense(softmax_scale=torch.ones(2)), r"^softmax_scale\.shape: got \[2\], want \[\]"),
+    (dense(q=torch.randn(2, 3, 4, 576).half()), r"^k_cache\.dtype: got torch\.bfloat16"),
+    (dense(block_table=torch.zeros(2, dtype=torch.int32)), r"^block_table\.rank: got 1, want 2"),
     (dense(k_cache=torch.zeros(4, 64, 1, 656, dtype=torch.uint8)), r"is_fp8_kvcache: got False, want True"),
     (dense(k_cache=torch.zeros(4, 64, 1, 576, dtype=torch.uint8), **PACKED), r"k_cache\.shape\[3\].*: got 576, want 656"),
     (dense(k_cache=torch.zeros(4, 64, 1, 1312, dtype=torch.uint8)[..., ::2], **PACKED), r"stride"),
@@ -103,12 +107,14 @@ REFUSED = [
     (sparse(k_cache=torch.zeros(4, 64, 1, 528, dtype=torch.uint8)), r"got 528, want 656 \(v32_fp8\) or 584 \(v4_fp8\)"),
     (sparse(k_cache=torch.zeros(4, 64, 1, 584, dtype=torch.uint8)), r"cache.*: got 512, want 576"),
     (sparse(extra_k_cache=torch.zeros(4, 2, 1, 288, dtype=torch.uint8)), r"extra_k_cache\.shape\[3\].*: got 288"),
-    (sparse(extra_k_cache=None), r"extra_cache: got none"),
+    (sparse(extra_indices_in_kvcache=None), r"^extra_indices_in_kvcache: got none"),
+    (sparse(extra_indices_in_kvcache=torch.zeros(2, 2, 5, dtype=torch.int32)), r"^extra_indices_in_kvcache\.shape\[1\]"),
+    (sparse(extra_k_cache=None), r"^extra_k_cache: got none"),
     (sparse(q=torch.randn(2, 3, 4, 576)), r"q\.dtype: got torch.float32, want torch.bfloat16"),
     (sparse(indices=torch.zeros(2, 3, 8, dtype=torch.int64)), r"indices\.dtype: got torch.int64, want torch.int32"),
     (sparse(indices=torch.zeros(2, 8, dtype=torch.int32)), r"indices\.rank: got 2"),
     (sparse(topk_length=torch.zeros(3, dtype=torch.int32)), r"topk_length\.shape: got \[3\], want \[2\]"),
-    (sparse(attn_sink=torch.zeros(5)), r"sink\.shape: got \[5\], want \[4\]"),
+    (sparse(attn_sink=torch.zeros(5)), r"^attn_sink\.shape: got \[5\], want \[4\]"),
 ]
 
 
@@ -135,6 +141,9 @@ def test_what_flash_mla_throws(call, message):
         ({"indices": torch.zeros(2, 8, dtype=torch.int32)}, r"indices\.rank: got 2, want 3"),
         ({"indices": torch.zeros(2, 2, 8, dtype=torch.int32)}, r"indices\.shape\[1\] \(h_kv\): got 2, want 1"),
         ({"topk_length": torch.zeros(3, dtype=torch.int32)}, r"topk_length\.shape: got \[3\]"),
+        ({"sm_scale": float("inf")}, r"^sm_scale: got inf"),
+        ({"kv": torch.randn(5, 1, 576).half()}, r"^kv\.dtype: got torch\.float16"),
+        ({"attn_sink": torch.zeros(3)}, r"^attn_sink\.shape: got \[3\], want \[4\]"),
     ],
 )
 def test_what_prefill_throws(changes, message):

@@ -161,7 +161,12 @@ def test_gates_of_objects_that_a_traced_function_makes_are_traced():
             TypeError,
             "softmax_scale: got 'x', want a torch.Tensor or a number or None",
         ),
-        (flash_attn.flash_attn_func, (Q, Q, Q, 0.0, 0.5, True, ("a", 1)), TypeError, "window_size[0]: got 'a', want an int"),
+        (
+            flash_attn.flash_attn_func,
+            (Q, Q, Q, 0.0, 0.5, True, ("a", 1)),
+            TypeError,
+            "window_size[0]: got 'a', want an int or a torch.Tensor",
+        ),
         (flash_attn.flash_attn_qkvpacked_func, (None,), TypeError, "qkv: got None, want a torch.Tensor"),
         (Layout, ("12", 2), TypeError, "lengths: got '12', want an int or a tuple"),
         (Layout, ((12, "a"), 2), TypeError, "lengths[1]: got 'a', want an int"),

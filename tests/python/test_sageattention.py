@@ -109,12 +109,16 @@ def test_kernels_of_quantised_tensors(device, code, granularity, warp_rows, layo
     want, want_lse = exact(q, k, v, True)
     assert off(out if layout == 1 else out.transpose(1, 2), want) <= 0.02
     torch.testing.assert_close(lse.cpu().double() * math.log(2), want_lse, rtol=0, atol=3e-2)
-    mean = torch.ones(q.shape[0], k.shape[1], q.shape[-1], device=device)
-    other, numbers = torch.empty_like(out), (*numbers[:-1], 0)
-    assert (
-        sageattention.qk_int8_sv_f16_accum_f16_fuse_v_mean_attn(*given, other, qk.q_scale, qk.k_scale, mean, *numbers).numel() == 0
-    )
-    torch.testing.assert_close(other, out + 1, rtol=2e-3, atol=2e-3)
+    for dtype in (out.dtype, torch.float32):
+        mean = torch.ones(q.shape[0], k.shape[1], q.shape[-1], device=device, dtype=dtype)
+        other, numbers = torch.empty_like(out), (*numbers[:-1], 0)
+        given_scales = (qk.q_scale, qk.k_scale, mean)
+        assert sageattention.qk_int8_sv_f16_accum_f16_fuse_v_mean_attn(*given, other, *given_scales, *numbers).numel() == 0
+        torch.testing.assert_close(other, out + 1, rtol=2e-3, atol=2e-3)
+    with pytest.raises(
+        RuntimeError, match=r"^value_mean\.dtype: got torch\.float64, want torch\.float16, as output, or torch\.float32$"
+    ):
+        sageattention.qk_int8_sv_f16_accum_f16_fuse_v_mean_attn(*given, other, qk.q_scale, qk.k_scale, mean.double(), *numbers)
 
 
 def test_refusals(device):
@@ -132,4 +136,22 @@ def test_refusals(device):
     with pytest.raises(RuntimeError, match=r"q.rank: got 3, want 4 \(\[batch, head, seq, d\]\)"):
         sageattention.sageattn(q[0], k[0], v[0])
     with pytest.raises(RuntimeError, match=r"qk_quant_gran: got 1, want 2"):
-        sageattention.qk_int8_sv_f16_accum_f32_attn(q, k, v, q, q, q, 1, 0, 1, 1.0, 0)
+        sageattention.qk_int8_sv_f16_accum_f32_attn(q, k, v, q, q[0], q[0], 1, 0, 1, 1.0, 0)
+
+
+def test_errors_count_axes_in_the_layout_of_the_call(device):
+    q, k, v = tensors(device)
+    for layout, axis in (("HND", 2), ("NHD", 1)):
+        given = [x if layout == "HND" else x.transpose(1, 2) for x in (q, k, v)]
+        with pytest.raises(RuntimeError, match=rf"^v\.shape\[{axis}\] \(seq_k\): got 40, want 200 \(rows of k\)$"):
+            sageattention.sageattn(*given[:2], given[2].narrow(axis, 0, 40), layout)
+    with pytest.raises(RuntimeError, match=r"got 2, want a divisor of 3 \(head\); k is \[batch, head, seq, head_dim\]"):
+        sageattention.sageattn(q[:, :3], k, v, sm_scale=torch.tensor(0.5))
+    with pytest.raises(RuntimeError, match=r"^sm_scale: got nan"):
+        sageattention.sageattn(q, k, v, sm_scale=math.nan)
+    with pytest.raises(RuntimeError, match=r"^k\.shape \(head_dim\): got 32, want 64 \(head_dim of q\)$"):
+        sageattention.sageattn(q, k[..., :32], v)
+    qk = fovea.quantize_qk_int8(q.transpose(1, 2), k.transpose(1, 2), smooth_k=False)
+    given = qk.q.transpose(1, 2), qk.k.transpose(1, 2), v, torch.empty_like(q)[:, :, :20], qk.q_scale, qk.k_scale
+    with pytest.raises(RuntimeError, match=r"^output\.shape\[2\] \(seq_q\): got 20, want 150 \(rows of query\)$"):
+        sageattention.qk_int8_sv_f16_accum_f32_attn(*given, 1, 0, 3, 0.1, 0)

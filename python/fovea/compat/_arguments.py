@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the drop-in modules share: arguments of other packages in Fovea's terms, and refusals by name."""
 
-from collections.abc import Callable
+import operator
 from typing import Any
 
 import torch
@@ -10,41 +10,39 @@ from torch import Tensor
 from fovea._calls import from_gate
 
 
-def run(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Fovea's ValueError is the RuntimeError that the other packages throw from C++: of functions without ``adapted``."""
-    try:
-        return operation(*args, **kwargs)
-    except ValueError as error:
-        raise from_gate(RuntimeError(str(error))) from None
-
-
 def check(ok: bool, subject: str, got: object, want: object) -> None:
-    """What the other packages check in C++, and throw as a RuntimeError."""
+    """Refuses what does not fit. The gate of the public function gives the error its class and the caller's names."""
     if not ok:
-        raise RuntimeError(f"{subject}: got {got}, want {want}")
-
-
-def check_axes(name: str, tensor: Tensor, axes: str) -> None:
-    rank = axes.count(",") + 1
-    if tensor.dim() != rank:
-        check(False, f"{name}.rank", tensor.dim(), f"{rank} ([{axes}])")
+        raise from_gate(ValueError(f"{subject}: got {got}, want {want}"))
 
 
 def checked_scale(name: str, scale: Tensor | float | None) -> float | None:
     """Fovea takes 0 for the default, and a number where other packages also take a tensor of one."""
+    if isinstance(scale, Tensor):
+        check(scale.numel() == 1, f"{name}.shape", list(scale.shape), "[] (a number)")
+        scale = scale.item()
     check(scale is None or bool(scale != 0), name, scale, "another number")
-    return scale.item() if isinstance(scale, Tensor) else scale
+    return scale
 
 
-def bound(length: Tensor | int | None) -> int | None:
-    """A bound of lengths, which other packages take as a tensor of one number too."""
-    return int(length) if isinstance(length, Tensor) else length
+def integer(name: str, value: Tensor | int) -> int:
+    """A whole number, which other packages take as a tensor of one too."""
+    if isinstance(value, int | torch.SymInt):
+        return value  # type: ignore[return-value]
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_floating_point() or value.is_complex()):
+        check(False, name, f"{value.dtype}{list(value.shape)}", "a whole number")
+    return operator.index(value)
 
 
-def window(size: tuple[int, int], name: str = "window_size") -> tuple[int | None, int | None]:
+def bound(length: Tensor | int | None, name: str = "max_seqlen") -> int | None:
+    """A bound of lengths."""
+    return None if length is None else integer(name, length)
+
+
+def window(size: tuple[Tensor | int, Tensor | int], name: str = "window_size") -> tuple[int | None, int | None]:
     """``(left, right)`` where any negative number is no bound."""
     check(len(size) == 2, name, size, "(left, right), -1 for no bound")
-    left, right = size
+    left, right = integer(f"{name}[0]", size[0]), integer(f"{name}[1]", size[1])
     return (None if left < 0 else left), (None if right < 0 else right)
 
 
@@ -55,6 +53,11 @@ def refuse(why: str, **arguments: Any) -> None:
             continue
         got = value if isinstance(value, int | float) else type(value).__name__
         raise NotImplementedError(f"{name}: got {got}, want {0 if isinstance(value, int | float) else None} ({why})")
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a check may look at the numbers: without a wait for a device, and without a tracer's graph that ends there."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -5,19 +5,33 @@ import torch
 from torch import Tensor
 
 from fovea._attention import attention
-from fovea.compat._arguments import bound, check, check_axes, checked_scale, refuse, rows, run
+from fovea._calls import adapted
+from fovea.compat._arguments import bound, check, checked_scale, refuse, rows
+
+_NAMES = {
+    "scale": "softmax_scale",
+    "cu_seqlens_q": "cu_seqlens_qo",
+    "cu_seqlens_k": "cu_seqlens_kv",
+    "max_seqlen_q": "max_seqlen_qo",
+    "max_seqlen_k": "max_seqlen_kv",
+}
+_TO_PACKED = dict.fromkeys(("cu_seqlens_qo", "cu_seqlens_kv"), "cu_seqlens") | dict.fromkeys(
+    ("max_seqlen_qo", "max_seqlen_kv"), "max_seqlen"
+)
+_FLAT, _PACKED, _ENDS = "total, head, head_dim", "total, head, head dims of its parts", "batch + 1"
 
 
+@adapted(_NAMES, axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_qo": _ENDS, "cu_seqlens_kv": _ENDS}, error=RuntimeError)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_qo: Tensor,
     cu_seqlens_kv: Tensor,
-    max_seqlen_qo: int,
-    max_seqlen_kv: int,
+    max_seqlen_qo: Tensor | int,
+    max_seqlen_kv: Tensor | int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     deterministic: bool = False,
     is_varlen: bool = True,
@@ -38,17 +52,14 @@ def flash_attn_varlen_func(
         out ``[total_q, head, dv]`` and lse, float32 ``[total_q, head]``, whose memory runs along the tokens.
     """
     refuse("no dropout", dropout_p=dropout_p)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_axes(name, tensor, "total, head, head_dim")
-    out, lse = run(
-        attention,
+    out, lse = attention(
         rows(q),
         rows(k),
         rows(v),
         cu_seqlens_q=cu_seqlens_qo,
         cu_seqlens_k=cu_seqlens_kv,
-        max_seqlen_q=bound(max_seqlen_qo),
-        max_seqlen_k=bound(max_seqlen_kv),
+        max_seqlen_q=bound(max_seqlen_qo, "max_seqlen_qo"),
+        max_seqlen_k=bound(max_seqlen_kv, "max_seqlen_kv"),
         scale=checked_scale("softmax_scale", softmax_scale),
         causal=causal,
         return_lse=True,
@@ -56,13 +67,14 @@ def flash_attn_varlen_func(
     return out, lse.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+@adapted({"q": "qkv", "k": "qkv", "v": "qkv"} | _TO_PACKED, axes={"qkv": _PACKED, "cu_seqlens": _ENDS}, error=RuntimeError)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: Tensor | int,
     head_dim_qk: int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     deterministic: bool = False,
     is_varlen: bool = True,
@@ -73,16 +85,17 @@ def flash_attn_varlen_qkvpacked_func(
     return flash_attn_varlen_func(q, k, v, *lengths, dropout_p, softmax_scale, causal, deterministic, is_varlen)
 
 
+@adapted({"k": "kv", "v": "kv"}, axes={"q": _FLAT, "kv": _PACKED}, error=RuntimeError)
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     cu_seqlens_qo: Tensor,
     cu_seqlens_kv: Tensor,
-    max_seqlen_qo: int,
-    max_seqlen_kv: int,
+    max_seqlen_qo: Tensor | int,
+    max_seqlen_kv: Tensor | int,
     head_dim_qk: int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     deterministic: bool = False,
     is_varlen: bool = True,
@@ -94,7 +107,7 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def _split(name: str, packed: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
-    check_axes(name, packed, "total, head, head dims of its parts")
     left = packed.shape[2] - sum(dims)
+    check(dims[0] > 0, "head_dim_qk", dims[0], "1 or more")
     check(left > 0, f"{name}.shape[2]", packed.shape[2], f"more than {sum(dims)} (head_dim_qk {dims[0]})")
     return torch.split(packed, [*dims, left], dim=2)

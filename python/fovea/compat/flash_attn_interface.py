@@ -5,9 +5,9 @@ Argument names, order, defaults, layouts and results are FlashAttention-3's. Its
 ``return_attn_probs``; versions of early 2025 always returned both. What differs:
 
 * ``num_splits``, ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` are taken and change nothing: Fovea plans by itself.
-* ``qv``, ``attention_chunk``, ``seqused_q``, ``seqused_k``, ``cache_leftpad``, ``rotary_seqlens`` and ragged new keys raise
-  NotImplementedError, as do new keys together with ragged queries.
-* ``q_descale`` and its like are the scales of float8_e4m3fn tensors. Over a cache they raise NotImplementedError.
+* ``qv``, ``attention_chunk``, ``cache_leftpad`` and ragged new keys raise NotImplementedError, as do new keys together with ragged
+  queries.
+* ``q_descale`` and its like are the scales of float8_e4m3fn tensors.
 * What ``fovea.compat.flash_attn`` says of devices, dtypes, pages and gradients holds here too.
 """
 
@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
 from fovea._merge import merge_states
-from fovea.compat._arguments import check, refuse, run
-from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense, ragged_over_cache
+from fovea.compat._arguments import check, refuse
+from fovea.compat._flash_attn import Ragged, Scales, Scores, dense
+from fovea.compat._flash_attn_append import appended
+from fovea.compat._flash_attn_cache import Cache
+from fovea.compat._flash_attn_kvcache import cached, ragged_over_cache
 
 __all__ = [
     "flash_attn_combine",
@@ -30,20 +34,32 @@ __all__ = [
 ]
 
 _Result = Tensor | tuple[Tensor, Tensor]
+_Window = tuple[int | Tensor, int | Tensor]
 _UNEXPRESSED = "Fovea's attention has no such argument"
+_NAMES = {
+    "scale": "softmax_scale",
+    "window": "window_size",
+    "q_scale": "q_descale",
+    "k_scale": "k_descale",
+    "v_scale": "v_descale",
+}
+_ROWS, _FLAT = "batch, seq, head, head_dim", "total, head, head_dim"
+_CACHE = "blocks or batch, page or seq, kv_head, head_dim"
+_ENDS = "batch + 1"
 
 
+@adapted(_NAMES, axes={"q": _ROWS, "k": _ROWS, "v": _ROWS}, error=RuntimeError)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -66,17 +82,22 @@ def flash_attn_func(
     """
     refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=Scales(q_descale, k_descale, v_descale).options()))
 
 
+@adapted(
+    _NAMES | {"q": "qkv", "k": "qkv", "v": "qkv"},
+    axes={"qkv": ("batch, seq, 3, head, head_dim", "batch, seq, heads of q and k and v, head_dim")},
+    error=RuntimeError,
+)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     deterministic: bool = False,
@@ -89,26 +110,27 @@ def flash_attn_qkvpacked_func(
     refuse(_UNEXPRESSED, attention_chunk=attention_chunk)
     q, k, v = _heads_of(qkv, num_heads_q)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=_scales(q_descale, k_descale, v_descale)))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=Scales(q_descale, k_descale, v_descale).options()))
 
 
+@adapted(_NAMES, axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS}, error=RuntimeError)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: Tensor | int,
+    max_seqlen_k: Tensor | int,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     qv: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     num_splits: int = 1,
@@ -119,16 +141,35 @@ def flash_attn_varlen_func(
 ) -> _Result:
     """:func:`flash_attn_func` of a ragged batch: rows ``cu[b]`` to ``cu[b + 1] - 1`` belong to sequence b.
 
+    Args:
+        seqused_q: int32 ``[batch]``: how many rows of q each sequence uses, its first ones; the others give 0, and -inf in lse.
+        seqused_k: As seqused_q, for k and v.
+
     Returns:
         out ``[total_q, head, dv]``, or (out, lse float32 ``[head, total_q]``).
     """
-    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, seqused_q=seqused_q, seqused_k=seqused_k)
+    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    lengths = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    scales = _scales(q_descale, k_descale, v_descale)
+    lengths, parts = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), 1
+    if seqused_q is not None or seqused_k is not None:
+        lengths, parts = lengths.used(seqused_q, seqused_k)
+    scales = Scales(q_descale, k_descale, v_descale).options(parts)
     return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, scales=scales))
 
 
+@adapted(
+    _NAMES | {"kv_len": "cache_seqlens", "block_table": "page_table"},
+    axes={
+        "q": (_ROWS, _FLAT),
+        "k_cache": _CACHE,
+        "v_cache": _CACHE,
+        "k": (_ROWS, _FLAT),
+        "v": (_ROWS, _FLAT),
+        "page_table": "batch, max_blocks",
+        "cu_seqlens_q": _ENDS,
+    },
+    error=RuntimeError,
+)
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -144,14 +185,14 @@ def flash_attn_with_kvcache(
     page_table: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k_new: Tensor | None = None,
-    max_seqlen_q: int | None = None,
+    max_seqlen_q: Tensor | int | None = None,
     rotary_seqlens: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
@@ -163,7 +204,8 @@ def flash_attn_with_kvcache(
 ) -> Tensor | tuple[Tensor, Tensor | None, None, None]:
     """Attention over a cache, to which k and v are appended first, as flash-attn 2's function of this name does it.
 
-    With ``cu_seqlens_q``, int32 ``[batch + 1]``, q is a ragged batch ``[total_q, head, d]``, and nothing is appended.
+    With ``cu_seqlens_q``, int32 ``[batch + 1]``, q is a ragged batch ``[total_q, head, d]``, and nothing is appended. With
+    ``rotary_seqlens``, int32 ``[batch]``, positions of the rotary embedding begin there, and not at ``cache_seqlens``.
 
     Returns:
         out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``, None, None) with ``return_softmax_lse``:
@@ -171,27 +213,36 @@ def flash_attn_with_kvcache(
         lse ``[head, total_q]``.
     """
     refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, cu_seqlens_k_new=cu_seqlens_k_new)
-    refuse(_UNEXPRESSED, rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, page_table)
-    new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
-    scores = Scores(softmax_scale, causal, window_size, softcap)
+    scores, scales = Scores(softmax_scale, causal, window_size, softcap), Scales(q_descale, k_descale, v_descale)
     if cu_seqlens_q is None:
-        out, lse = cached(q, cache, scores, new, return_softmax_lse)
+        new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
+        out, lse = cached(q, cache, scores, new, return_softmax_lse, scales)
     else:
-        refuse("with cu_seqlens_q nothing is appended", k=k)
-        out, lse = ragged_over_cache(q, cache, scores, cu_seqlens_q, max_seqlen_q, return_softmax_lse)
+        refuse("with cu_seqlens_q nothing is appended", k=k, v=v)
+        appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
+        out, lse = ragged_over_cache(q, cache, scores, (cu_seqlens_q, max_seqlen_q), return_softmax_lse, scales)
     return (out, lse, None, None) if return_softmax_lse else out
 
 
+@adapted(
+    {"outs": "out_partial", "lses": "lse_partial"},
+    axes={"out_partial": "splits, batch, seq, head, head_dim", "lse_partial": "splits, batch, seq, head"},
+    error=RuntimeError,
+)
 def flash_attn_combine(
     out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """Merges partial results ``[splits, batch, seq, head, d]`` and their lse ``[splits, batch, seq, head]``: (out, lse)."""
-    check(out_partial.dim() == 5, "out_partial.rank", out_partial.dim(), "5 ([splits, batch, seq, head, d])")
-    check(lse_partial.dim() == 4, "lse_partial.rank", lse_partial.dim(), "4 ([splits, batch, seq, head])")
+    check(lse_partial.shape == out_partial.shape[:4], "lse_partial.shape", list(lse_partial.shape), list(out_partial.shape[:4]))
+    if out is not None:
+        want = out_partial.shape[1:]
+        check(out.shape == want, "out.shape", list(out.shape), f"{list(want)}, as a part of out_partial")
+        check(out.device == out_partial.device, "out.device", out.device, out_partial.device)
+        check(out_dtype in (None, out.dtype), "out_dtype", out_dtype, f"{out.dtype}, as out")
     parts, lses = (list(tensor.flatten(1, 2)) for tensor in (out_partial, lse_partial))
-    merged, lse = (tensor.unflatten(0, out_partial.shape[1:3]) for tensor in run(merge_states, parts, lses))
+    merged, lse = (tensor.unflatten(0, out_partial.shape[1:3]) for tensor in merge_states(parts, lses))
     if out is not None:
         return out.copy_(merged), lse
     return merged if out_dtype is None else merged.to(out_dtype), lse
@@ -206,16 +257,10 @@ def _heads_of(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
     if qkv.dim() == 5:
         check(qkv.shape[2] == 3, "qkv.shape[2]", qkv.shape[2], 3)
         return qkv.unbind(2)
-    check(qkv.dim() == 4, "qkv.rank", qkv.dim(), "5 ([batch, seq, 3, head, d]), or 4 with num_heads_q")
     heads = qkv.shape[2] - (num_heads_q or 0)
-    check(
-        num_heads_q is not None and heads > 0 and heads % 2 == 0, "num_heads_q", num_heads_q, f"{qkv.shape[2]} less twice k's heads"
-    )
+    fits = num_heads_q is not None and num_heads_q > 0 and heads > 0 and heads % 2 == 0
+    check(fits, "num_heads_q", num_heads_q, f"{qkv.shape[2]} less twice k's heads")
     return qkv.split([qkv.shape[2] - heads, heads // 2, heads // 2], dim=2)
-
-
-def _scales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> dict[str, Tensor | None]:
-    return {"q_scale": q, "k_scale": k, "v_scale": v}
 
 
 def _result(out: Tensor, lse: Tensor | None) -> _Result:

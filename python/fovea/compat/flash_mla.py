@@ -15,7 +15,6 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
 * ``lse`` and ``max_logits`` are natural logarithms, as in FlashMLA since its sparse prefill takes ``attn_sink``. The first release
   of sparse prefill (September 2025) gave both to base 2, and -inf for a query that sees no key: code written for that one
   multiplies both by ``log2(e)``.
-* Errors name tensors as Fovea does: ``cache`` and ``extra_cache`` for ``k_cache`` (or ``kv``) and ``extra_k_cache``.
 * What other branches have is not here: ``indexer_topk`` of sparse prefill. Copies of FlashMLA inside of vLLM and SGLang have names
   of their own, which :func:`fovea.compat.install` does not replace.
 * ``flash_attn_varlen_func`` and its packed forms have a gradient for grouped-query heads too, with the same bits from run to run.
@@ -30,10 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import cache_formats
 from fovea._latent_schedule import LatentSchedule
-from fovea.compat._arguments import check, check_axes, checked_scale, run
+from fovea.compat._arguments import check, checked_scale
 from fovea.compat._dense_mla import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
@@ -69,6 +69,18 @@ class _Schedule(LatentSchedule):
         if versions != self._versions or any(now is not known for now, known in zip(lengths, self._lengths, strict=True)):
             self.reset()
             self._lengths, self._versions = lengths, versions
+
+
+# By Fovea's names of what the caller hands over.
+_NAMES = {
+    "cache": "k_cache",
+    "kv_len": "cache_seqlens",
+    "scale": "softmax_scale",
+    "sink": "attn_sink",
+    "extra_cache": "extra_k_cache",
+    "extra_indices": "extra_indices_in_kvcache",
+}
+_PREFILL_NAMES = {"cache": "kv", "scale": "sm_scale", "sink": "attn_sink"}
 
 
 @dataclass
@@ -113,15 +125,26 @@ def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None
     return FlashMLASchedMeta(), None
 
 
+@adapted(
+    _NAMES,
+    axes={
+        "q": "b, s_q, h_q, d",
+        "k_cache": "blocks, page, h_k, d or bytes",
+        "indices": "b, s_q, topk",
+        "extra_k_cache": "blocks, page, h_k, bytes",
+        "extra_indices_in_kvcache": "b, s_q, topk",
+    },
+    error=RuntimeError,
+)
 def flash_mla_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     block_table: Tensor | None,
     cache_seqlens: Tensor | None,
     head_dim_v: int,
-    tile_scheduler_metadata: FlashMLASchedMeta,
-    num_splits: None = None,
-    softmax_scale: float | None = None,
+    tile_scheduler_metadata: Any,
+    num_splits: Any = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
     is_fp8_kvcache: bool = False,
     indices: Tensor | None = None,
@@ -163,10 +186,6 @@ def flash_mla_with_kvcache(
     meta = tile_scheduler_metadata
     _assert(isinstance(meta, FlashMLASchedMeta), "tile_scheduler_metadata", type(meta).__name__, "what get_mla_metadata() gives")
     _assert(num_splits is None, "num_splits", type(num_splits).__name__, "None")
-    check_axes("q", q, "b, s_q, h_q, d")
-    check_axes("k_cache", k_cache, "blocks, page, h_k, d or bytes")
-    if extra_k_cache is not None:
-        check_axes("extra_k_cache", extra_k_cache, "blocks, page, h_k, bytes")
     config = FlashMLASchedMeta.Config(
         *q.shape[:3],
         *k_cache.shape[1:3],
@@ -194,7 +213,7 @@ def flash_mla_with_kvcache(
         _assert(cache_seqlens is not None, "cache_seqlens", None, "a tensor (without indices)")
         cache, format = _dense_cache(k_cache, is_fp8_kvcache)
         options = {"format": format, "scale": scale, "causal": causal, "return_lse": True, "schedule": meta._shared(cache_seqlens)}
-        out, lse = run(latent_attention, q, cache, block_table, cache_seqlens, **options)
+        out, lse = latent_attention(q, cache, block_table, cache_seqlens, **options)
     else:
         _assert(not causal, "causal", causal, "False (with indices)")
         _assert(is_fp8_kvcache, "is_fp8_kvcache", is_fp8_kvcache, "True (with indices)")
@@ -204,11 +223,12 @@ def flash_mla_with_kvcache(
     return out, _empty_rows_to_infinity(lse)
 
 
+@adapted(_PREFILL_NAMES, axes={"q": "s_q, h_q, d", "kv": "s_kv, h_kv, d", "indices": "s_q, h_kv, topk"}, error=RuntimeError)
 def flash_mla_sparse_fwd(
     q: Tensor,
     kv: Tensor,
     indices: Tensor,
-    sm_scale: float,
+    sm_scale: Tensor | float,
     d_v: int = 512,
     attn_sink: Tensor | None = None,
     topk_length: Tensor | None = None,
@@ -231,15 +251,11 @@ def flash_mla_sparse_fwd(
     Raises:
         RuntimeError: Shapes, dtypes, strides, or nothing here can compute it.
     """
-    check_axes("q", q, "s_q, h_q, d")
-    check_axes("kv", kv, "s_kv, h_kv, d")
-    check_axes("indices", indices, "s_q, h_kv, topk")
     check(kv.size(1) == 1, "kv.shape[1] (h_kv)", kv.size(1), 1)
     check(indices.size(1) == 1, "indices.shape[1] (h_kv)", indices.size(1), 1)
     check(d_v == _LATENT_DIM, "d_v", d_v, _LATENT_DIM)
     scale = checked_scale("sm_scale", sm_scale)
-    out, lse, max_logits = run(
-        sparse_latent_attention,
+    out, lse, max_logits = sparse_latent_attention(
         q,
         kv,
         indices[:, 0],
@@ -267,8 +283,7 @@ def _sparse_decode(
 ) -> tuple[Tensor, Tensor]:
     cache, format = _packed_cache("k_cache", k_cache)
     extra, extra_format = (None, "rows") if extra_k_cache is None else _packed_cache("extra_k_cache", extra_k_cache)
-    return run(
-        sparse_latent_attention,
+    return sparse_latent_attention(
         q,
         cache,
         indices,

@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted, from_gate
 from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantized_attention
-from fovea.compat._arguments import bound, check, check_axes, checked_scale, refuse, rows, run
+from fovea._words import renamed
+from fovea.compat._arguments import bound, check, checked_scale, refuse, rows
 
 __all__ = [
     "qk_int8_sv_f16_accum_f16_attn",
@@ -42,25 +44,55 @@ class _Call(NamedTuple):
 
     tensor_layout: str
     is_causal: bool
-    sm_scale: float | None
+    sm_scale: Tensor | float | None
     return_lse: bool = False
 
     def options(self, head_dim: int) -> dict[str, Any]:
-        scale = head_dim**-0.5 if self.sm_scale is None else checked_scale("sm_scale", self.sm_scale)
+        scale = checked_scale("sm_scale", self.sm_scale)
+        scale = head_dim**-0.5 if scale is None and head_dim else scale
         return {"causal": self.is_causal, "anchor": "top_left", "scale": scale}
 
 
+_PLAIN = adapted({"scale": "sm_scale", "causal": "is_causal"}, error=RuntimeError)
+_FLAT = "total, head, d"
+_KERNEL_NAMES = {
+    "qk.q": "query",
+    "qk.k": "key",
+    "v.v": "value",
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "out": "output",
+    "qk.q_scale": "query_scale",
+    "qk.k_scale": "key_scale",
+    "q_scale": "query_scale",
+    "k_scale": "key_scale",
+    "v_mean": "value_mean",
+    "v.mean": "value_mean",
+    "scale": "sm_scale",
+    "causal": "is_causal",
+}
+# By how errors of tokens before heads say an axis: how "HND" says it.
+_HEADS_FIRST = {
+    f"{name}.shape[{ours}]": f"{name}.shape[{theirs}]"
+    for name in ("q", "k", "v", "qk.q", "qk.k", "v.v", "out")
+    for ours, theirs in ((1, 2), (2, 1))
+} | {"[batch, seq, head, head_dim]": "[batch, head, seq, head_dim]"}
+_KERNEL = adapted(
+    _KERNEL_NAMES, axes={"query_scale": "batch, head, groups", "key_scale": "batch, kv_head, groups"}, error=RuntimeError
+)
 _HEAD_DIMS = (64, 96, 128, 256)
 _GRANULARITIES: dict[str, Literal["warp", "thread"]] = {"per_warp": "warp", "per_thread": "thread"}
 
 
+@_PLAIN
 def sageattn(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     tensor_layout: str = "HND",
     is_causal: bool = False,
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     return_lse: bool = False,
 ) -> _Result:
     """8-bit attention of a fixed batch.
@@ -78,6 +110,7 @@ def sageattn(
     return _attend(q, k, v, _Call(tensor_layout, is_causal, sm_scale, return_lse))
 
 
+@_PLAIN
 def sageattn_qk_int8_pv_fp16_cuda(
     q: Tensor,
     k: Tensor,
@@ -85,7 +118,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     pv_accum_dtype: str = "fp32",
     smooth_k: bool = True,
     smooth_v: bool = False,
@@ -105,6 +138,7 @@ def sageattn_qk_int8_pv_fp16_cuda(
     )
 
 
+@_PLAIN
 def sageattn_qk_int8_pv_fp16_triton(
     q: Tensor,
     k: Tensor,
@@ -113,7 +147,7 @@ def sageattn_qk_int8_pv_fp16_triton(
     quantization_backend: str = "triton",
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     smooth_k: bool = True,
     return_lse: bool = False,
 ) -> _Result:
@@ -123,6 +157,7 @@ def sageattn_qk_int8_pv_fp16_triton(
     return _attend(q, k, v, _Call(tensor_layout, is_causal, sm_scale, return_lse), granularity="block", smooth_k=smooth_k)
 
 
+@_PLAIN
 def sageattn_qk_int8_pv_fp8_cuda(
     q: Tensor,
     k: Tensor,
@@ -130,7 +165,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     pv_accum_dtype: str = "fp32+fp16",
     smooth_k: bool = True,
     smooth_v: bool = False,
@@ -144,6 +179,7 @@ def sageattn_qk_int8_pv_fp8_cuda(
     )
 
 
+@_PLAIN
 def sageattn_qk_int8_pv_fp8_cuda_sm90(
     q: Tensor,
     k: Tensor,
@@ -151,7 +187,7 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     tensor_layout: str = "HND",
     is_causal: bool = False,
     qk_quant_gran: str = "per_thread",
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     pv_accum_dtype: str = "fp32+fp32",
     smooth_k: bool = True,
     return_lse: bool = False,
@@ -164,6 +200,11 @@ def sageattn_qk_int8_pv_fp8_cuda_sm90(
     )
 
 
+@adapted(
+    {"scale": "sm_scale", "causal": "is_causal"},
+    axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_q": "batch + 1", "cu_seqlens_k": "batch + 1"},
+    error=RuntimeError,
+)
 def sageattn_varlen(
     q: Tensor,
     k: Tensor,
@@ -173,7 +214,7 @@ def sageattn_varlen(
     max_seqlen_q: Tensor | int,
     max_seqlen_k: Tensor | int,
     is_causal: bool = False,
-    sm_scale: float | None = None,
+    sm_scale: Tensor | float | None = None,
     smooth_k: bool = True,
 ) -> Tensor:
     """8-bit attention of a ragged batch: rows ``cu[b]`` to ``cu[b + 1] - 1`` belong to sequence b.
@@ -181,9 +222,8 @@ def sageattn_varlen(
     q is ``[total_q, head, d]``, k and v are ``[total_k, kv_head, d]``. Keys are smoothed by the mean of their own sequence;
     SageAttention takes that of all sequences.
     """
-    check_axes("q", q, "total_q, head, d")
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    bounds = {"max_seqlen_q": bound(max_seqlen_q), "max_seqlen_k": bound(max_seqlen_k)}
+    bounds = {"max_seqlen_q": bound(max_seqlen_q, "max_seqlen_q"), "max_seqlen_k": bound(max_seqlen_k, "max_seqlen_k")}
     call = _Call("", is_causal, sm_scale)
     out: Tensor = _run(q, k, v, call.options(q.shape[-1]), granularity="block", smooth_k=smooth_k, **lengths, **bounds)
     return out
@@ -192,6 +232,7 @@ def sageattn_varlen(
 # ---- kernels on quantised tensors ----------------------------------------------------------------------------------------------
 
 
+@_KERNEL
 def qk_int8_sv_f16_accum_f32_attn(
     query: Tensor,
     key: Tensor,
@@ -202,7 +243,7 @@ def qk_int8_sv_f16_accum_f32_attn(
     tensor_layout: int,
     is_causal: int,
     qk_quant_gran: int,
-    sm_scale: float,
+    sm_scale: Tensor | float,
     return_lse: int,
 ) -> Tensor:
     """Attention on tensors that are quantised already; writes ``output``.
@@ -227,6 +268,7 @@ qk_int8_sv_f16_accum_f16_attn = qk_int8_sv_f16_accum_f32_attn
 qk_int8_sv_f16_accum_f16_attn_inst_buf = qk_int8_sv_f16_accum_f32_attn
 
 
+@_KERNEL
 def qk_int8_sv_f16_accum_f16_fuse_v_mean_attn(
     query: Tensor,
     key: Tensor,
@@ -238,10 +280,11 @@ def qk_int8_sv_f16_accum_f16_fuse_v_mean_attn(
     tensor_layout: int,
     is_causal: int,
     qk_quant_gran: int,
-    sm_scale: float,
+    sm_scale: Tensor | float,
     return_lse: int,
 ) -> Tensor:
-    """:func:`qk_int8_sv_f16_accum_f32_attn`, to whose result ``value_mean``, ``[batch, kv_head, d]``, is added."""
+    """:func:`qk_int8_sv_f16_accum_f32_attn`, to whose result ``value_mean``, ``[batch, kv_head, d]`` in the dtype of ``output`` or
+    float32, is added."""
     kernel = _Kernel(tensor_layout, is_causal, qk_quant_gran, sm_scale, return_lse)
     return kernel((query, key, value), output, (query_scale, key_scale), value_mean)
 
@@ -260,7 +303,6 @@ class _Kernel(NamedTuple):
     ) -> Tensor:
         check(self.tensor_layout in (0, 1), "tensor_layout", self.tensor_layout, "0 (NHD) or 1 (HND)")
         check(self.qk_quant_gran in (2, 3), "qk_quant_gran", self.qk_quant_gran, "2 (per warp) or 3 (per thread)")
-        check(scales[0].dim() == 3, "query_scale.rank", scales[0].dim(), "3 ([batch, head, groups])")
         layout = "HND" if self.tensor_layout == 1 else "NHD"
         named = zip(("query", "key", "value", "output"), (*tensors, output), strict=True)
         query, key, value, out = (_rows_first(name, x, layout) for name, x in named)
@@ -268,10 +310,17 @@ class _Kernel(NamedTuple):
         warps = scales[0].shape[2] // groups_of_warp // max(1, -(-query.shape[1] // 128))  # of 128 rows
         granularity: Literal["warp", "thread"] = "warp" if self.qk_quant_gran == 2 else "thread"
         qk = QuantizedQk(query, key, *scales, granularity=granularity, warp_rows=16 if warps == 8 else 32)
+        if value_mean is not None:
+            dtypes = (output.dtype, torch.float32)
+            check(value_mean.dtype in dtypes, "value_mean.dtype", value_mean.dtype, f"{output.dtype}, as output, or torch.float32")
+            value_mean = value_mean.float()
         lse = scales[0].new_empty(query.shape[0], query.shape[2], query.shape[1]) if self.return_lse else None
         options: dict[str, Any] = {"causal": bool(self.is_causal), "anchor": "top_left"}
         options["scale"] = checked_scale("sm_scale", self.sm_scale)
-        run(quantized_attention, qk, QuantizedV(value, mean=value_mean), **options, out=out, lse=lse)
+        try:
+            quantized_attention(qk, QuantizedV(value, mean=value_mean), **options, out=out, lse=lse)
+        except ValueError as error:
+            raise _in_layout(error, layout) from None
         return scales[0].new_empty(0) if lse is None else lse.mul_(math.log2(math.e))
 
 
@@ -281,7 +330,10 @@ class _Kernel(NamedTuple):
 def _attend(q: Tensor, k: Tensor, v: Tensor, call: _Call, **options: Any) -> _Result:
     _check_one_of("tensor_layout", call.tensor_layout, ("HND", "NHD"))
     tensors = (_rows_first(name, x, call.tensor_layout) for name, x in (("q", q), ("k", k), ("v", v)))
-    result = _run(*tensors, call.options(q.shape[-1]), return_lse=call.return_lse, **options)
+    try:
+        result = _run(*tensors, call.options(q.shape[-1]), return_lse=call.return_lse, **options)
+    except ValueError as error:
+        raise _in_layout(error, call.tensor_layout) from None
     out, lse = result if call.return_lse else (result, None)
     out = out.transpose(1, 2) if call.tensor_layout == "HND" else out
     return out if lse is None else (out, lse)
@@ -291,9 +343,11 @@ def _run(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any], **options: Any) 
     """Rows are padded with zeros to the next head dim, which changes no score."""
     dim = q.shape[-1]
     check(0 < dim <= _HEAD_DIMS[-1], "q.shape (head_dim)", dim, f"1 to {_HEAD_DIMS[-1]}")
+    for name, x in (("k", k), ("v", v)):
+        check(x.shape[-1] == dim, f"{name}.shape (head_dim)", x.shape[-1], f"{dim} (head_dim of q)")
     more = next(larger for larger in _HEAD_DIMS if larger >= dim) - dim
     padded = (torch.nn.functional.pad(x, (0, more)) if more else rows(x) for x in (q, k, v))
-    result = run(quantize_and_attend, *padded, **call, **options)
+    result = quantize_and_attend(*padded, **call, **options)
     if not more:
         return result
     return (result[0][..., :dim], result[1]) if isinstance(result, tuple) else result[..., :dim]
@@ -301,8 +355,13 @@ def _run(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any], **options: Any) 
 
 def _rows_first(name: str, tensor: Tensor, layout: str) -> Tensor:
     """``[batch, seq, head, d]``."""
-    check_axes(name, tensor, "batch, head, seq, d" if layout == "HND" else "batch, seq, head, d")
+    axes = "batch, head, seq, d" if layout == "HND" else "batch, seq, head, d"
+    check(tensor.dim() == 4, f"{name}.rank", tensor.dim(), f"4 ([{axes}])")
     return tensor.transpose(1, 2) if layout == "HND" else tensor
+
+
+def _in_layout(error: ValueError, layout: str) -> ValueError:
+    return from_gate(ValueError(renamed(str(error), _HEADS_FIRST if layout == "HND" else {})))
 
 
 def _granularity(name: str) -> Literal["warp", "thread"]:

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from fovea._calls import adapted
 from fovea.compat._arguments import check, refuse
-from fovea.compat._flash_attn import Cache, Ragged, Scores, appended, cached, dense, paged_varlen
+from fovea.compat._flash_attn import Ragged, Scores, dense, paged_varlen
+from fovea.compat._flash_attn_append import appended
+from fovea.compat._flash_attn_cache import Cache
+from fovea.compat._flash_attn_kvcache import cached
 
 __all__ = [
     "flash_attn_func",
@@ -21,8 +24,14 @@ __all__ = [
 ]
 
 _Result = Tensor | tuple[Tensor, Tensor, Tensor]
+_Window = tuple[int | Tensor, int | Tensor]
 _NAMES = {"scale": "softmax_scale", "window": "window_size"}
-_ROWS = "batch, seq, head, head_dim"
+_PAGES = {"k_cache": "k", "v_cache": "v", "kv_len": "cu_seqlens_k.diff()", "max_kv_len": "max_seqlen_k"}
+_PACKED = {"q": "qkv", "k": "qkv", "v": "qkv"}
+_PACKED_KV = {"k": "kv", "v": "kv"}
+_ROWS, _FLAT = "batch, seq, head, head_dim", "total, head, head_dim"
+_CACHE = "blocks or batch, page or seq, kv_head, head_dim"
+_ENDS = "batch + 1"
 
 
 @adapted(_NAMES, axes={"q": _ROWS, "k": _ROWS, "v": _ROWS}, error=RuntimeError)
@@ -33,7 +42,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -64,13 +73,13 @@ def flash_attn_func(
     return _result(*dense(q, k, v, scores, return_lse=return_attn_probs))
 
 
-@adapted({"q": "qkv", "k": "qkv", "v": "qkv"}, axes={"qkv": "batch, seq, 3, head, head_dim"}, error=RuntimeError)
+@adapted(_PACKED, axes={"qkv": "batch, seq, 3, head, head_dim"}, error=RuntimeError)
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -82,13 +91,14 @@ def flash_attn_qkvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
+@adapted(_PACKED_KV, axes={"q": _ROWS, "kv": "batch, seq, 2, head, head_dim"}, error=RuntimeError)
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -100,18 +110,23 @@ def flash_attn_kvpacked_func(
     return flash_attn_func(q, k, v, *options)
 
 
+@adapted(
+    _NAMES | _PAGES,
+    axes={"q": _FLAT, "k": (_FLAT, _CACHE), "v": (_FLAT, _CACHE), "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS},
+    error=RuntimeError,
+)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: Tensor | int,
+    max_seqlen_k: Tensor | int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -140,14 +155,20 @@ def flash_attn_varlen_func(
     return _result(out, lse if return_attn_probs else None)
 
 
+@adapted(
+    _PACKED
+    | {"cu_seqlens_q": "cu_seqlens", "cu_seqlens_k": "cu_seqlens", "max_seqlen_q": "max_seqlen", "max_seqlen_k": "max_seqlen"},
+    axes={"qkv": "total, 3, head, head_dim", "cu_seqlens": _ENDS},
+    error=RuntimeError,
+)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: Tensor | int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -159,17 +180,18 @@ def flash_attn_varlen_qkvpacked_func(
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
 
 
+@adapted(_PACKED_KV, axes={"q": _FLAT, "kv": "total, 2, head, head_dim"}, error=RuntimeError)
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: Tensor | int,
+    max_seqlen_k: Tensor | int,
     dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
@@ -181,6 +203,11 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
+@adapted(
+    _NAMES | {"kv_len": "cache_seqlens"},
+    axes={"q": _ROWS, "k_cache": _CACHE, "v_cache": _CACHE, "k": _ROWS, "v": _ROWS, "block_table": "batch, max_blocks"},
+    error=RuntimeError,
+)
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -193,9 +220,9 @@ def flash_attn_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
+    softmax_scale: Tensor | float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: _Window = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Tensor | None = None,
@@ -213,7 +240,7 @@ def flash_attn_with_kvcache(
             theirs, ``cache_seqlens`` and after; without a mask all queries are turned to ``cache_seqlens``. rotary_sin likewise.
         cache_seqlens: int32 ``[batch]``, or one number: the tokens in the cache before this call's. None: a full cache, or with k
             an empty one.
-        cache_batch_idx: int32 ``[batch]``: the row of a dense cache of each sequence.
+        cache_batch_idx: int32 ``[batch]``: the row of each sequence in a dense cache, or in the block table.
         cache_leftpad: None.
         block_table: int32 ``[batch, max_blocks]``.
         rotary_interleaved: Whether neighbours are turned (0 and 1, 2 and 3, ..), or halves (0 and rotary_dim / 2, ..).
@@ -240,7 +267,6 @@ def _refuse(dropout_p: float, alibi_slopes: Tensor | None) -> None:
 def _parts(name: str, packed: Tensor, count: int) -> tuple[Tensor, ...]:
     """q, k and v, or k and v, of a packed tensor ``[.., count, head, d]``."""
     axis = packed.dim() - 3
-    check(axis in (1, 2), f"{name}.rank", packed.dim(), f"5 ([batch, seq, {count}, head, d]) or 4 ([total, {count}, head, d])")
     check(packed.shape[axis] == count, f"{name}.shape[{axis}]", packed.shape[axis], count)
     return packed.unbind(axis)
 
