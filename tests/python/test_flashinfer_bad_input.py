@@ -25,6 +25,7 @@ TABLES = [
     ({"indptr": numbers()}, r"indptr\.shape\[0\]: got 0, want 1 or more \(batch \+ 1\)"),
     ({"indptr": numbers(0, 2, 6)}, r"indices\.shape\[0\]: got 5, want 6 or more \(indptr\[-1\]\)"),
     ({"indptr": numbers(0, 2, 1 << 40, dtype=torch.int64)}, r"indptr\[2\]: got 1099511627776, want at most 2147483647"),
+    ({"indices": numbers(0, 1, 2, 3, 4).to("meta")}, r"indices\.device: got meta, want one with numbers"),
     ({"indices": torch.zeros(5)}, r"indices\.dtype: got torch\.float32"),
     ({"page_size": 0}, r"page_size: got 0, want 1 to 2147483647"),
     ({"page_size": -4}, r"page_size: got -4, want 1 to 2147483647"),
@@ -66,6 +67,7 @@ def test_ragged_batches_that_plan_refuses(q_ends, k_ends, text):
 SHAPES = [
     ({"num_qo_heads": 3}, ValueError, r"^num_qo_heads: got 3, want a multiple of 2 \(num_kv_heads\)"),
     ({"num_kv_heads": 0}, ValueError, r"^num_kv_heads: got 0, want 1 to 65535"),
+    ({"head_dim": 0}, ValueError, r"^head_dim\w*: got 0, want 1 to 65535"),
     ({"head_dim": 20}, NotImplementedError, r"head_dim\w*: got 20, want a multiple of 8 up to 256"),
     ({"head_dim": -8}, ValueError, r"^head_dim\w*: got -8, want 1 to 65535"),
     ({"q_data_type": "int32"}, ValueError, r"^q_data_type: got torch\.int32, want torch\.float32 or "),
@@ -124,6 +126,11 @@ def test_a_forward_that_is_refused_leaves_the_scores_of_the_plan():
     assert not torch.equal(wrapper.forward(q, pages.cache), before)
 
 
+def test_rows_of_a_long_batch_are_counted_in_more_than_the_dtype_of_its_ends():
+    sequences, positions = flashinfer.get_batch_indices_positions(torch.tensor([0, 3], dtype=torch.uint8), numbers(9), 300)
+    assert sequences.tolist() == [0] * 3 + [-1] * 297 and positions.tolist() == [6, 7, 8] + [-1] * 297
+
+
 def test_page_numbers_beyond_int32_are_no_pages():
     pages = Pages([5, 9])
     pages.indices = pages.indices.long()
@@ -147,7 +154,14 @@ def test_page_numbers_beyond_int32_are_no_pages():
         ({"sinks": torch.zeros(3)}, ValueError, "sinks.shape: got [3], want [4]"),
         ({"k_scale": 0.0}, ValueError, "k_scale: got 0.0, want a finite number other than 0"),
         ({"q_scale": float("inf")}, ValueError, "q_scale: got inf, want a finite number other than 0"),
-        ({"v_scale": float("nan")}, ValueError, "v_scale: got nan, want a finite number"),
+        ({"v_scale": float("nan")}, ValueError, "v_scale: got nan, want at most 3.4e+38 in magnitude"),
+        (
+            {"paged_kv_cache": torch.zeros(7, 2, 4, KV_HEADS, DIM).half()},
+            ValueError,
+            "paged_kv_cache[0].dtype: got torch.float16, want ",
+        ),
+        ({"lse": torch.zeros(6).as_strided((2, HEADS), (1, 1))}, ValueError, "lse.strides: got [1, 1], want an element of memory "),
+        ({"v_scale": 1e39}, ValueError, "v_scale: got 1e+39, want at most 3.4e+38 in magnitude"),
         ({"window_left": "all"}, TypeError, "window_left: got 'all', want an int or None"),
         ({"softmax_scale": 1.0}, TypeError, "BatchDecodeWithPagedKVCacheWrapper.run() got "),
     ],
@@ -184,10 +198,13 @@ APPENDS = [
     ({"kv_indices": numbers(0, 1, -1, 3, 4)}, r"kv_indices\[2\]: got -1, want 0 to 6 \(pages of paged_kv_cache\)"),
     ({"kv_indices": numbers(0, 1, 1 << 32, 3, 4, dtype=torch.int64)}, r"kv_indices\[2\]: got 4294967296, want 0 to 6"),
     ({"kv_indptr": numbers(0, 0, 5)}, r"positions\[0\]: got 0, want a page for it \(sequence 0 has none\)"),
+    ({"kv_indptr": numbers(-1, 2, 5)}, r"kv_indptr\[0\]: got -1, want 0 or more"),
     ({"kv_indptr": numbers(0, 3, 1)}, r"kv_indptr\[2\]: got 1, want 3 or more \(kv_indptr\[1\]\)"),
     ({"append_key": torch.ones(2, 1, DIM)}, r"paged_kv_cache\S* \(kv_head\): got 2, want 1"),
     ({"append_key": torch.ones(2, DIM)}, r"append_key\.rank: got 2, want 3 \(\[rows, head, head_dim\]\)"),
     ({"append_value": torch.ones(2, KV_HEADS, DIM).half()}, r"paged_kv_cache\.dtype: got torch\.float32, want torch\.float16 or "),
+    ({"kv_indptr": numbers(0, 2, 5).to("meta")}, r"kv_indptr\.device: got meta, want cpu"),
+    ({"kv_last_page_len": numbers(1, 1).to_sparse()}, r"kv_last_page_len\.layout: got torch\.sparse_coo, want torch\.strided"),
     ({"kv_layout": "NDH"}, r"kv_layout: got 'NDH', want 'NHD' or 'HND'"),
 ]
 
@@ -229,6 +246,7 @@ def test_rows_without_a_place_are_skipped_where_nobody_looks(monkeypatch):
     ("arguments", "text"),
     [
         ((numbers(0, 2), numbers(5, 6), 2), r"seq_lens\.shape\[0\]: got 2, want 1 \(sequences of append_indptr\)"),
+        ((numbers(0, 2), numbers(5).to("meta"), 2), r"seq_lens\.device: got meta, want one with numbers"),
         ((numbers(0, 2), numbers(5), -1), r"nnz: got -1, want 0 to "),
         ((numbers(-2, 2), numbers(5), 2), r"append_indptr\[0\]: got -2, want 0 or more"),
         ((torch.tensor([0.0, 2.0]), numbers(5), 2), r"append_indptr\.dtype: got torch\.float32"),
@@ -259,10 +277,20 @@ V, S = torch.zeros(3, HEADS, DIM), torch.zeros(3, HEADS)
 
 
 def test_merging_into_what_cannot_be_written():
+    room = torch.zeros(204)
     for v, s, error, text in (
         (V[:1].expand(3, -1, -1), S, ValueError, r"^v\.strides: got \[0, 16, 1\], want an element of memory for each"),
         (V.clone(), S[:, :1].expand(-1, HEADS), ValueError, r"^s\.strides: got \[4, 0\], want an element of memory for each"),
-        (V.clone().requires_grad_(), S.clone(), NotImplementedError, r"^v: got a leaf that requires a gradient"),
+        (
+            torch.zeros(99).as_strided(V.shape, (16, 8, 1)),
+            S,
+            ValueError,
+            r"^v\.strides: got \[16, 8, 1\], want an element of memory",
+        ),
+        (V.clone(), S.to(torch.float8_e4m3fn), ValueError, r"^s\.dtype: got torch\.float8_e4m3fn, want torch\.float32"),
+        (room[:192].view(V.shape), room[190:202].view(S.shape), ValueError, "^s: got memory of v, want memory of its own"),
+        (V.clone(), S.int(), ValueError, r"^s\.dtype: got torch\.int32, want torch\.float32"),
+        (V.clone().requires_grad_(), S.clone(), NotImplementedError, r"^v\.requires_grad: got True, want False"),
     ):
         with pytest.raises(error, match=text):
             flashinfer.merge_state_in_place(v, s, V, S)
@@ -296,10 +324,11 @@ def test_other_functions_say_the_names_of_their_arguments(function, arguments, e
             ({"kv_layout": "x"}, r"kv_layout: got 'x'"),
             ({"o_dtype": torch.int32}, r"o_dtype: got torch\.int32, want a floating-point dtype"),
             ({"sm_scale": 0.0}, r"sm_scale: got 0, want another number"),
+            ({"q": V[..., :0], "k": V[..., :0]}, r"q\.shape\S* \(head_dim_qk\): got 0, want 1 or more"),
             ({"logits_soft_cap": -2.0}, r"logits_soft_cap: got -2, want "),
         ):
             with pytest.raises(ValueError, match=f"^{words}"):
-                function(V, V, V, **options)
+                function(**{"q": V, "k": V, "v": V} | options)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_what_contradicts_itself():
     wrapper = planned_decode(pages)
     with pytest.raises(ValueError, match=r"^q\.dtype: got torch\.float16, want torch\.float32, as planned$"):
         wrapper.run(q.half(), pages.cache)
-    with pytest.raises(ValueError, match=r"^k\.shape\[-2:\].*: got \(4, 16\), want \(2, 16\), as planned$"):
+    with pytest.raises(ValueError, match=r"^paged_kv_cache\[0\]\.shape\[-2:\].*: got \(4, 16\), want \(2, 16\), as planned$"):
         wrapper.run(q, tuple(x.transpose(1, 2) for x in pages.cache))
     with pytest.raises(ValueError, match=r"^paged_kv_cache \(page size\): got 3, want 4, as planned$"):
         wrapper.run(q, tuple(x[:, :3] for x in pages.cache))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._library import wants_gradients
 from fovea.compat.flashinfer._scales import is_e4m3
-from fovea.compat.flashinfer._terms import Result, want
+from fovea.compat.flashinfer._terms import Result, want, want_apart, want_writable
 
 LOG2E = math.log2(math.e)
 
@@ -63,8 +63,8 @@ class Output(NamedTuple):
             _expect("out", self.out, (*rows, v.shape[-1]), self.dtype, q)
         if self.lse is not None:
             _expect("lse", self.lse, tuple(rows) if self.layout == "NH" else tuple(reversed(rows)), torch.float32, q)
-            if type(self.out) is Tensor and not torch.compiler.is_compiling():
-                _want_apart(self.out, self.lse)
+            if self.out is not None:
+                want_apart("out", self.out, "lse", self.lse)
         for name, tensor in (("out", self.out), ("lse", self.lse)):
             if tensor is not None and wants_gradients(q, k, v, tensor):
                 raise NotImplementedError(f"{name}: got a tensor, want None where a gradient is wanted (or torch.no_grad())")
@@ -93,10 +93,4 @@ def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtyp
     want(tuple(tensor.shape) == shape, f"{name}.shape", list(tensor.shape), list(shape))
     want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, dtype)
     want(tensor.device == like.device, f"{name}.device", tensor.device, like.device)
-
-
-def _want_apart(out: Tensor, lse: Tensor) -> None:
-    """The lse is written last. Views with gaps may interleave."""
-    if out.is_contiguous() and lse.is_contiguous():
-        begin, other = out.data_ptr(), lse.data_ptr()
-        want(not (begin < other + lse.nbytes and other < begin + out.nbytes), "lse", "memory of out", "memory of its own")
+    want_writable(name, tensor)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plan() takes, checked: numbers on the host, and heads, dims and dtypes that run() computes."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,8 +17,13 @@ _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 INT32_MAX = (1 << 31) - 1
 
 
-def want_integers(**tensors: Tensor) -> None:
+def want_integers(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> None:
+    """Whether tensors hold integers, on a device if that is given, and otherwise on any that has their numbers."""
     for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            want(False, f"{name}.layout", tensor.layout, "torch.strided")
+        if tensor.is_meta if device is None else tensor.device != device:
+            want(False, f"{name}.device", tensor.device, device or "one with numbers")
         if tensor.dtype not in _INTEGERS and tensor.numel():  # torch.tensor([]) is of float32
             want(False, f"{name}.dtype", tensor.dtype, "torch.int32, or another dtype of integers")
 
@@ -29,7 +35,7 @@ def int32_of(numbers: Tensor) -> Tensor:
 
 def checked_indptr(name: str, indptr: Tensor) -> Tensor:
     """int64 ``[batch + 1]`` on the host: numbers from 0 on that do not decrease. Waits for the device of the tensor."""
-    want_integers(**{name: indptr})
+    want_integers({name: indptr})
     ends = indptr.to("cpu", torch.int64)
     want(len(ends) > 0, f"{name}.shape[0]", 0, "1 or more (batch + 1)")
     falls = ends[1:] < ends[:-1]
@@ -46,7 +52,7 @@ def longest(ends: Tensor) -> int:
 
 def checked_lengths(counts: Tensor, name: str, last_page_len: Tensor, page_size: int) -> Tensor:
     """The tokens of each sequence, int64 on the host. counts: its pages, from a checked indptr; name: that of last_page_len."""
-    want_integers(**{name: last_page_len})
+    want_integers({name: last_page_len})
     want_sizes(INT32_MAX, page_size=page_size)
     last = last_page_len.to("cpu", torch.int64)
     want(len(last) == len(counts), f"{name}.shape[0]", len(last), f"{len(counts)} (sequences of the indptr)")
@@ -76,7 +82,7 @@ class PageList(NamedTuple):
     def of(cls, prefix: str, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int) -> "PageList":
         """prefix: what the names of the three begin with."""
         ends = checked_indptr(f"{prefix}indptr", indptr)
-        want_integers(**{f"{prefix}indices": indices})
+        want_integers({f"{prefix}indices": indices})
         total, counts = int(ends[-1]), ends.diff()
         want(total <= len(indices), f"{prefix}indices.shape[0]", len(indices), f"{total} or more ({prefix}indptr[-1])")
         lengths = checked_lengths(counts, f"{prefix}last_page_len", last_page_len, page_size)
@@ -110,7 +116,8 @@ class Shape(NamedTuple):
             raise NotImplementedError(f"o_data_type: got {out}, want {wanted} (of q in {q_dtype})")
         return cls(*heads, *dims, q_dtype, kv_dtype, written)
 
-    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def check(self, q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "v")) -> None:
+        """names: those of k and v."""
         if (q.dtype, k.dtype, v.dtype) == (self.q_dtype, self.kv_dtype, self.kv_dtype) and (
             (*q.shape[-2:], *k.shape[-2:], *v.shape[-2:])
             == (self.q_heads, self.dim_qk, self.kv_heads, self.dim_qk, self.kv_heads, self.dim_v)
@@ -118,8 +125,8 @@ class Shape(NamedTuple):
             return  # before any text is made, which takes longer than the call
         planned = {
             "q": (q, self.q_dtype, (self.q_heads, self.dim_qk)),
-            "k": (k, self.kv_dtype, (self.kv_heads, self.dim_qk)),
-            "v": (v, self.kv_dtype, (self.kv_heads, self.dim_v)),
+            names[0]: (k, self.kv_dtype, (self.kv_heads, self.dim_qk)),
+            names[1]: (v, self.kv_dtype, (self.kv_heads, self.dim_v)),
         }
         for name, (tensor, dtype, shape) in planned.items():
             want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, f"{dtype}, as planned")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fovea.compat.flashinfer._terms import EIGHT_BITS, refuse_variants, want
 
+_LARGEST = torch.finfo(torch.float32).max
 Scale = Tensor | float | None
 
 
@@ -55,7 +56,7 @@ class Scales(NamedTuple):
         """The number that multiplies out, where v's dtype has no scale of its own."""
         if self.v is None or isinstance(self.v, Tensor):
             return 1.0
-        want(math.isfinite(self.v), "v_scale", self.v, "a finite number")
+        want(abs(self.v) <= _LARGEST, "v_scale", self.v, f"at most {_LARGEST:.2g} in magnitude")
         return 1.0 if is_e4m3(v) else self.v
 
     def over_pages(self, kv_heads: int) -> "Scales":

@@ -49,6 +49,33 @@ def want_sizes(most: int, **sizes: int) -> None:
         want(1 <= size <= most, name, size, f"1 to {most}")
 
 
+def want_writable(name: str, tensor: Tensor) -> None:
+    """Whether each element of a tensor has memory of its own."""
+    if tensor.is_contiguous():
+        return
+    span = 1  # of the dimensions with smaller strides
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
+        if stride < span and tensor.numel():
+            want(False, f"{name}.strides", list(tensor.stride()), "an element of memory for each of the tensor")
+        span += stride * (size - 1)
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether tensors stand for those of a later run: they have no numbers and no address."""
+    if torch.compiler.is_compiling():
+        return True
+    return any(tensor.is_meta or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
+
+
+def want_apart(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Whether two outputs, of which the other one is written last, share no memory. Views with gaps may interleave."""
+    if is_traced(tensor, other) or not (tensor.is_contiguous() and other.is_contiguous()):
+        return
+    begin, other_begin = tensor.data_ptr(), other.data_ptr()
+    apart = begin >= other_begin + other.nbytes or other_begin >= begin + tensor.nbytes
+    want(apart, other_name, f"memory of {name}", "memory of its own")
+
+
 def checked_layout(kv_layout: str) -> str:
     if kv_layout not in ("NHD", "HND"):
         want(False, "kv_layout", repr(kv_layout), "'NHD' or 'HND'")
@@ -116,6 +143,6 @@ class Scores(NamedTuple):
 
     def options(self, head_dim: int, factor: float) -> dict[str, Any]:
         """factor: what the scales of q and k multiply the scores by."""
-        scale = head_dim**-0.5 if self.sm_scale is None else self.sm_scale
+        scale = max(head_dim, 1) ** -0.5 if self.sm_scale is None else self.sm_scale  # Fovea refuses the dim 0 by name
         window = None if self.window_left < 0 else (self.window_left, None)
         return {"causal": self.causal, "window": window, "scale": scale * factor, "softcap": self.logits_soft_cap or 0.0}

@@ -26,6 +26,8 @@ class Wrapper:
 
     def __init__(self, workspace: Tensor, kv_layout: str, buffers: Buffers | None) -> None:
         """buffers: In CUDA-graph mode those that the caller gives, by their names; None otherwise. The workspace is not used."""
+        want(workspace.layout == torch.strided, "float_workspace_buffer.layout", workspace.layout, "torch.strided")
+        want(not workspace.is_quantized, "float_workspace_buffer.dtype", workspace.dtype, "a plain one")
         self.device = workspace.device
         self._kv_layout = checked_layout(kv_layout)
         self._buffers: dict[str, Tensor] = {}
@@ -151,7 +153,7 @@ class PagedWrapper(Wrapper):
         """options: sink, cu_seqlens_q, max_seqlen_q."""
         k, v = pages_of(cache, self._kv_layout)
         shape, table = self._shape, self._table
-        shape.check(q, k, v)
+        shape.check(q, k, v, ("paged_kv_cache[0]", "paged_kv_cache[1]"))
         if k.shape[1] != self._page_size:
             want(False, "paged_kv_cache (page size)", k.shape[1], f"{self._page_size}, as planned")
         if q.dtype != self._reads[0]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """flashinfer.cascade over Fovea: merging attention over disjoint sets of keys. All log-sum-exps are to base 2."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,11 +10,12 @@ from fovea import _merge
 from fovea._calls import adapted
 from fovea._library import wants_gradients
 from fovea.compat.flashinfer._output import LOG2E
-from fovea.compat.flashinfer._terms import ROWS, want
+from fovea.compat.flashinfer._terms import ROWS, want, want_apart, want_writable
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
 _LSE = "rows, head"
+_LSE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _PARTS = {"v": "rows, parts, head, head_dim", "s": "rows, parts, head"}
 
 
@@ -22,7 +25,7 @@ _PARTS = {"v": "rows, parts, head, head_dim", "s": "rows, parts, head"}
 )
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
     """Two parts ``[seq, head, dim]`` with lses float32 ``[seq, head]``: out and lse of both together."""
-    return _merged([v_a, v_b], [s_a, s_b])
+    return _merged([v_a, v_b], [s_a, s_b], ("s_a", "s_b"))
 
 
 @adapted(
@@ -32,14 +35,14 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """Merges a part into another one. mask, bool ``[seq]``: which rows change; None is all."""
     for name, tensor in (("v", v), ("s", s)):
-        overlaps = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        want(not overlaps, f"{name}.strides", list(tensor.stride()), "an element of memory for each of the tensor")
-        if tensor.is_leaf and wants_gradients(tensor):
-            raise NotImplementedError(f"{name}: got a leaf that requires a gradient, want another tensor (or torch.no_grad())")
+        want_writable(name, tensor)
+        if wants_gradients(tensor):
+            raise NotImplementedError(f"{name}.requires_grad: got True, want False (or torch.no_grad()): it is written in place")
+    want_apart("v", v, "s", s)
     if mask is not None:
         want(mask.shape[0] == v.shape[0], "mask.shape[0]", mask.shape[0], f"{v.shape[0]} (v.shape[0])")
         want(mask.device == v.device, "mask.device", mask.device, f"{v.device} (of v)")
-    out, lse = _merged([v, v_other], [s, s_other])
+    out, lse = _merged([v, v_other], [s, s_other], ("s", "s_other"))
     if mask is not None:
         chosen = mask.bool()[:, None]
         out, lse = torch.where(chosen[..., None], out, v), torch.where(chosen, lse, s)
@@ -52,9 +55,11 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """Any number of parts: ``[seq, parts, head, dim]`` and float32 ``[seq, parts, head]``."""
     want(v.shape[1] >= 1, "v.shape[1] (parts)", 0, "1 or more")
     want(v.shape[1] == s.shape[1], "s.shape[1]", s.shape[1], f"{v.shape[1]} (parts of v)")
-    return _merged(list(v.unbind(1)), list(s.unbind(1)))
+    return _merged(list(v.unbind(1)), list(s.unbind(1)), ["s"] * s.shape[1])
 
 
-def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _merged(outs: list[Tensor], lses: list[Tensor], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    for name, lse in zip(names, lses, strict=True):
+        want(lse.dtype in _LSE_DTYPES, f"{name}.dtype", lse.dtype, "torch.float32")
     out, lse = _merge.merge_states(outs, [lse.float() / LOG2E for lse in lses])
     return out, lse * LOG2E

@@ -161,7 +161,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         no_positions(pos_encoding_mode)
         refuse("the last query is the last token", window_right=window_right)
         want_sizes(65535, q_len_per_req=q_len_per_req, head_dim=head_dim)
-        causal = q_len_per_req > 1
+        causal = bool(q_len_per_req > 1)
         if is_causal not in (None, causal):
             raise NotImplementedError(f"is_causal: got {is_causal}, want None or {causal} (q_len_per_req is {q_len_per_req})")
         if self.is_cuda_graph_enabled and self._queries not in (0, q_len_per_req):

@@ -13,7 +13,7 @@ from fovea._calls import adapted
 from fovea._paged import paged_cache_append
 from fovea.compat._arguments import rows
 from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, want_integers
-from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, pages_of, want, want_sizes
+from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, is_traced, pages_of, want, want_sizes
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
@@ -37,7 +37,7 @@ _APPEND_AXES = {
 
 def _is_known(*tensors: Tensor) -> bool:
     """Whether Python may look at the numbers of tensors without a wait: they are on the CPU, and no tracer's."""
-    return not torch.compiler.is_compiling() and all(type(tensor) is Tensor and tensor.is_cpu for tensor in tensors)
+    return all(tensor.is_cpu for tensor in tensors) and not is_traced(*tensors)
 
 
 @adapted(axes={"kv_indptr": INDPTR, "kv_last_page_len": "batch"})
@@ -46,7 +46,7 @@ def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) ->
     if _is_known(kv_indptr, kv_last_page_len):
         ends = checked_indptr("kv_indptr", kv_indptr)
         return checked_lengths(ends.diff(), "kv_last_page_len", kv_last_page_len, page_size).to(torch.int32)
-    want_integers(kv_indptr=kv_indptr, kv_last_page_len=kv_last_page_len)
+    want_integers({"kv_indptr": kv_indptr, "kv_last_page_len": kv_last_page_len}, kv_indptr.device)
     want_sizes(INT32_MAX, page_size=page_size)
     batch = kv_indptr.shape[0] - 1
     want(kv_last_page_len.shape[0] == batch, "kv_last_page_len.shape[0]", kv_last_page_len.shape[0], f"{batch} (of kv_indptr)")
@@ -73,20 +73,21 @@ def get_batch_indices_positions(
     Returns:
         Two int32 tensors ``[nnz]``.
     """
-    want_integers(append_indptr=append_indptr, seq_lens=seq_lens)
+    want_integers({"append_indptr": append_indptr}, append_indptr.device)
+    want_integers({"seq_lens": seq_lens}, append_indptr.device if append_indptr.is_meta else None)
     batch, buffers = append_indptr.shape[0] - 1, {"batch_indices": batch_indices, "positions": positions}
     want(batch >= 0, "append_indptr.shape[0]", 0, "1 or more (batch + 1)")
     want(seq_lens.shape[0] == batch, "seq_lens.shape[0]", seq_lens.shape[0], f"{batch} (sequences of append_indptr)")
     want(0 <= nnz <= INT32_MAX, "nnz", nnz, f"0 to {INT32_MAX}")
     for name, buffer in buffers.items():
         if buffer is not None:
-            want_integers(**{name: buffer})
+            want_integers({name: buffer}, append_indptr.device)
             want(buffer.shape[0] >= nnz, f"{name}.shape[0]", buffer.shape[0], f"{nnz} or more (nnz)")
     if _is_known(append_indptr):
         checked_indptr("append_indptr", append_indptr)
-    row = torch.arange(nnz, dtype=append_indptr.dtype, device=append_indptr.device)
+    row = torch.arange(nnz, device=append_indptr.device)
     if batch:
-        end, seq_lens = append_indptr[1:].contiguous(), seq_lens.to(append_indptr.device)
+        end, seq_lens = append_indptr[1:].long().contiguous(), seq_lens.to(append_indptr.device)
         sequence = torch.searchsorted(end, row, right=True)
         known = sequence.clamp(max=batch - 1)
         inside = (sequence < batch) & (row >= append_indptr[0])
@@ -122,8 +123,11 @@ def append_paged_kv_cache(
             no page is an error on the CPU, where nothing is written then; on a GPU it is skipped.
         kv_last_page_len: Taken; positions say more.
     """
-    want_integers(batch_indices=batch_indices, positions=positions, kv_indices=kv_indices, kv_indptr=kv_indptr)
     k_cache, v_cache = pages_of(paged_kv_cache, kv_layout)
+    want_integers(
+        {"batch_indices": batch_indices, "positions": positions, "kv_indices": kv_indices, "kv_indptr": kv_indptr}, k_cache.device
+    )
+    want_integers({"kv_last_page_len": kv_last_page_len}, k_cache.device)
     count, batch, listed = append_key.shape[0], kv_indptr.shape[0] - 1, kv_indices.shape[0]
     want(batch >= 0, "kv_indptr.shape[0]", 0, "1 or more (batch + 1)")
     for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
@@ -135,16 +139,15 @@ def append_paged_kv_cache(
         entry, number, has_page = sequence, sequence, torch.zeros_like(sequence, dtype=torch.bool)
     else:
         known = sequence.clamp(0, batch - 1)
-        first, end = (kv_indptr.long()[known + more].clamp(0, listed) for more in (0, 1))
-        entry = first + position.clamp(min=0) // page
+        first, end = (kv_indptr.long()[known + more].clamp(-1, listed) for more in (0, 1))
+        entry = first.clamp(min=0) + position.clamp(min=0) // page
         number = kv_indices[entry.clamp(max=listed - 1)].long()
-        has_page = (sequence >= 0) & (sequence < batch) & (position >= 0) & (entry < end)
+        has_page = (sequence >= 0) & (sequence < batch) & (position >= 0) & (first >= 0) & (entry < end)
     written = has_page & (number >= 0) & (number < k_cache.shape[0])
     if _is_known(batch_indices, positions, kv_indices, kv_indptr):
-        wrong = ~written & (sequence >= 0)
+        ends, wrong = checked_indptr("kv_indptr", kv_indptr), ~written & (sequence >= 0)
+        want(int(ends[-1]) <= listed, "kv_indices.shape[0]", listed, f"{int(ends[-1])} or more (kv_indptr[-1])")
         if bool(wrong.any()):
-            ends = checked_indptr("kv_indptr", kv_indptr)
-            want(int(ends[-1]) <= listed, "kv_indices.shape[0]", listed, f"{int(ends[-1])} or more (kv_indptr[-1])")
             at = int(wrong.nonzero()[0])
             _refuse_row(at, int(sequence[at]), int(position[at]), page, ends)
             blocks = k_cache.shape[0] - 1
