@@ -225,7 +225,7 @@ def test_rows_without_a_place_are_skipped_where_nobody_looks(monkeypatch):
     """As on a GPU: every index that torch's kernels get is one that they have, and no other sequence's page is written."""
     from fovea.compat.flashinfer import page
 
-    monkeypatch.setattr(page, "_is_known", lambda *tensors: False)
+    monkeypatch.setattr(page, "readable", lambda *tensors: False)
     pages = Pages([5, 9])
     pages.indices = torch.tensor([0, 1, 2, 77, -3], dtype=torch.int32)
     cache = torch.zeros(7, 2, 4, KV_HEADS, DIM)

@@ -55,9 +55,16 @@ def refuse(why: str, **arguments: Any) -> None:
         raise NotImplementedError(f"{name}: got {got}, want {0 if isinstance(value, int | float) else None} ({why})")
 
 
-def readable(tensor: Tensor) -> bool:
+def traced(*tensors: Tensor) -> bool:
+    """Whether tensors stand for those of a later run: they have no numbers and no address."""
+    if torch.compiler.is_compiling():
+        return True
+    return any(tensor.is_meta or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
+
+
+def readable(*tensors: Tensor) -> bool:
     """Whether a check may look at the numbers: without a wait for a device, and without a tracer's graph that ends there."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return all(tensor.is_cpu for tensor in tensors) and not traced(*tensors)
 
 
 def rows(tensor: Tensor) -> Tensor:

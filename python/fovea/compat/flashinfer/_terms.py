@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fovea.compat._arguments import refuse
+from fovea.compat._arguments import refuse, traced
 
 NO_ROPE = "Fovea applies no positions; rotate q and k first"
 NO_MASK = "Fovea's masks are bands: causal and window_left"
@@ -60,16 +60,9 @@ def want_writable(name: str, tensor: Tensor) -> None:
         span += stride * (size - 1)
 
 
-def is_traced(*tensors: Tensor) -> bool:
-    """Whether tensors stand for those of a later run: they have no numbers and no address."""
-    if torch.compiler.is_compiling():
-        return True
-    return any(tensor.is_meta or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
-
-
 def want_apart(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """Whether two outputs, of which the other one is written last, share no memory. Views with gaps may interleave."""
-    if is_traced(tensor, other) or not (tensor.is_contiguous() and other.is_contiguous()):
+    if traced(tensor, other) or not (tensor.is_contiguous() and other.is_contiguous()):
         return
     begin, other_begin = tensor.data_ptr(), other.data_ptr()
     apart = begin >= other_begin + other.nbytes or other_begin >= begin + tensor.nbytes

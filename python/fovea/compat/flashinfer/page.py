@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fovea._calls import adapted
 from fovea._paged import paged_cache_append
-from fovea.compat._arguments import rows
+from fovea.compat._arguments import readable, rows
 from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, want_integers
-from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, is_traced, pages_of, want, want_sizes
+from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, pages_of, want, want_sizes
 
 __all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
@@ -35,15 +35,10 @@ _APPEND_AXES = {
 }
 
 
-def _is_known(*tensors: Tensor) -> bool:
-    """Whether Python may look at the numbers of tensors without a wait: they are on the CPU, and no tracer's."""
-    return all(tensor.is_cpu for tensor in tensors) and not is_traced(*tensors)
-
-
 @adapted(axes={"kv_indptr": INDPTR, "kv_last_page_len": "batch"})
 def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
     """The tokens of each sequence, int32 ``[batch]``. A sequence without pages has none."""
-    if _is_known(kv_indptr, kv_last_page_len):
+    if readable(kv_indptr, kv_last_page_len):
         ends = checked_indptr("kv_indptr", kv_indptr)
         return checked_lengths(ends.diff(), "kv_last_page_len", kv_last_page_len, page_size).to(torch.int32)
     want_integers({"kv_indptr": kv_indptr, "kv_last_page_len": kv_last_page_len}, kv_indptr.device)
@@ -83,7 +78,7 @@ def get_batch_indices_positions(
         if buffer is not None:
             want_integers({name: buffer}, append_indptr.device)
             want(buffer.shape[0] >= nnz, f"{name}.shape[0]", buffer.shape[0], f"{nnz} or more (nnz)")
-    if _is_known(append_indptr):
+    if readable(append_indptr):
         checked_indptr("append_indptr", append_indptr)
     row = torch.arange(nnz, device=append_indptr.device)
     if batch:
@@ -144,7 +139,7 @@ def append_paged_kv_cache(
         number = kv_indices[entry.clamp(max=listed - 1)].long()
         has_page = (sequence >= 0) & (sequence < batch) & (position >= 0) & (first >= 0) & (entry < end)
     written = has_page & (number >= 0) & (number < k_cache.shape[0])
-    if _is_known(batch_indices, positions, kv_indices, kv_indptr):
+    if readable(batch_indices, positions, kv_indices, kv_indptr):
         ends, wrong = checked_indptr("kv_indptr", kv_indptr), ~written & (sequence >= 0)
         want(int(ends[-1]) <= listed, "kv_indices.shape[0]", listed, f"{int(ends[-1])} or more (kv_indptr[-1])")
         if bool(wrong.any()):
