@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate around public functions under names of their own: drop-ins, and what is distributed."""
 
+import importlib
 import inspect
 import math
 import re
+import typing
 from typing import Any, Literal
 
 import pytest
@@ -61,7 +63,7 @@ class Holder:
         return self.rows[index]
 
 
-def refusal(function, *args, **kwargs):
+def refusal(function, /, *args, **kwargs):
     with pytest.raises(Exception) as caught:
         function(*args, **kwargs)
     return type(caught.value), str(caught.value)
@@ -259,3 +261,63 @@ def test_extents_are_at_the_places_of_the_callers_layout():
     )
     assert refusal(attention, heads, heads, heads[:, :2])[1].startswith("value.shape[1] (kv_head): got 2, want 4")
     assert "k is [batch, seq, head, head_dim]" in refusal(flash_attn.flash_attn_func, Q, Q[:, :, :3], Q[:, :, :3])[1]
+
+
+MODULES = (
+    "fovea",
+    "fovea.distributed",
+    "fovea.compat",
+    "fovea.compat.custom_attn",
+    "fovea.compat.flash_attn",
+    "fovea.compat.flash_attn.bert_padding",
+    "fovea.compat.flash_attn_interface",
+    "fovea.compat.flash_mla",
+    "fovea.compat.flashinfer",
+    "fovea.compat.flashinfer.cascade",
+    "fovea.compat.flashinfer.decode",
+    "fovea.compat.flashinfer.page",
+    "fovea.compat.flashinfer.prefill",
+    "fovea.compat.sageattention",
+)
+RECORDS = ("CacheFormat", "Device", "Implementation", "FlashMLASchedMeta")  # which functions fill
+
+
+def public_functions():
+    """Functions, methods and constructors that the package shows, each once, with the arguments before those of the caller."""
+    for name in MODULES:
+        module = importlib.import_module(name)
+        own = [
+            shown for shown, item in vars(module).items() if getattr(item, "__module__", "") == name and not shown.startswith("_")
+        ]
+        for item in (getattr(module, shown) for shown in getattr(module, "__all__", own)):
+            if inspect.isfunction(item):
+                yield item, ()
+            elif inspect.isclass(item):
+                skipped = {"__init__"} if item.__name__ in RECORDS else set()
+                methods = {key: value for key, value in vars(item).items() if not key.startswith("_") or key == "__init__"}
+                yield from (
+                    (value, (object(),)) for key, value in methods.items() if inspect.isfunction(value) and key not in skipped
+                )
+
+
+def wrong_call(function, before):
+    """The first argument that has a type, and a call that gives something else for it and for all that are needed."""
+    hints = typing.get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())[len(before) :]
+    typed = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    typed = [each for each in typed if hints.get(each.name, Any) is not Any]
+    needed = [
+        each.name for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    return (typed[0].name, dict.fromkeys([*needed, typed[0].name], object())) if typed else (None, {})
+
+
+def test_every_public_function_has_a_gate():
+    names = set()
+    for function, before in public_functions():
+        name, call = wrong_call(function, before)
+        if name is not None:
+            kind, text = refusal(function, *before, **call)
+            assert kind is TypeError and text.startswith(f"{name}: got object, want "), (function.__qualname__, text)
+            names.add(function.__qualname__)
+    assert len(names) > 80 and {"attention", "Layout.__init__", "sageattn", "unpad_input", "flash_mla_sparse_fwd"} <= names
