@@ -7,29 +7,14 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", minversion="5.23")
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AttentionInterface, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import fovea.integrations.transformers
 from examples_as_modules import load
+from fovea.integrations._continuous_batching import decode
+from tiny_models import MODELS
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)),
-}
 GREEDY = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=2, pad_token_id=0)
 PAGES = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 24}
 
@@ -62,7 +47,7 @@ def decode_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["fovea", "paged|fovea"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "gpt_oss"])
 @pytest.mark.filterwarnings("ignore:The `paged:FutureWarning")
 def test_continuous_batching(name, attention, decode_steps):
     """Prompts longer than a step, so that prefill is cut, mixed with decode, then decode alone: there over block tables."""
@@ -75,7 +60,7 @@ def test_continuous_batching(name, attention, decode_steps):
     )
     assert [result.generated_tokens for result in results.values()] == want
     assert model.config._attn_implementation == "fovea"
-    assert any(len(lengths) == 4 for lengths in decode_steps) == (name == "llama")
+    assert any(len(lengths) == 4 for lengths in decode_steps) == (name in ("llama", "qwen3"))
 
 
 def test_block_tables_can_be_turned_off(decode_steps):
@@ -90,27 +75,30 @@ def test_block_tables_can_be_turned_off(decode_steps):
 
 def test_padding_sequences_of_a_decode_step():
     """Sequences of length 0 fill a batch for a CUDA graph; their block table names no block."""
-    from fovea.integrations._continuous_batching import _decode
-
     cache = torch.full((3, 2, 4, 2, 16), torch.nan).unbind(1)
-    q, k, v = torch.randn(3, 4, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16)
-    table = torch.tensor([[2, -1], [-1, -1], [-1, -1]], dtype=torch.int32)
-    options = {"window": (None, 0), "scale": None, "softcap": 0.0, "sink": None}
-    out = _decode(q, (k, v), cache, table, torch.tensor([1, 0, 0], dtype=torch.int32), options)
-    torch.testing.assert_close(out[0], v[0].repeat_interleave(2, 0))
+    q, k, v = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16), torch.randn(1, 3, 2, 16)
+    call = {
+        "k_cache": cache[0],
+        "v_cache": cache[1],
+        "block_table": torch.tensor([[2, -1], [-1, -1], [-1, -1]], dtype=torch.int32),
+        "cu_seq_lens_k": torch.tensor([0, 1, 1, 1], dtype=torch.int32),
+    }
+    out = decode(q, (k, v), call, {"window": (None, 0), "scale": None, "softcap": 0.0, "sink": None})[0]
+    torch.testing.assert_close(out[0], v[0, 0].repeat_interleave(2, 0))
     assert not out[1:].any()
     stored = ~cache[0].isnan().all(-1).all(-1)
     assert stored.sum() == 1 and stored[2, 0]
 
 
 def test_other_caches_are_refused():
-    model = MODELS["llama"]()
-    model.set_attn_implementation("fovea")
-    with pytest.raises(NotImplementedError, match=r"^cache: got object, want a PagedAttentionCache"):
-        model(torch.randint(3, 97, (1, 4)), cache=object())
+    q, model = torch.randn(1, 4, 1, 16), MODELS["llama"]()
+    with pytest.raises(TypeError, match=r"^cache: got object, want a transformers.PagedAttentionCache"):
+        AttentionInterface()["fovea"](model, q, q, q, None, cache=object())
+    with pytest.raises(NotImplementedError, match=r"^block_table: got one without k_cache and v_cache"):
+        AttentionInterface()["fovea"](model, q, q, q, None, block_table=torch.zeros(1, 1, dtype=torch.int32))
 
 
-def decode(generate, model, asked, steps, implementation=None):
+def through_engine(generate, model, asked, steps, implementation=None):
     """Through the engine of examples/generate.py; a sequence ends two steps before its neighbour does."""
     options = SimpleNamespace(implementation=implementation, blocks=32, page=4, max_new_tokens=steps)
     sequences = [generate.Sequence(str(row), list(tokens), len(tokens)) for row, tokens in enumerate(asked)]
@@ -130,7 +118,7 @@ def test_the_engine_of_the_example():
     model = MODELS["llama"]().eval()
     asked = prompts(9, 1, 4)
     want = eager_tokens(model, asked)
-    assert decode(load("generate"), model, asked, 12) == [tokens[: 12 - 2 * row] for row, tokens in enumerate(want)]
+    assert through_engine(load("generate"), model, asked, 12) == [tokens[: 12 - 2 * row] for row, tokens in enumerate(want)]
 
 
 def test_padded_steps_of_the_example():

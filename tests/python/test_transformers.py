@@ -7,69 +7,12 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    BertConfig,
-    BertModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel
 
 import fovea.integrations.transformers
 from fovea.integrations._row_bands import MaskRefused, row_bands
 from fovea.integrations._segments import Segments
-
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-WINDOW, CHUNK = 6, 5
-MODELS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SIZES, sliding_window=WINDOW, attn_logit_softcapping=5.0, query_pre_attn_scalar=16)
-    ),
-    "gpt_oss": lambda: GptOssForCausalLM(
-        GptOssConfig(
-            **SIZES,
-            sliding_window=WINDOW,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        )
-    ),
-    "llama4": lambda: Llama4ForCausalLM(
-        Llama4TextConfig(
-            **SIZES,
-            attention_chunk_size=CHUNK,
-            intermediate_size_mlp=96,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            interleave_moe_layer_step=2,
-            layer_types=["chunked_attention", "full_attention"],
-        )
-    ),
-}
-LENGTH = 17
+from tiny_models import LENGTH, MODELS, assert_same, assert_same_gradients, build, padded, positions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,41 +24,6 @@ def registered():
 def without_gradients():
     with torch.no_grad():
         yield
-
-
-def build(name):
-    """The same random weights twice: with Fovea's attention, and with eager attention."""
-    pair = []
-    for implementation in ("fovea", "eager"):
-        torch.manual_seed(3)
-        model = MODELS[name]().eval()
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("sinks"):
-                torch.nn.init.normal_(parameter)
-        model.set_attn_implementation(implementation)
-        pair.append(model)
-    return pair
-
-
-def padded(lengths, side):
-    """Token ids and their mask, padded on one side to LENGTH; a pad token holds a valid id, as generate() has it."""
-    ids, mask = torch.randint(3, 97, (len(lengths), LENGTH)), torch.zeros(len(lengths), LENGTH, dtype=torch.long)
-    for row, length in enumerate(lengths):
-        mask[row, LENGTH - length :] = 1 if side == "left" else 0
-        if side == "right":
-            mask[row, :length] = 1
-    return ids, mask
-
-
-def positions(mask):
-    return (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def assert_same(got, want, mask=None, atol=2e-5):
-    if mask is not None:
-        got, want = got[mask.bool()], want[mask.bool()]
-    assert not got.isnan().any()
-    torch.testing.assert_close(got, want, atol=atol, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,25 +54,6 @@ def test_padding_does_not_matter(name):
     assert_same(right[:, :9], alone)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", MODELS)
-def test_generate(name, cache):
-    model, eager = build(name)
-    ids, mask = padded([LENGTH, 4, 10], "left")
-    options = {
-        "max_new_tokens": 12,
-        "min_new_tokens": 12,
-        "do_sample": False,
-        "output_logits": True,
-        "return_dict_in_generate": True,
-    }
-    if cache == "static":
-        options["cache_implementation"] = "static"
-    got, want = (each.generate(input_ids=ids, attention_mask=mask, **options) for each in (model, eager))
-    assert torch.equal(got.sequences, want.sequences)
-    assert_same(torch.stack(got.logits), torch.stack(want.logits))
-
-
 def test_decode_after_right_padding_sees_around_the_hole():
     model, eager = build("llama")
     ids, mask = padded([LENGTH, 5], "right")
@@ -176,16 +65,6 @@ def test_decode_after_right_padding_sees_around_the_hole():
         results.append(
             each(ids[:, :1], attention_mask=longer, position_ids=next_positions, past_key_values=first.past_key_values).logits
         )
-    assert_same(*results)
-
-
-def test_chunked_prefill():
-    model, eager = build("mistral")
-    ids = torch.randint(3, 97, (2, LENGTH))
-    results = []
-    for each in (model, eager):
-        first = each(ids[:, :10], use_cache=True)
-        results.append(each(ids[:, 10:], past_key_values=first.past_key_values).logits)
     assert_same(*results)
 
 
@@ -269,8 +148,7 @@ def test_gradients(name):
     for model in models:
         with torch.enable_grad():
             model(ids, attention_mask=mask, labels=labels).loss.backward()
-    for (path, got), want in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+    assert_same_gradients(*models)
 
 
 def test_output_attentions_is_refused():
@@ -295,7 +173,7 @@ def test_bands_are_exact_for_every_small_mask():
             flat = torch.tensor([bits >> place & 1 for place in range(seq_q * seq_k)], dtype=torch.bool)
             mask = flat.view(1, seq_q, seq_k)
             try:
-                found = row_bands(lambda begin, end, mask=mask: mask[:, begin:end], 1, seq_q, seq_k)
+                found = row_bands(lambda begin, end, mask=mask: mask[:, begin:end], (1, seq_q, seq_k))
             except MaskRefused:
                 kinds["refused"] += 1
                 continue
@@ -331,7 +209,7 @@ def test_bands_beside_padding_are_never_refused():
         mask = (distance <= right) & (distance >= -left)
         mask[:, :before] = False
         mask[:, max(seq_k - after, 0) :] = False
-        (band,) = row_bands(lambda begin, end, mask=mask: mask[None, begin:end], 1, seq_q, seq_k)
+        (band,) = row_bands(lambda begin, end, mask=mask: mask[None, begin:end], (1, seq_q, seq_k))
         assert torch.equal(visible(band, seq_q, seq_k), mask)
 
 

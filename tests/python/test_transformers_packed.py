@@ -11,7 +11,7 @@ from transformers import AttentionInterface, LlamaForCausalLM, StaticCache
 
 import fovea.integrations.transformers
 from fovea.integrations._row_bands import MaskRefused
-from test_transformers import LENGTH, assert_same, build, padded, positions
+from tiny_models import LENGTH, assert_same, assert_same_gradients, build, padded, positions
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,8 +75,7 @@ def test_gradients_of_packed_sequences():
     models = build("mistral")
     for model in models:
         model(ids, position_ids=places, use_cache=False, labels=ids).loss.backward()
-    for (path, got), want in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+    assert_same_gradients(*models)
 
 
 # ---- chunked attention ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ _names: set[str] = set()
 def admit(name: str) -> None:
     """Lets continuous batching run an attention implementation as it runs flash attention.
 
-    The manager of transformers 5.23 asks whether a name is one of flash attention: those get lengths instead of masks, and block
-    tables for decode steps. This function makes the answer yes for a name of Fovea's. Older managers are left alone.
+    The manager of transformers 5.23 and later asks whether a name is one of flash attention: those get lengths instead of masks,
+    and block tables for decode steps. This function makes the answer yes for a name of Fovea's. Older managers are left alone.
     """
     if initialization is None:
         return
@@ -61,52 +61,33 @@ def _block_tables_on_every_device(ensure: Any) -> Any:
 
 
 @torch.compiler.disable
-def over_pages(
-    layer: int, q: Tensor, new: tuple[Tensor, Tensor], cache: PagedAttentionCache, cu_seqlens_q: Tensor, call: dict[str, Any]
-) -> Tensor:
-    """Attention of new tokens over what the cache has of their sequences, and writes them into the cache.
+def update(cache: PagedAttentionCache, layer: int, k: Tensor, v: Tensor, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """What the models do by themselves from transformers 5.24 on: lets the cache take a layer's new keys and values.
 
     Args:
-        layer: The layer's number.
-        q: ``[1, head, tokens, dim]``.
-        new: Their keys and values ``[1, kv_head, tokens, dim]``.
-        cu_seqlens_q: The sequences of the tokens.
-        call: What the manager passes to every layer, and fovea's options: window, scale, softcap, sink, implementation.
+        call: What the manager passes to every layer. Afterwards it says what is this layer's.
 
     Returns:
-        ``[1, tokens, head, dim]``.
+        The keys and values that the cache has of the sequences, or with a block table the new ones, which are not stored yet.
     """
-    options = {name: call[name] for name in ("window", "scale", "softcap", "sink")}
-    given: dict[str, Any] = {
-        name: call.get(name) for name in ("cu_seq_lens_k", "max_length_k", "block_table", "read_index", "write_index")
-    }
-    k, v = cache.update(key_states=new[0], value_states=new[1], layer_idx=layer, kwargs=given)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (q, k, v))
-    cu_seqlens_k = given["cu_seq_lens_k"]
-    if given["block_table"] is not None:
-        pages = given["k_cache"], given["v_cache"]
-        return _decode(q, (k, v), pages, given["block_table"], cu_seqlens_k.diff(), options)[None]
-    lengths: dict[str, Any] = {
-        "cu_seqlens_q": cu_seqlens_q.to(torch.int32),
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": call.get("max_length_q"),
-        "max_seqlen_k": given["max_length_k"],
-    }
-    return fovea.attention(q, k, v, **lengths, **options, implementation=call["implementation"])[None]
+    return cache.update(key_states=k, value_states=v, layer_idx=layer, kwargs=call)
 
 
-def _decode(
-    q: Tensor,
-    new: tuple[Tensor, Tensor],
-    cache: tuple[Tensor, Tensor],
-    block_table: Tensor,
-    kv_len: Tensor,
-    options: dict[str, Any],
-) -> Tensor:
-    """One token of each sequence, appended and attended from. Sequences of length 0 pad the batch: nothing of theirs is stored."""
-    page = cache[0].shape[1]
+@torch.compiler.disable
+def decode(q: Tensor, new: tuple[Tensor, Tensor], call: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """One token of each sequence, ``[1, tokens, head, dim]``: appended to the cache, and attended from.
+
+    Sequences of length 0 pad the batch. Nothing of theirs is stored.
+    """
+    if call.get("k_cache") is None or call.get("v_cache") is None:
+        raise NotImplementedError(
+            "block_table: got one without k_cache and v_cache, want those that the cache's update() leaves beside it"
+        )
+    cache: tuple[Tensor, Tensor] = call["k_cache"], call["v_cache"]
+    block_table, kv_len, page = call["block_table"], call["cu_seq_lens_k"].diff(), cache[0].shape[1]
     position = kv_len.long() - 1
     block = block_table.gather(1, (position.clamp(min=0) // page)[:, None])[:, 0]
     slots = torch.where(position < 0, -1, block * page + position % page)
-    fovea.paged_cache_append(*new, *cache, slots)
-    return fovea.paged_attention(q, *cache, block_table, kv_len, **options)
+    fovea.paged_cache_append(new[0][0], new[1][0], *cache, slots)
+    options = {name: option for name, option in options.items() if name != "implementation"}  # that of dense attention
+    return fovea.paged_attention(q[0], *cache, block_table, kv_len, **options)[None]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fovea.integrations._segments import Segments, common_band, segments
 
-_ROWS_AT_ONCE = 256  # of the mask: a long prompt's mask is never held whole
+_AT_ONCE = 1 << 24  # values of the mask: a long prompt's mask is never held whole
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,32 @@ class RowBand:
     right: int | None
 
 
+_BLIND = RowBand(slice(0, 0), slice(0, 0), None, None)
+"""No query sees a key."""
+
+
 class MaskRefused(NotImplementedError):
     """The mask is not a band of visible keys beside padding."""
 
 
-def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int) -> tuple[RowBand, ...] | Segments:
+def row_bands(visible: Callable[[int, int], Tensor], shape: tuple[int, int, int]) -> tuple[RowBand, ...] | Segments:
     """The bands of a mask given in pieces, or where its rows have no such band, sequences within them.
 
     Args:
         visible: The mask's rows from and to a query, bool ``[batch, rows, seq_k]``, True where the query sees the key.
-        batch, seq_q, seq_k: The mask's shape.
+        shape: ``(batch, seq_q, seq_k)``.
 
     Raises:
         MaskRefused: The visible keys are neither.
     """
+    batch, seq_q, seq_k = shape
+    if batch * seq_q * seq_k == 0:
+        return (_BLIND,) * batch
     seen = torch.zeros(batch, seq_k, dtype=torch.bool)
     ranges = []
-    for begin in range(0, seq_q, _ROWS_AT_ONCE):
-        piece = visible(begin, min(begin + _ROWS_AT_ONCE, seq_q)).cpu()
+    rows = max(1, _AT_ONCE // (batch * seq_k))
+    for begin in range(0, seq_q, rows):
+        piece = visible(begin, min(begin + rows, seq_q)).cpu()
         seen |= piece.any(dim=1)
         ranges.append(_ranges(piece))
     first, end, count = (torch.cat([piece[part] for piece in ranges], dim=1) for part in range(3))
@@ -55,6 +63,21 @@ def row_bands(visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq
         if found is None:
             raise
         return found
+
+
+def times_in_batch(made_for: tuple[int, int, int], shape: tuple[int, int, int]) -> int:
+    """How often the rows of a mask that was made for ``[batch, seq_q, seq_k]`` occur in a call's batch.
+
+    Raises:
+        ValueError: The mask is not one of the call's.
+    """
+    batch = made_for[0]
+    if made_for[1:] != shape[1:] or batch not in (1, shape[0]):
+        raise ValueError(
+            f"attention_mask: got one for {batch} rows of {made_for[1]} queries and {made_for[2]} keys, "
+            f"want one for {shape[0]} rows of {shape[1]} queries and {shape[2]} keys"
+        )
+    return 1 if batch == shape[0] else shape[0]
 
 
 def _ranges(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +94,7 @@ def _row_band(row: int, first: Tensor, end: Tensor, count: Tensor, seen: Tensor)
     """Finds the band, and proves it by computing every query's range back from it."""
     queries_that_see = count.nonzero().flatten()
     if len(queries_that_see) == 0:
-        return RowBand(slice(0, 0), slice(0, 0), None, None)
+        return _BLIND
     queries = slice(int(queries_that_see[0]), int(queries_that_see[-1]) + 1)
     keys = seen.nonzero().flatten()
     has_gaps = int(keys[-1]) - int(keys[0]) + 1 != len(keys)

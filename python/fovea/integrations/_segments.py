@@ -33,9 +33,27 @@ class Segments:
 
     def to(self, device: torch.device | str) -> Segments:
         """The same with its tensors on a device."""
+        if self.cu_seqlens_q.device == torch.device(device):
+            return self
         queries, keys = (None if tokens is None else tokens.to(device) for tokens in (self.queries, self.keys))
         cu_seqlens_q, cu_seqlens_k = self.cu_seqlens_q.to(device), self.cu_seqlens_k.to(device)
         return replace(self, queries=queries, keys=keys, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+    def repeat(self, times: int, seq_q: int, seq_k: int) -> Segments:
+        """Those of a batch that has these rows several times."""
+        row = torch.arange(times, device=self.cu_seqlens_q.device)[:, None]
+        queries, keys = (
+            None if tokens is None else (tokens + row * seq).flatten()
+            for tokens, seq in ((self.queries, seq_q), (self.keys, seq_k))
+        )
+        cu_seqlens_q, cu_seqlens_k = (repeat_lengths(cu_seqlens, times) for cu_seqlens in (self.cu_seqlens_q, self.cu_seqlens_k))
+        return replace(self, queries=queries, keys=keys, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+
+
+def repeat_lengths(cu_seqlens: Tensor, times: int) -> Tensor:
+    """cu_seqlens of the same sequences several times."""
+    end = cu_seqlens[-1:] * torch.arange(1, times + 1, dtype=cu_seqlens.dtype, device=cu_seqlens.device)[:, None]
+    return torch.cat([cu_seqlens[:1], (end - cu_seqlens[-1:] + cu_seqlens[1:]).flatten()])
 
 
 def segments(first: Tensor, end: Tensor, count: Tensor, seq_k: int) -> Segments | None:

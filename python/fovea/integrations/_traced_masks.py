@@ -8,7 +8,7 @@ transformers makes a mask from a function of indices. Which function it is, deci
   does not see the one before.
 * Of causal attention over a longer cache, each row of the batch has one run of keys, which ends at its last query.
 
-The lengths are a tensor ``[1, 1, 2, sequences + 1]`` in the mask's place: cu_seqlens of queries, then of keys.
+The lengths are an int32 tensor ``[1, 1, 2, sequences + 1]`` in the mask's place: cu_seqlens of queries, then of keys.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea.integrations._row_bands import MaskRefused
+from fovea.integrations._row_bands import MaskRefused, RowBand, times_in_batch
+from fovea.integrations._segments import repeat_lengths
 
 
 @dataclass
@@ -57,12 +58,12 @@ class TracedMask:
         token = torch.arange(total, device=self.device)
         if self.padding is None:
             cu_seqlens = _sorted(torch.where(begins.flatten(), token, total), total)
-            return torch.stack([cu_seqlens, cu_seqlens])[None, None]
+            return self._in_place_of_mask(torch.stack([cu_seqlens, cu_seqlens]))
         self._assert_one_run(self._tokens())
         blind = ~self.sees(place, place).flatten()
         begin = torch.where(begins.flatten() | blind, token, total)
         of_queries, of_keys = (torch.where(blind, end, total) for end in (token + 1, token))
-        return torch.stack([_sorted(torch.cat([begin, middle]), total) for middle in (of_queries, of_keys)])[None, None]
+        return self._in_place_of_mask(torch.stack([_sorted(torch.cat([begin, middle]), total) for middle in (of_queries, of_keys)]))
 
     def runs_of_cache(self) -> Tensor:
         """Lengths where a cache holds more keys. Each row of the batch is five sequences: queries that see nothing, keys before the
@@ -84,7 +85,10 @@ class TracedMask:
         queries = [skipped, none, count, none, self.seq_q - skipped - count]
         keys = [none, begin, end - begin, self.seq_k - end, none]
         lengths = torch.stack([torch.stack(each, dim=1).flatten() for each in (queries, keys)])
-        return torch.nn.functional.pad(lengths.cumsum(1), (1, 0)).to(torch.int32)[None, None]
+        return self._in_place_of_mask(torch.nn.functional.pad(lengths.cumsum(1), (1, 0)).to(torch.int32))
+
+    def _in_place_of_mask(self, cu_seqlens: Tensor) -> Tensor:
+        return in_place_of_mask(cu_seqlens, (self.batch, self.seq_q, self.seq_k))
 
     def _assert_one_run(self, tokens: Tensor) -> None:
         begins = tokens & ~torch.nn.functional.pad(tokens, (1, 0))[:, :-1]
@@ -115,6 +119,41 @@ def traced_mask(mask: TracedMask, local_size: int | None, use_vmap: bool, option
             "compiled model"
         )
     return mask.runs_of_cache()
+
+
+def in_place_of_mask(cu_seqlens: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """cu_seqlens of queries and of keys, ``[2, sequences + 1]``, as a tensor in the place of a mask ``[batch, seq_q, seq_k]``."""
+    mask = cu_seqlens[None, None]
+    mask._fovea_shape = shape  # type: ignore[attr-defined]
+    return mask
+
+
+def lengths_in_mask(mask: Tensor | None, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
+    """cu_seqlens of queries and of keys, for a call of this shape; None where another mask is given.
+
+    Raises:
+        ValueError: They are those of a mask of another shape.
+    """
+    made_for = getattr(mask, "_fovea_shape", None)
+    if mask is None or made_for is None:
+        return None
+    times = times_in_batch(made_for, shape)
+    of_queries, of_keys = mask[0, 0].unbind()
+    return (of_queries, of_keys) if times == 1 else (repeat_lengths(of_queries, times), repeat_lengths(of_keys, times))
+
+
+def lengths_of_single_queries(bands: tuple[RowBand, ...], seq_k: int) -> Tensor | None:
+    """cu_seqlens of one query in each row: keys before those it sees, the query with its keys, keys after them.
+
+    None where the keys have gaps.
+    """
+    queries, keys = [0], [0]
+    for band in bands:
+        if isinstance(band.keys, tuple):
+            return None
+        queries += [0, 1, 0]
+        keys += [band.keys.start, band.keys.stop - band.keys.start, seq_k - band.keys.stop]
+    return torch.tensor([queries, keys]).cumsum(1).to(torch.int32)
 
 
 def _sorted(boundaries: Tensor, total: int) -> Tensor:

@@ -10,18 +10,18 @@ chunked attention, softcap, attention sinks and grouped-query attention give wha
 compute exactly (dropout, attention weights as an output, biases, other masks) raises NotImplementedError. Queries that see no key,
 such as padding on the left, give zeros. Training works: attention is differentiable.
 
-``model.generate_batch`` (continuous batching, transformers 5.23) takes this name too, on every device. Decode steps read its paged
-cache in place, by block tables; in steps with longer queries transformers gathers the keys first. Models with sliding windows have
-no block tables there.
+``model.generate_batch`` (continuous batching, transformers 5.23 or newer) takes this name too, on every device. Decode steps read
+its paged cache in place, by block tables; in steps with longer queries transformers gathers the keys first. Models with sliding
+windows have no block tables there.
 
 ``torch.compile(model, fullgraph=True)`` and ``torch.export`` trace through, with and without a cache. Nobody can look at a mask's
 values then, so a compiled model refuses masks of the model's own when it is traced, and padding between tokens when it runs.
 Without a cache and an ``attention_mask``, its positions may restart, so its attention is that of a ragged batch.
 """
 
+import math
 from collections.abc import Callable
-from functools import cache, partial
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,15 +31,35 @@ from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import fovea
-from fovea._library import wants_gradients
+from fovea._calls import adapted
 from fovea.integrations import _continuous_batching
-from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands
-from fovea.integrations._segments import Segments
-from fovea.integrations._traced_masks import TracedMask, traced_mask
+from fovea.integrations._masked import NEED_EAGER, carrier, masked_attention
+from fovea.integrations._row_bands import MaskRefused, row_bands
+from fovea.integrations._traced_masks import (
+    TracedMask,
+    in_place_of_mask,
+    lengths_in_mask,
+    lengths_of_single_queries,
+    traced_mask,
+)
 
-_NEED_EAGER = "use attn_implementation='eager' for it"
+_LONGEST = 1 << 24  # tokens
+_MOST_VALUES = 1 << 40  # of a mask
+_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "scale": "scaling",
+    "sink": "s_aux",
+    "cu_seqlens_q": "cu_seq_lens_q",
+    "cu_seqlens_k": "cu_seq_lens_k",
+    "max_seqlen_q": "max_length_q",
+    "max_seqlen_k": "max_length_k",
+}
+"""Arguments of the attention interface, by those of fovea.attention."""
 
 
+@adapted()
 def register(name: str = "fovea", *, implementation: str | None = None) -> None:
     """Makes ``attn_implementation=name`` available to every model that uses transformers' attention interface.
 
@@ -52,6 +72,7 @@ def register(name: str = "fovea", *, implementation: str | None = None) -> None:
     _continuous_batching.admit(name)
 
 
+@adapted()
 def band_mask(
     *,
     batch_size: int,
@@ -66,15 +87,17 @@ def band_mask(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tensor | None:
-    """The mask interface: keeps what a mask is made of; the first layer reads it once for all.
+    """The mask interface: reads the mask, and returns a tensor that carries what the attention needs of it.
 
-    It rides on a tensor of one NaN with a mask's four dimensions: models pass it on as it is, and code that computes with it loses
-    what it carries and leaves NaN, which the attention refuses. A traced model gets lengths instead, or None.
+    Nothing of the caller's is kept. A traced model gets lengths instead, or None. A step that transformers may compile after it
+    made the mask gets lengths, too: one query over a static cache.
     """
+    shape = (batch_size, q_length, kv_length)
     if torch.compiler.is_compiling():
         offsets = (q_offset, kv_offset)
-        mask = TracedMask(batch_size, q_length, kv_length, *offsets, mask_function, attention_mask, device)
+        mask = TracedMask(*shape, *offsets, mask_function, attention_mask, device)
         return traced_mask(mask, local_size, use_vmap, options)
+    _check_extents(shape, kv_offset, attention_mask)
 
     def visible(begin: int, end: int) -> Tensor:
         piece = sdpa_mask(
@@ -93,11 +116,28 @@ def band_mask(
         assert piece is not None  # both ways to skip a mask are off
         return piece[:, 0]
 
-    return _keep(
-        torch.full((1, 1, 1, 1), torch.nan, device=device), cache(lambda: _bands(visible, batch_size, q_length, kv_length, device))
-    )
+    bands = row_bands(visible, shape)
+    may_be_compiled = q_length == 1 and not options.get("allow_is_causal_skip", True)
+    lengths = lengths_of_single_queries(bands, kv_length) if may_be_compiled and isinstance(bands, tuple) else None
+    return carrier(bands, shape, device) if lengths is None else in_place_of_mask(lengths.to(device), shape)
 
 
+def _check_extents(shape: tuple[int, int, int], kv_offset: int, attention_mask: Tensor | None) -> None:
+    names = ("batch_size", "q_length", "kv_length", "kv_offset")
+    for name, number in zip(names, (*shape, kv_offset), strict=True):
+        if not 0 <= number <= _LONGEST:
+            raise ValueError(f"{name}: got {number}, want 0 to {_LONGEST}")
+    if math.prod(shape) > _MOST_VALUES:
+        raise ValueError(f"batch_size * q_length * kv_length: got {math.prod(shape)}, want at most {_MOST_VALUES}, as each is read")
+    if attention_mask is None:
+        return
+    if attention_mask.dim() != 2 or attention_mask.shape[0] < shape[0]:
+        raise ValueError(f"attention_mask.shape: got {list(attention_mask.shape)}, want [{shape[0]}, keys] ([batch, keys])")
+    if attention_mask.is_floating_point():
+        raise ValueError(f"attention_mask.dtype: got {attention_mask.dtype}, want torch.bool or integers, not 0 where a token is")
+
+
+@adapted(_NAMES, axes=dict.fromkeys(("query", "key", "value"), "batch, head, seq, head_dim"))
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -123,7 +163,8 @@ def attention_forward(
     Returns:
         ``[batch, seq_q, head, dim]``, and None for the attention weights, which are never formed.
     """
-    _refuse_extras(dropout, cache, kwargs)
+    _refuse_extras(dropout, kwargs)
+    _check_shapes(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
@@ -132,64 +173,18 @@ def attention_forward(
         "implementation": implementation,
     }
     if cache is not None:
-        call = kwargs | options | {"window": _window(True, sliding_window)}
-        return _continuous_batching.over_pages(module.layer_idx, query, (key, value), cache, kwargs["cu_seq_lens_q"], call), None
+        key, value = _continuous_batching.update(cache, module.layer_idx, key, value, kwargs)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
-    lengths = _lengths(q, attention_mask, kwargs)
+    if kwargs.get("block_table") is not None:
+        return _continuous_batching.decode(q, (k, v), kwargs, options | {"window": _window(causal, sliding_window)}), None
+    lengths = _lengths(q, k, attention_mask, kwargs)
     if lengths is not None:
         flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
         out = fovea.attention(*flat, window=_window(causal, sliding_window), **lengths, **options)
         return out.unflatten(0, q.shape[:2]), None
     if attention_mask is None:
         return fovea.attention(q, k, v, window=_window_without_mask(q, k, causal, sliding_window), **options), None
-    bands = _bands_of(attention_mask, q, k)
-    if isinstance(bands, Segments):
-        return _over_segments(q, k, v, bands, options), None
-    return _over_bands(q, k, v, bands, options), None
-
-
-def _over_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, options: dict[str, Any]) -> Tensor:
-    flat = []
-    for tensor, tokens in ((q, segments.queries), (k, segments.keys), (v, segments.keys)):
-        rows = tensor.flatten(0, 1)
-        flat.append(rows if tokens is None else rows.index_select(0, tokens))
-    out = fovea.attention(
-        *flat,
-        cu_seqlens_q=segments.cu_seqlens_q,
-        cu_seqlens_k=segments.cu_seqlens_k,
-        max_seqlen_q=segments.longest[0],
-        max_seqlen_k=segments.longest[1],
-        window=segments.window,
-        anchor=segments.anchor,
-        **options,
-    )
-    if segments.queries is not None:
-        out = out.new_zeros(q.shape[0] * q.shape[1], *out.shape[1:]).index_copy(0, segments.queries, out)
-    return out.unflatten(0, q.shape[:2])
-
-
-def _over_bands(q: Tensor, k: Tensor, v: Tensor, bands: tuple[RowBand, ...], options: dict[str, Any]) -> Tensor:
-    differentiable = wants_gradients(q, k, v, options["sink"])
-    whole = all(band.queries == slice(0, q.shape[1]) for band in bands)
-    shape = (*q.shape[:-1], v.shape[-1])
-    out = q.new_empty(shape) if whole and not differentiable else q.new_zeros(shape)
-    for band, run in groupby(range(len(bands)), key=bands.__getitem__):
-        rows = list(run)
-        batch = slice(rows[0], rows[-1] + 1)
-        place = out[batch, band.queries]
-        given: dict[str, Any] = {} if differentiable else {"out": place}
-        result = fovea.attention(
-            q[batch, band.queries],
-            _take(k[batch], band.keys),
-            _take(v[batch], band.keys),
-            window=(band.left, band.right),
-            **given,
-            anchor="top_left",
-            **options,
-        )
-        if differentiable:
-            place.copy_(result)
-    return out
+    return masked_attention(q, k, v, attention_mask, options), None
 
 
 def _token_major(tensor: Tensor) -> Tensor:
@@ -197,23 +192,27 @@ def _token_major(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _take(tensor: Tensor, keys: slice | tuple[int, ...]) -> Tensor:
-    return tensor[:, keys] if isinstance(keys, slice) else tensor[:, list(keys)]
-
-
-def _refuse_extras(dropout: float, cache: Any, kwargs: dict[str, Any]) -> None:
+def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
     """What would change the result and is not computed here."""
     if dropout:
-        raise NotImplementedError(f"dropout: got {dropout}, want 0 ({_NEED_EAGER}, or model.eval())")
+        raise NotImplementedError(f"dropout: got {dropout}, want 0 ({NEED_EAGER}, or model.eval())")
     if kwargs.get("output_attentions"):
-        raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {_NEED_EAGER})")
+        raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {NEED_EAGER})")
     if kwargs.get("position_bias") is not None:
-        raise NotImplementedError(f"position_bias: got {type(kwargs['position_bias']).__name__}, want None ({_NEED_EAGER})")
-    if cache is not None and not isinstance(cache, PagedAttentionCache):
-        raise NotImplementedError(f"cache: got {type(cache).__name__}, want a PagedAttentionCache or None ({_NEED_EAGER})")
+        raise NotImplementedError(f"position_bias: got {type(kwargs['position_bias']).__name__}, want None ({NEED_EAGER})")
 
 
-def _lengths(q: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    (batch, heads, _, dim), kv_heads = query.shape, key.shape[1]
+    if key.shape[0] != batch or key.shape[3] != dim:
+        raise ValueError(f"key.shape: got {list(key.shape)}, want [{batch}, kv_head, seq, {dim}], batch and head_dim of query")
+    if value.shape[:3] != key.shape[:3]:
+        raise ValueError(f"value.shape: got {list(value.shape)}, want {[*key.shape[:3], 'head_dim']}, as key".replace("'", ""))
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise ValueError(f"key.shape[1] (kv_head): got {kv_heads}, want a divisor of {heads}, the heads of query")
+
+
+def _lengths(q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The lengths of a ragged batch: those that the caller gives, or those of a traced model's mask."""
     given = [kwargs.get(f"cu_seq_lens_{name}") for name in "qk"]
     if any(tensor is not None for tensor in given):
@@ -222,10 +221,11 @@ def _lengths(q: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> dict[str
                 raise ValueError(f"cu_seq_lens_{name}: got None, want a tensor, as the other of cu_seq_lens_q and cu_seq_lens_k")
         bounds = [_bound(kwargs.get(f"max_length_{name}")) for name in "qk"]
         given = [tensor.to(torch.int32) for tensor in given]
-    elif mask is not None and mask.dtype == torch.int32 and mask.shape[:3] == (1, 1, 2):
-        given, bounds = list(mask[0, 0].unbind()), [q.shape[1], None]
     else:
-        return None
+        lengths = lengths_in_mask(mask, (q.shape[0], q.shape[1], k.shape[1]))
+        if lengths is None:
+            return None
+        given, bounds = list(lengths), [q.shape[1], k.shape[1]]  # no sequence is longer than a row
     return {"cu_seqlens_q": given[0], "cu_seqlens_k": given[1], "max_seqlen_q": bounds[0], "max_seqlen_k": bounds[1]}
 
 
@@ -235,6 +235,8 @@ def _bound(length: Tensor | int | None) -> int | None:
 
 
 def _window(causal: bool, sliding_window: int | None) -> tuple[int | None, int | None] | None:
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window: got {sliding_window}, want 1 or more, or None")
     if causal:
         return None if sliding_window is None else sliding_window - 1, 0
     if sliding_window is not None:
@@ -256,41 +258,3 @@ def _window_without_mask(q: Tensor, k: Tensor, causal: bool, sliding_window: int
             f"attention_mask: got None for {seq_q} causal queries over {seq_k} keys, want a mask that says where they begin"
         )
     return _window(causal, sliding_window)
-
-
-def _bands_of(mask: Tensor, q: Tensor, k: Tensor) -> tuple[RowBand, ...] | Segments:
-    """The bands of what band_mask left on the mask, or those read off a 4-dimensional mask that the caller made."""
-    kept = getattr(mask, "_fovea_bands", None)
-    if kept is not None and kept[0] == _version(mask):
-        return kept[1]()
-    want = (q.shape[0], 1, q.shape[1], k.shape[1])
-    if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != want[2:] or mask.shape[0] not in (1, want[0]):
-        raise MaskRefused(f"attention_mask.shape: got {list(mask.shape)}, want {list(want)} ({_NEED_EAGER})")
-    if mask.dtype == torch.bool:
-        seen = mask
-    else:
-        seen = mask == 0
-        if not (seen | (mask <= torch.finfo(mask.dtype).min)).all():
-            raise MaskRefused(f"attention_mask: got a bias that is neither 0 nor the dtype's minimum, want a mask ({_NEED_EAGER})")
-    seen = seen.expand(want)[:, 0]
-    read = cache(lambda: _bands(lambda begin, end: seen[:, begin:end], want[0], want[2], want[3], q.device))
-    _keep(mask, read)
-    return read()
-
-
-def _bands(
-    visible: Callable[[int, int], Tensor], batch: int, seq_q: int, seq_k: int, device: torch.device | str
-) -> tuple[RowBand, ...] | Segments:
-    """The bands of a mask, with what the attention needs of them on its device."""
-    bands = row_bands(visible, batch, seq_q, seq_k)
-    return bands.to(device) if isinstance(bands, Segments) else bands
-
-
-def _keep(mask: Tensor, read: Callable[[], tuple[RowBand, ...] | Segments]) -> Tensor:
-    mask._fovea_bands = (_version(mask), read)  # type: ignore[attr-defined]
-    return mask
-
-
-def _version(mask: Tensor) -> int:
-    """Changes when the mask is written to, so that bands read from it earlier are not used again."""
-    return 0 if mask.is_inference() else mask._version
