@@ -85,6 +85,20 @@ def test_compiles_without_a_break():
     assert (of_got - of_want).norm() < 0.05 * of_want.norm()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_decoding_over_a_static_cache(compiled):
+    """transformers compiles the steps by itself on a GPU. One prompt has padding on the left."""
+    torch._dynamo.reset()
+    model, ids = build("fovea").eval(), tokens(2, 30)
+    mask = torch.ones_like(ids)
+    mask[1, :11] = 0
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "cache_implementation": "static"}
+    with torch.no_grad():
+        rows = model.generate(ids, attention_mask=mask, disable_compile=not compiled, **options)[:, 30:].tolist()
+    check_greedy(model, ids[0].tolist(), rows[0])
+    check_greedy(model, ids[1, 11:].tolist(), rows[1])
+
+
 @torch.inference_mode()
 def test_packed_sequences_are_their_own():
     model, lengths = build("fovea"), [5, 200, 1, 94]
