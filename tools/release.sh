@@ -100,12 +100,6 @@ installed_wheel() {
 print(f"torch {torch.__version__}; import fovea takes {time.perf_counter() - t:.3f} s beyond it")')
 }
 
-# The newest that pip would install here: constraints of the machine count.
-newest_torch() {
-  "$VENV/bin/pip" install --quiet --dry-run --no-deps --ignore-installed --report - torch \
-    | "$VENV/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])'
-}
-
 # wheel [--check [VERSION...]]
 wheel() {
   local begin=$SECONDS made stubs=$PWD/$WHEEL_BUILD/glibc-$OLDEST_GLIBC
@@ -122,7 +116,7 @@ wheel() {
   check "The wheel in a fresh environment" try_wheel "$made" "$WHEEL_BUILD/fresh/bin/python"
   if [[ ${1:-} == --check ]]; then
     shift
-    if (($# == 0)); then set -- "$OLDEST_TORCH" "$(newest_torch)"; fi
+    if (($# == 0)); then set -- "$OLDEST_TORCH" "$(newest torch)"; fi
     for version; do check "The wheel with PyTorch $version" installed_wheel "$made" "$version"; done
   fi
   summary

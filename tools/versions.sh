@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Other versions of PyTorch and of transformers than the pinned ones: part of ./dev, which sources this file.
+
+# newest PACKAGE: the version that pip would install here: constraints of the machine count.
+newest() {
+  "$VENV/bin/pip" install --quiet --dry-run --no-deps --ignore-installed --report - "$1" \
+    | "$VENV/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])'
+}
+
+# The wheel is built with the pinned version and runs with each; who builds from source has their own.
+test_torch() {
+  local version folder
+  if (($# == 0)); then set -- "$OLDEST_TORCH" "$(newest torch)"; fi
+  step "Building the PyTorch binding as a wheel has it" build_release fovea_torch || die "the build failed"
+  for version in "$@"; do
+    folder=build/torch-$version
+    setup_python "$folder/venv" "$version"
+    suite "The wheel's binding with PyTorch $version" "$folder/wheel.xml" pytest_with "$folder/venv" "$BUILD" "$folder/wheel.xml" \
+      tests/python/test_operators.py tests/python/test_errors.py
+    if step "Building the PyTorch binding with PyTorch $version" build "$folder/release" fovea_torch -- -DCMAKE_BUILD_TYPE=Release \
+      -DFOVEA_BUILD_TORCH=ON -DFOVEA_BUILD_TESTS=OFF -DFOVEA_BUILD_CLI=OFF -DFOVEA_BUILD_EXAMPLES=OFF -DFOVEA_CUDA=OFF -DFOVEA_HIP=OFF \
+      "-DPython3_EXECUTABLE=$PWD/$folder/venv/bin/python"; then
+      suite "Python tests with PyTorch $version" "$folder/tests.xml" pytest_with "$folder/venv" "$folder/release" "$folder/tests.xml" tests/python
+    else
+      failed=$((failed + 1))
+    fi
+  done
+  summary
+}
+
+# test_transformers [VERSION]: in a folder before the pinned version; the packages that it needs stay. Inductor's code is the same with each.
+test_transformers() {
+  local version=${1:-$(newest transformers)}
+  local folder=build/transformers-$version
+  if [[ -d $folder/transformers ]] || step "Installing transformers $version" install_beside "$folder" "transformers==$version"; then
+    suite "Tests with transformers $version" "$folder/tests.xml" pytest_with "$VENV" "$folder:$BUILD" "$folder/tests.xml" \
+      -k 'not inductor' tests/python/test_transformers*.py tests/python/test_continuous_batching.py
+  else
+    failed=$((failed + 1))
+  fi
+}
+
+install_beside() {
+  "$VENV/bin/pip" install --disable-pip-version-check --quiet --no-deps --target "$1" "$2"
+}
