@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 /// How a latent (MLA) cache stores a token.

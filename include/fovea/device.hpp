@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 enum class Backend : std::uint8_t { cpu, cuda, hip };

@@ -14,4 +14,5 @@
 #include "fovea/plan.hpp"
 #include "fovea/quantized_attention.hpp"
 #include "fovea/result.hpp"
+#include "fovea/standard.hpp"
 #include "fovea/tensor.hpp"

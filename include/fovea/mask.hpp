@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 /// Where the band's diagonal starts: query 0 against key 0, or the last query against the last key.

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 enum class ErrorCode : std::uint8_t {
@@ -57,12 +59,25 @@ class [[nodiscard]] Result {
   T* operator->() noexcept { return std::get_if<0>(&state_); }
   const T* operator->() const noexcept { return std::get_if<0>(&state_); }
   const Error& error() const { return std::get<1>(state_); }
+  /// The value, or an Exception. Of a kept result: a reference, which lives as long as the result.
+  T& value() & {
+    require();
+    return **this;
+  }
+  const T& value() const& {
+    require();
+    return **this;
+  }
   T value() && {
-    if (!has_value()) throw Exception(error());
+    require();
     return std::move(**this);
   }
 
  private:
+  void require() const {
+    if (!has_value()) throw Exception(error());
+  }
+
   std::variant<T, Error> state_;
 };
 

@@ -9,6 +9,8 @@
 #include <limits>
 #include <string_view>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 enum class DType : std::uint8_t { f32, f16, bf16, e4m3, i8, i32, i64, f64 };

@@ -8,7 +8,8 @@
 
 int main() {
   const auto shape = fovea::contiguous(fovea::DType::f32, {1, 1, 1, 8});
-  const fovea::AttentionPlan plan = fovea::plan_attention({.q = shape, .k = shape, .v = shape, .out = shape}).value();
+  const auto planned = fovea::plan_attention({.q = shape, .k = shape, .v = shape, .out = shape});
+  const fovea::AttentionPlan& plan = planned.value();
   const std::vector<float> x(8, 2.0f);
   std::vector<float> out(8, NAN);
   std::vector<std::byte> memory(plan.workspace_bytes() + fovea::kWorkspaceAlignment);
