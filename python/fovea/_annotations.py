@@ -77,7 +77,7 @@ class Arguments:
                 text = _unusual(name, value) or self._wrong_rank(name, value)
                 if text is not None:
                     return ValueError(text)
-        return None
+        return _without_data(given, self.kinds)
 
     def axes_of(self, given: dict[str, Any]) -> dict[str, list[str]]:
         """The axes of the tensors of a call whose axes have names."""
@@ -105,6 +105,16 @@ def _unusual(name: str, tensor: Tensor) -> str | None:
     if tensor.is_quantized:
         return f"{name}.dtype: got {tensor.dtype}, want a plain one ({name}.dequantize())"
     return _short_storage(name, tensor)
+
+
+def _without_data(given: dict[str, Any], kinds: dict[str, _Kind]) -> Exception | None:
+    """A refusal of the first tensor that has data among others without, or has none among others that do."""
+    tensors = [(name, value) for name, value, _ in _values(given, kinds) if isinstance(value, Tensor)]
+    for name, tensor in tensors:
+        first = tensors[0][1].device
+        if tensor.is_meta != (first.type == "meta"):
+            return ValueError(f"{name}.device: got {tensor.device}, want {first}, as the tensors before it")
+    return None
 
 
 def _short_storage(name: str, tensor: Tensor) -> str | None:

@@ -14,6 +14,7 @@ import torch
 
 import fovea
 import public_calls
+from fovea.compat import flashinfer
 from small_calls import codes, dense, int32, latent, paged, ragged
 
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {}
@@ -214,3 +215,11 @@ def test_checks_cost_little():
 def test_signatures_stay_readable():
     assert list(inspect.signature(fovea.attention).parameters)[:4] == ["q", "k", "v", "causal"]
     assert fovea.attention.__doc__.startswith("Attention, ``softmax")
+
+
+def test_tensors_without_data_are_named_where_torch_gets_them_first():
+    pages, last = torch.tensor([0, 2, 3]), torch.tensor([4, 1])
+    with pytest.raises(ValueError, match=r"^kv_last_page_len\.device: got meta, want cpu, as the tensors before it$"):
+        flashinfer.get_seq_lens(pages, last.to("meta"), 4)
+    with pytest.raises(ValueError, match=r"^kv_last_page_len\.device: got cpu, want meta, as the tensors before it$"):
+        flashinfer.get_seq_lens(pages.to("meta"), last, 4)

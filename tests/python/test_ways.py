@@ -208,10 +208,9 @@ def call_function(function, call, leaves):
     return result if isinstance(result, tuple) else (result,)
 
 
-def check_gradient(label, device, around=lambda function, *leaves: function(*leaves), changes=None):
+def check_gradient(label, device, around=lambda function, *leaves: function(*leaves)):
     """The gradient of all results against that of the definition. `around` calls a function of the leaves."""
     call, arguments = call_on(label, device)
-    arguments |= changes or {}
     leaves = [leaf.detach().requires_grad_() for leaf in leaves_of(arguments)]
     results = around(lambda *leaves: call_function(lambda call_: call.function(**call_), arguments, leaves), *leaves)
     weights = [torch.randn_like(result) for result in results]
