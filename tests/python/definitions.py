@@ -48,7 +48,7 @@ def scores_of(a: SimpleNamespace, anchored: bool) -> dict[str, Any]:
     if a.causal:
         right = 0 if right is None else min(right, 0)
     offset = 0 if anchored and a.anchor == "top_left" else None
-    sink, softcap, scale = getattr(a, "sink", None), getattr(a, "softcap", 0.0), None if a.scale is None else float(a.scale)
+    sink, softcap, scale = getattr(a, "sink", None), float(getattr(a, "softcap", 0.0)), None if a.scale is None else float(a.scale)
     return {"left": left, "right": right, "offset": offset, "scale": scale, "softcap": softcap, "sink": sink}
 
 

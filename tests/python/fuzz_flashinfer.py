@@ -41,6 +41,8 @@ def compare_with_lse(result: Any, out: Want, lse: Want, asked: bool) -> None:
 
 def scaled(want: Want, factor: Any) -> Want:
     factor = 1.0 if factor is None else float(factor)
+    if abs(factor) > torch.finfo(torch.float32).max:
+        raise definitions.Undecided("a factor that float32 does not hold")
     return Want(want.value * factor, 2 * torch.as_tensor(want.bound) * abs(factor) + want.value.abs() * 2**-8 * (factor != 1.0))
 
 
@@ -322,7 +324,10 @@ def check_lens(call: Call, result: Any, before: Call) -> None:
     a = with_defaults(flashinfer.get_seq_lens, before)
     pages, last = a.kv_indptr.diff().long(), a.kv_last_page_len.long()
     assert a.kv_indptr.dim() == 1 and last.shape == pages.shape
-    compare("lens", result, Want(torch.where(pages > 0, (pages - 1) * a.page_size + last, 0)))
+    want = torch.where(pages > 0, (pages - 1) * a.page_size + last, 0)
+    if bool((want.abs() > torch.iinfo(torch.int32).max).any()):
+        raise definitions.Undecided("more tokens than int32 counts")
+    compare("lens", result, Want(want))
 
 
 REFUSES = (ValueError, NotImplementedError, TypeError)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fuzz_mutations import is_plain, tensors
 
 _NAME = r"[A-Za-z_]\w*"
-_FIELD = re.compile(rf"^({_NAME})(?: and ({_NAME}))?[\w.\[\]\-:+ /]*(?: \([^:]*\))?: got .+, want .+", re.DOTALL)
+_FIELD = re.compile(rf"^({_NAME})(?: and ({_NAME}))?[\w.\[\]()\-:+ /]*(?: \([^:]*\))?: got .+, want .+", re.DOTALL)
 _SIGNATURE = re.compile(rf"^{_NAME}(?:\.{_NAME})*\(\) (?:missing|got|multiple|too many)")
 _NOBODY = "no implementation on this device accepts the call"
 _OF_TORCH = re.compile(
