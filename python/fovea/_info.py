@@ -59,7 +59,11 @@ def devices() -> list[Device]:
 
 @checked
 def set_num_threads(threads: int) -> None:
-    """Threads that later calls use on the CPU, out of torch's own pool; 0 (the default) means as many as torch uses."""
+    """Threads that later calls use on the CPU, out of torch's own pool; 0 (the default) means as many as torch uses.
+
+    The pool does not survive a fork: after a call of two threads or more, a forked child hangs unless it sets one thread, as with
+    torch's own functions.
+    """
     torch.ops.fovea.set_num_threads(threads)
 
 

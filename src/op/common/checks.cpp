@@ -170,7 +170,9 @@ void check_apart(Checker& check, std::string_view output, const void* output_add
 void Pointers::add(Access access, std::string_view name, const void* address, bool needed, std::int32_t alignment) {
   if (!needed) return;
   check_pointer(check_, name, address, true, alignment);
-  check_.expect(count_ < pointers_.size(), "args (pointers)", "one more", "16 or fewer");
+  if (count_ == pointers_.size() && check_.ok()) {
+    check_.fail(invalid("args (pointers)", "one more", std::to_string(pointers_.size()) + " or fewer"));
+  }
   if (check_.ok()) pointers_[count_++] = {access, name, address};
 }
 
