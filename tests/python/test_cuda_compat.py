@@ -10,6 +10,7 @@ import plain
 from conftest import available
 from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, Ragged, check
 from fovea.compat.custom_attn import custom_paged_attn
+from fovea.compat.flash_attn import bert_padding
 
 pytestmark = pytest.mark.skipif(not available("paged_attention", "cuda"), reason="needs paged attention on a CUDA device")
 DIM, DTYPE = 64, torch.bfloat16
@@ -215,6 +216,49 @@ def test_appending_to_flash_attns_cache(page):
             end = length + 2 + longer
             want = plain.attention(q[row], k[row, :end], v[row, :end], right=0, left=40)
             plain.check(out[row].cpu(), lse[row].T.cpu(), want)
+
+
+@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_nothing_past_the_end_costs_the_context(page, rotary):
+    """Lengths, rows, blocks and positions that do not fit are followed out of no tensor, and the other sequences are right."""
+    room, lengths = 64, [63, 7, -5, 64, 1 << 30]
+    k, v = (torch.randn(5, room, KV_HEADS, DIM).to(DTYPE) for _ in "kv")
+    caches, options = [x.cuda() for x in (k, v)], {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32, device="cuda")}
+    if page:
+        caches = [x.view(-1, page, KV_HEADS, DIM) for x in caches]
+        options["block_table"] = torch.arange(5 * room // page, dtype=torch.int32, device="cuda").view(5, -1)
+    if rotary:
+        angles = torch.zeros(room, 8, device="cuda")
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}  # which turn nothing
+    q, on_gpu = (x.unflatten(0, (5, 2)) for x in queries(10))
+    new = [torch.randn(5, 2, KV_HEADS, DIM).to(DTYPE) for _ in "kv"]
+    out = flash_attn.flash_attn_with_kvcache(on_gpu, *caches, *(x.cuda() for x in new), causal=True, **options).cpu()
+    for row, length in enumerate(lengths[:2]):
+        parts = [torch.cat([x[row, :length], more[row]])[:room] for x, more in zip((k, v), new, strict=True)]
+        if length + 2 <= room:
+            plain.check(out[row], None, plain.attention(q[row], *parts, right=0))
+    for cache, before, more in zip(caches, (k, v), new, strict=True):
+        stored, want = cache.view(5, room, KV_HEADS, DIM).cpu(), before.clone()
+        want[0, 63:], want[1, 7:9] = more[0, :1], more[1]
+        torch.testing.assert_close(stored, want, rtol=0, atol=0)
+
+
+def test_rows_and_indices_past_the_end_cost_no_context():
+    cache, (_, q) = torch.randn(4, 16, KV_HEADS, DIM, device="cuda").to(DTYPE), queries(3)
+    rows = torch.tensor([2, 4, -1], dtype=torch.int32, device="cuda")
+    seqlens = torch.full((3,), 9, dtype=torch.int32, device="cuda")
+    call = {"cache_seqlens": seqlens, "cache_batch_idx": rows}
+    want = flash_attn.flash_attn_with_kvcache(q[:1, None], cache[2:3], cache[2:3], cache_seqlens=seqlens[:1])
+    for options in ({}, {"block_table": torch.arange(4, dtype=torch.int32, device="cuda")[:, None]}):
+        out = flash_attn.flash_attn_with_kvcache(q[:, None], cache, cache, **call, **options)
+        torch.testing.assert_close(out[:1], want)
+        assert out[1:].isnan().all()
+    states, indices = torch.randn(3, 4, device="cuda"), torch.tensor([2, 3, -1], device="cuda")
+    assert torch.equal(bert_padding.index_first_axis(states, indices)[0], states[2])
+    put = bert_padding.index_put_first_axis(states, indices, 3)
+    assert torch.equal(put[2], states[0]) and bool((put[:2] == 0).all())
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """fovea.compat.sageattention: SageAttention's layouts, names and numbers over Fovea's operations."""
 
+import inspect
 import math
 
 import pytest
@@ -80,6 +81,33 @@ def test_head_dims_are_padded(device, dim):
     assert off(out, exact(q, k, v, False)[0]) <= 0.025
 
 
+ARGUMENTS = {
+    "sm_scale": (0.3, 0.05),
+    "smooth_k": (False, 0.02),
+    "smooth_v": (True, 0.02),
+    "qk_quant_gran": ("per_warp", 0.02),
+    "pv_accum_dtype": ("fp32+fp32", 0.02),
+    "quantization_backend": ("cuda", 0.02),
+    "attn_mask": (None, 0.02),
+}
+"""By optional argument: a value, and how far results in float16 may be off. test_attends has the others."""
+OPTIONAL = [
+    (way, name)
+    for way in dict.fromkeys(way for way, _, _ in WAYS)
+    for name in inspect.signature(way).parameters
+    if name in ARGUMENTS and (name != "pv_accum_dtype" or "fp8" in way.__name__)
+]
+
+
+@pytest.mark.parametrize(("way", "name"), OPTIONAL, ids=lambda value: getattr(value, "__name__", value))
+def test_each_argument(device, way, name):
+    q, k, v = tensors(device, 1, seq=(40, 70))
+    value, most = ARGUMENTS[name]
+    out = way(q, k, v, **{name: value})
+    want, _ = exact(q, k, v, False, value if name == "sm_scale" else None)
+    assert off(out, want) <= (0.055 if "fp8" in way.__name__ else most)
+
+
 def test_scale(device):
     q, k, v = tensors(device)
     assert off(sageattention.sageattn(q, k, v, sm_scale=0.3), exact(q, k, v, False, 0.3)[0]) <= 0.05
@@ -89,10 +117,12 @@ def test_ragged(device):
     lengths = [30, 0, 170]
     q, k, v = (x[0].transpose(0, 1) for x in tensors(device, 1, seq=(200, 200)))
     cu = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
-    out = sageattention.sageattn_varlen(q, k, v, cu, cu, max(lengths), torch.tensor(max(lengths)), is_causal=True)
-    for begin, end in ((0, 30), (30, 200)):
-        want, _ = exact(*(x[None, begin:end].transpose(1, 2) for x in (q, k, v)), True)
-        assert off(out[begin:end].transpose(0, 1)[None], want) <= 0.02
+    for options in ({"is_causal": True}, {"sm_scale": 0.2}, {"smooth_k": False}):
+        out = sageattention.sageattn_varlen(q, k, v, cu, cu, max(lengths), torch.tensor(max(lengths)), **options)
+        for begin, end in ((0, 30), (30, 200)):
+            parts = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
+            want, _ = exact(*parts, options.get("is_causal", False), options.get("sm_scale"))
+            assert off(out[begin:end].transpose(0, 1)[None], want) <= 0.03
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fovea._calls import adapted
@@ -49,6 +50,7 @@ def ragged_over_cache(
     check(q.dim() == 3, "q.rank", q.dim(), "3 ([total_q, head, head_dim], with cu_seqlens_q)")
     cu_seqlens_q, max_seqlen_q = lengths
     check(len(cu_seqlens_q) > 0, "cu_seqlens_q.shape", list(cu_seqlens_q.shape), "[batch + 1]")
+    check(cu_seqlens_q.dtype == torch.int32, "cu_seqlens_q.dtype", cu_seqlens_q.dtype, torch.int32)
     batch = len(cu_seqlens_q) - 1
     queries = Queries(rows(q), batch, None, cu_seqlens_q, bound(max_seqlen_q, "max_seqlen_q") or 0)
     of_cache, options = (cache, cache.table(batch), cache.lengths(batch, 0)), scores.options(q.shape[-1])
