@@ -253,6 +253,16 @@ def test_8_bit_queries_keys_and_scales(page, scales, ragged):
             plain.check(out[row], lse[row].T, want)
 
 
+def test_8_bit_caches_of_one_length():
+    q, k, v = (torch.randn(3, 6, heads, 16).to(E4M3) for heads in (4, 2, 2))
+    scale = torch.rand(1, 2).expand(3, 2) + 0.5
+    for queries in (q, q.bfloat16()):
+        out = flash_attn_3.flash_attn_with_kvcache(queries, k, v, cache_seqlens=5, v_descale=scale.contiguous()[:1].expand(3, 2))
+        for row in range(3):
+            want = plain.attention(queries[row].double(), k[row, :5].double(), v[row, :5].double() * scale[0, :, None].double())
+            plain.check(out[row], None, want)
+
+
 def test_8_bit_keys_that_are_turned():
     """Turned keys are rounded to the cache's 8 bits, and saturate."""
     cache, (k, v) = Cache([5, 0, 9], 16), new_rows()
