@@ -241,6 +241,7 @@ def mla_kvcache(draw: Draw) -> Call:
     if draw.random() < 0.5:
         return call | draw.some(causal=True)
     topk = draw.randint(1, 5)
+    call |= {"block_table": None, "cache_seqlens": None}  # which are not looked at
     call["indices"] = draw.within(torch.randint(-2, blocks * page + 2, (batch, seq_q, topk), dtype=torch.int32))
     return call | draw.some(attn_sink=draw.rows(head), topk_length=draw.int32(draw.lengths(batch, topk)))
 

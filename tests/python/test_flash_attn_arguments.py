@@ -242,10 +242,10 @@ def test_combine_fills_what_it_is_given():
     ("changes", "message"),
     [
         ({"out": torch.empty(7, 2, 5, 4, 16)}, r"^out\.shape: got \[7, 2, 5, 4, 16\], want \[2, 5, 4, 16\]"),
-        (
-            {"out": torch.empty(2, 5, 4, 16), "out_dtype": torch.half},
-            r"^out_dtype: got torch\.float16, want torch\.float32, as out$",
-        ),
+        ({"out": torch.empty(2, 5, 4, 16).int()}, r"^out\.dtype: got torch\.int32, want torch\.float32 or"),
+        ({"out_dtype": torch.float8_e4m3fn}, r"^out_dtype: got torch\.float8_e4m3fn, want torch\.float32 or"),
+        ({"out": torch.empty(2, 5, 4, 1).expand(2, 5, 4, 16)}, r"^out\.strides: got \[20, 4, 1, 0\], want a place of its own"),
+        ({"out": torch.empty(2, 5, 4, 16, requires_grad=True)}, r"^out: got a tensor, want None where a gradient is wanted"),
         ({"lse_partial": torch.randn(2, 2, 5, 4)}, r"^lse_partial\.shape: got \[2, 2, 5, 4\], want \[3, 2, 5, 4\]$"),
         ({"lse_partial": torch.randn(3, 10, 4)}, r"^lse_partial\.rank: got 3, want 4"),
         ({"lse_partial": torch.randn(3, 2, 5, 4).half()}, r"^lse_partial\[0\]\.dtype: got torch\.float16, want torch\.float32"),
@@ -261,6 +261,7 @@ def test_combinations_that_contradict_themselves(changes, message):
 
 Q, K, V = torch.randn(2, 9, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 16)
 FLAT, CU = torch.randn(9, 4, 16), lengths([4, 5])
+ODD = torch.randn(2, 9, 2, 20)
 COUNTS = torch.tensor([3, 9], dtype=torch.int32)
 
 
@@ -287,7 +288,7 @@ COUNTS = torch.tensor([3, 9], dtype=torch.int32)
             flash_attn.flash_attn_varlen_func,
             (FLAT, K, V, CU, lengths([9, 10]), 5, 10),
             {"block_table": torch.tensor([[0], [1]]).int()},
-            r"^cu_seqlens_k\.diff\(\)\[1\]: got 10, want 0 to 9",
+            r"^cu_seqlens_k\[2\] \(length of the sequence\): got 10, want 0 to 9",
         ),
         (
             flash_attn.flash_attn_varlen_func,
@@ -297,6 +298,20 @@ COUNTS = torch.tensor([3, 9], dtype=torch.int32)
         ),
         (flash_attn.flash_attn_with_kvcache, (Q, K, V), {"cache_seqlens": 10}, r"^cache_seqlens: got 10, want 0 to 9"),
         (flash_attn.flash_attn_with_kvcache, (Q, K[..., :8], V), {}, r"^k_cache\.shape\[3\] \(head_dim_qk\): got 8, want 16"),
+        (
+            flash_attn.flash_attn_with_kvcache,
+            (ODD, ODD[..., :19], ODD),
+            {},
+            r"^k_cache\.shape\[3\] \(head_dim_qk\): got 19, want 20",
+        ),
+        (
+            flash_attn.flash_attn_with_kvcache,
+            (ODD, ODD[..., :19], ODD),
+            {"cache_seqlens": COUNTS},
+            r"^k_cache\.shape\[3\] \(head_dim_qk\): got 19, want 20",
+        ),
+        (flash_attn.flash_attn_func, (ODD, ODD[..., :19], ODD), {}, r"^k\.shape\[3\] \(head_dim_qk\): got 19, want 20"),
+        (flash_attn.flash_attn_func, (ODD[..., :16], ODD[..., :19], ODD), {}, r"^k\.shape\[3\] \(head_dim_qk\): got 19, want 16"),
         (flash_attn.flash_attn_with_kvcache, (Q, K, V.half()), {}, r"^v_cache\.dtype: got torch\.float16"),
         (
             flash_attn.flash_attn_with_kvcache,
@@ -321,6 +336,12 @@ COUNTS = torch.tensor([3, 9], dtype=torch.int32)
             (Q, K, V),
             {"cache_seqlens": COUNTS, "page_table": torch.tensor([[0], [1], [1]]).int()},
             r"^page_table\.shape\[0\]: got 3, want 2 \(batch of q\)",
+        ),
+        (
+            flash_attn.flash_attn_varlen_func,
+            (FLAT, K, V, CU, lengths([9, 9]), 5, 9),
+            {"block_table": torch.tensor([0, 1]).int()},
+            r"^block_table\.rank: got 1, want 2",
         ),
         (flash_attn_3.flash_attn_with_kvcache, (Q, K, V), {"cu_seqlens_q": CU}, r"^q\.rank: got 4, want 3 .*with cu_seqlens_q"),
         (
@@ -351,37 +372,3 @@ COUNTS = torch.tensor([3, 9], dtype=torch.int32)
 def test_errors_have_the_names_of_the_caller(function, arguments, options, message):
     with pytest.raises(RuntimeError, match=message):
         function(*arguments, **options)
-
-
-ANGLES, ENDS = torch.rand(16, 4), lengths([3, 3, 3])
-
-
-def append(q, k_cache, v_cache, new, seqlens, table):
-    options = {"rotary_cos": ANGLES.cos(), "rotary_sin": ANGLES.sin(), "cache_seqlens": seqlens, "page_table": table}
-    return flash_attn_3.flash_attn_with_kvcache(q, k_cache, v_cache, new, new, causal=True, **options)
-
-
-def append_8_bits(q, k_cache, v_cache, new, seqlens, table):
-    q, k_cache, v_cache, new = (tensor.to(E4M3) for tensor in (q, k_cache, v_cache, new))
-    scale = q.float().abs().amax(dim=(1, 3))[:, :2]
-    options = {"q_descale": scale, "v_descale": scale, "cache_seqlens": seqlens, "page_table": table}
-    return flash_attn_3.flash_attn_with_kvcache(q, k_cache, v_cache, new, new, **options)
-
-
-def rows_used(q, k_cache, v_cache, new, seqlens, table):
-    q, new = q.flatten(0, 1), new.flatten(0, 1)
-    return flash_attn_3.flash_attn_varlen_func(q, new, new, ENDS, ENDS, 3, 3, seqlens // 2, seqlens // 3, causal=True)
-
-
-@pytest.mark.parametrize("attend", [append, append_8_bits, rows_used])
-def test_compile(attend):
-    """Without a break of the graph, and caches are written."""
-    cache, table = torch.randn(12, 4, 2, 16), torch.arange(12, dtype=torch.int32).view(3, 4)
-    seqlens = torch.tensor([5, 0, 6], dtype=torch.int32)
-    inputs = [torch.randn(3, 3, 4, 16), cache, cache.clone(), torch.randn(3, 3, 2, 16), seqlens, table]
-    others = [tensor.clone() for tensor in inputs]
-    torch._dynamo.reset()
-    want, got = attend(*inputs), torch.compile(attend, fullgraph=True, backend="aot_eager")(*others)
-    torch.testing.assert_close(got, want)
-    for one, other in zip(inputs, others, strict=True):
-        torch.testing.assert_close(one, other)

@@ -83,6 +83,16 @@ def test_block_numbers_are_looked_at_before_anything_is_written(window):
     torch.testing.assert_close(cache.k_cache, before, rtol=0, atol=0, equal_nan=True)
 
 
+def test_misaligned_lengths_are_seen_before_anything_is_written():
+    cache = Cache([5, 0, 9], 16)
+    before, call = cache.k_cache.clone(), call_of(cache)
+    odd = torch.frombuffer(bytearray(17), dtype=torch.int32, offset=1, count=3)
+    flash_attn.flash_attn_with_kvcache(**call_of(Cache([5, 0, 9], 16)))
+    with pytest.raises(RuntimeError, match=r"^cache_seqlens \(address\): got 0x.*, want a multiple of 4$"):
+        flash_attn.flash_attn_with_kvcache(**call | {"cache_seqlens": odd})
+    torch.testing.assert_close(cache.k_cache, before, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_call_that_is_known_is_still_refused_where_a_gradient_is_wanted():
     cache = Cache([5, 0, 9], 16)
     call = call_of(cache)

@@ -67,14 +67,28 @@ def readable(*tensors: Tensor) -> bool:
     return all(tensor.is_cpu for tensor in tensors) and not traced(*tensors)
 
 
+def has_own_places(tensor: Tensor) -> bool:
+    """Whether no two elements share memory, as far as strides say it simply."""
+    end = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < end:
+            return False
+        end += stride * (size - 1)
+    return True
+
+
 def rows(tensor: Tensor) -> Tensor:
     """The tensor with contiguous rows, as other packages make them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def whole_eights(*tensors: Tensor) -> tuple[Tensor, ...]:
+def whole_eights(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows whose length is a multiple of 8: other packages pad them with zeros, which changes no score."""
-    lengths = [-tensor.shape[-1] % 8 for tensor in tensors]
-    return tuple(
-        torch.nn.functional.pad(tensor, (0, more)) if more else tensor for tensor, more in zip(tensors, lengths, strict=True)
-    )
+    head_dim = q.shape[-1]
+    if not (head_dim | v.shape[-1] | k.shape[-1]) % 8:
+        return q, k, v
+    if k.shape[-1] != head_dim:
+        axis = k.dim() - 1
+        check(False, f"k.shape[{axis}] (head_dim_qk)", k.shape[-1], f"{head_dim} (head_dim_qk of q)")
+    padded = (torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8)) for tensor in (q, k, v))
+    return tuple(padded)  # type: ignore[return-value]

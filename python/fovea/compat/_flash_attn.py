@@ -140,8 +140,23 @@ class _Uncomputed(torch.autograd.Function):
 def paged_varlen(q: Tensor, k: Tensor, v: Tensor, scores: Scores, lengths: Ragged, block_table: Tensor) -> tuple[Tensor, Tensor]:
     """out and lse as of dense, of a ragged batch whose keys lie in pages: k and v are ``[blocks, page, kv_head, dim]``."""
     max_q, max_k = bound(lengths.max_seqlen_q, "max_seqlen_q"), bound(lengths.max_seqlen_k, "max_seqlen_k")
+    _check_lengths(lengths, k.shape[1] * block_table.shape[1], max_k or None)
     padded = whole_eights(rows(q), rows(k), rows(v))
     cache = (*padded[1:], rows(block_table), lengths.cu_seqlens_k.diff(), lengths.cu_seqlens_q)
     bounds = {"max_seqlen_q": max_q or 0, "max_kv_len": max_k or 0}
     out, lse = paged_attention(padded[0], *cache, return_lse=True, **bounds, **scores.options(q.shape[-1]))
     return out[..., : v.shape[-1]] if out.shape[-1] != v.shape[-1] else out, lse.transpose(0, 1).contiguous()
+
+
+def _check_lengths(lengths: Ragged, room: int, most: int | None) -> None:
+    """cu_seqlens_k of keys in pages, whose differences alone are handed on."""
+    cu_q, cu_k = lengths.cu_seqlens_q, lengths.cu_seqlens_k
+    check(cu_k.dtype == torch.int32, "cu_seqlens_k.dtype", cu_k.dtype, torch.int32)
+    check(cu_k.device == cu_q.device, "cu_seqlens_k.device", cu_k.device, f"{cu_q.device}, as cu_seqlens_q")
+    check(cu_k.shape == cu_q.shape, "cu_seqlens_k.shape", list(cu_k.shape), f"{list(cu_q.shape)}, as cu_seqlens_q")
+    if not readable(cu_k):
+        return
+    most = room if most is None else min(room, most)
+    for index, length in enumerate(cu_k.diff().tolist()):
+        if not 0 <= length <= most:
+            check(False, f"cu_seqlens_k[{index + 1}] (length of the sequence)", length, f"0 to {most}")

@@ -112,6 +112,9 @@ class Append(NamedTuple):
             check(False, "k.dtype", k.dtype, f"{E4M3}, as k_descale is its factor")
         refuse_tangents(("q",), (q,))
         if not torch.compiler.is_compiling():
+            for tensor, name in ((self.table, "block_table"), (self.lengths, "cache_seqlens"), (q, "q")):
+                if tensor.data_ptr() % tensor.element_size():
+                    check(False, f"{name} (address)", hex(tensor.data_ptr()), f"a multiple of {tensor.element_size()}")
             plan = self._said(queries, return_lse)
             if plan not in _planned or not plain or wants_gradients(q):
                 given = queries, self.cache, self.table, self.lengths, self.options

@@ -122,6 +122,8 @@ def over_pages(
         check(False, name, "a tensor", f"None (k_cache.dtype is {k.dtype})")
     dim = v.shape[-1]
     if (k.shape[-1] | dim) % 8:
+        if k.shape[-1] != q.shape[-1]:
+            check(False, "k_cache.shape[3] (head_dim_qk)", k.shape[-1], f"{q.shape[-1]} (head_dim_qk of q)")
         q, k, v = whole_eights(q, k, v)
     given = q, k, v, table, lengths, queries.cu_seqlens
     result = paged_attention(*given, max_seqlen_q=queries.longest, return_lse=return_lse, **options)

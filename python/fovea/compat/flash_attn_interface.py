@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fovea._calls import adapted
+from fovea._library import wants_gradients
 from fovea._merge import merge_states
-from fovea.compat._arguments import check, refuse
+from fovea.compat._arguments import check, has_own_places, refuse
 from fovea.compat._flash_attn import Ragged, Scales, Scores, dense
 from fovea.compat._flash_attn_append import appended
 from fovea.compat._flash_attn_cache import Cache
@@ -43,6 +44,7 @@ _NAMES = {
     "k_scale": "k_descale",
     "v_scale": "v_descale",
 }
+_MERGED = (torch.float32, torch.float16, torch.bfloat16)
 _ROWS, _FLAT = "batch, seq, head, head_dim", "total, head, head_dim"
 _CACHE = "blocks or batch, page or seq, kv_head, head_dim"
 _ENDS = "batch + 1"
@@ -234,17 +236,26 @@ def flash_attn_with_kvcache(
 def flash_attn_combine(
     out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merges partial results ``[splits, batch, seq, head, d]`` and their lse ``[splits, batch, seq, head]``: (out, lse)."""
+    """Merges partial results ``[splits, batch, seq, head, d]`` and their lse ``[splits, batch, seq, head]``: (out, lse).
+
+    ``out`` is written and returned, in its own dtype; a new tensor has ``out_dtype``, or that of out_partial.
+    """
     check(lse_partial.shape == out_partial.shape[:4], "lse_partial.shape", list(lse_partial.shape), list(out_partial.shape[:4]))
     if out is not None:
         want = out_partial.shape[1:]
         check(out.shape == want, "out.shape", list(out.shape), f"{list(want)}, as a part of out_partial")
         check(out.device == out_partial.device, "out.device", out.device, out_partial.device)
-        check(out_dtype in (None, out.dtype), "out_dtype", out_dtype, f"{out.dtype}, as out")
+        if wants_gradients(out_partial, lse_partial, out):
+            raise NotImplementedError("out: got a tensor, want None where a gradient is wanted (use torch.no_grad() or detach())")
+        check(has_own_places(out), "out.strides", list(out.stride()), "a place of its own for each element")
+        out_dtype = out.dtype
+    if out_dtype is not None:
+        check(out_dtype in _MERGED, "out_dtype" if out is None else "out.dtype", out_dtype, " or ".join(map(str, _MERGED)))
     parts, lses = (list(tensor.flatten(1, 2)) for tensor in (out_partial, lse_partial))
     merged, lse = (tensor.unflatten(0, out_partial.shape[1:3]) for tensor in merge_states(parts, lses))
     if out is not None:
-        return out.copy_(merged), lse
+        out.copy_(merged)
+        return out, lse
     return merged if out_dtype is None else merged.to(out_dtype), lse
 
 

@@ -253,6 +253,7 @@ def flash_mla_sparse_fwd(
     """
     check(kv.size(1) == 1, "kv.shape[1] (h_kv)", kv.size(1), 1)
     check(indices.size(1) == 1, "indices.shape[1] (h_kv)", indices.size(1), 1)
+    check(kv.dtype == q.dtype, "kv.dtype", kv.dtype, f"{q.dtype} (the dtype of q)")
     check(d_v == _LATENT_DIM, "d_v", d_v, _LATENT_DIM)
     scale = checked_scale("sm_scale", sm_scale)
     out, lse, max_logits = sparse_latent_attention(

@@ -26,7 +26,7 @@ __all__ = [
 _Result = Tensor | tuple[Tensor, Tensor, Tensor]
 _Window = tuple[int | Tensor, int | Tensor]
 _NAMES = {"scale": "softmax_scale", "window": "window_size"}
-_PAGES = {"k_cache": "k", "v_cache": "v", "kv_len": "cu_seqlens_k.diff()", "max_kv_len": "max_seqlen_k"}
+_PAGES = {"k_cache": "k", "v_cache": "v", "kv_len": "cu_seqlens_k", "max_kv_len": "max_seqlen_k"}
 _PACKED = {"q": "qkv", "k": "qkv", "v": "qkv"}
 _PACKED_KV = {"k": "kv", "v": "kv"}
 _ROWS, _FLAT = "batch, seq, head, head_dim", "total, head, head_dim"
@@ -112,7 +112,14 @@ def flash_attn_kvpacked_func(
 
 @adapted(
     _NAMES | _PAGES,
-    axes={"q": _FLAT, "k": (_FLAT, _CACHE), "v": (_FLAT, _CACHE), "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS},
+    axes={
+        "q": _FLAT,
+        "k": (_FLAT, _CACHE),
+        "v": (_FLAT, _CACHE),
+        "cu_seqlens_q": _ENDS,
+        "cu_seqlens_k": _ENDS,
+        "block_table": "batch, max_blocks",
+    },
     error=RuntimeError,
 )
 def flash_attn_varlen_func(
