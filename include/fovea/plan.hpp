@@ -65,8 +65,8 @@ class Plan {
   }
 
   /// Schedules and computes. Allocates nothing and does not synchronise. Outputs are untouched when it returns an error. No output may
-  /// share memory with any other tensor of the call, unless the operation says so. run() and prepare() refuse an output that begins where
-  /// another tensor does; they do not look for other overlaps.
+  /// share memory with any other tensor of the call, unless the operation says so: run() and prepare() refuse it. Views that interleave in
+  /// one allocation share none.
   Result<void> run(const Args& args, Workspace workspace = {}, Stream stream = {}) const {
     return state_->run(args, workspace, stream, false);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op/common/attention_core.hpp"
+#include "op/common/extent.hpp"
 
 namespace fovea::detail {
 
@@ -11,6 +12,7 @@ struct AttentionProblem : AttentionCore {
   std::int64_t total_k = 0;  ///< rows of k and v over the whole batch
   RowStrides k{}, v{};
   std::optional<ScaleDesc> q_scale{};
+  Extents extents{};
 };
 
 }  // namespace fovea::detail

@@ -124,6 +124,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, ragged);
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kAttentionFields, desc);
   return problem;
 }
 

@@ -53,13 +53,14 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
   problem.dq_alignment = row_alignment(desc.dq);
   problem.dk_alignment = row_alignment(desc.dk);
   problem.dv_alignment = row_alignment(desc.dv);
+  problem.gradient_extents = extents_of(kAttentionBackwardFields, desc);
   return problem;
 }
 
 Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
   Pointers pointers;
-  add_pointers(pointers, kAttentionFields, problem, args.forward, Pointers::Access::read);
-  add_pointers(pointers, kAttentionBackwardFields, problem, args);
+  add_pointers(pointers, kAttentionFields, problem, args.forward, {problem.extents, Pointers::Access::read});
+  add_pointers(pointers, kAttentionBackwardFields, problem, args, {problem.gradient_extents});
   return pointers.result();
 }
 

@@ -162,18 +162,20 @@ void check_pointer(Checker& check, std::string_view name, const void* pointer, b
   }
 }
 
-void check_apart(Checker& check, std::string_view output, const void* output_address, std::string_view other, const void* address) {
-  if (!check.ok() || output_address != address || address == nullptr) return;
-  check.fail(invalid(std::string("args.").append(output).append(" (address)"), std::string("that of ").append(other), "memory of its own"));
+void check_apart(Checker& check, std::string_view output, const Memory& written, std::string_view other, const Memory& memory) {
+  if (!check.ok() || !overlap(written, memory)) return;
+  const bool same = written.address == memory.address;
+  check.fail(invalid(std::string("args.").append(output).append(same ? " (address)" : " (memory)"),
+                     std::string(same ? "that of " : "a part of ").append(other), "memory of its own"));
 }
 
-void Pointers::add(Access access, std::string_view name, const void* address, bool needed, std::int32_t alignment) {
+void Pointers::add(Access access, std::string_view name, const Memory& memory, bool needed, std::int32_t alignment) {
   if (!needed) return;
-  check_pointer(check_, name, address, true, alignment);
+  check_pointer(check_, name, memory.address, true, alignment);
   if (count_ == pointers_.size() && check_.ok()) {
     check_.fail(invalid("args (pointers)", "one more", std::to_string(pointers_.size()) + " or fewer"));
   }
-  if (check_.ok()) pointers_[count_++] = {access, name, address};
+  if (check_.ok()) pointers_[count_++] = {access, name, memory};
 }
 
 Result<void> Pointers::result() {
@@ -181,7 +183,7 @@ Result<void> Pointers::result() {
   for (const Pointer& output : all) {
     if (output.access == Access::read) continue;
     for (const Pointer& other : all) {
-      if (&other != &output) check_apart(check_, output.name, output.address, other.name, other.address);
+      if (&other != &output) check_apart(check_, output.name, output.memory, other.name, other.memory);
     }
   }
   if (!check_.ok()) return check_.error();

@@ -12,6 +12,7 @@
 #include "fovea/device.hpp"
 #include "fovea/result.hpp"
 #include "fovea/tensor.hpp"
+#include "op/common/extent.hpp"
 
 namespace fovea::detail {
 
@@ -76,21 +77,21 @@ std::int32_t row_alignment(const TensorDesc& desc);
 /// A pointer of run(): present when `needed`, and aligned as the description promised.
 void check_pointer(Checker& check, std::string_view name, const void* pointer, bool needed, std::int32_t alignment);
 
-/// An output of run() does not begin where something else does.
-void check_apart(Checker& check, std::string_view output, const void* output_address, std::string_view other, const void* address);
+/// An output of run() shares no byte with something else.
+void check_apart(Checker& check, std::string_view output, const Memory& written, std::string_view other, const Memory& memory);
 
-/// The pointers of a run(), each as above: what is written begins where nothing else does, what is read may be read twice.
+/// The pointers of a run(), each as above: what is written is apart from all else, what is read may be read twice.
 class Pointers {
  public:
   enum class Access { read, written };
 
   /// Names are literals.
-  void add(Access access, std::string_view name, const void* address, bool needed, std::int32_t alignment);
-  void read(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
-    add(Access::read, name, address, needed, alignment);
+  void add(Access access, std::string_view name, const Memory& memory, bool needed, std::int32_t alignment);
+  void read(std::string_view name, const Memory& memory, bool needed, std::int32_t alignment) {
+    add(Access::read, name, memory, needed, alignment);
   }
-  void written(std::string_view name, const void* address, bool needed, std::int32_t alignment) {
-    add(Access::written, name, address, needed, alignment);
+  void written(std::string_view name, const Memory& memory, bool needed, std::int32_t alignment) {
+    add(Access::written, name, memory, needed, alignment);
   }
   Result<void> result();
 
@@ -98,7 +99,7 @@ class Pointers {
   struct Pointer {
     Access access{};
     std::string_view name{};
-    const void* address = nullptr;
+    Memory memory{};
   };
 
   Checker check_;

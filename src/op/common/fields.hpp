@@ -6,11 +6,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "fovea/c.h"
 #include "fovea/mask.hpp"
@@ -127,10 +129,39 @@ void for_each_pointer(const Table& table, Args& args, F&& f) {
   });
 }
 
-/// `outputs` is how the call uses them: the gradient reads those of the forward pass.
+template <class Row, class Desc>
+Extent extent_of_field(const Row& row, const Desc& desc) {
+  using T = typename Row::InDesc;
+  if constexpr (std::is_same_v<T, TensorDesc> || std::is_same_v<T, LatentCacheDesc>) {
+    return extent_of(desc.*Row::kDesc);
+  } else if constexpr (std::is_same_v<T, std::optional<TensorDesc>>) {
+    return desc.*Row::kDesc ? extent_of(*(desc.*Row::kDesc)) : Extent{};
+  } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
+    return desc.*Row::kDesc ? extent_of(*(desc.*Row::kDesc), row.batch == nullptr ? 1 : row.batch(desc), row.count(desc)) : Extent{};
+  } else {
+    return extent_of_bytes((row.count == nullptr ? 1 : row.count(desc)) * static_cast<std::int64_t>(sizeof(typename Row::Pointee)));
+  }
+}
+
+/// Of every pointer, in the order of the rows.
+template <class Table, class Desc>
+Extents extents_of(const Table& table, const Desc& desc) {
+  auto all = std::make_shared<std::vector<Extent>>();
+  for_each_field(table, [&](const auto& field) {
+    if constexpr (std::remove_cvref_t<decltype(field)>::kHasPointer) all->push_back(extent_of_field(field, desc));
+  });
+  return all;
+}
+
+/// How a call uses pointers: the gradient reads the outputs of the forward pass.
+struct Uses {
+  const Extents& extents;
+  Pointers::Access outputs = Pointers::Access::written;
+};
+
 template <class Table, class Problem, class Args>
-void add_pointers(Pointers& pointers, const Table& table, const Problem& problem, const Args& args,
-                  Pointers::Access outputs = Pointers::Access::written) {
+void add_pointers(Pointers& pointers, const Table& table, const Problem& problem, const Args& args, const Uses& uses) {
+  const Extent* extent = uses.extents == nullptr ? nullptr : uses.extents->data();
   for_each_field(table, [&](const auto& field) {
     using Row = std::remove_cvref_t<decltype(field)>;
     if constexpr (Row::kHasPointer) {
@@ -139,7 +170,9 @@ void add_pointers(Pointers& pointers, const Table& table, const Problem& problem
       if constexpr (!std::is_void_v<typename Row::InProblem>) needed = needed && in_use(problem.*Row::kProblem);
       if constexpr (!std::is_void_v<typename Row::Pointee>) alignment = sizeof(typename Row::Pointee);
       if (field.alignment != nullptr) alignment = field.alignment(problem);
-      pointers.add(Row::kIsOutput ? outputs : Pointers::Access::read, field.name, args.*Row::kArgs, needed, alignment);
+      const auto access = Row::kIsOutput ? uses.outputs : Pointers::Access::read;
+      pointers.add(access, field.name, {args.*Row::kArgs, extent}, needed, alignment);
+      if (extent != nullptr) ++extent;
     }
   });
 }
@@ -148,7 +181,7 @@ void add_pointers(Pointers& pointers, const Table& table, const Problem& problem
 template <class Table, class Problem, class Args>
 Result<void> check_pointers(const Table& table, const Problem& problem, const Args& args) {
   Pointers pointers;
-  add_pointers(pointers, table, problem, args);
+  add_pointers(pointers, table, problem, args, {problem.extents});
   return pointers.result();
 }
 

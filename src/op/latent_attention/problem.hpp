@@ -2,6 +2,7 @@
 #pragma once
 
 #include "op/common/attention_core.hpp"
+#include "op/common/extent.hpp"
 #include "op/common/latent_cache.hpp"
 
 namespace fovea::detail {
@@ -13,6 +14,7 @@ struct LatentAttentionProblem : AttentionCore {
   LatentCacheView cache{};
   std::int64_t max_blocks = 0;    ///< entries in a row of the block table
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
+  Extents extents{};
 };
 
 }  // namespace fovea::detail

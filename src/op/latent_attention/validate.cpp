@@ -106,6 +106,7 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
   check_scalars(check, desc.scale, 0.0f, problem);
   check_lse(check, "lse", desc.lse, problem, ragged);
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kLatentAttentionFields, desc);
   return problem;
 }
 

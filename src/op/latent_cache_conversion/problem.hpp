@@ -16,6 +16,7 @@ struct LatentCacheConversionProblem {
   bool rows_are_output = false;
   LatentCacheView cache{};
   ScaleRule rule{};
+  Extent rows_extent{}, cache_extent{}, slots_extent{};
 };
 
 /// The two directions are different operations with one description.

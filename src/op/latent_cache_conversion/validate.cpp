@@ -27,6 +27,9 @@ Result<Problem> validate_conversion(const LatentCacheConversionDesc& desc, bool 
   problem.rows_alignment = base_alignment(desc.rows);
   problem.cache = cache;
   problem.rule = desc.rule;
+  problem.rows_extent = extent_of(desc.rows);
+  problem.cache_extent = extent_of(desc.cache);
+  problem.slots_extent = extent_of_bytes(problem.tokens * static_cast<std::int64_t>(sizeof(std::int64_t)));
   return problem;
 }
 
@@ -45,9 +48,9 @@ static Result<void> check_pointers(const LatentCacheConversionProblem& problem, 
   Pointers pointers;
   const bool any = problem.tokens > 0, any_slot = any && problem.cache.slots() > 0;  // all tokens of a cache without slots are skipped
   using enum Pointers::Access;
-  pointers.add(problem.rows_are_output ? written : read, "rows", args.rows, any, problem.rows_alignment);
-  pointers.add(problem.rows_are_output ? read : written, "cache", args.cache, any_slot, problem.cache.alignment);
-  pointers.read("slot_mapping", args.slot_mapping, any, sizeof(std::int64_t));
+  pointers.add(problem.rows_are_output ? written : read, "rows", {args.rows, &problem.rows_extent}, any, problem.rows_alignment);
+  pointers.add(problem.rows_are_output ? read : written, "cache", {args.cache, &problem.cache_extent}, any_slot, problem.cache.alignment);
+  pointers.read("slot_mapping", {args.slot_mapping, &problem.slots_extent}, any, sizeof(std::int64_t));
   return pointers.result();
 }
 

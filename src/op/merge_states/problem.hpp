@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fovea/tensor.hpp"
+#include "op/common/extent.hpp"
 #include "op/common/option.hpp"
 
 namespace fovea::detail {
@@ -14,6 +15,7 @@ struct MergeStatesProblem {
   struct Strides {
     std::int64_t out_row = 0, out_head = 0, lse_row = 0, lse_head = 0;
     std::int32_t alignment = 0;  ///< bytes, of the pointer to out
+    Extent out_extent{}, lse_extent{};
   };
   DType dtype{};
   std::int64_t total_q = 0, heads = 0, head_dim_v = 0;

@@ -31,10 +31,15 @@ MergeStatesProblem::Strides strides(const TensorDesc& out, const TensorDesc* lse
   if (lse != nullptr) {
     result.lse_row = lse->strides[0];
     result.lse_head = lse->strides[1];
+    result.lse_extent = extent_of(*lse);
   }
   result.alignment = base_alignment(out);
+  result.out_extent = extent_of(out);
   return result;
 }
+
+/// Such a result overwrites a part element by element, each after it has been read.
+bool is_same(const Memory& result, const Memory& part) { return result.address == part.address && *result.extent == *part.extent; }
 
 }  // namespace
 
@@ -75,18 +80,21 @@ Result<void> check_args(const MergeStatesProblem& problem, const MergeStatesArgs
   }
   Checker check;
   const bool any = problem.total_q > 0;
-  const float* lse = any && problem.has_lse ? args.lse : nullptr;
+  const Memory out{args.out, &problem.out.out_extent}, lse{any && problem.has_lse ? args.lse : nullptr, &problem.out.lse_extent};
   for (std::size_t i = 0; any && check.ok() && i < args.parts.size(); ++i) {
     const std::string name = "parts[" + std::to_string(i) + "]";
     const std::string out_name = name + ".out", lse_name = name + ".lse";
     check_pointer(check, out_name, args.parts[i].out, any, problem.parts[i].alignment);
     check_pointer(check, lse_name, args.parts[i].lse, any, sizeof(float));
-    check_apart(check, "out", args.out, lse_name, args.parts[i].lse);  // out and lse may be those of a part, not crosswise
-    check_apart(check, "lse", lse, out_name, args.parts[i].out);
+    const Memory part_out{args.parts[i].out, &problem.parts[i].out_extent}, part_lse{args.parts[i].lse, &problem.parts[i].lse_extent};
+    check_apart(check, "out", out, lse_name, part_lse);
+    check_apart(check, "lse", lse, out_name, part_out);
+    if (!is_same(out, part_out)) check_apart(check, "out", out, out_name, part_out);
+    if (!is_same(lse, part_lse)) check_apart(check, "lse", lse, lse_name, part_lse);
   }
   check_pointer(check, "out", args.out, any, problem.out.alignment);
-  check_pointer(check, "lse", lse, any && problem.has_lse, sizeof(float));
-  check_apart(check, "lse", lse, "out", args.out);
+  check_pointer(check, "lse", lse.address, any && problem.has_lse, sizeof(float));
+  check_apart(check, "lse", lse, "out", out);
   if (!check.ok()) return check.error();
   return {};
 }

@@ -5,6 +5,7 @@
 
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
+#include "op/common/extent.hpp"
 
 namespace fovea::detail {
 
@@ -23,6 +24,7 @@ struct PagedAttentionProblem : AttentionCore {
   CacheStrides k{}, v{};
   Taken taken = Taken::all;
   std::int64_t tall_from = 0;
+  Extents extents{};
 };
 
 }  // namespace fovea::detail

@@ -109,6 +109,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, true);
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kPagedAttentionFields, desc);
   return problem;
 }
 

@@ -7,6 +7,7 @@
 
 #include "fovea/tensor.hpp"
 #include "op/common/cache_view.hpp"
+#include "op/common/extent.hpp"
 #include "op/common/option.hpp"
 
 namespace fovea::detail {
@@ -24,6 +25,7 @@ struct PagedCacheAppendProblem {
   DType dtype{}, cache_dtype{};
   std::int64_t tokens = 0, kv_heads = 0, blocks = 0, page = 0;
   AppendSide k{}, v{};
+  Extents extents{};
 };
 
 inline constexpr std::array kPagedCacheAppendOptions{

@@ -59,6 +59,7 @@ Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const
   problem.page = desc.k_cache.shape[1];
   problem.k = side(desc.k, desc.k_cache, desc.k_scale);
   problem.v = side(desc.v, desc.v_cache, desc.v_scale);
+  problem.extents = extents_of(kPagedCacheAppendFields, desc);
   return problem;
 }
 

@@ -15,6 +15,7 @@ struct TokenBatch {
   std::int64_t batch = 0, total_q = 0, total_k = 0;
   std::int64_t max_seq_q = 0, max_seq_k = 0;
   std::optional<BandMask> mask{};  ///< keys that no row sees are not read; without one, all are
+  Extents extents{};
 };
 
 /// One tensor and its quantised twin. `scale` is a row's stride between groups (RowStrides::row); for V between sequences and heads.
@@ -54,6 +55,7 @@ struct QuantizeAndAttendProblem {
   QuantizedAttentionProblem attention{};
   /// Elements of the tensors between the steps; 0 where there is none.
   std::int64_t q_int8 = 0, k_int8 = 0, q_scale = 0, k_scale = 0, k_mean = 0, lse_shift = 0, v_bytes = 0, v_scale = 0, v_mean = 0;
+  Extents extents{};
 };
 
 inline constexpr std::array kQuantizeQkInt8Options{

@@ -212,6 +212,7 @@ Result<QuantizeQkInt8Problem> validate(const QuantizeQkInt8Desc& desc, const Pla
   if (desc.lse_shift && check.ok()) problem.lse_shift = check_row_numbers(check, "lse_shift", *desc.lse_shift, core, ragged);
   problem.has_lse_shift = desc.lse_shift.has_value();
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kQuantizeQkInt8Fields, desc);
   return problem;
 }
 
@@ -231,6 +232,7 @@ Result<QuantizeVProblem> validate(const QuantizeVDesc& desc, const PlanOptions&)
   problem.v.has_scale = scaled;
   problem.v.has_mean = desc.v_mean.has_value();
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kQuantizeVFields, desc);
   return problem;
 }
 
@@ -258,6 +260,7 @@ Result<QuantizedAttentionProblem> validate(const QuantizedAttentionDesc& desc, c
     problem.lse_shift = check_row_numbers(check, "lse_shift", *desc.lse_shift, problem, problem.ragged);
   }
   if (!check.ok()) return check.error();
+  problem.extents = extents_of(kQuantizedAttentionFields, desc);
   return problem;
 }
 
@@ -289,6 +292,7 @@ Result<QuantizeAndAttendProblem> validate(const QuantizeAndAttendDesc& desc, con
   problem.v_bytes = elements(v.v_out) * static_cast<std::int64_t>(size_of(desc.v_dtype));
   problem.v_scale = count(v.v_scale);
   problem.v_mean = count(v.v_mean);
+  problem.extents = extents_of(kQuantizeAndAttendFields, desc);
   return problem;
 }
 

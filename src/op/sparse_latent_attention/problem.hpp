@@ -16,6 +16,7 @@ struct SparseSelection {
   std::int64_t topk = 0;
   std::int64_t batch_stride = 0, row_stride = 0;  ///< of the indices
   bool has_topk_length = false;
+  Extent cache_extent{}, indices_extent{}, lengths_extent{};
 };
 
 /// A token-sparse MLA that makes sense; only validate() makes one. `max_seq_k` bounds the tokens of a row, both caches together.
@@ -23,6 +24,7 @@ struct SparseLatentAttentionProblem : AttentionCore {
   bool flat = false;  ///< q [seq_q, head, d]: batch is 1, topk_length counts rows, lse is [seq_q, head]
   bool has_max_logits = false;
   RowStrides max_logits{};
+  Extent q_extent{}, out_extent{}, lse_extent{}, max_logits_extent{}, sink_extent{};
   SparseSelection main{};
   std::optional<SparseSelection> extra{};
 };

@@ -60,6 +60,9 @@ SparseSelection check_selection(Checker& check, const std::string& name, const S
   selection.batch_stride = flat ? 0 : desc.indices.strides[0];
   selection.row_stride = desc.indices.strides[last - 1];
   selection.has_topk_length = desc.has_topk_length;
+  selection.cache_extent = extent_of(desc.cache);
+  selection.indices_extent = extent_of(desc.indices);
+  selection.lengths_extent = extent_of_bytes(q.shape[0] * static_cast<std::int64_t>(sizeof(std::int32_t)));
   return selection;
 }
 
@@ -81,6 +84,11 @@ SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
   problem.q = strides(desc.q);
   problem.out = strides(desc.out);
   problem.has_sink = desc.has_sink;
+  problem.q_extent = extent_of(desc.q);
+  problem.out_extent = extent_of(desc.out);
+  if (desc.lse) problem.lse_extent = extent_of(*desc.lse);
+  if (desc.max_logits) problem.max_logits_extent = extent_of(*desc.max_logits);
+  problem.sink_extent = extent_of_bytes(problem.heads * static_cast<std::int64_t>(sizeof(float)));
   set_alignments(problem, desc.q, rows_of(desc.main.cache), rows_of(desc.main.cache), desc.out);
   return problem;
 }
@@ -126,9 +134,9 @@ constexpr SelectionNames kExtra{"extra.cache", "extra.indices", "extra.topk_leng
 void add_selection(Pointers& pointers, const SelectionNames& names, const SparseSelection& selection,
                    const SparseLatentAttentionArgs::Selection& args, bool any_q) {
   const bool any = any_q && selection.topk > 0;
-  pointers.read(names.cache, args.cache, any && selection.cache.blocks > 0, selection.cache.alignment);
-  pointers.read(names.indices, args.indices, any, sizeof(std::int32_t));
-  pointers.read(names.topk_length, args.topk_length, any && selection.has_topk_length, sizeof(std::int32_t));
+  pointers.read(names.cache, {args.cache, &selection.cache_extent}, any && selection.cache.blocks > 0, selection.cache.alignment);
+  pointers.read(names.indices, {args.indices, &selection.indices_extent}, any, sizeof(std::int32_t));
+  pointers.read(names.topk_length, {args.topk_length, &selection.lengths_extent}, any && selection.has_topk_length, sizeof(std::int32_t));
 }
 
 }  // namespace
@@ -136,13 +144,13 @@ void add_selection(Pointers& pointers, const SelectionNames& names, const Sparse
 Result<void> check_args(const SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args) {
   Pointers pointers;
   const bool any_q = problem.total_q > 0;
-  pointers.read("q", args.q, any_q, problem.q_base_alignment);
-  pointers.written("out", args.out, any_q, problem.out_base_alignment);
+  pointers.read("q", {args.q, &problem.q_extent}, any_q, problem.q_base_alignment);
+  pointers.written("out", {args.out, &problem.out_extent}, any_q, problem.out_base_alignment);
   add_selection(pointers, kMain, problem.main, args.main, any_q);
   if (problem.extra) add_selection(pointers, kExtra, *problem.extra, args.extra, any_q);
-  pointers.written("lse", args.lse, any_q && problem.has_lse, sizeof(float));
-  pointers.written("max_logits", args.max_logits, any_q && problem.has_max_logits, sizeof(float));
-  pointers.read("sink", args.sink, any_q && problem.has_sink, sizeof(float));
+  pointers.written("lse", {args.lse, &problem.lse_extent}, any_q && problem.has_lse, sizeof(float));
+  pointers.written("max_logits", {args.max_logits, &problem.max_logits_extent}, any_q && problem.has_max_logits, sizeof(float));
+  pointers.read("sink", {args.sink, &problem.sink_extent}, any_q && problem.has_sink, sizeof(float));
   return pointers.result();
 }
 
