@@ -31,7 +31,7 @@ struct RaggedDesc {
 /// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
 ///
 /// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.
-/// Rows of out and lse past the last sequence of a ragged batch are not written.
+/// Rows of out and lse that no sequence of a ragged batch has are left alone, unless PlanOptions says to fill them.
 /// Method: FlashAttention (Dao et al. 2022) with the online softmax of Milakov and Gimelshein (2018); sinks as in
 /// "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023), one learned logit a head.
 struct AttentionDesc {

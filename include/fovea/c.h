@@ -104,7 +104,7 @@ const char* fovea_plan_explain(const fovea_plan* plan);
 
 /* ---- attention --------------------------------------------------------------------------------------------------------- */
 
-/** Bounds of a ragged batch. */
+/** Bounds of a ragged batch. Rows of its outputs that no sequence has are left alone. */
 typedef struct fovea_ragged {
   int64_t batch;
   int64_t max_seq_q;

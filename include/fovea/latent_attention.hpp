@@ -25,7 +25,7 @@ struct LatentCacheDesc {
 /// Dense MLA decode over a block-table cache of latent rows (MQA: all heads of a group share one row).
 ///
 /// q [batch, seq_q, head, d], or ragged [total_q, head, d] with cu_seqlens_q; out like q with 512 values; lse [batch, head, seq_q] or
-/// [total_q, head]; block_table i32 [batch, max_blocks]. d is 576 or 512, as the cache's rows.
+/// [total_q, head]; block_table i32 [batch, max_blocks]. d is 576 or 512, as the cache's rows. Rows of no sequence as in AttentionDesc.
 /// Any head count that kv_head divides, any page size, any query length; kv_len 0 gives out = 0 and lse = -inf. Queries are the last rows
 /// of their sequence. q is f32 (CPU), f16 or bf16; plain caches have q's dtype or are e4m3 with one f32 scale; packed caches go under bf16.
 ///

@@ -14,7 +14,7 @@ namespace fovea {
 ///
 /// q [total_q, head, dqk] ragged by cu_seqlens_q; k_cache [blocks, page, kv_head, dqk] and v_cache [blocks, page, kv_head, dv], two
 /// independent views with free block, token and head strides; block_table i32 [batch, max_blocks], contiguous rows, free row stride;
-/// out [total_q, head, dv]; lse [total_q, head].
+/// out [total_q, head, dv]; lse [total_q, head]; rows that no sequence has are left alone, as in AttentionDesc.
 /// Token t of sequence b lies in block `block_table[b][t / page]`, slot `t % page`. Query row r of a sequence sits at position
 /// `kv_len - q_len + r`: the mask is anchored bottom-right (top_left is refused).
 ///

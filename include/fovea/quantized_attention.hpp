@@ -133,7 +133,7 @@ using QuantizeVPlan = Plan<QuantizeVArgs>;
 ///
 /// Layouts as above; q, k i8, codes -127 .. 127; v f16, or e4m3 with v_scale; out f16, bf16 or f32. Integer dot products are exact; scores
 /// and sums are f32, and weights too but where docs/numerics.md says otherwise. A row that sees no key gives out = 0 and lse = -inf. head %
-/// kv_head == 0.
+/// kv_head == 0. Rows of out and lse that no sequence of a ragged batch has as in AttentionDesc.
 struct QuantizedAttentionDesc {
   TensorDesc q{}, k{}, v{}, out{};
   TensorDesc q_scale{}, k_scale{};

@@ -13,7 +13,7 @@ from fovea._autocast import autocast
 from fovea._calls import repeatable
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
-from fovea._library import band, empty_lse, empty_out, scale_tensor, score_scale, top_left, wants_gradients
+from fovea._library import band, empty_lse, empty_out, fills, scale_tensor, score_scale, top_left, wants_gradients
 from fovea._options import Call, DenseMask, Lengths
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def attention(
         k_scale: As ``q_scale``, for k.
         v_scale: As ``q_scale``, for v.
         out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).
-        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``.
+            Rows of no sequence of a ragged batch are left alone; in a new tensor they are 0.
+        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``. Likewise;
+            in a new tensor such rows are -inf.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
         implementation: Forces one of :func:`fovea.implementations` by name, for the forward pass.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
@@ -126,12 +128,13 @@ def attention(
         _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
         both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
         return both if return_lse else both[0]
+    new = fills(cu_seqlens_q, out, lse)
     if out is None:
         out = empty_out(q, v, torch.bfloat16 if q.dtype == torch.float8_e4m3fn else None)
     if lse is None and return_lse:
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
-    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options)
+    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)
     return out if lse is None else (out, lse)

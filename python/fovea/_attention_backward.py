@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
-from fovea._library import band, empty_lse, empty_out, score_scale, top_left
+from fovea._library import band, empty_lse, empty_out, fills, score_scale, top_left
 from fovea._options import DenseMask, Implementation, Lengths
 
 if TYPE_CHECKING:
@@ -100,10 +100,8 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: 
     """The kernel of differentiable_attention, and its fake kernel too, as the operator inside has one."""
     *forward, implementation, batch_invariant = options
     out, lse = empty_out(q, v), empty_lse(q)
-    if forward[0] is not None:  # ragged: rows of no sequence are not written
-        out.zero_()
-        lse.fill_(-torch.inf)
-    _attention(q, k, v, out, lse, *forward, sink, None, None, None, implementation, batch_invariant)
+    new = fills(forward[0], None, None)
+    _attention(q, k, v, out, lse, *forward, sink, None, None, None, implementation, batch_invariant, *new)
     return out, lse
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fovea._calls import repeatable
 from fovea._latent_schedule import LatentSchedule, run
-from fovea._library import band, empty_lse, one_row_each, scale_tensor, score_scale
+from fovea._library import band, empty_lse, fills, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ def latent_attention(
             What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
         scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.
         cache_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element.
-        out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q.
-        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]`` or ``[total_q, head]``.
+        out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q. Rows of no sequence of a q without
+            a batch are left alone; in a new tensor they are 0.
+        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]`` or ``[total_q, head]``. Likewise; in a
+            new tensor such rows are -inf.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm).
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
@@ -117,6 +119,7 @@ def latent_attention(
 
     Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
     """
+    new = fills(cu_seqlens_q, out, lse)
     if out is None:
         out = q.new_empty((*q.shape[:-1], _LATENT_DIM))
     if lse is None and return_lse:
@@ -143,6 +146,7 @@ def latent_attention(
         scale_tensor("cache_scale", cache_scale, q),
         implementation or "",
         batch_invariant,
+        fills=new,
     )
     return out if lse is None else (out, lse)
 

@@ -70,9 +70,10 @@ _PREPARE, _BYTES = (
 )
 
 
-def run(operation: str, schedule: LatentSchedule | None, *arguments: Any) -> None:
-    """Calls an operator with all of its arguments; the schedule is the last of them."""
-    OPERATORS[operation](*arguments, None if schedule is None else schedule._memory_for(operation, arguments))
+def run(operation: str, schedule: LatentSchedule | None, *arguments: Any, fills: tuple[bool, ...] = ()) -> None:
+    """Calls an operator with its arguments up to the schedule, which does not depend on what is filled after it."""
+    memory = None if schedule is None else schedule._memory_for(operation, arguments)
+    OPERATORS[operation](*arguments, memory, *fills)
 
 
 def _prepare(operation: str, arguments: tuple[Any, ...]) -> Tensor:

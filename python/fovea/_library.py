@@ -44,6 +44,12 @@ def empty_lse(q: Tensor) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
+def fills(cu_seqlens_q: Tensor | None, out: Tensor | None, lse: Tensor | None) -> tuple[bool, bool]:
+    """``fill_out`` and ``fill_lse`` of an operator, from the outputs that the caller gave: in new ones, rows of no sequence hold
+    0 and -inf. Without lengths from the caller every row has a sequence."""
+    return (False, False) if cu_seqlens_q is None else (out is None, lse is None)
+
+
 _counts: dict[tuple[torch.device, int], Tensor] = {}
 """0, n, 2n, .. on each device."""
 _constants: dict[Any, Tensor] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fovea._calls import repeatable
 from fovea._dispatch import OPERATORS
-from fovea._library import band, empty_lse, empty_out, one_row_each, scale_tensor, score_scale
+from fovea._library import band, empty_lse, empty_out, fills, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ def paged_attention(
         sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
         k_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element or ``[kv_head]``.
         v_scale: As ``k_scale``, for v.
-        out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q.
-        lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``.
+        out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q. Rows of no sequence are left alone;
+            in a new tensor they are 0.
+        lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``. Likewise; in a new tensor
+            such rows are -inf.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
@@ -108,6 +110,7 @@ def paged_attention(
 
     Source: PagedAttention (Kwon et al. 2023).
     """
+    new = fills(cu_seqlens_q, out, lse)
     if out is None:
         out = empty_out(q, v_cache)
     if lse is None and return_lse:
@@ -135,6 +138,7 @@ def paged_attention(
         scale_tensor("v_scale", v_scale, q),
         implementation or "",
         batch_invariant,
+        *new,
     )
     return out if lse is None else (out, lse)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._calls import checked, repeatable
 from fovea._dispatch import OPERATORS
-from fovea._library import band, empty_lse, empty_out, score_scale, top_left
+from fovea._library import band, empty_lse, empty_out, fills, score_scale, top_left
 from fovea._options import Call, DenseMask, Lengths
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _new_scale(rows: Tensor, cu_seqlens: Tensor | None, block: int, groups: int)
         shape = (rows.size(0), rows.size(2), (rows.size(1) + block - 1) // block * groups)
     else:
         shape = (rows.size(1), (rows.size(0) // block + cu_seqlens.numel() - 1) * groups)
-    return rows.new_empty(shape, dtype=torch.float32)
+    return rows.new_zeros(shape, dtype=torch.float32)  # a ragged batch may leave places
 
 
 def _new_channels(kv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -95,11 +95,16 @@ def _new_channels(kv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if not _has_rows(kv, cu_seqlens):
         return kv.new_empty(0, dtype=torch.float32)
     batch = kv.size(0) if cu_seqlens is None else cu_seqlens.numel() - 1
-    return kv.new_empty((batch, *kv.shape[-2:]), dtype=torch.float32)
+    return kv.new_zeros((batch, *kv.shape[-2:]), dtype=torch.float32)  # also of a sequence without keys
 
 
-def _new_codes(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(values, dtype=dtype, memory_format=torch.contiguous_format)
+def _new_codes(values: Tensor, dtype: torch.dtype, cu_seqlens: Tensor | None) -> Tensor:
+    new = torch.empty_like if cu_seqlens is None else torch.zeros_like  # rows of no sequence are not written
+    return new(values, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _new_shift(q: Tensor, cu_seqlens_q: Tensor | None) -> Tensor:
+    return empty_lse(q) if cu_seqlens_q is None else empty_lse(q).zero_()
 
 
 @checked
@@ -150,12 +155,12 @@ def quantize_qk_int8(
     if out is None:
         q_block, q_groups, k_block, k_groups = _GROUPS.get((granularity, warp_rows), (1, 1, 1, 1))  # the operator refuses others
         out = QuantizedQk(
-            _new_codes(q, torch.int8),
-            _new_codes(k, torch.int8),
+            _new_codes(q, torch.int8, cu_seqlens_q),
+            _new_codes(k, torch.int8, cu_seqlens_k),
             _new_scale(q, cu_seqlens_q, q_block, q_groups),
             _new_scale(k, cu_seqlens_q, k_block, k_groups),  # the operator refuses cu_seqlens_k of another length
             _new_channels(k, cu_seqlens_q) if smooth_k else None,
-            empty_lse(q) if smooth_k else None,
+            _new_shift(q, cu_seqlens_q) if smooth_k else None,
             granularity,
             warp_rows,
         )
@@ -201,7 +206,7 @@ def quantize_v(
         if dtype not in (torch.float16, torch.float8_e4m3fn):
             raise ValueError(f"dtype: got {dtype}, want torch.float16 or torch.float8_e4m3fn")
         out = QuantizedV(
-            _new_codes(v, dtype),
+            _new_codes(v, dtype, cu_seqlens_k),
             _new_channels(v, cu_seqlens_k) if dtype == torch.float8_e4m3fn else None,
             _new_channels(v, cu_seqlens_k) if smooth_v else None,
         )
@@ -266,8 +271,10 @@ def quantized_attention(
         scale: Multiplies the scores; None is ``d ** -0.5``.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the quantisers.
         dtype: Of a new ``out``: torch.float16, torch.bfloat16 or torch.float32.
-        out: Written and returned instead of a new tensor: shape of q.
-        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``.
+        out: Written and returned instead of a new tensor: shape of q. Rows of no sequence are left
+            alone; in a new tensor they are 0.
+        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``. Likewise; in a
+            new tensor such rows are -inf.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm), that of k before smoothing.
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
@@ -281,6 +288,7 @@ def quantized_attention(
 
     Source: SageAttention (Zhang et al. 2024) and SageAttention2 (2024).
     """
+    new = fills(cu_seqlens_q, out, lse)
     if out is None:
         out = empty_out(qk.q, v.v, dtype)
     if lse is None and return_lse:
@@ -290,7 +298,7 @@ def quantized_attention(
     inputs = (qk.q, qk.k, v.v, qk.q_scale, qk.k_scale, v.scale, v.mean, None if lse is None else qk.lse_shift)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options = (score_scale(scale), qk.granularity, qk.warp_rows, implementation or "", batch_invariant)
-    _quantized_attention(*inputs, out, lse, *lengths, *band(causal, window), top_left(anchor), *options)
+    _quantized_attention(*inputs, out, lse, *lengths, *band(causal, window), top_left(anchor), *options, *new)
     return out if lse is None else (out, lse)
 
 
@@ -346,8 +354,10 @@ def quantize_and_attend(
         granularity, warp_rows, smooth_k: As in :func:`fovea.quantize_qk_int8`.
         v_dtype, smooth_v: ``dtype`` and ``smooth_v`` of :func:`fovea.quantize_v`.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in :func:`fovea.attention`.
-        out: Written and returned instead of a new tensor: shape and dtype of q.
-        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``.
+        out: Written and returned instead of a new tensor: shape and dtype of q. Rows of no sequence are left
+            alone; in a new tensor they are 0.
+        lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``. Likewise; in a
+            new tensor such rows are -inf.
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm).
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
@@ -361,6 +371,7 @@ def quantize_and_attend(
 
     Source: SageAttention (Zhang et al. 2024) and SageAttention2 (2024).
     """
+    new = fills(cu_seqlens_q, out, lse)
     if out is None:
         out = empty_out(q, v)
     if lse is None and return_lse:
@@ -368,5 +379,5 @@ def quantize_and_attend(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     mask = (*band(causal, window), top_left(anchor))
     options = (v_dtype, smooth_k, smooth_v, granularity, warp_rows, implementation or "", batch_invariant)
-    _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, score_scale(scale), *options)
+    _quantize_and_attend(q, k, v, out, lse, *lengths, *mask, score_scale(scale), *options, *new)
     return out if lse is None else (out, lse)

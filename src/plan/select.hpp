@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "op/common/checks.hpp"
+#include "plan/fill.hpp"
 #include "plan/implementation.hpp"
 #include "plan/refusal.hpp"
 
@@ -90,7 +91,9 @@ Result<Plan<typename Operation::Args>> select(const typename Operation::Problem&
   for (const Implementation<Operation>& candidate : list) {
     if (!wanted(candidate)) continue;
     PlanResult<typename Operation::Args> planned = plan_with(candidate, problem, device, !options.implementation.empty());
-    if (planned) return Plan<typename Operation::Args>(*std::move(planned), std::move(declines));
+    if (planned) {
+      return Plan<typename Operation::Args>(filled<Operation>(*std::move(planned), problem, device, options), std::move(declines));
+    }
     if (planned.error().code != ErrorCode::unsupported) return planned.error();
     declines.push_back({std::string(candidate.name), planned.error().message});
   }

@@ -6,7 +6,7 @@
 namespace fovea::binding {
 namespace {
 
-using AttentionCall = Call<detail::kAttentionFields, true>;
+using AttentionCall = Call<detail::kAttentionFields, Asks::options>;
 
 }  // namespace
 

@@ -12,7 +12,7 @@ struct BackwardCall {
   explicit BackwardCall(Arguments&& arguments) : forward(arguments), gradients(arguments) {}
 
   Fields<detail::kDenseFields> forward;
-  Call<detail::kAttentionBackwardFields, false> gradients;
+  Call<detail::kAttentionBackwardFields, Asks::implementation> gradients;
 };
 
 AttentionBackwardDesc describe(const BackwardCall& call) {

@@ -229,18 +229,32 @@ class Fields {
   Values values_;
 };
 
-/// A call: its fields, then who computes them and how.
-template <const auto& table, bool may_be_invariant>
+/// What a call takes beside its fields: who computes, and how.
+enum class Asks {
+  implementation,  ///< that alone
+  options,         ///< and whether it is batch-invariant and which outputs are filled where no sequence has a row
+  schedule,        ///< and a schedule, between these two
+};
+
+/// A call: its fields, then what it asks for.
+template <const auto& table, Asks asks>
 struct Call : Fields<table> {
   explicit Call(Arguments& arguments) : Fields<table>(arguments), implementation(arguments.text()) {
-    if (may_be_invariant) batch_invariant = arguments.flag();
+    if (asks == Asks::implementation) return;
+    batch_invariant = arguments.flag();
+    if (asks == Asks::schedule) schedule = arguments.optional_tensor();
+    fill_out = arguments.flag();
+    fill_lse = arguments.flag();
   }
   explicit Call(Arguments&& arguments) : Call(arguments) {}
 
-  PlanOptions options() const { return {.implementation = implementation, .batch_invariant = batch_invariant}; }
+  PlanOptions options() const {
+    return {.implementation = implementation, .batch_invariant = batch_invariant, .fill_out = fill_out, .fill_lse = fill_lse};
+  }
 
   std::string implementation;
-  bool batch_invariant = false;
+  bool batch_invariant = false, fill_out = false, fill_lse = false;
+  OptionalTensor schedule;
 };
 
 template <class Call, auto plan>

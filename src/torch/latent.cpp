@@ -6,11 +6,7 @@
 namespace fovea::binding {
 namespace {
 
-struct LatentCall : Call<detail::kLatentAttentionFields, true> {
-  explicit LatentCall(Arguments&& arguments) : Call(arguments), schedule(arguments.optional_tensor()) {}
-
-  OptionalTensor schedule;
-};
+using LatentCall = Call<detail::kLatentAttentionFields, Asks::schedule>;
 
 LatentAttentionDesc describe(const LatentCall& call) {
   LatentAttentionDesc desc = call.describe();

@@ -44,7 +44,11 @@ struct Operation {
   }
 };
 
-constexpr auto kImplementation = ", str implementation)", kOptions = ", str implementation, bool batch_invariant)";
+/// `fill_out` and `fill_lse` are of outputs that a function makes: their rows that no sequence of a ragged batch has get 0, or -inf.
+#define FOVEA_FILLS ", bool fill_out=False, bool fill_lse=False)"
+
+constexpr auto kImplementation = ", str implementation)", kOptions = ", str implementation, bool batch_invariant" FOVEA_FILLS,
+               kOptionsAndSchedule = ", str implementation, bool batch_invariant, Tensor(c!)? schedule" FOVEA_FILLS;
 
 const std::vector<Operation>& operations() {
   using namespace fovea::detail;
@@ -56,8 +60,8 @@ const std::vector<Operation>& operations() {
       {"paged_cache_append(" + schema_of(kPagedCacheAppendFields) + kImplementation, paged_cache_append, explain_paged_cache_append},
       {"merge_states(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!)? lse, str implementation)", merge_states,
        explain_merge_states},
-      {"latent_attention(" + schema_of(kLatentAttentionFields) + ", str implementation, bool batch_invariant, Tensor(c!)? schedule)",
-       latent_attention, explain_latent_attention, prepare_latent_attention, schedule_bytes_latent_attention},
+      {"latent_attention(" + schema_of(kLatentAttentionFields) + kOptionsAndSchedule, latent_attention, explain_latent_attention,
+       prepare_latent_attention, schedule_bytes_latent_attention},
       {"sparse_latent_attention(Tensor q, Tensor cache, str format, Tensor indices, Tensor? topk_length, "
        "Tensor? extra_cache, str extra_format, Tensor? extra_indices, Tensor? extra_topk_length, "
        "Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? max_logits, float scale, Tensor? sink, str implementation, bool batch_invariant, "

@@ -7,8 +7,8 @@
 namespace fovea::binding {
 namespace {
 
-using PagedAttentionCall = Call<detail::kPagedAttentionFields, true>;
-using PagedCacheAppendCall = Call<detail::kPagedCacheAppendFields, false>;
+using PagedAttentionCall = Call<detail::kPagedAttentionFields, Asks::options>;
+using PagedCacheAppendCall = Call<detail::kPagedCacheAppendFields, Asks::implementation>;
 
 PagedAttentionDesc describe(const PagedAttentionCall& call) {
   PagedAttentionDesc desc = call.describe();

@@ -6,10 +6,10 @@
 namespace fovea::binding {
 namespace {
 
-using QuantizeQkInt8Call = Call<detail::kQuantizeQkInt8Fields, false>;
-using QuantizeVCall = Call<detail::kQuantizeVFields, false>;
-using QuantizedAttentionCall = Call<detail::kQuantizedAttentionFields, true>;
-using QuantizeAndAttendCall = Call<detail::kQuantizeAndAttendFields, true>;
+using QuantizeQkInt8Call = Call<detail::kQuantizeQkInt8Fields, Asks::implementation>;
+using QuantizeVCall = Call<detail::kQuantizeVFields, Asks::implementation>;
+using QuantizedAttentionCall = Call<detail::kQuantizedAttentionFields, Asks::options>;
+using QuantizeAndAttendCall = Call<detail::kQuantizeAndAttendFields, Asks::options>;
 
 }  // namespace
 

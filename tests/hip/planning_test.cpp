@@ -2,11 +2,15 @@
 /// The host's side of HIP calls, with emulated devices: what is listed, how much workspace a plan takes, and runs that share a schedule.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "device_runtime.hpp"
 #include "fovea/fovea.hpp"
+#include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/paged_attention/tuning.hpp"
 #include "run_case.hpp"
 
@@ -138,6 +142,41 @@ TEST(HipPlanning, RunsShareASchedule) {
     ASSERT_TRUE(planned->run_prepared(workspace.view()));
     const Judgement verdict = trial->judge();
     EXPECT_TRUE(verdict.ok) << verdict.message;
+  }
+}
+
+/// Rows that no sequence has, and those past the bound of lengths, which a device cuts. Between the heads, and between the rows of lse,
+/// lies what is not theirs.
+TEST(HipPlanning, FillsRowsThatNoSequenceHas) {
+  constexpr std::int64_t kRows = 12, kHeads = 2;
+  const std::vector<std::int32_t> lengths{2, 3, 8, 8, 10};  // a sequence of 5 rows under a bound of 4
+  for (const std::int64_t values : {3, 8}) {                // of two bytes: narrow and wide words
+    constexpr std::int64_t kHead = 16, kRow = kHeads * kHead;
+    std::vector<std::uint16_t> out(kRows * kRow, 7);
+    std::vector<float> lse(kRows * (kHeads + 1), 7);
+    const detail::UnownedRows rows{.cu_seqlens_q = lengths.data(),
+                                   .batch = 4,
+                                   .total = kRows,
+                                   .bound = 4,
+                                   .heads = kHeads,
+                                   .out = reinterpret_cast<std::byte*>(out.data()),
+                                   .row_bytes = 2 * kRow,
+                                   .head_bytes = 2 * kHead,
+                                   .value_bytes = 2 * values,
+                                   .lse = lse.data(),
+                                   .lse_row = kHeads + 1,
+                                   .lse_head = 1};
+    ASSERT_TRUE(gpu::cdna::fill_unowned_rows(rows, {.backend = Backend::hip}, {}));
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const bool filled = row < 2 || row == 7 || row >= 10;
+      for (std::int64_t i = 0; i < kRow; ++i) {
+        EXPECT_EQ(out[static_cast<std::size_t>(row * kRow + i)], filled && i % kHead < values ? 0 : 7) << row << ", " << i;
+      }
+      for (std::int64_t i = 0; i <= kHeads; ++i) {
+        const float want = filled && i < kHeads ? -std::numeric_limits<float>::infinity() : 7;
+        EXPECT_EQ(lse[static_cast<std::size_t>(row * (kHeads + 1) + i)], want) << row << ", " << i;
+      }
+    }
   }
 }
 

@@ -15,7 +15,7 @@ from fovea._dispatch import OPERATORS
 PROGRAM = Path(fovea.__file__).parents[2] / "cli" / "fovea"
 
 # Arguments of operators that functions offer under another name.
-RENAMED = {"window_left": "window", "window_right": "window", "top_left": "anchor"}
+RENAMED = {"window_left": "window", "window_right": "window", "top_left": "anchor", "fill_out": "out", "fill_lse": "lse"}
 # What functions have besides, all of them and some.
 BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
@@ -47,6 +47,7 @@ ASKED_BY = {
     # Tensors that change no plan by being there.
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "extra_topk_length", "schedule", "topk_length"), ""),
     # The program leaves these as they are without being asked.
+    **dict.fromkeys(("fill_lse", "fill_out"), ""),  # a function's own outputs
     **dict.fromkeys(("exact_scale", "granularity", "scale", "smooth_k", "smooth_v", "top_left", "warp_rows"), ""),
 }
 

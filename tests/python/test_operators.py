@@ -84,9 +84,9 @@ def quantized_arguments():
         "quantize_v": (v, *codes, None, None, ""),
         "quantized_attention": (
             *(qk.q, qk.k, codes.v, qk.q_scale, qk.k_scale, codes.scale, codes.mean, qk.lse_shift),
-            *(*outputs, *lengths, *mask, *groups, "", False),
+            *(*outputs, *lengths, *mask, *groups, "", False, False, False),
         ),
-        "quantize_and_attend": (q, k, v, *outputs, *lengths, *mask, torch.float16, True, False, *groups, "", False),
+        "quantize_and_attend": (q, k, v, *outputs, *lengths, *mask, torch.float16, True, False, *groups, "", False, False, False),
     }
 
 

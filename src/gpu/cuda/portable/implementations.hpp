@@ -2,6 +2,7 @@
 /// Kernels in CUDA C++ and instructions that all have, for every device of compute capability 7.5 and later.
 #pragma once
 
+#include "op/common/unowned_rows.hpp"
 #include "plan/implementation.hpp"
 
 namespace fovea::gpu::portable {
@@ -19,5 +20,8 @@ detail::Implementations<detail::QuantizeQkInt8> implementations(detail::Quantize
 detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV);
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
 detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend);
+
+/// For every operation.
+Result<void> fill_unowned_rows(const detail::UnownedRows& rows, Device device, Stream stream);
 
 }  // namespace fovea::gpu::portable
