@@ -15,7 +15,9 @@ from small_calls import int32
 
 ROWS = (64, 512, 576)
 NO_FLOAT32 = ("attention", "attention_backward", "paged_attention", "latent_attention", "scaled_dot_product_attention")
-"""On a GPU."""
+"""Operators, on a GPU."""
+NO_FLOAT32_ROWS = (*NO_FLOAT32, "sparse_latent_attention", "quantize_and_attend", "quantize_qk_int8", "quantize_v")
+"""Functions there; their arguments hold rows and nothing else of such a width."""
 
 
 class PublicCall(NamedTuple):
@@ -35,7 +37,7 @@ class PublicCall(NamedTuple):
         call = self.make()
         if not outputs and self.name != "attention_backward":
             call = {name: value for name, value in call.items() if name not in ("out", "lse", "rows") or self.name == QUANTIZE}
-        return call if device == "cpu" else moved(call, device, self.name in NO_FLOAT32)
+        return call if device == "cpu" else moved(call, device, self.name in NO_FLOAT32_ROWS)
 
 
 QUANTIZE = "quantize_latent_cache"  # whose rows are read
