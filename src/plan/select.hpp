@@ -72,7 +72,7 @@ Error declined_by_all(const std::string& reason, const PlanOptions& options) {
   std::vector<Decline> declines;
   for (const auto& candidate : implementations_of<Operation>()) {
     if (options.implementation.empty() || candidate.name == options.implementation)
-      declines.push_back({std::string(candidate.name), reason});
+      declines.push_back(Decline{.implementation = std::string(candidate.name), .reason = reason});
   }
   return declines.empty() ? unknown_implementation<Operation>(options.implementation) : refusal_of(std::move(declines));
 }
