@@ -12,9 +12,11 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+bool is_loud(const Case& spec) { return spec.values == Values::loud_nan || spec.values == Values::nan_tail; }
+
 /// Of q and k: e4m3 ends at 448.
 float loudness(const Case& spec, DType dtype) {
-  if (spec.values != Values::loud_nan && spec.values != Values::nan_tail) return 1.0f;
+  if (!is_loud(spec)) return 1.0f;
   return dtype == DType::e4m3 ? 100.0f : 1000.0f;
 }
 
@@ -85,7 +87,7 @@ float Generator::v(Index at, std::int64_t kv_len) const {
   if (has_nan && at.token == kv_len / 2 && at.head == 0 && at.channel == 3) return kNaN;
   if (spec_.values == Values::nan_tail && in_tail(at, kv_len)) return kNaN;
   if (spec_.values == Values::positive) return 1.0f + 0.1f * normal(3, at);
-  if (spec_.values == Values::loud_nan) return std::copysign(1.0f, normal(3, at));
+  if (is_loud(spec_)) return std::copysign(1.0f, normal(3, at));
   return normal(3, at);
 }
 

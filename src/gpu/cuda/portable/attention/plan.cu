@@ -110,7 +110,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
     fill_problem(params_, problem_);
     params_.lse_strides = problem_.lse;
-    params_.transform = problem_.softcap != 0 || problem_.scale < 0;
+    params_.transform = transforms_scores(problem_);
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
   }

@@ -14,7 +14,7 @@ namespace fovea::gpu::portable::paged_attention {
 struct Score {
   float scale, softcap, inv_softcap;
   float scale_log2;  // of scores as they enter the softmax; includes log2(e)
-  bool transform;    // scores are softcapped, or their scale is negative or not a number
+  bool transform;    // scores are softcapped, or their scale is negative, not a number, or too large to include log2(e)
 
   __device__ Score(const Params& params, int kv_head) {
     const float of_keys = params.k.scale == nullptr ? 1.0f : params.k.scale[kv_head * params.k.scale_stride];
@@ -22,9 +22,9 @@ struct Score {
     softcap = params.softcap;
     inv_softcap = params.inv_softcap * of_keys;
     if (fabsf(inv_softcap) > FLT_MAX) inv_softcap = copysignf(FLT_MAX, inv_softcap);  // finite, too; NaN stays
-    transform = softcap != 0 || !(scale >= 0);
+    transform = softcap != 0 || !(scale >= 0 && scale * kLog2e <= FLT_MAX);
     // Above 0, so that minus infinity stays so; finite, so that 0 stays 0.
-    scale_log2 = transform ? kLog2e : fminf(fmaxf(scale * kLog2e, FLT_MIN), FLT_MAX);
+    scale_log2 = transform ? kLog2e : fmaxf(scale * kLog2e, FLT_MIN);
   }
 
   /// Of products that are to be transformed.

@@ -92,7 +92,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.partial_lse = splits.lse;
     params.value_tiles = static_cast<const std::byte*>(workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
-    const bool transform = params.softcap != 0 || problem_.scale < 0;
+    const bool transform = transforms_scores(problem_);
     if (is_8bit()) {
       dense::ValueTiles tiles = value_tiles_;
       tiles.data = static_cast<std::byte*>(workspace.data);

@@ -122,7 +122,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   Result<void> compute(const PagedAttentionArgs& args, Workspace, Stream stream, bool) const override {
     Params params = params_;
     if (Result<void> good = fill(params, args); !good) return good;
-    const bool transform = params.softcap != 0 || problem_.scale < 0;
+    const bool transform = transforms_scores(problem_);
     return launch_of(problem_.q_dtype, transform, kernel_)(params, ctas_, device_.ordinal, stream);
   }
 
