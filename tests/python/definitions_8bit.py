@@ -106,9 +106,10 @@ def quantize_v(a: SimpleNamespace) -> dict[str, Want]:
     return wants | ({"mean": Want(*mean)} if smooth else {})
 
 
-def judged(expected: plain.Expected, dtype: torch.dtype) -> tuple[Want, Want]:
-    """AMX rounds weights and values to bfloat16, whatever out's dtype."""
-    roundoff = max(torch.finfo(dtype).eps, 2**-8) / 2
+def judged(expected: plain.Expected, a: SimpleNamespace, dtype: torch.dtype, v_dtype: torch.dtype) -> tuple[Want, Want]:
+    """AMX rounds weights and values to bfloat16, whatever out's dtype. GPUs round weights of e4m3 values to e4m3."""
+    eps = 2**-4 if getattr(a, "from_gpu", False) and v_dtype == torch.float8_e4m3fn else 2**-8
+    roundoff = max(torch.finfo(dtype).eps, eps) / 2
     weight = expected.weight.nan_to_num(0.0)
     return Want(expected.out, 8 * roundoff * weight + 1e-6), Want(
         expected.lse, 2e-3 + expected.lse.abs().nan_to_num(0.0, 0.0, 0.0) * 2**-12
@@ -137,7 +138,7 @@ def quantized_attention(a: SimpleNamespace) -> dict[str, Want]:
             *kind,
         )
         v = fovea.QuantizedV(a.v.v[at_k], *(None if part is None else part[b] for part in a.v[1:]))
-        one, other = judged(int8.attention(qk, v, **without_extras(a)), dtype)
+        one, other = judged(int8.attention(qk, v, **without_extras(a)), a, dtype, v.v.dtype)
         put(out, at_q, one)
         put(lse, at_q, other if ragged else Want(other.value.T, other.bound.T))
     return {"out": Want(*out), "lse": Want(*lse)}
@@ -168,7 +169,7 @@ def quantize_and_attend(a: SimpleNamespace) -> dict[str, Want]:
         v = v if v_mean is None else torch.where(seen, v, v_mean.float())
         codes = [int8.to_int8(values, of(len(values), *kind)) for values, of in ((q, int8.query_groups), (k, int8.key_groups))]
         qk = fovea.QuantizedQk(codes[0][0], codes[1][0], codes[0][1], codes[1][1], None, shift, *kind)
-        one, other = judged(int8.attention(qk, quantised_v(v, a.v_dtype, v_mean), **mask), dtype)
+        one, other = judged(int8.attention(qk, quantised_v(v, a.v_dtype, v_mean), **mask), a, dtype, a.v_dtype)
         put(out, at_q, one)
         put(lse, at_q, other if ragged else Want(other.value.T, other.bound.T))
     return {"out": Want(*out), "lse": Want(*lse)}

@@ -47,8 +47,16 @@ def check(name: str, call: dict[str, Any], result: Any, before: dict[str, Any]) 
 
 
 def arguments(name: str, call: dict[str, Any]) -> SimpleNamespace:
-    """All arguments of a call, on the CPU."""
-    return definitions.with_defaults(getattr(fovea, name), to_cpu(call))
+    """All arguments of a call, on the CPU, and whether they came from a GPU."""
+    on_cpu = definitions.with_defaults(getattr(fovea, name), to_cpu(call))
+    on_cpu.from_gpu = is_on_gpu(call)
+    return on_cpu
+
+
+def is_on_gpu(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(is_on_gpu, value.values()))
+    return any(map(is_on_gpu, value)) if isinstance(value, list | tuple) else isinstance(value, Tensor) and value.is_cuda
 
 
 def to_cpu(value: Any) -> Any:
