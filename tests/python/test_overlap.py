@@ -77,14 +77,22 @@ def test_caches_of_one_allocation_are_apart(layout):
     assert k_cache[slots // page, slots % page].equal(k) and v_cache[slots // page, slots % page].equal(v)
 
 
-def test_caches_that_share_tokens():
+def test_caches_over_new_tokens():
     room = torch.zeros(4, 8, 2, 64)
     k, slots = torch.randn(1, 2, 64), torch.tensor([0])
-    with pytest.raises(ValueError, match=r"^[kv]_cache \(memory\): got a part of [kv]_cache, want memory of its own$"):
-        fovea.paged_cache_append(k, k, room[:3], room[1:], slots)
     with pytest.raises(ValueError, match=r"^k_cache \(memory\): got a part of k, want memory of its own$"):
         fovea.paged_cache_append(room[1, :1], k, room[:2], room[2:], slots)
     assert (room == 0).all()
+
+
+def test_caches_of_one_pool_are_told_apart_by_slots():
+    """A layer's keys and values in every other block of a pool: the caches begin a block apart, and block numbers are even."""
+    pool, k, v = torch.zeros(9, 4, 2, 64), rows(4, 2), rows(4, 2)
+    k_cache, v_cache = pool[:8], pool[1:]
+    fovea.paged_cache_append(k, v, k_cache, v_cache, torch.arange(4) + 2 * 4)
+    assert pool[2].equal(k) and pool[3].equal(v)
+    with pytest.raises(ValueError, match=r"^v_cache \(address\): got that of k_cache|^k_cache \(address\): got that of v_cache"):
+        fovea.paged_cache_append(k, v, k_cache, k_cache, torch.arange(4))
 
 
 def test_paged_and_latent_outputs_over_a_part_of_the_cache():

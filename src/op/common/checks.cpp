@@ -183,7 +183,10 @@ Result<void> Pointers::result() {
   for (const Pointer& output : all) {
     if (output.access == Access::read) continue;
     for (const Pointer& other : all) {
-      if (&other != &output) check_apart(check_, output.name, output.memory, other.name, other.memory);
+      if (&other == &output) continue;
+      const bool by_slots = output.access == Access::placed && other.access == Access::placed;
+      const auto whole = [&](const Pointer& pointer) { return by_slots ? Memory(pointer.memory.address) : pointer.memory; };
+      check_apart(check_, output.name, whole(output), other.name, whole(other));
     }
   }
   if (!check_.ok()) return check_.error();

@@ -12,6 +12,9 @@ namespace {
 
 constexpr Extent kFirstByte{};
 
+/// Where there is no second element, the stride may be any number.
+Extent::Axis axis_of(std::int64_t count, std::int64_t stride, std::int64_t element) { return {count, count > 1 ? stride * element : 0}; }
+
 /// From axes in any order, of any counts and steps.
 Extent extent_of_axes(std::span<Extent::Axis> axes, std::int64_t bytes) {
   Extent extent{.run = bytes};
@@ -101,7 +104,7 @@ Extent extent_of(const TensorDesc& desc) {
   std::array<Extent::Axis, 4> axes{};
   const auto size = static_cast<std::int64_t>(size_of(desc.dtype));
   const auto rank = static_cast<std::size_t>(desc.rank);
-  for (std::size_t axis = 0; axis < rank; ++axis) axes[axis] = {desc.shape[axis], desc.strides[axis] * size};
+  for (std::size_t axis = 0; axis < rank; ++axis) axes[axis] = axis_of(desc.shape[axis], desc.strides[axis], size);
   return extent_of_axes(std::span(axes).first(rank), size);
 }
 
@@ -115,7 +118,7 @@ Extent extent_of(const LatentCacheDesc& desc) {
 
 Extent extent_of(const ScaleDesc& desc, std::int64_t batch, std::int64_t head) {
   constexpr std::int64_t kSize = sizeof(float);
-  std::array axes{Extent::Axis{batch, desc.batch_stride * kSize}, Extent::Axis{head, desc.head_stride * kSize}};
+  std::array axes{axis_of(batch, desc.batch_stride, kSize), axis_of(head, desc.head_stride, kSize)};
   return extent_of_axes(axes, kSize);
 }
 

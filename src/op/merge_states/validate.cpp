@@ -61,7 +61,7 @@ Result<MergeStatesProblem> validate(const MergeStatesDesc& desc, const PlanOptio
     const std::string out_name = name + ".out", lse_name = name + ".lse";
     check_out(check, {out_name, desc.parts[i].out, kOutAxes}, desc.out);
     check_lse(check, {lse_name, desc.parts[i].lse, kLseAxes, false, false}, desc.out);
-    problem.parts.push_back(strides(desc.parts[i].out, &desc.parts[i].lse));
+    if (check.ok()) problem.parts.push_back(strides(desc.parts[i].out, &desc.parts[i].lse));
   }
   if (!check.ok()) return check.error();
   problem.dtype = desc.out.dtype;

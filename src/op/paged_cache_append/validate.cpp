@@ -64,7 +64,9 @@ Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const
 }
 
 Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {
-  return check_pointers(kPagedCacheAppendFields, problem, args);
+  Pointers pointers;
+  add_pointers(pointers, kPagedCacheAppendFields, problem, args, {problem.extents, Pointers::Access::placed});
+  return pointers.result();
 }
 
 Result<void> check_slots(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {

@@ -86,8 +86,6 @@ SparseLatentAttentionProblem normalise(const SparseLatentAttentionDesc& desc) {
   problem.has_sink = desc.has_sink;
   problem.q_extent = extent_of(desc.q);
   problem.out_extent = extent_of(desc.out);
-  if (desc.lse) problem.lse_extent = extent_of(*desc.lse);
-  if (desc.max_logits) problem.max_logits_extent = extent_of(*desc.max_logits);
   problem.sink_extent = extent_of_bytes(problem.heads * static_cast<std::int64_t>(sizeof(float)));
   set_alignments(problem, desc.q, rows_of(desc.main.cache), rows_of(desc.main.cache), desc.out);
   return problem;
@@ -119,6 +117,8 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
     problem.has_max_logits = true;
   }
   if (!check.ok()) return check.error();
+  if (desc.lse) problem.lse_extent = extent_of(*desc.lse);
+  if (desc.max_logits) problem.max_logits_extent = extent_of(*desc.max_logits);
   return problem;
 }
 
