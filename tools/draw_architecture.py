@@ -17,7 +17,7 @@ PICTURE = Path("docs/architecture.svg")
 
 # The tree of a box: its own path, or where it is told apart from the rest of a folder.
 BOXES = re.compile(
-    r"include/fovea|src/plan/implementations\.cpp|src/gpu/cuda/\w+|src/gpu/hip/\w+(?=/)|src/gpu/hip|src/gpu|src/\w+|python/fovea|cli|examples"
+    r"include/fovea|src/plan/(?:implementations|fill)\.cpp|src/gpu/cuda/\w+|src/gpu/hip/\w+(?=/)|src/gpu/hip|src/gpu|src/\w+|python/fovea|cli|examples"
 )
 SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cu", ".cuh", ".hip", ".py"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

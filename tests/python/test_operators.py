@@ -117,7 +117,9 @@ def test_opcheck_of_schedules(name):
     arguments = OPERATORS[name]()
     torch.library.opcheck(getattr(torch.ops.fovea, f"prepare_{name}").default, arguments)
     schedule = getattr(torch.ops.fovea, f"prepare_{name}")(*arguments)
-    torch.library.opcheck(getattr(torch.ops.fovea, name).default, (*arguments[:-1], schedule))
+    operator = getattr(torch.ops.fovea, name).default
+    at = [argument.name for argument in operator._schema.arguments].index("schedule")
+    torch.library.opcheck(operator, (*arguments[:at], schedule, *arguments[at + 1 :]))
 
 
 def transformer_step(q, k, v, caches, places):

@@ -73,7 +73,7 @@ def custom_paged_attn(
         rows(query),
         key_cache,
         value_cache,
-        rows(block_tables.clamp(-1, _INT32_MAX).to(torch.int32)),  # a number beyond int32 is no block either way
+        rows(_in_int32(block_tables)),
         torch.tensor(kv_lengths, dtype=torch.int32, device=query.device),
         ends,
         max_seqlen_q=max(q_lengths, default=0),
@@ -81,6 +81,11 @@ def custom_paged_attn(
         scale=scale,
         softcap=max(soft_cap, 0.0),
     )
+
+
+def _in_int32(block_tables: Tensor) -> Tensor:
+    """A number beyond int32 is no block either way."""
+    return block_tables if block_tables.dtype == torch.int32 else block_tables.clamp(-1, _INT32_MAX).to(torch.int32)
 
 
 def _numbers(name: str, lengths: Sequence[int] | Tensor) -> list[int]:
