@@ -39,6 +39,17 @@ def compare_with_lse(result: Any, out: Want, lse: Want, asked: bool) -> None:
         compare(name, got, want)
 
 
+def left_open(want: Want, given: Tensor | None, ends: Tensor) -> Want:
+    """Rows of a given tensor that no sequence has may hold anything."""
+    if given is None:
+        return want
+    open_rows = torch.ones(len(want.value), dtype=torch.bool)
+    open_rows[int(ends[0]) : int(ends[-1])] = False
+    bound = torch.as_tensor(want.bound).expand_as(want.value).clone()
+    bound[open_rows] = torch.inf
+    return Want(want.value, bound)
+
+
 def scaled(want: Want, factor: Any) -> Want:
     factor = 1.0 if factor is None else float(factor)
     if abs(factor) > torch.finfo(torch.float32).max:
@@ -188,7 +199,8 @@ def check_wrapper(function: Callable[..., Any], decode: bool, call: Call, result
     lse = base_2(wants["lse"], a.sinks)
     if not decode and a.lse_base == "ln":
         lse = Want(lse.value / LOG2E, lse.bound)
-    compare_with_lse(result, scaled(wants["out"], a.v_scale), lse, a.return_lse)
+    out = left_open(scaled(wants["out"], a.v_scale), a.out, ends)
+    compare_with_lse(result, out, left_open(lse, a.lse, ends), a.return_lse)
     assert call.get("out") is None or (result[0] if isinstance(result, tuple) else result) is call["out"]
 
 
@@ -212,7 +224,8 @@ def check_ragged(call: Call, result: Any, before: Call) -> None:
     lengths = {"cu_seqlens_q": a.qo_indptr, "cu_seqlens_k": a.kv_indptr}
     wants = ours(a.q, k, v, causal=bool(a.causal), **lengths, **scores(a, a.q.shape[-1]))
     lse = wants["lse"] if a.lse_base == "ln" else base_2(wants["lse"])
-    compare_with_lse(result, scaled(wants["out"], factor_of(a, "v_scale")), lse, a.return_lse)
+    out = left_open(scaled(wants["out"], factor_of(a, "v_scale")), a.out, a.qo_indptr)
+    compare_with_lse(result, out, left_open(lse, a.lse, a.qo_indptr), a.return_lse)
 
 
 # ---- pages, merging ------------------------------------------------------------------------------------------------------------
