@@ -83,7 +83,7 @@ void check_apart(Checker& check, std::string_view output, const Memory& written,
 /// The pointers of a run(), each as above: what is written is apart from all else, what is read may be read twice.
 class Pointers {
  public:
-  /// placed: written in slots that the call names. The caches of one pool reach into each other, and only slots tell them apart.
+  /// placed: written in slots that the call names. The caches of one pool reach into each other, and only slots keep them apart.
   enum class Access { read, written, placed };
 
   /// Names are literals.
