@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -61,16 +62,14 @@ auto function_of_row(int index, Of) {
   return kFunctions[static_cast<std::size_t>(index)];
 }
 
-inline constexpr double kLog2eOfScale = 1.4426950408889634;
-
 /// Whether scores are computed before the softmax, which otherwise takes products with a factor above 0.
 inline bool transforms_scores(const detail::AttentionCore& p) {
-  return p.softcap != 0 || p.scale < 0 || p.scale * kLog2eOfScale > static_cast<double>(std::numeric_limits<float>::max());
+  return p.softcap != 0 || p.scale < 0 || p.scale * std::numbers::log2e > static_cast<double>(std::numeric_limits<float>::max());
 }
 
 /// A factor that includes log2(e). It is finite, so that 0 times it stays 0.
 inline float in_base_2(double factor, double least = -std::numeric_limits<float>::max()) {
-  return static_cast<float>(std::clamp(factor * kLog2eOfScale, least, static_cast<double>(std::numeric_limits<float>::max())));
+  return static_cast<float>(std::clamp(factor * std::numbers::log2e, least, static_cast<double>(std::numeric_limits<float>::max())));
 }
 
 template <class Params>

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "gpu/common/element.cuh"
-#include "gpu/common/softmax.cuh"
+#include "gpu/common/serial_softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu {
@@ -33,7 +33,7 @@ struct ExactRow {
   template <class RowOf, class Transform>
   __device__ void operator()(int begin, int end, float scale_log2, const RowOf& row_of, const Transform& transformed,
                              float (&columns)[kColumns]) const {
-    float maximum = -INFINITY, sum = 0;
+    SerialSoftmax<Warp> softmax{scale_log2};
 #pragma unroll
     for (float& x : columns) x = 0;
     for (int key = begin; key < end; ++key) {
@@ -41,21 +41,12 @@ struct ExactRow {
       float score = 0;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) score = fmaf(at(q, c, head_dim_qk), at(row.k, c, head_dim_qk), score);
-      score = transformed(Warp::sum_of_warp(score), key);
-      if (score > maximum) {
-        const float rescale = rescale_factor<Warp>(maximum, score, scale_log2);
-        sum *= rescale;
-#pragma unroll
-        for (float& x : columns) x *= rescale;
-        maximum = score;
-      }
-      const float weight = Warp::exp2((score - maximum) * scale_log2);
-      sum += weight;
+      const float weight = softmax(transformed(Warp::sum_of_warp(score), key), columns);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) columns[c] = fmaf(weight, at(row.v, c, head_dim_v), columns[c]);
     }
 #pragma unroll
-    for (float& x : columns) x /= sum;
+    for (float& x : columns) x /= softmax.sum;
   }
 
  private:

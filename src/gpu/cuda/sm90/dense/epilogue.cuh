@@ -34,13 +34,9 @@ class Epilogue {
   __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
-    float factor[2], share[2];
+    float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float top = softmax.top(r, scale.log2);
-      factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), top);
-      share[r] = factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / top : 1);
-    }
+    for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), softmax.top(r, scale.log2));
     // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
     if (wide()) {
@@ -49,7 +45,8 @@ class Epilogue {
       stage<typename Config::Result>(buffer, out, factor);
     }
     if (leaks) {
-      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {share[0], share[1]}};
+      const auto share = [&](int r) { return factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / softmax.top(r, scale.log2) : 1); };
+      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {share(0), share(1)}};
       if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
     }
     // Before the stores of lse, for which it would wait.

@@ -4,6 +4,7 @@
 /// those of an MFMA, and large ones differ by more than an exponent bears.
 #pragma once
 
+#include "gpu/common/serial_softmax.cuh"
 #include "gpu/hip/cdna/paged_attention/scores.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
@@ -21,8 +22,8 @@ class ExactRow {
   __device__ __forceinline__ void operator()(int token, int head, float share) const {
     const auto* q = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) + token * params.q_strides.row +
                     head * params.q_strides.head;
-    const float scale_log2 = scores.scale_log2();
-    float columns[kColumns] = {}, maximum = -INFINITY, sum = 0;
+    SerialSoftmax<Wave> softmax{scores.scale_log2()};
+    float columns[kColumns] = {};
     const int end = std::min(token + work.high + 1, work.seq_k);
 #pragma unroll 1
     for (int key = std::max(token + work.low, 0); key < end; ++key) {
@@ -33,16 +34,7 @@ class ExactRow {
         const int column = c * kLanes + lane();
         if (column < params.head_dim_qk) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
       }
-      score = scores.transformed(sum_of_wave(score));
-      if (score > maximum) {
-        const float rescale = rescale_factor<Wave>(maximum, score, scale_log2);
-        sum *= rescale;
-#pragma unroll
-        for (float& x : columns) x *= rescale;
-        maximum = score;
-      }
-      const float weight = exp2((score - maximum) * scale_log2);
-      sum += weight;
+      const float weight = softmax(scores.transformed(sum_of_wave(score)), columns);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int column = c * kLanes + lane();
@@ -54,7 +46,7 @@ class ExactRow {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = c * kLanes + lane();
-      if (column < params.head_dim_v) to[column] = Element::from_f32(share == 0 ? 0.0f : columns[c] / sum * share);
+      if (column < params.head_dim_v) to[column] = Element::from_f32(share == 0 ? 0.0f : columns[c] / softmax.sum * share);
     }
   }
 
