@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The walk over the parts of paged decode, on an emulated warp, against a serial statement of its rules: every key tile that a row sees
 /// has one part, every partial result has its slot, and whatever a merging part waits for is delivered.
-#include "gpu/cuda/portable/paged_attention/walk.cuh"
+#include "gpu/cuda/portable/paged_attention/tile_scheduler.cuh"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ template <int kRowTile>
 void walk_parts(const void* job_) {
   const auto& [params, found] = *static_cast<const Job*>(job_);
   for (int part = 0; part < params.parts; ++part) {
-    Walk<kRowTile> walk(params, part);
+    TileScheduler<kRowTile> walk(params, part);
     for (WorkTile work = walk.next(); !work.is_none(); work = walk.next()) {
       if (threadIdx.x == 0) found.push_back({part, work});
     }
@@ -191,7 +191,7 @@ Batch any_batch() {
   p.batch = one_of({1, 2, 5, 31, 32, 33, 63, 64, 65, 100, 130});
   p.seq_q = one_of({1, 1, 2, 4, 9, p.batch > 5 ? 20 : 200});
   p.seq_k = one_of({1, 63, 64, 65, 500, 3000, 20000});
-  p.group = detail::Divider(one_of({1, 3, 4, 5, 8, 16}));
+  p.group = detail::FastDivmod(one_of({1, 3, 4, 5, 8, 16}));
   p.parts = one_of({1, 2, 3, 7, 16, 33, 132});
   for (bool* flag : {&p.whole, &p.queued, &p.beside}) *flag = any(0, 2) == 0;
   batch.cu_seqlens_q.push_back(0);
@@ -212,7 +212,7 @@ Batch overflowing_batch() {
   Batch batch = any_batch<false>();
   Params& p = batch.params;
   p.batch = 80;
-  p.group = detail::Divider(batch.row_tile);
+  p.group = detail::FastDivmod(batch.row_tile);
   p.total_q = p.seq_q = 16;
   p.seq_k = 1 << 29;
   p.parts = one_of({1, 7, 132, 1000});
@@ -228,7 +228,7 @@ void check_many(int count, Batch (*make)()) {
   for (int i = 0; i < count; ++i) {
     Batch batch = make();
     Params& p = batch.params;
-    p.of_parts = detail::Divider(p.parts);
+    p.of_parts = detail::FastDivmod(p.parts);
     p.mask = detail::NarrowMask(batch.mask);
     p.cu_seqlens_q = batch.cu_seqlens_q.data();
     p.kv_len = batch.kv_len.data();
@@ -237,9 +237,9 @@ void check_many(int count, Batch (*make)()) {
   }
 }
 
-TEST(Walk, GivesEveryKeyTileToOnePart) { check_many(400, any_batch<false>); }
-TEST(Walk, KeepsItsRulesWhateverLengthsAre) { check_many(200, any_batch<true>); }
-TEST(Walk, KeepsItsRulesWhereTheLineEndsInsideOfAQueryTile) { check_many(50, overflowing_batch); }
+TEST(TileScheduler, GivesEveryKeyTileToOnePart) { check_many(400, any_batch<false>); }
+TEST(TileScheduler, KeepsItsRulesWhateverLengthsAre) { check_many(200, any_batch<true>); }
+TEST(TileScheduler, KeepsItsRulesWhereTheLineEndsInsideOfAQueryTile) { check_many(50, overflowing_batch); }
 
 }  // namespace
 }  // namespace fovea::gpu::portable::paged_attention

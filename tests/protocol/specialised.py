@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The barriers of the four roles of Hopper's latent attention.
 
-A model of src/gpu/cuda/sm90/latent_attention/four_roles (values.cuh, scores.cuh, load_staged.cuh) and ../load_partials.cuh. It has
+A model of src/gpu/cuda/sm90/latent_attention/specialised (values.cuh, scores.cuh, load_staged.cuh) and ../load_partials.cuh. It has
 the barriers of storage.cuh by their names and the counts of kernel.cuh: a change of one is a change of the other. In place of data,
 shared memory holds the number of the key tile or work tile to which they belong.
 """
@@ -85,7 +85,7 @@ def ninth_slice(tile):
 END = Meet("end", 0, 512)  # __syncthreads()
 
 
-class FourRoles:
+class Specialised:
     def __init__(self, shape, random):
         self.shape, self.random = shape, random
         self.grown = {}  # what score warps have written for value warps to branch on

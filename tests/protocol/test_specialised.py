@@ -4,7 +4,7 @@
 import random
 
 import pytest
-from four_roles import MBARRIERS, FourRoles, Shape, WorkTile
+from specialised import MBARRIERS, Specialised, Shape, WorkTile
 from simulation import Wrong
 
 
@@ -23,7 +23,7 @@ def shapes(seed):
 
 
 def run(shape, seed, left_out=None):
-    FourRoles(shape, random.Random(seed)).simulation(left_out).run()
+    Specialised(shape, random.Random(seed)).simulation(left_out).run()
 
 
 def finds(shape, left_out, tries=20):

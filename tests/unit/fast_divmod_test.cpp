@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Division by a known number against the processor's own, where quotients change, at the ends, and in between.
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr int kLargest = std::numeric_limits<int>::max();
 
 void check(int divisor) {
-  const Divider by(divisor);
+  const FastDivmod by(divisor);
   std::mt19937 random(static_cast<unsigned>(divisor));
   std::uniform_int_distribution<int> any(0, kLargest);
   for (int i = 0; i < 1000; ++i) {
@@ -24,11 +24,11 @@ void check(int divisor) {
   for (const int y : {0, 1, divisor - 1, divisor, kLargest - 1, kLargest}) ASSERT_EQ(by.quotient(y), y / divisor) << y << " / " << divisor;
 }
 
-TEST(Divider, SmallDivisors) {
+TEST(FastDivmod, SmallDivisors) {
   for (int divisor = 1; divisor <= 4096; ++divisor) check(divisor);
 }
 
-TEST(Divider, PowersOfTwoAndTheirNeighbours) {
+TEST(FastDivmod, PowersOfTwoAndTheirNeighbours) {
   for (std::int64_t power = 1; power <= kLargest; power *= 2) {
     for (std::int64_t divisor = power - 1; divisor <= power + 1; ++divisor) {
       if (divisor >= 1) check(static_cast<int>(divisor));
@@ -37,7 +37,7 @@ TEST(Divider, PowersOfTwoAndTheirNeighbours) {
   check(kLargest);
 }
 
-TEST(Divider, OneDividesByDefault) { EXPECT_EQ(Divider().quotient(kLargest), kLargest); }
+TEST(FastDivmod, OneDividesByDefault) { EXPECT_EQ(FastDivmod().quotient(kLargest), kLargest); }
 
 }  // namespace
 }  // namespace fovea::detail

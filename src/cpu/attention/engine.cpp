@@ -225,7 +225,7 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
 namespace {
 
 /// Number of kv heads that one streamed item takes. In most caches the heads of a token lie side by side, so together they are one run of
-/// memory. Taken one after the other, their rows have holes between them.
+/// memory. SequenceClass one after the other, their rows have holes between them.
 std::int64_t heads_together(const Item& item, const Schedule& schedule) {
   const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.stream_heads, kStreamItemRows / item.rows);
   return tiles_of(heads, tiles_of(heads, most));

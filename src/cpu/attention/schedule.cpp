@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/schedule.hpp"
 
-#include "op/common/carver.hpp"
+#include "op/common/workspace_arena.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -145,15 +145,15 @@ ScheduleBounds schedule_bounds(const Setup& setup) {
 
 WorkspaceMap map_workspace(const Setup& setup, std::byte* base) {
   const ScheduleBounds bounds = schedule_bounds(setup);
-  detail::Carver carver(base);
+  detail::WorkspaceArena arena(base);
   WorkspaceMap map{};
-  map.next = carver.take<std::int32_t>(1);
-  map.entries = carver.take<WorkEntry>(bounds.entries);
-  map.counters = carver.take<std::int32_t>(bounds.counters);
-  map.partials = carver.take<float>(bounds.partials * Extents(setup).partial_floats);
+  map.next = arena.take<std::int32_t>(1);
+  map.entries = arena.take<WorkEntry>(bounds.entries);
+  map.counters = arena.take<std::int32_t>(bounds.counters);
+  map.partials = arena.take<float>(bounds.partials * Extents(setup).partial_floats);
   map_scratch(setup, nullptr, &map.scratch_bytes);
-  map.scratch = carver.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.threads);
-  map.bytes = carver.bytes();
+  map.scratch = arena.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.threads);
+  map.bytes = arena.bytes();
   return map;
 }
 
@@ -161,30 +161,30 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   const Extents extents(setup);
   const Tuning& tuning = setup.tuning;
   const std::int64_t operand = setup.attention->operand_bytes;
-  detail::Carver carver(base);
+  detail::WorkspaceArena arena(base);
   Scratch s{};
-  s.q = carver.take<std::byte>(extents.item_rows * extents.q_stride * setup.attention->qk_bytes());
-  s.acc = carver.take<float>(extents.item_rows * extents.acc_stride);
-  s.maximum = carver.take<float>(extents.item_rows);
-  s.sum = carver.take<float>(extents.item_rows);
+  s.q = arena.take<std::byte>(extents.item_rows * extents.q_stride * setup.attention->qk_bytes());
+  s.acc = arena.take<float>(extents.item_rows * extents.acc_stride);
+  s.maximum = arena.take<float>(extents.item_rows);
+  s.sum = arena.take<float>(extents.item_rows);
   if (setup.int8) {
-    s.q_scales = carver.take<float>(tuning.q_rows);
-    s.k_scales = carver.take<float>(tuning.kv_tile + setup.attention->panel);
+    s.q_scales = arena.take<float>(tuning.q_rows);
+    s.k_scales = arena.take<float>(tuning.kv_tile + setup.attention->panel);
   }
-  s.visible = carver.take<KeySpan>(tuning.q_rows);
-  s.scores = carver.take<float>(extents.step_rows * extents.score_stride);
+  s.visible = arena.take<KeySpan>(tuning.q_rows);
+  s.scores = arena.take<float>(extents.step_rows * extents.score_stride);
   s.weights =
-      operand == sizeof(float) ? static_cast<void*>(s.scores) : carver.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
-  s.rescale = carver.take<float>(extents.step_rows);
-  s.blocks = carver.take<RowBlock>(tuning.chunk_rows);
-  s.keys = carver.take<std::byte>(tuning.kv_tile * extents.qk_padded * setup.attention->qk_bytes());
-  s.values = setup.attention->shared_tile ? s.keys : carver.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
+      operand == sizeof(float) ? static_cast<void*>(s.scores) : arena.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
+  s.rescale = arena.take<float>(extents.step_rows);
+  s.blocks = arena.take<RowBlock>(tuning.chunk_rows);
+  s.keys = arena.take<std::byte>(tuning.kv_tile * extents.qk_padded * setup.attention->qk_bytes());
+  s.values = setup.attention->shared_tile ? s.keys : arena.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
   for (int i = 0; i < 2; ++i) {
-    s.k_rows[i] = carver.take<Row>(extents.row_pointers);
-    s.v_rows[i] = carver.take<Row>(extents.row_pointers);
-    if (setup.latent && setup.latent->packed()) s.decoded[i] = carver.take<std::uint16_t>(extents.row_pointers * setup.core.head_dim_qk);
+    s.k_rows[i] = arena.take<Row>(extents.row_pointers);
+    s.v_rows[i] = arena.take<Row>(extents.row_pointers);
+    if (setup.latent && setup.latent->packed()) s.decoded[i] = arena.take<std::uint16_t>(extents.row_pointers * setup.core.head_dim_qk);
   }
-  if (bytes != nullptr) *bytes = carver.bytes();
+  if (bytes != nullptr) *bytes = arena.bytes();
   return s;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention_backward/setup.hpp"
 
-#include "op/common/carver.hpp"
+#include "op/common/workspace_arena.hpp"
 
 namespace fovea::cpu {
 
@@ -48,18 +48,18 @@ BackwardExtents::BackwardExtents(const BackwardSetup& setup) {
 
 BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base) {
   const detail::AttentionCore& core = setup.forward.core;
-  detail::Carver carver(base);
+  detail::WorkspaceArena arena(base);
   BackwardWorkspace map{};
-  map.next = carver.take<std::int32_t>(2);
-  map.order = carver.take<std::int32_t>(core.batch);
-  if (core.has_sink) map.dsink = carver.take<float>(core.batch * core.heads);
+  map.next = arena.take<std::int32_t>(2);
+  map.order = arena.take<std::int32_t>(core.batch);
+  if (core.has_sink) map.dsink = arena.take<float>(core.batch * core.heads);
   if (setup.shares_keys()) {
-    map.dk = carver.take<float>(core.heads * setup.total_k * core.head_dim_qk);
-    map.dv = carver.take<float>(core.heads * setup.total_k * core.head_dim_v);
+    map.dk = arena.take<float>(core.heads * setup.total_k * core.head_dim_qk);
+    map.dv = arena.take<float>(core.heads * setup.total_k * core.head_dim_v);
   }
   map_backward_scratch(setup, nullptr, &map.scratch_bytes);
-  map.scratch = carver.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.forward.threads);
-  map.bytes = carver.bytes();
+  map.scratch = arena.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.forward.threads);
+  map.bytes = arena.bytes();
   return map;
 }
 
@@ -68,38 +68,38 @@ BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base
   const BackwardTuning& t = setup.tuning;
   const std::int64_t operand = setup.forward.attention->operand_bytes, tile = std::max(t.q_tile, t.kv_tile);
   const bool f32 = operand == sizeof(float);
-  detail::Carver carver(base);
-  const auto operands = [&](std::int64_t count) { return carver.take<std::byte>(count * operand); };
+  detail::WorkspaceArena arena(base);
+  const auto operands = [&](std::int64_t count) { return arena.take<std::byte>(count * operand); };
   BackwardScratch s{};
-  s.q_rows = carver.take<Row>(e.queries);
-  s.dout_rows = carver.take<Row>(e.queries);
-  s.shift = carver.take<float>(e.queries);
-  s.delta = carver.take<float>(e.queries);
+  s.q_rows = arena.take<Row>(e.queries);
+  s.dout_rows = arena.take<Row>(e.queries);
+  s.shift = arena.take<float>(e.queries);
+  s.delta = arena.take<float>(e.queries);
   s.q_keys = operands(e.queries * e.qk_keys);
   s.dout_keys = operands(e.queries * e.v_keys);
   s.q_values = operands(e.queries * e.qk_values);
   s.dout_values = operands(e.queries * e.v_values);
-  s.finite = carver.take<Finite>(e.queries / t.q_tile);
-  s.dq = carver.take<float>(e.queries * e.qk_values);
+  s.finite = arena.take<Finite>(e.queries / t.q_tile);
+  s.dq = arena.take<float>(e.queries * e.qk_values);
 
-  s.k_rows = carver.take<Row>(t.kv_tile);
-  s.v_rows = carver.take<Row>(t.kv_tile);
+  s.k_rows = arena.take<Row>(t.kv_tile);
+  s.v_rows = arena.take<Row>(t.kv_tile);
   s.k = operands(t.kv_tile * e.qk_row);
   s.v = operands(t.kv_tile * e.v_row);
   s.k_values = operands(t.kv_tile * e.qk_values);
-  s.dk = carver.take<float>(t.kv_tile * e.qk_values);
-  s.dv = carver.take<float>(t.kv_tile * e.v_values);
+  s.dk = arena.take<float>(t.kv_tile * e.qk_values);
+  s.dv = arena.take<float>(t.kv_tile * e.v_values);
 
-  s.scores = carver.take<float>(t.chunk_keys * e.score_stride);
-  s.gradients = carver.take<float>(t.chunk_keys * e.score_stride);
+  s.scores = arena.take<float>(t.chunk_keys * e.score_stride);
+  s.gradients = arena.take<float>(t.chunk_keys * e.score_stride);
   s.p = f32 ? reinterpret_cast<std::byte*>(s.scores) : operands(t.chunk_keys * e.score_stride);
   s.ds = f32 ? reinterpret_cast<std::byte*>(s.gradients) : operands(t.chunk_keys * e.score_stride);
   s.ds_rows = operands(t.q_tile * e.ds_stride);
-  s.ones = carver.take<float>(tile);
-  s.exact = carver.take<float>(tile);
-  s.visible = carver.take<KeySpan>(t.kv_tile);
-  s.blocks = carver.take<RowBlock>(tile);
-  if (bytes != nullptr) *bytes = carver.bytes();
+  s.ones = arena.take<float>(tile);
+  s.exact = arena.take<float>(tile);
+  s.visible = arena.take<KeySpan>(t.kv_tile);
+  s.blocks = arena.take<RowBlock>(tile);
+  if (bytes != nullptr) *bytes = arena.bytes();
   return s;
 }
 

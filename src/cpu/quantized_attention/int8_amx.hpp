@@ -121,7 +121,7 @@ FOVEA_INLINE void add_sums(const SoftmaxTile& tile, const Lanes& sums) {
 }
 
 /// The keys of a step that a row sees, as bits of 32 of them.
-struct SeenKeys {
+struct VisibleKeys {
   int begin = 0, end = kStepKeys;
   __mmask32 at(int key) const {
     const auto below = [&](int last) { return last <= key ? 0U : last >= key + 32 ? ~0U : (1U << (last - key)) - 1; };
@@ -132,12 +132,12 @@ struct SeenKeys {
 /// One row of a step: its scale, what is subtracted from its scores, and the factor of the exponent.
 struct Int8Row {
   float scale = 0, shift = 0, factor = 0;
-  SeenKeys seen{};
+  VisibleKeys seen{};
 };
 
 /// The largest score of a row by lane. Two neighbouring vectors have the same scales (Int8Groups), so integers are compared first.
 template <bool kMasked>
-FOVEA_INLINE Vec largest_int8(const Int8Step& step, const float* scores, const float* key_scales, SeenKeys seen) {
+FOVEA_INLINE Vec largest_int8(const Int8Step& step, const float* scores, const float* key_scales, VisibleKeys seen) {
   const __m512i lowest = _mm512_set1_epi32(INT32_MIN);
   Vec most = splat(kHidden);
   for (int key = 0; key < step.count; key += 2 * kLanes) {
@@ -223,9 +223,9 @@ static void int8_softmax(const AttendTile& tile, const Int8Step& step) {
                          .sum = tile.softmax.sum + step.row,
                          .rescale = tile.softmax.rescale + step.row};
   const auto seen = [&](int i) {
-    if (!kMasked) return SeenKeys{};
+    if (!kMasked) return VisibleKeys{};
     const KeySpan keys = tile.softmax.visible[step.row + i];
-    return SeenKeys{keys.begin - step.begin, keys.end - step.begin};
+    return VisibleKeys{keys.begin - step.begin, keys.end - step.begin};
   };
   Lanes lanes;
   alignas(64) float shift[kMaxSoftmaxRows];

@@ -7,9 +7,9 @@ namespace fovea::detail {
 
 /// Division by a number known beforehand, as a product and a shift: for every x from 0 to 2^31 - 1. With 31 bits more than the divisor has,
 /// the factor stays below 2^32, and what rounding it up adds to a product is less than 1 / divisor (Granlund and Montgomery, 1994).
-struct Divider {
-  constexpr Divider() = default;
-  constexpr explicit Divider(int by) : divisor(by) {
+struct FastDivmod {
+  constexpr FastDivmod() = default;
+  constexpr explicit FastDivmod(int by) : divisor(by) {
     for (std::int64_t power = 1; power < by; power *= 2) ++shift;
     factor = static_cast<std::uint32_t>((std::uint64_t{1} << shift) / static_cast<std::uint64_t>(by) + 1);
   }

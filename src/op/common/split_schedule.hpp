@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 namespace fovea::detail {
 
@@ -94,8 +94,8 @@ struct SplitSchedule {
 struct EvenSchedule {
   int size = 0;  ///< tiles of a sequence; 0: there is no such schedule
   int length = 1, overhead = 0;
-  int shares = 1;  ///< parts of a sequence
-  Divider cost{};  ///< of a sequence: shares * length, or a part is a multiple of it
+  int shares = 1;     ///< parts of a sequence
+  FastDivmod cost{};  ///< of a sequence: shares * length, or a part is a multiple of it
 
   constexpr EvenSchedule() = default;
   constexpr EvenSchedule(int parts, int batch, int size_, int overhead_, bool whole) {
@@ -106,7 +106,7 @@ struct EvenSchedule {
     if (!cuts && line.length % each != 0) return;
     size = size_, length = line.length, overhead = line.overhead;
     shares = cuts ? cut : 1;
-    cost = Divider(each);
+    cost = FastDivmod(each);
   }
 
   constexpr int first_sequence(int part) const { return cost.quotient(part * length); }

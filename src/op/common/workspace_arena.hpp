@@ -9,9 +9,9 @@
 namespace fovea::detail {
 
 /// Hands out consecutive pieces of a buffer, or only counts when there is none.
-class Carver {
+class WorkspaceArena {
  public:
-  explicit Carver(std::byte* base) : base_(base) {}
+  explicit WorkspaceArena(std::byte* base) : base_(base) {}
 
   template <class T>
   T* take(std::int64_t count) {

@@ -10,10 +10,10 @@
 namespace fovea::detail {
 
 /// The sequences that an entry computes, where two share a call. To each, the other's sequences have no query rows.
-enum class Taken : std::uint8_t {
-  all,     ///< of an entry that has the call to itself: what validate() says
-  tall,    ///< of `tall_from` query tokens and more
-  others,  ///< of fewer
+enum class SequenceClass : std::uint8_t {
+  all,      ///< of an entry that has the call to itself: what validate() says
+  prefill,  ///< of `prefill_from` query tokens and more
+  decode,   ///< of fewer
 };
 
 /// A paged attention that makes sense; only validate() makes one. `ragged` by nature: q.batch is 0.
@@ -22,8 +22,8 @@ struct PagedAttentionProblem : AttentionCore {
   std::int64_t max_blocks = 0;    ///< entries in a row of the block table
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
   CacheStrides k{}, v{};
-  Taken taken = Taken::all;
-  std::int64_t tall_from = 0;
+  SequenceClass sequences = SequenceClass::all;
+  std::int64_t prefill_from = 0;
   Extents extents{};
 };
 

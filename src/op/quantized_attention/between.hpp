@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "op/common/carver.hpp"
+#include "op/common/workspace_arena.hpp"
 #include "op/quantized_attention/problem.hpp"
 
 namespace fovea::detail {
@@ -23,20 +23,20 @@ struct Between {
 
 /// Without a base it only counts bytes.
 inline Between map_between(const QuantizeAndAttendProblem& problem, std::size_t rest, std::byte* base, std::size_t* bytes = nullptr) {
-  Carver carver(base);
-  const auto floats = [&](std::int64_t count) { return count > 0 ? carver.take<float>(count) : nullptr; };
+  WorkspaceArena arena(base);
+  const auto floats = [&](std::int64_t count) { return count > 0 ? arena.take<float>(count) : nullptr; };
   Between b{};
-  b.q = carver.take<std::int8_t>(problem.q_int8);
-  b.k = carver.take<std::int8_t>(problem.k_int8);
-  b.v = carver.take<std::byte>(problem.v_bytes);
+  b.q = arena.take<std::int8_t>(problem.q_int8);
+  b.k = arena.take<std::int8_t>(problem.k_int8);
+  b.v = arena.take<std::byte>(problem.v_bytes);
   b.q_scale = floats(problem.q_scale);
   b.k_scale = floats(problem.k_scale);
   b.k_mean = floats(problem.k_mean);
   b.lse_shift = floats(problem.lse_shift);
   b.v_scale = floats(problem.v_scale);
   b.v_mean = floats(problem.v_mean);
-  b.rest = carver.take<std::byte>(static_cast<std::int64_t>(rest));
-  if (bytes != nullptr) *bytes = carver.bytes();
+  b.rest = arena.take<std::byte>(static_cast<std::int64_t>(rest));
+  if (bytes != nullptr) *bytes = arena.bytes();
   return b;
 }
 

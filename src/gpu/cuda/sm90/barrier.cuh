@@ -45,7 +45,7 @@ __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity)
 /// Position in a ring of kStages, each with a barrier that says that it is full. A consumer waits for `parity`. A producer waits at the
 /// barrier that says that the stage is empty, for the other parity.
 template <int kStages>
-struct RingPosition {
+struct PipelineState {
   int stage = 0;
   std::uint32_t parity = 0;
 

@@ -19,7 +19,7 @@ __device__ inline BoxStart box_of(const ClippedRows& rows, TilePlace at) {
 
 /// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
 template <int kStages>
-__device__ inline std::uint32_t begin_stage(const RingPosition<kStages>& position, std::uint64_t* full_barriers,
+__device__ inline std::uint32_t begin_stage(const PipelineState<kStages>& position, std::uint64_t* full_barriers,
                                             std::uint64_t* empty_barriers, int bytes) {
   const std::uint32_t full = shared_address(full_barriers + position.stage);
   barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);

@@ -42,28 +42,28 @@ template <class Element, int kDim, int kColumns, class Sum>
 __device__ __forceinline__ void multiply_rows(Sum (&scores)[kColumns / 2], SlicedTile rows, SlicedTile columns) {
   const std::uint64_t a = operand_at(rows.at, 16, rows.group_bytes), b = operand_at(columns.at, 16, columns.group_bytes);
   constexpr int kContracted = 32 / sizeof(Element);  // elements of an MMA
-  pin(scores);
-  products_begin();
+  fence_operand(scores);
+  wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kDim / kContracted; ++k) {
     const int slice = k / 4, inside = k % 4 * 32;
     Wgmma<Element, kColumns>::template ss<Major::k>(scores, advanced(a, slice * rows.slice_bytes + inside),
                                                     advanced(b, slice * columns.slice_bytes + inside), k > 0);
   }
-  products_commit();
+  wgmma_commit();
 }
 
 /// sum (64 x kDim) += weights (64 x kRows) rows (kRows x kDim)
 template <class Element, int kRows, int kDim>
 __device__ __forceinline__ void accumulate(float (&sum)[kDim / 2], std::uint32_t (&weights)[kRows / 4], SlicedTile rows) {
   const std::uint64_t b = operand_at(rows.at, rows.slice_bytes, rows.group_bytes);
-  pin(weights);
-  pin(sum);
-  products_begin();
+  fence_operand(weights);
+  fence_operand(sum);
+  wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k)
     Wgmma<Element, kDim>::template rs<Major::mn>(sum, &weights[4 * k], advanced(b, k * 2 * rows.group_bytes), true);
-  products_commit();
+  wgmma_commit();
 }
 
 /// The same of e4m3, whose MMAs keep some 14 bits of a sum: these rows have sums of their own, which are added in f32; kColumns of them at
@@ -75,14 +75,14 @@ __device__ __forceinline__ void accumulate_apart(float (&sum)[kDim / 2], std::ui
 #pragma unroll
   for (int begin = 0; begin < kDim; begin += kColumns) {
     float part[kColumns / 2];
-    pin(weights);
-    products_begin();
+    fence_operand(weights);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kRows / 32; ++k)
       Wgmma<Element, kColumns>::template rs<Major::k>(part, &weights[4 * k], advanced(b, (2 * k * kDim + begin) * 16), k > 0);
-    products_commit();
-    products_wait<0>();
-    pin(part);
+    wgmma_commit();
+    wgmma_wait<0>();
+    fence_operand(part);
     if (begin + kColumns == kDim) done();
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) sum[begin / 2 + i] += part[i];

@@ -38,11 +38,11 @@ __device__ constexpr std::uint64_t advanced(std::uint64_t operand, int bytes) {
 }
 
 /// Orders earlier writes of registers before the MMAs that follow, which read them.
-__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits until at most kPending committed groups are in flight.
 template <int kPending>
-__device__ inline void products_wait() {
+__device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
@@ -53,23 +53,23 @@ __device__ inline void compute_before_wait(float x) {
 
 /// Keeps the compiler from moving uses of accumulators, or of the first kFirst, over a wait.
 template <int kFirst, int kCount>
-__device__ inline void pin_first(float (&accumulators)[kCount]) {
+__device__ inline void fence_first_operands(float (&accumulators)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kFirst; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 template <int kCount>
-__device__ inline void pin(float (&accumulators)[kCount]) {
-  pin_first<kCount>(accumulators);
+__device__ inline void fence_operand(float (&accumulators)[kCount]) {
+  fence_first_operands<kCount>(accumulators);
 }
 
 template <int kCount>
-__device__ inline void pin(int (&accumulators)[kCount]) {
+__device__ inline void fence_operand(int (&accumulators)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(accumulators[i])::"memory");
 }
 
 template <int kCount>
-__device__ inline void pin(std::uint32_t (&operands)[kCount]) {
+__device__ inline void fence_operand(std::uint32_t (&operands)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operands[i])::"memory");
 }

@@ -9,13 +9,13 @@ namespace fovea::gpu::portable::paged_attention {
 
 /// What those kernels have written is complete. The fence makes it visible. Nothing of the call is read before.
 __device__ __forceinline__ void see_earlier_kernels(const Params& params) {
-  if (params.beside) __threadfence();
+  if (params.co_launched) __threadfence();
 }
 
 /// At the end of a CTA. Those of the first part end after the kernel before, so that whatever waits for this kernel waits for both. They
 /// are the last to start, and others do not wait: they would keep their multiprocessors from the next ones.
 __device__ __forceinline__ void end_after_previous(const Params& params, int part) {
-  if (params.beside && part == 0) wait_for_previous_kernel();
+  if (params.co_launched && part == 0) wait_for_previous_kernel();
 }
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -99,7 +99,7 @@ class Finish {
     const ExactRow<Query> one{
         static_cast<const Query*>(params.q) + result.token * params.q_strides.row + result.head * params.q_strides.head, params.head_dim_qk,
         params.head_dim_v};
-    const Seen seen = Seen::of_row(params, work, row);
+    const VisibleKeys seen = VisibleKeys::of_row(params, work, row);
     const auto row_of = [&](int key) {
       const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
       const auto in = [&](const paged_attention::Cache& cache) {

@@ -2,7 +2,7 @@
 /// The kernel: each CTA takes the work tiles of one part, of one kv head. What instances/ instantiate.
 #pragma once
 
-#include "gpu/cuda/portable/paged_attention/beside.cuh"
+#include "gpu/cuda/portable/paged_attention/co_launch.cuh"
 #include "gpu/cuda/portable/paged_attention/finish.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
 #include "gpu/cuda/portable/paged_attention/merge_parts.cuh"
@@ -53,10 +53,10 @@ __device__ __forceinline__ void compute(const Params& params, Loader<Config>& lo
 
 template <class Config>
 __device__ __forceinline__ void attend(const Params& params, Storage<Config>& storage, int kv_head, int part) {
-  Walk<Config::kRowTile> walk(params, part);
+  TileScheduler<Config::kRowTile> scheduler(params, part);
   const auto find = [&](int index) {  // by one warp; all know it at the next barrier
     if (threadIdx.x >= 32) return;
-    const WorkTile found = walk.next();
+    const WorkTile found = scheduler.next();
     if (threadIdx.x == 0) storage.works[index % 2] = found;
   };
   find(0);
@@ -116,7 +116,7 @@ Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.parts} * params.kv_heads)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),
-                          .programmatic = params.beside};
+                          .programmatic = params.co_launched};
   return launch(&attend_pages<Config>, shape, stream, params);
 }
 

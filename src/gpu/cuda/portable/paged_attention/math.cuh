@@ -10,10 +10,10 @@
 namespace fovea::gpu::portable::paged_attention {
 
 /// The keys that a query row sees.
-struct Seen {
+struct VisibleKeys {
   int begin, end;
 
-  __device__ static Seen of_row(const Params& params, const WorkTile& work, int row) {
+  __device__ static VisibleKeys of_row(const Params& params, const WorkTile& work, int row) {
     const int token = params.group.quotient(work.row + row);
     return {max(token + work.low, work.begin), min(token + work.high + 1, work.end)};
   }
@@ -74,7 +74,7 @@ class NarrowMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
-      seen[r] = Seen::of_row(params, *work, row);
+      seen[r] = VisibleKeys::of_row(params, *work, row);
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row];
     }
   }
@@ -160,7 +160,7 @@ class NarrowMath {
   const int warp, lane;
   const WorkTile* work = nullptr;
   FullTiles full{};
-  Seen seen[2];
+  VisibleKeys seen[2];
   float factor[2];
   std::uint32_t queries[kSteps][2];
   float out[kSteps][4];
@@ -193,7 +193,7 @@ class WideMath {
     full = {work->full_first, work->full_last};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      seen[r] = Seen::of_row(params, *work, row(r));
+      seen[r] = VisibleKeys::of_row(params, *work, row(r));
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row(r)];
     }
   }
@@ -297,7 +297,7 @@ class WideMath {
   const int warp, first_row, first_key, lane;
   const WorkTile* work = nullptr;
   FullTiles full{};
-  Seen seen[2];
+  VisibleKeys seen[2];
   float factor[2];
   float out[kOut];
   OnlineSoftmax<Warp, kScores> softmax;

@@ -6,7 +6,7 @@
 
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 #include "op/common/narrow_band.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
@@ -42,7 +42,7 @@ struct Params {
   Cache k{}, v{};
   const std::int32_t *block_table = nullptr, *cu_seqlens_q = nullptr, *kv_len = nullptr;
   std::int64_t table_stride = 0;
-  detail::Divider page{}, group{};  ///< slots of a page; query heads of a kv head
+  detail::FastDivmod page{}, group{};  ///< slots of a page; query heads of a kv head
   int blocks = 0;
   int batch = 0, total_q = 0, seq_q = 0, seq_k = 0;  ///< bounds of lengths
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
@@ -57,10 +57,10 @@ struct Params {
   const float* sink = nullptr;                    ///< [heads], or null
   float* lse = nullptr;                           ///< or null
   int parts = 1;                                  ///< of each kv head
-  detail::Divider of_parts{};                     ///< by their number
+  detail::FastDivmod of_parts{};                  ///< by their number
   bool whole = false;                             ///< query tiles are never split
   bool queued = false;                            ///< there are more parts than run at once: one may be longer than others
-  bool beside = false;                            ///< the kernel before computes the sequences of more than seq_q tokens
+  bool co_launched = false;                       ///< the kernel before computes the sequences of more than seq_q tokens
   int stages = 1;
   Partials partials{};
 };

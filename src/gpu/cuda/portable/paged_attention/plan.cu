@@ -90,20 +90,20 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), entry_(entry_of(problem)) {
-    params_.beside = problem.taken == detail::Taken::others;
+    params_.co_launched = problem.sequences == detail::SequenceClass::decode;
     // Merging the parts of a single sequence costs more than a second CTA of a multiprocessor gives.
-    const bool single = has_own_keys(entry_.row_tile) && problem.batch == 1 && !params_.beside;
+    const bool single = has_own_keys(entry_.row_tile) && problem.batch == 1 && !params_.co_launched;
     const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single);
     params_.stages = shape.stages;
     params_.whole = problem.batch_invariant;
     // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
     // hardware deals out more parts than it runs at once.
     const bool many = problem.max_seq_q * problem.group() > kWideRows;
-    params_.queued = many || params_.beside;
+    params_.queued = many || params_.co_launched;
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
-    const int turns = many ? kPartsOfMany : params_.beside ? kPartsBeside : 1;
+    const int turns = many ? kPartsOfMany : params_.co_launched ? kPartsCoLaunched : 1;
     params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
-    params_.of_parts = detail::Divider(params_.parts);
+    params_.of_parts = detail::FastDivmod(params_.parts);
     fill_shape();
     if (splits()) {
       workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState)) +
@@ -125,7 +125,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   static constexpr int kPartsOfMany = 4;
   /// Beside another kernel, few CTAs run at first, and more once that one's end. 31 sequences of 8192 beside a prefill of 2048: 402 us,
   /// with as many as run at once 437, with four times as many 402. One sequence of 131072: 242, 234, 255 (H100, 2026-11-25).
-  static constexpr int kPartsBeside = 2;
+  static constexpr int kPartsCoLaunched = 2;
 
   bool is_empty() const override { return problem_.total_q == 0 || problem_.batch == 0; }
   bool splits() const { return !params_.whole && params_.parts > 1; }
@@ -156,8 +156,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale);
     params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale);
     params_.table_stride = p.table_stride;
-    params_.page = detail::Divider(static_cast<int>(p.page));
-    params_.group = detail::Divider(static_cast<int>(p.group()));
+    params_.page = detail::FastDivmod(static_cast<int>(p.page));
+    params_.group = detail::FastDivmod(static_cast<int>(p.group()));
     params_.blocks = static_cast<int>(p.blocks);
     params_.batch = static_cast<int>(p.batch);
     params_.total_q = static_cast<int>(p.total_q);

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "gpu/cuda/common/shared.cuh"
-#include "gpu/cuda/portable/paged_attention/walk.cuh"
+#include "gpu/cuda/portable/paged_attention/tile_scheduler.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
 

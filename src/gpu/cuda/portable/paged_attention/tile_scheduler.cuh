@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Which work tiles a part takes. All query tiles of the batch lie on one line, sequence by sequence, each as long as its sequence has key
-/// tiles that some row sees; each part takes an equal length of the line. Only lengths and the plan decide, so results are the same
+/// tiles that some row sees; each part takes an equal length of the flattened. Only lengths and the plan decide, so results are the same
 /// whichever CTA computes what, and there is no table: a warp finds its place by sums over the lengths, 32 sequences at a time. All other
 /// warps wait for it, so it computes in 32 bits.
 #pragma once
@@ -28,7 +28,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   if (index >= params.batch) return s;
   s.q_begin = min(max(params.cu_seqlens_q[index], 0), params.total_q);
   const int tokens = max(min(max(params.cu_seqlens_q[index + 1], 0), params.total_q) - s.q_begin, 0);
-  s.seq_q = tokens <= params.seq_q ? tokens : params.beside ? 0 : params.seq_q;
+  s.seq_q = tokens <= params.seq_q ? tokens : params.co_launched ? 0 : params.seq_q;
   s.kv_len = min(max(params.kv_len[index], 0), params.seq_k);
   s.rows = s.seq_q * params.group.divisor;
   s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
@@ -39,7 +39,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   return s;
 }
 
-/// A query tile's place on the line.
+/// A query tile's place on the flattened.
 struct QueryTile {
   Sequence sequence;
   int row;         // the first, of sequence.rows
@@ -48,11 +48,11 @@ struct QueryTile {
 
 /// The line of a batch, by a whole warp. Each lane looks at one sequence of 32.
 template <int kRowTile>
-class Line {
+class FlattenedTiles {
  public:
   int total, part_length;
 
-  __device__ __forceinline__ explicit Line(const Params& params_) : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
+  __device__ __forceinline__ explicit FlattenedTiles(const Params& params_) : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
     look();
     total = __shfl_sync(~0u, own_end(), 31);
     if (params.batch > 32) {
@@ -143,21 +143,21 @@ static_assert(2 * sizeof(WorkTile) == kWorkBytes);
 
 /// The work tiles of a part, one after another, by a whole warp.
 template <int kRowTile>
-class Walk {
+class TileScheduler {
  public:
-  __device__ __forceinline__ Walk(const Params& params_, int part_) : params(params_), line(params_), part(part_) {
-    position = part * line.part_length;
-    end = min(position + line.part_length, line.total);
+  __device__ __forceinline__ TileScheduler(const Params& params_, int part_) : params(params_), flattened(params_), part(part_) {
+    position = part * flattened.part_length;
+    end = min(position + flattened.part_length, flattened.total);
   }
 
   /// None where none is left.
   __device__ __forceinline__ WorkTile next() {
     WorkTile work{};
     while (position < end) {
-      const QueryTile tile = line.at(position);
-      const int from = position, to = line.is_whole(tile) ? tile.end : min(tile.end, end);
+      const QueryTile tile = flattened.at(position);
+      const int from = position, to = flattened.is_whole(tile) ? tile.end : min(tile.end, end);
       position = max(to, from + 1);  // whatever cu_seqlens_q holds, this ends
-      if (line.is_whole(tile) && from != tile.begin) continue;
+      if (flattened.is_whole(tile) && from != tile.begin) continue;
       fill(work, tile, from - tile.begin, to - tile.begin);
       break;
     }
@@ -187,12 +187,12 @@ class Walk {
     }
     work.uneven = first_token != last_token;
     const bool split = from > 0 || to < tile.end - tile.begin;
-    work.slot = split ? partial_slot(part, tile.begin < part * line.part_length) : -1;
-    work.last_part = split && from == 0 ? (tile.end - 1) / line.part_length : -1;
+    work.slot = split ? partial_slot(part, tile.begin < part * flattened.part_length) : -1;
+    work.last_part = split && from == 0 ? (tile.end - 1) / flattened.part_length : -1;
   }
 
   const Params& params;
-  Line<kRowTile> line;
+  FlattenedTiles<kRowTile> flattened;
   const int part;
   int position, end;
 };

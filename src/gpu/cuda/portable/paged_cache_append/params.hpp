@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "op/common/cache_view.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 namespace fovea::gpu::portable::append {
 
@@ -25,14 +25,14 @@ struct Side {
   std::int64_t row_stride, head_stride, scale_stride;
   detail::CacheStrides strides;
   int packs;  ///< of a token's row, all heads
-  detail::Divider packs_of_head;
+  detail::FastDivmod packs_of_head;
 };
 
 struct Params {
   Side sides[2];
   const std::int64_t* slot_mapping;  // (token)
   std::int64_t tokens, slots, page;
-  detail::Divider blocks_of_row;  ///< each takes as many packs of a row as it has columns of threads
+  detail::FastDivmod blocks_of_row;  ///< each takes as many packs of a row as it has columns of threads
 };
 
 }  // namespace fovea::gpu::portable::append

@@ -4,7 +4,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/quantizers/kernel.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
-#include "op/common/carver.hpp"
+#include "op/common/workspace_arena.hpp"
 #include "op/quantized_attention/validate.hpp"
 
 namespace fovea::gpu::portable::quantizers {
@@ -17,10 +17,10 @@ __global__ void clear_counters(unsigned* counters, int count) {
 
 namespace {
 
-using detail::Carver;
 using detail::declined;
 using detail::QuantizedTensor;
 using detail::TokenBatch;
+using detail::WorkspaceArena;
 
 constexpr std::int64_t kLimit = 1 << 30;      // tokens
 constexpr std::int64_t kItemLimit = 1 << 28;  // work items of q and k, or of v: those of all, in whole units, are counted in ints
@@ -113,20 +113,20 @@ bool is_nothing(const Tensors& tensors) { return tensors.qk == nullptr && tensor
 
 /// The workspace, or without one its size.
 std::size_t map_workspace(const Tensors& tensors, const ItemOrder& order, Params& params, std::byte* base) {
-  Carver carver(base);
+  WorkspaceArena arena(base);
   const std::int64_t heads = batch_of(tensors).batch * keys_of(tensors).heads, dim = keys_of(tensors).head_dim;
   if (order.k_slices + order.v_slices == 0) return 0;
-  params.ticket = carver.take<unsigned>(counters_of(tensors, order));
+  params.ticket = arena.take<unsigned>(counters_of(tensors, order));
   if (params.ticket != nullptr) {
     if (order.k_slices > 0) params.k.arrivals = params.ticket + 1;
     if (order.v_slices > 0) params.v.arrivals = params.ticket + 1 + (order.k_slices > 0 ? heads : 0);
   }
-  if (order.k_slices > 0) params.k.parts = carver.take<ChannelPart>(std::int64_t{order.k_slices} * order.columns * dim);
-  if (order.v_slices > 0) params.v.parts = carver.take<ChannelPart>(std::int64_t{order.v_slices} * order.columns * dim);
-  if (order.k_slices > 0) params.k.means = carver.take<float>(heads * dim);
-  if (tensors.v != nullptr && tensors.v->v.has_mean) params.v.means = carver.take<float>(heads * dim);
-  if (tensors.v != nullptr && tensors.v->v.has_scale) params.v.factors = carver.take<float>(heads * dim);
-  return carver.bytes();
+  if (order.k_slices > 0) params.k.parts = arena.take<ChannelPart>(std::int64_t{order.k_slices} * order.columns * dim);
+  if (order.v_slices > 0) params.v.parts = arena.take<ChannelPart>(std::int64_t{order.v_slices} * order.columns * dim);
+  if (order.k_slices > 0) params.k.means = arena.take<float>(heads * dim);
+  if (tensors.v != nullptr && tensors.v->v.has_mean) params.v.means = arena.take<float>(heads * dim);
+  if (tensors.v != nullptr && tensors.v->v.has_scale) params.v.factors = arena.take<float>(heads * dim);
+  return arena.bytes();
 }
 
 GroupTable table_of(const Int8Groups& groups, bool is_query) {

@@ -14,8 +14,8 @@
 
 namespace fovea::gpu::sm90::dense {
 template <class Element, class Params>
-struct TensorKeys;     // exact_row.cuh
-struct NothingBeside;  // storage.cuh
+struct TensorKeys;      // exact_row.cuh
+struct NoWorkTileData;  // storage.cuh
 }  // namespace fovea::gpu::sm90::dense
 
 namespace fovea::gpu::sm90::attention {
@@ -27,7 +27,7 @@ template <class Element_, class ValueElement_, Tuning kTuning_>
 struct TileConfig {
   using Element = Element_;
   using ValueElement = ValueElement_;
-  using Beside = dense::NothingBeside;
+  using WorkTileData = dense::NoWorkTileData;
   static constexpr Tuning kTuning = kTuning_;
   static constexpr bool kCodes = std::is_same_v<Element, std::int8_t>;  // products of queries and keys are integers
   /// Values lie in tiles of their own (value_tiles.hpp), and each key tile's are summed by themselves.
@@ -51,8 +51,8 @@ struct TileConfig {
   /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
   static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
   static_assert(kKeyTile % kContracted == 0 && kHeadDimQk % kContracted == 0 && kHeadDimV % 16 == 0);
-  static_assert(!k8BitValues || !kOverlap);   // each key tile's values have sums of their own
-  static_assert(kOverlap || !kTuning.turns);  // warpgroups skip different key tiles
+  static_assert(!k8BitValues || !kOverlap);      // each key tile's values have sums of their own
+  static_assert(kOverlap || !kTuning.pingpong);  // warpgroups skip different key tiles
   static_assert(kLoadRegisters >= 24);
 };
 

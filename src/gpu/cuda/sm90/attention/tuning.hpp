@@ -15,7 +15,7 @@ struct Tuning {
   int key_stages = 2, value_stages = 2;
   int query_buffers = 2;  ///< with two, the queries of the next work tile arrive while this one is computed
   int math_registers = 216;
-  bool turns = false;  ///< consumers issue their products by turns
+  bool pingpong = false;  ///< consumers issue their MMAs by turns
   /// Scores of a key tile are computed beside the values of the one before. Else warpgroups fill the gaps of each other, and each skips
   /// key tiles that none of its rows sees.
   bool overlap = true;
@@ -27,14 +27,14 @@ struct Tuning {
 /// Narrowest first; of equal head dims, the row for more query rows first: tiles of 192 rows leave more of the last round idle. The figures
 /// are from bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the power limit.
 inline constexpr std::array kTunings{
-    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},          // with overlap and turns 5 to 7 % slower; 160 keys level
+    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},          // with overlap and pingpong 5 to 7 % slower; 160 keys level
     Tuning{96, 96, 3, 128, 2, 3, 1, 160, false, false},          // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
     Tuning{128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096},  // 128 rows with overlap 4 to 8 % slower from 4096 on
     Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, true},          // without overlap 8 % slower; 128 x 160 tiles up to 6 %
     Tuning{192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096},  // 128 rows with overlap 1 to 7 % slower
     Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, true},         // two query buffers and 96 keys: 2 to 5 % slower
     Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, true},          // what fits; not measured against others
-    Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, true},          // turns make no difference
+    Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, true},          // pingpong makes no difference
 };
 
 /// Of e4m3 inputs. Beside each, accumulators of a lane: results and scores. Rows of head dim 128 alone are measured against others.

@@ -19,7 +19,7 @@ __device__ inline void load_all(const Params& params, Storage<Config>& storage) 
 
   const detail::GradientOrder order = order_of(params, at, Config::kKeyTile);
   const int count = order.query_tiles_of(tile.index).size();
-  RingPosition<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
   int head = tile.kv_head * params.heads_per_kv, step = 0;
   for (int i = 0; i < storage.step_count; ++i, ring.advance()) {
     const int query_tile = order.query_tile_at(tile.index, step);

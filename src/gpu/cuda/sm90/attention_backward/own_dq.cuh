@@ -31,11 +31,11 @@ class OwnDq {
     multiply_columns<kSliceColumns>(slice, keys + 2 * warpgroup * Config::kKeySliceBytes);
     multiply_columns<kSliceColumns / 2>(middle, keys + Config::kKeySliceBytes + warpgroup * kSliceBytes / 2);
     if (!last) barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1);
-    products_wait<1>();
-    pin(slice);
+    wgmma_wait<1>();
+    fence_operand(slice);
     if (!last) put_sums(storage.sums + place, slice);
-    products_wait<0>();
-    pin(middle);
+    wgmma_wait<0>();
+    fence_operand(middle);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(storage.ds_empty));
     if (!last) {
@@ -71,14 +71,14 @@ class OwnDq {
   template <int kColumns>
   __device__ __forceinline__ void multiply_columns(float (&sums)[kColumns / 2], std::uint32_t columns) {
     const std::uint64_t a = operand_at(shared_address(storage.ds), 16, kGroupBytes), b = operand_at(columns, 16, kGroupBytes);
-    pin(sums);
-    products_begin();
+    fence_operand(sums);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::kKeyTile / 16; ++k) {
       Wgmma<Element, kColumns>::template ss<Major::mn, Major::mn>(sums, advanced(a, k * 2 * kGroupBytes), advanced(b, k * 2 * kGroupBytes),
                                                                   k > 0);
     }
-    products_commit();
+    wgmma_commit();
   }
 
   __device__ __forceinline__ void hand_over(int cell, int rank) {

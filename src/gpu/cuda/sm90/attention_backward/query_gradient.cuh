@@ -40,8 +40,8 @@ class QueryGradient {
 #pragma unroll
     for (int slice = 0; slice < Config::kSlicesQk; ++slice) {
       multiply(slice);
-      products_wait<0>();
-      pin(sums);
+      wgmma_wait<0>();
+      fence_operand(sums);
       __syncwarp();
       if (slice == Config::kSlicesQk - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
       const int of_slice = slice * kQueryTile * kSliceColumns + place;
@@ -74,19 +74,19 @@ class QueryGradient {
   __device__ __forceinline__ void multiply(int slice) {
     const std::uint64_t a = operand_at(shared_address(storage.ds[ring.stage]), 16, kGroupBytes);
     const std::uint64_t b = operand_at(shared_address(storage.k) + slice * Config::kKeySliceBytes, 16, kGroupBytes);
-    pin(sums);
-    products_begin();
+    fence_operand(sums);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::kKeyTile / 16; ++k) {
       Wgmma<Element, kSliceColumns>::template ss<Major::mn, Major::mn>(sums, advanced(a, k * 2 * kGroupBytes),
                                                                        advanced(b, k * 2 * kGroupBytes), k > 0);
     }
-    products_commit();
+    wgmma_commit();
   }
 
   const Params& params;
   Storage<Config>& storage;
-  RingPosition<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
   int handed_over = 0;
   float sums[kSums];
 };

@@ -56,8 +56,8 @@ class Scores {
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
     const SlicedTile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
     multiply_rows<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
-    products_wait<0>();
-    pin(scores);
+    wgmma_wait<0>();
+    fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
@@ -69,14 +69,14 @@ class Scores {
     barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
     multiply_rows<Element, Config::kHeadDimV, kQueryTile>(scores, keys_of(storage.v), dout);
     accumulate<Element, kQueryTile, Config::kHeadDimV>(dv, p, dout);
-    products_wait<1>();
-    pin(scores);
+    wgmma_wait<1>();
+    fence_operand(scores);
     differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, OfColumns(stats.delta));
     store_scores(index);
     accumulate<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
-    products_wait<0>();
-    pin(dv);
-    pin(dk);
+    wgmma_wait<0>();
+    fence_operand(dv);
+    fence_operand(dk);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
     if constexpr (Config::kOwnDq) own_dq(index, storage.steps[index % Storage<Config>::kSteps]);
@@ -124,7 +124,7 @@ class Scores {
   const int warpgroup;
   int low = 0, high = 0;  // the band
   std::conditional_t<Config::kOwnDq, OwnDq<Config>, NoDq> own_dq;
-  RingPosition<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
   float scores[kScores], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];

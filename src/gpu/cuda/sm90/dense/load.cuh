@@ -17,8 +17,8 @@ class Loader {
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ void operator()() {
-    RingPosition<kWorkTiles> at;
-    RingPosition<Config::kQueryBuffers> buffer;
+    PipelineState<kWorkTiles> at;
+    PipelineState<Config::kQueryBuffers> buffer;
     for (bool done = false; !done; at.advance(), buffer.advance()) {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
@@ -34,7 +34,7 @@ class Loader {
 
   /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
   /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
-  __device__ void load(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
       const int key = tile * Config::kKeyTile, valid = max(min(Config::kKeyTile, work.seq_k - key), 0);
@@ -52,7 +52,7 @@ class Loader {
     }
   }
 
-  __device__ void load_queries(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+  __device__ void load_queries(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
     barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
@@ -74,7 +74,7 @@ class Loader {
   }
 
   template <int kSlices, class T, int kStages>
-  __device__ void load_tile(const ClippedRows& rows, BoxStart at, RingPosition<kStages>& position, std::uint32_t to,
+  __device__ void load_tile(const ClippedRows& rows, BoxStart at, PipelineState<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
     load_clipped<kSlices, kColumns<T>>(to, Config::kKeySliceBytes, rows, at, full);
@@ -83,8 +83,8 @@ class Loader {
 
   const Params& params;
   Storage<Config>& storage;
-  RingPosition<Config::kKeyStages> keys;
-  RingPosition<Config::kValueStages> values;
+  PipelineState<Config::kKeyStages> keys;
+  PipelineState<Config::kValueStages> values;
   BoxStart values_at{};  // of the tile whose keys were the last
   const std::byte* values_from = nullptr;
   bool started = false;

@@ -25,7 +25,7 @@ class Math {
 
   __device__ __forceinline__ void operator()() {
     Epilogue epilogue(params, storage, warpgroup);
-    if (kTurns && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kTurn, 256);
+    if (kPingpong && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kSchedulerBarrier, 256);
     if constexpr (!Config::kOverlap) {
       while (begin_work()) compute_work(epilogue);
     } else if (begin_work()) {
@@ -34,14 +34,14 @@ class Math {
       }
     }
     epilogue.release_buffer();
-    if (kTurns && warpgroup == 0) named_sync(kTurn, 256);
+    if (kPingpong && warpgroup == 0) named_sync(kSchedulerBarrier, 256);
   }
 
  private:
   using Element = typename Config::Element;
   using ValueElement = typename Config::ValueElement;
   static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane
-  static constexpr bool kTurns = Config::kTuning.turns;
+  static constexpr bool kPingpong = Config::kTuning.pingpong;
   static constexpr int kOperands = kScores * static_cast<int>(sizeof(ValueElement)) / 4;  // registers of probabilities
 
   /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
@@ -59,11 +59,11 @@ class Math {
     } else {
       --tile;
     }
-    take_turn();
+    scheduler_barrier_sync();
     issue_scores();
     issue_values();
-    pass_turn();
-    products_wait<1>();
+    scheduler_barrier_arrive();
+    wgmma_wait<1>();
     const auto ended = softmax;
     if (ends) softmax.begin();
     const bool grown = take_scores();
@@ -105,7 +105,7 @@ class Math {
       issue_scores();
       epilogue.release_buffer();
       if constexpr (Config::kCodes) int_sums.begin_tile(tile);
-      products_wait<0>();
+      wgmma_wait<0>();
       if (take_scores()) scale_rows(out, softmax.rescale);
       round_to<ValueElement>(probabilities, scores);
       if constexpr (Config::k8BitValues) {
@@ -148,12 +148,12 @@ class Math {
     values.advance();
   }
 
-  /// With turns: waits until the warpgroup before passes it on.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
+  /// With pingpong: waits until the warpgroup before passes it on.
+  __device__ __forceinline__ void scheduler_barrier_sync() const {
+    if constexpr (kPingpong) named_sync(kSchedulerBarrier + warpgroup, 256);
   }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % Config::kTuning.warpgroups, 256);
+  __device__ __forceinline__ void scheduler_barrier_arrive() const {
+    if constexpr (kPingpong) named_arrive(kSchedulerBarrier + (warpgroup + 1) % Config::kTuning.warpgroups, 256);
   }
 
   __device__ __forceinline__ void advance_work() {
@@ -163,7 +163,7 @@ class Math {
   /// Waits for the next work tile and its queries. False when there is none.
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
-    if constexpr (requires { storage.beside.wait(0, 0); }) storage.beside.wait(work_at.stage, work_at.parity);
+    if constexpr (requires { storage.work_tile_data.wait(0, 0); }) storage.work_tile_data.wait(work_at.stage, work_at.parity);
     current = &storage.work_tiles[work_at.stage];
     queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kSliceBytes;
     first = uniform(current->first);
@@ -178,7 +178,7 @@ class Math {
     issue_scores();
     softmax.begin();
     clear(out);
-    products_wait<0>();
+    wgmma_wait<0>();
     take_scores();
     round_to<ValueElement>(probabilities, scores);
   }
@@ -216,8 +216,8 @@ class Math {
     values.advance();
   }
   __device__ __forceinline__ void finish_values() {
-    products_wait<0>();
-    pin(out);
+    wgmma_wait<0>();
+    fence_operand(out);
     release(&storage.v_empty[values.stage]);
     values.advance();
   }
@@ -238,7 +238,7 @@ class Math {
   /// Of a work tile.
   __device__ __forceinline__ void begin_scale() {
     if constexpr (Config::kCodes) {
-      own_scale = int_sums.begin(*current, storage.beside[work_at.stage], tile_row(warpgroup, 0));
+      own_scale = int_sums.begin(*current, storage.work_tile_data[work_at.stage], tile_row(warpgroup, 0));
     } else if constexpr (Config::k8Bit) {
       own_scale = ScoreScale::of<Config>(params, *current);
     }
@@ -246,7 +246,7 @@ class Math {
 
   /// Scores become probabilities; returns whether `out` is to be rescaled.
   __device__ __forceinline__ bool take_scores() {
-    pin(products());
+    fence_operand(products());
     release(&storage.k_empty[keys.stage]);
     keys.advance();
     const bool edge = tile < full_first || tile >= full_last;
@@ -282,8 +282,8 @@ class Math {
   const Params& params;
   Storage<Config>& storage;
   const int warpgroup;
-  RingPosition<Config::kQueryBuffers> position;
-  RingPosition<kWorkTiles> work_at;
+  PipelineState<Config::kQueryBuffers> position;
+  PipelineState<kWorkTiles> work_at;
   const WorkTile* current = nullptr;
   int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
   std::uint32_t queries = 0;                               // address of this warpgroup's rows
@@ -292,8 +292,8 @@ class Math {
   typename Epilogue::Softmax softmax;
   ScoreScale own_scale;  // of a work tile, where it has one
   Sums int_sums;
-  RingPosition<Config::kKeyStages> keys;
-  RingPosition<Config::kValueStages> values;
+  PipelineState<Config::kKeyStages> keys;
+  PipelineState<Config::kValueStages> values;
 };
 
 }  // namespace fovea::gpu::sm90::dense

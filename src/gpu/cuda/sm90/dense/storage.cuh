@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/cuda/sm90/dense/work_list.cuh"
+#include "gpu/cuda/sm90/dense/tile_scheduler.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -13,12 +13,12 @@ inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 
 /// Named barriers. 0 is that of the whole CTA.
 enum : int {
-  kWarpgroup = 1,  // to 4: a warpgroup alone
-  kTurn = 5,       // to 7: the warpgroup before arrives once its products are issued; this one waits
+  kWarpgroup = 1,         // to 4: a warpgroup alone
+  kSchedulerBarrier = 5,  // to 7: the warpgroup before arrives once its products are issued; this one waits
 };
 
 /// What consumers find in shared memory of each work tile beside the work tile itself: nothing, for most kernels.
-struct NothingBeside {};
+struct NoWorkTileData {};
 
 template <class Config>
 struct Storage {
@@ -34,7 +34,7 @@ struct Storage {
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
-  [[no_unique_address]] typename Config::Beside beside;  // of each of work_tiles
+  [[no_unique_address]] typename Config::WorkTileData work_tile_data;  // of each of work_tiles
 
   /// By one thread, before any other uses them.
   __device__ void init_barriers() {
@@ -47,7 +47,7 @@ struct Storage {
     barriers_init(v_full, 1);
     barriers_init(k_empty, 4 * kWarpgroups);
     barriers_init(v_empty, 4 * kWarpgroups);
-    if constexpr (requires { beside.init_barriers(); }) beside.init_barriers();
+    if constexpr (requires { work_tile_data.init_barriers(); }) work_tile_data.init_barriers();
     fence_barrier_init();
   }
 };

@@ -16,9 +16,9 @@ inline constexpr int kWorkTiles = 4;  // of the ring
 
 /// One warp walks through the work tiles of its CTA, one of `ctas`. In a ragged batch, a cursor moves over the sequences, 32 at a time.
 template <class Config, class Params>
-class WorkList {
+class TileScheduler {
  public:
-  __device__ WorkList(const Params& params_, int ctas_) : params(params_), ctas(ctas_), lane(threadIdx.x % 32) {
+  __device__ TileScheduler(const Params& params_, int ctas_) : params(params_), ctas(ctas_), lane(threadIdx.x % 32) {
     if (params.cu_seqlens_q != nullptr) find_tail();
   }
 
@@ -152,10 +152,10 @@ class WorkList {
 /// its barriers work_full and work_empty. `ctas`: those that take work tiles, the first of the grid.
 template <class Config, class Params, class Storage>
 __device__ void plan_work(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x)) {
-  WorkList<Config, Params> list(params, ctas);
-  RingPosition<kWorkTiles> at;
+  TileScheduler<Config, Params> scheduler(params, ctas);
+  PipelineState<kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {
-    const WorkTile work = list.next();
+    const WorkTile work = scheduler.next();
     done = work.done;
     if (threadIdx.x % 32 == 0) {
       barrier_wait(shared_address(&storage.work_empty[at.stage]), at.parity ^ 1);

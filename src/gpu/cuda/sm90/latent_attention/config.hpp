@@ -4,14 +4,14 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/config.hpp"
-#include "gpu/cuda/sm90/latent_attention/four_roles/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/pingpong/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/specialised/config.hpp"
 #include "gpu/cuda/sm90/latent_attention/tuning.hpp"
 
 namespace fovea::gpu::sm90::latent {
 
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
-using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::four_roles, RolesBudget<kHeadDim, kCluster, kLoad, kRow>,
+using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::specialised, RolesBudget<kHeadDim, kCluster, kLoad, kRow>,
                                   TurnsBudget<kHeadDim, kCluster, kLoad, kRow>>;
 
 /// kRow_: of all caches; only Load::codes reads it.

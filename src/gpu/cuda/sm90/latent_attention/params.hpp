@@ -8,7 +8,7 @@
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 #include "op/common/split_schedule.hpp"
 
 namespace fovea::gpu::sm90::latent {
@@ -25,7 +25,7 @@ struct RowCache {
   const std::byte* data = nullptr;  // [block][slot][kv head][bytes of a row], or packed blocks
   int blocks = 0;
   std::uint32_t tokens = 0;  // at most 2^31
-  detail::Divider page{};
+  detail::FastDivmod page{};
   std::uint32_t block_stride = 0, token_stride = 0;  // in units of Params::unit bytes
   int scales_at = 0, scale_stride = 0;  // bytes from a token to its scales: of a block's first token, and the increment from slot to slot
   std::int64_t head_stride = 0;         // bytes
@@ -44,7 +44,7 @@ struct Params {
   // The sequences. Where queries list their tokens, each query token is one.
   int batch = 0, parts = 0, kv_heads = 0, row_tiles = 0;
   detail::EvenSchedule even{};  // where no list has a length of its own: known when planning, so no schedule lies in memory
-  detail::Divider seq_q{};
+  detail::FastDivmod seq_q{};
   bool listed = false;
   bool length_per_row = false;     // lengths are those of query rows, not of the batch
   bool whole = false;              // sequences are not split
@@ -59,7 +59,7 @@ struct Params {
 
   const void* q = nullptr;  // [batch][row][head][head dim]
   std::int64_t q_batch = 0, q_row = 0, q_head = 0;
-  detail::Divider heads_per_kv{};
+  detail::FastDivmod heads_per_kv{};
   float scale_log2 = 0;  // scale * log2(e)
   BandMask mask{};
   int max_kv_len = 0;

@@ -90,9 +90,9 @@ Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& ca
   params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
   params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;
   params.batch = static_cast<int>(sequences);
-  params.seq_q = detail::Divider(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
+  params.seq_q = detail::FastDivmod(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
   params.max_kv_len = static_cast<int>(core.max_seq_k);
-  params.heads_per_kv = detail::Divider(static_cast<int>(core.group()));
+  params.heads_per_kv = detail::FastDivmod(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
   params.row_tiles = static_cast<int>(row_tiles_of(core, tokens));
   const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.row_tiles} * params.kv_heads, 1);  // none without queries
@@ -136,7 +136,7 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
 }
 
 std::string Recipe::explain() const {
-  const char* decoded = tuning.kernel == Kernel::four_roles ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
+  const char* decoded = tuning.kernel == Kernel::specialised ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
   const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
          " row tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
@@ -171,7 +171,7 @@ std::int64_t place_unit(const detail::LatentCacheView& cache) {
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit) {
   RowCache rows{.row = row_kind_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
-  rows.page = detail::Divider(static_cast<int>(cache.page));
+  rows.page = detail::FastDivmod(static_cast<int>(cache.page));
   const auto [block, token] = token_strides(cache);  // a stride of extent 1 is never used, and may be no multiple of the unit
   rows.block_stride = static_cast<std::uint32_t>(block / unit);
   rows.token_stride = static_cast<std::uint32_t>(token / unit);
@@ -205,7 +205,7 @@ Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore&
   TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
   queries.dimensions = {{{kSlice, 1, kSlice},
                          {core.heads, core.q.head, kBoxRows},
-                         {slices, kSlice, tuning.kernel == Kernel::four_roles ? kHalfSlices : static_cast<int>(slices)},
+                         {slices, kSlice, tuning.kernel == Kernel::specialised ? kHalfSlices : static_cast<int>(slices)},
                          {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
                          {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
   return encode(filled.queries, q, queries);

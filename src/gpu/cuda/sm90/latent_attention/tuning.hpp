@@ -11,7 +11,7 @@
 namespace fovea::gpu::sm90::latent {
 
 /// A folder each.
-enum class Kernel { by_turns, four_roles };
+enum class Kernel { pingpong, specialised };
 
 /// What the choice looks at.
 struct Call {
@@ -31,7 +31,7 @@ struct Tuning {
   bool specialised = false;  ///< code for these rows alone: only bf16 queries, without edges
   int head_dim = 0;          ///< 0: 576 and 512
   // What they get.
-  Kernel kernel = Kernel::by_turns;
+  Kernel kernel = Kernel::pingpong;
   Load load = Load::codes;
   int cluster = 1;  ///< CTAs that share their keys
 
@@ -52,11 +52,11 @@ inline constexpr std::array kTunings{
     Tuning{.rows = Row::plain, .boxes = true, .pairs = true, .load = Load::boxes, .cluster = 2},  // 592; rows of 512 values: 590
     Tuning{.rows = Row::plain, .boxes = true, .load = Load::boxes},  // with 64 heads 432, which is 86 % of the rate of copies
     Tuning{.rows = Row::plain, .load = Load::rows},                  // in pages of one key: 500
-    Tuning{.rows = Row::v32, .specialised = true, .head_dim = 576, .kernel = Kernel::four_roles},  // 446
-    Tuning{.rows = Row::v4, .specialised = true, .head_dim = 512, .kernel = Kernel::four_roles},   // 476
-    Tuning{.rows = Row::v41, .specialised = true, .head_dim = 512, .kernel = Kernel::four_roles},  // 457
+    Tuning{.rows = Row::v32, .specialised = true, .head_dim = 576, .kernel = Kernel::specialised},  // 446
+    Tuning{.rows = Row::v4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},   // 476
+    Tuning{.rows = Row::v41, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},  // 457
     // 274 with 64 heads that list 128 and 512 keys, where v41 alone has 328 (2026-11-24-sparse-latent.json).
-    Tuning{.rows = Row::v41_and_fp4, .specialised = true, .head_dim = 512, .kernel = Kernel::four_roles},
+    Tuning{.rows = Row::v41_and_fp4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},
     Tuning{.rows = Row::e4m3, .pairs = true, .specialised = true, .cluster = 2},  // 478; rows of 512 values: 488
     Tuning{.rows = Row::e4m3, .specialised = true},                               // not measured alone
     Tuning{},                                                                     // e4m3 rows with f16 queries: 369
@@ -74,7 +74,7 @@ constexpr Kernel kernel_of(Load load, Row known_rows) {
   for (const Tuning& tuning : kTunings) {
     if (tuning.load == load && tuning.known_rows() == known_rows) return tuning.kernel;
   }
-  return Kernel::by_turns;
+  return Kernel::pingpong;
 }
 
 }  // namespace fovea::gpu::sm90::latent

@@ -20,15 +20,15 @@ class ActiveCtas {
     for (int distance = 1; distance < 32; distance *= 2) {
       pairs += __shfl_xor_sync(~0u, pairs, distance);
       here += __shfl_xor_sync(~0u, here, distance);
-      beside += __shfl_xor_sync(~0u, beside, distance);
+      decode += __shfl_xor_sync(~0u, decode, distance);
     }
   }
 
   __device__ int count(int ctas) const {
-    if (beside == 0) return ctas;
+    if (decode == 0) return ctas;
     const int work_heads = params.heads >> params.packed_shift, all_pairs = pairs * work_heads;
     const float own = kTileCost * here * static_cast<float>(work_heads);
-    const float other = beside * static_cast<float>(params.heads / params.heads_per_kv);
+    const float other = decode * static_cast<float>(params.heads / params.heads_per_kv);
     const int share = max(static_cast<int>(static_cast<float>(ctas) * own / (own + other)), (ctas + 1) / 2);
     const int rounds = max((all_pairs + share / 2) / share, (all_pairs + ctas - 1) / ctas);
     return rounds == 0 ? 0 : (all_pairs + rounds - 1) / rounds;
@@ -41,8 +41,8 @@ class ActiveCtas {
     const int middle = sequence.seq_q / 2, tokens = Config::kRowTile >> params.packed_shift;
     const detail::KeyRange seen = detail::keys_seen_by(band, middle, sequence.seq_k);
     const float key_tiles = static_cast<float>(static_cast<int>(seen.size())) / Config::kKeyTile;
-    if (sequence.seq_q < params.tall_from) {
-      beside += key_tiles;
+    if (sequence.seq_q < params.prefill_from) {
+      decode += key_tiles;
     } else {
       const int tiles = (sequence.seq_q + tokens - 1) / tokens;
       pairs += (tiles + 1) / 2;
@@ -52,13 +52,13 @@ class ActiveCtas {
 
   const Params& params;
   int pairs = 0;               // of query tiles, of each work head
-  float here = 0, beside = 0;  // key tiles: of all query tiles of a work head, and of a kv head of other sequences
+  float here = 0, decode = 0;  // key tiles: of all query tiles of a work head, and of a kv head of other sequences
 };
 
 template <class Config>
 __device__ int active_ctas(const Params& params) {
   const int ctas = static_cast<int>(gridDim.x);
-  return params.tall_from == 0 ? ctas : ActiveCtas<Config>(params).count(ctas);
+  return params.prefill_from == 0 ? ctas : ActiveCtas<Config>(params).count(ctas);
 }
 
 }  // namespace fovea::gpu::sm90::paged_attention

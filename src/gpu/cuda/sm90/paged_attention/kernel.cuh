@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
   }
   __syncthreads();
   wait_for_previous_kernel();
-  if (params.tall_from > 0) let_next_kernel_start();
+  if (params.prefill_from > 0) let_next_kernel_start();
   const int ctas = active_ctas<Config>(params);
   if (static_cast<int>(blockIdx.x) >= ctas) return;
   if (warpgroup < Config::kTuning.warpgroups) {

@@ -17,8 +17,8 @@ class Loader {
       : params(params_), storage(storage_), lane(threadIdx.x % 32), copies(lane * params.box_rows < Config::kKeyTile) {}
 
   __device__ void operator()() {
-    RingPosition<dense::kWorkTiles> at;
-    RingPosition<Config::kQueryBuffers> buffer;
+    PipelineState<dense::kWorkTiles> at;
+    PipelineState<Config::kQueryBuffers> buffer;
     for (bool done = false; !done; at.advance(), buffer.advance()) {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
@@ -40,7 +40,7 @@ class Loader {
 
   /// From the last key tile to the first, as the consumers take them: also from one work tile to the next. What says that all are done has
   /// a key tile out of bounds where consumers wait for one.
-  __device__ void load_keys(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+  __device__ void load_keys(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     Box next = find(work, last - 1);
     for (int tile = last - 1; tile >= first; --tile) {
@@ -73,7 +73,7 @@ class Loader {
             work.head / params.heads_per_kv};
   }
 
-  __device__ void load_queries(const WorkTile& work, RingPosition<Config::kQueryBuffers> buffer) {
+  __device__ void load_queries(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
     if (lane != 0) return;
@@ -142,7 +142,7 @@ class Loader {
   dense::Storage<Config>& storage;
   const int lane;
   const bool copies;
-  RingPosition<kValues ? Config::kValueStages : Config::kKeyStages> position;
+  PipelineState<kValues ? Config::kValueStages : Config::kKeyStages> position;
   bool started = false;
 };
 

@@ -23,15 +23,15 @@ Bounds bounds_of(const Problem& p) { return {p.batch, p.total_q, p.max_seq_q, p.
 
 class State final : public PlanState<Problem, PagedAttentionArgs> {
  public:
-  State(const Problem& problem, Device device, Half tall, Half others)
-      : PlanState(kMixedName, problem, device), tall_(std::move(tall)), others_(std::move(others)) {
-    workspace_bytes = others_->workspace_bytes;
+  State(const Problem& problem, Device device, Half prefill, Half decode)
+      : PlanState(kMixedName, problem, device), prefill_(std::move(prefill)), decode_(std::move(decode)) {
+    workspace_bytes = decode_->workspace_bytes;
   }
 
   std::string tuning() const override {
     const auto text = [](const Half& half) { return std::string(half->implementation) + ": " + half->tuning(); };
-    return "sequences of " + std::to_string(tall_from(bounds_of(problem_))) + " query tokens or more by " + text(tall_) +
-           "; beside it the others by " + text(others_);
+    return "sequences of " + std::to_string(prefill_from(bounds_of(problem_))) + " query tokens or more by " + text(prefill_) +
+           "; beside it the others by " + text(decode_);
   }
 
  private:
@@ -39,11 +39,11 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
 
   /// The first one's kernel lets the second one's start beside it.
   Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
-    if (Result<void> launched = tall_->run(args, {}, stream, false); !launched) return launched;
-    return others_->run(args, workspace, stream, false);
+    if (Result<void> launched = prefill_->run(args, {}, stream, false); !launched) return launched;
+    return decode_->run(args, workspace, stream, false);
   }
 
-  Half tall_, others_;
+  Half prefill_, decode_;
 };
 
 detail::PlanResult<PagedAttentionArgs> plan_half(std::string_view name, const Problem& problem, Device device) {
@@ -56,17 +56,17 @@ detail::PlanResult<PagedAttentionArgs> plan_half(std::string_view name, const Pr
 
 detail::PlanResult<PagedAttentionArgs> plan_mixed(const Problem& problem, Device device) {
   Problem half = problem;
-  half.tall_from = tall_from(bounds_of(problem));
-  half.taken = detail::Taken::tall;
-  auto tall = plan_half(kName, half, device);
-  if (!tall) return tall.error();
+  half.prefill_from = prefill_from(bounds_of(problem));
+  half.sequences = detail::SequenceClass::prefill;
+  auto prefill = plan_half(kName, half, device);
+  if (!prefill) return prefill.error();
   // Where no sequence is tall, all of them have the call to themselves.
-  half.taken = problem.max_seq_q < half.tall_from ? detail::Taken::all : detail::Taken::others;
-  half.max_seq_q = std::min(problem.max_seq_q, half.tall_from - 1);
-  auto others = plan_half(kOthersName, half, device);
-  if (!others) return others.error();
+  half.sequences = problem.max_seq_q < half.prefill_from ? detail::SequenceClass::all : detail::SequenceClass::decode;
+  half.max_seq_q = std::min(problem.max_seq_q, half.prefill_from - 1);
+  auto decode = plan_half(kOthersName, half, device);
+  if (!decode) return decode.error();
   return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(
-      std::make_shared<State>(problem, device, *std::move(tall), *std::move(others)));
+      std::make_shared<State>(problem, device, *std::move(prefill), *std::move(decode)));
 }
 
 std::string_view mixed_outdone(const Problem& problem, Device) {

@@ -6,7 +6,7 @@
 
 #include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/paged_attention/tuning.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
 
@@ -23,10 +23,10 @@ struct Params : attention::Params {
   CUtensorMap outside{};  ///< of keys in no block of the cache: out of bounds, and filled with NaN
   const std::int32_t *block_table = nullptr, *kv_len = nullptr;
   std::int64_t table_stride = 0;
-  detail::Divider page{};  ///< slots of a page
+  detail::FastDivmod page{};  ///< slots of a page
   int blocks = 0;
   int box_rows = kGroupRows;  ///< of a key tile, that one page holds
-  int tall_from = 0;          ///< query tokens; sequences of fewer are computed by the kernel after this one, beside it. 0: there is none
+  int prefill_from = 0;       ///< query tokens; sequences of fewer are computed by the kernel after this one, beside it. 0: there is none
 
   /// Whether the block table's number is that of a block.
   constexpr bool has(int block) const { return static_cast<unsigned>(block) < static_cast<unsigned>(blocks); }

@@ -38,7 +38,9 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
 int kernel_for(const Problem& problem) {
   const bool causal = problem.mask.right != kUnbounded;
   const std::int64_t average = problem.total_q / std::max<std::int64_t>(problem.batch, 1);
-  const std::int64_t rows = problem.batch_invariant ? 0 : problem.taken == detail::Taken::tall ? problem.max_seq_q / 2 : average;
+  const std::int64_t rows = problem.batch_invariant                               ? 0
+                            : problem.sequences == detail::SequenceClass::prefill ? problem.max_seq_q / 2
+                                                                                  : average;
   return kernel_of(problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
 }
 const attention::Tuning& tuning_for(const Problem& problem) { return tuning_of(kernel_for(problem)); }
@@ -105,10 +107,10 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
     params_.table_stride = problem.table_stride;
-    params_.page = detail::Divider(static_cast<int>(problem.page));
+    params_.page = detail::FastDivmod(static_cast<int>(problem.page));
     params_.blocks = static_cast<int>(problem.blocks);
     params_.box_rows = box_rows(problem.page, tuning_row().key_tile);
-    if (problem.taken == detail::Taken::tall) params_.tall_from = static_cast<int>(problem.tall_from);
+    if (problem.sequences == detail::SequenceClass::prefill) params_.prefill_from = static_cast<int>(problem.prefill_from);
   }
 
   std::string tuning() const override {

@@ -13,10 +13,10 @@ __device__ inline dense::RaggedSequence any_sequence_at(const Params& params, in
   const int end = min(max(params.cu_seqlens_q[index + 1], 0), rows);
   return {begin, 0, min(max(end - begin, 0), params.seq_q), min(max(params.kv_len[index], 0), params.seq_k)};
 }
-/// One that the kernel after this one computes has no query rows here. WorkList calls it.
+/// One that the kernel after this one computes has no query rows here. TileScheduler calls it.
 __device__ inline dense::RaggedSequence sequence_at(const Params& params, int index) {
   dense::RaggedSequence sequence = any_sequence_at(params, index);
-  if (sequence.seq_q < params.tall_from) sequence.seq_q = 0;
+  if (sequence.seq_q < params.prefill_from) sequence.seq_q = 0;
   return sequence;
 }
 

@@ -74,15 +74,15 @@ constexpr std::int64_t short_rows(const Bounds& call) {
 }
 
 /// Query tokens of a sequence that is left to this kernel: more than a tile, and than one.
-constexpr std::int64_t tall_from(const Bounds& call) { return std::max<std::int64_t>(short_rows(call) / call.group, 1) + 1; }
+constexpr std::int64_t prefill_from(const Bounds& call) { return std::max<std::int64_t>(short_rows(call) / call.group, 1) + 1; }
 
 /// Why one kernel is faster than two beside each other, else empty. The bounds must allow tall sequences and others. Few short sequences
 /// are slower in two. 16 decodes of 512 beside a prefill of 128 take 24 us here and 27 in two. The portable kernel takes 84: its tiles are
 /// as wide as the bounds. README.md has the figures of others (H100, 2026-11-25).
 constexpr std::string_view outdone_by_one(const Bounds& call) {
-  const std::int64_t tall = tall_from(call);
-  if (call.tokens < tall) return "no sequence has more query rows than a tile of the portable kernel";
-  if (call.total_q > (call.batch - 1) * call.tokens + tall - 1) return "all sequences have many query rows";
+  const std::int64_t prefill = prefill_from(call);
+  if (call.tokens < prefill) return "no sequence has more query rows than a tile of the portable kernel";
+  if (call.total_q > (call.batch - 1) * call.tokens + prefill - 1) return "all sequences have many query rows";
   return {};
 }
 

@@ -18,7 +18,7 @@ class WorkScales;  // work_scales.cuh
 template <class ValueElement, int kIndex>
 struct Config : attention::TileConfig<std::int8_t, ValueElement, tunings_of(sizeof(ValueElement) == 1)[kIndex]> {
   using Params = quantized_attention::Params;
-  using Beside = WorkScales<Config>;
+  using WorkTileData = WorkScales<Config>;
   using Base = attention::TileConfig<std::int8_t, ValueElement, tunings_of(sizeof(ValueElement) == 1)[kIndex]>;
   static constexpr bool kOwnScale = true, kOwnEdges = true;
   static constexpr int kKeyBlocks = Base::kKeyTile / static_cast<int>(Int8Groups::kKBlock);  ///< of a key tile, with a scale each

@@ -36,7 +36,7 @@ class Epilogue : public dense::Epilogue<Config> {
       if (keys.begin >= keys.end) softmax.sum[r] = 0;
       factor[r] = softmax.sum[r] == 0 ? 0 : softmax.top(r, scale.log2) / kOne / softmax.sum[r];
     }
-    finish(Scales(params, work), storage.beside[work_slot].value, out, factor);
+    finish(Scales(params, work), storage.work_tile_data[work_slot].value, out, factor);
     if (wide()) {
       store_wide(work, out);
     } else {

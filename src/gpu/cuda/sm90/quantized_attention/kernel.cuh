@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     if (Config::k8BitValues) fence_global_for_async();  // a kernel before has written the value tiles, which bulk copies read
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.beside.load(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.work_tile_data.load(params, storage);
     __syncwarp();
   }
   let_next_kernel_start();

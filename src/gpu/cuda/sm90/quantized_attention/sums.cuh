@@ -50,11 +50,11 @@ class Sums {
     if (edge) mask(products);
     const bool follows = edge || !softmax.takes_sums(products, unit, log2, exponents);
     if (!follows || softmax.follows_sums(products, unit, log2, exponents)) {
-      pin(products);  // conversions stay in one block with the exponentials, so that both overlap
+      fence_operand(products);  // conversions stay in one block with the exponentials, so that both overlap
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(products[i]);
       softmax.exponentiate(scores, exponents.factor, exponents.offset, params.zero);
-      pin(scores);  // else the compiler makes one end of both branches
+      fence_operand(scores);  // else the compiler makes one end of both branches
       return follows;
     }
 #pragma unroll

@@ -5,7 +5,7 @@
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
-#include "gpu/cuda/sm90/dense/work_list.cuh"
+#include "gpu/cuda/sm90/dense/tile_scheduler.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::quantized_attention {
@@ -26,7 +26,7 @@ class WorkScales {
   /// By one warp: of all work tiles, as the planner finds them.
   template <class Params, class Storage>
   __device__ __forceinline__ void load(const Params& params, Storage& storage) {
-    RingPosition<dense::kWorkTiles> at;
+    PipelineState<dense::kWorkTiles> at;
     for (bool done = false; !done; at.advance()) {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];

@@ -7,7 +7,7 @@
 #include "fovea/mask.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/cache_view.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 
@@ -30,7 +30,7 @@ struct Params {
   std::int64_t table_stride = 0, k_scale_stride = 0, v_scale_stride = 0;
   int batch = 0, seq_q = 0, seq_k = 0;  ///< the last two are bounds
   int kv_heads = 0, head_dim_qk = 0, head_dim_v = 0;
-  detail::Divider group{}, page{};
+  detail::FastDivmod group{}, page{};
   bool general = true;  ///< false: head dims are those of the tile, pages hold fours of tokens, and strides fit 32 bits
   BandMask mask{};
   float scale = 1, softcap = 0;  ///< softcap 0: none

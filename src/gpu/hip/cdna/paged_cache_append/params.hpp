@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "op/common/cache_view.hpp"
-#include "op/common/divider.hpp"
+#include "op/common/fast_divmod.hpp"
 
 namespace fovea::gpu::cdna::append {
 

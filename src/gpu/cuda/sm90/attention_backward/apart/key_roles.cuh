@@ -38,8 +38,8 @@ class KeyRoles {
     const RowStats& stats = storage.stats[ring.stage];
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
     multiply_rows<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q));
-    products_wait<0>();
-    pin(scores);
+    wgmma_wait<0>();
+    fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
@@ -60,8 +60,8 @@ class KeyRoles {
   __device__ __forceinline__ void key_step() {
     barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
     multiply_rows<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.v), queries_of(storage.dout));
-    products_wait<0>();
-    pin(scores);
+    wgmma_wait<0>();
+    fence_operand(scores);
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
     barrier_wait(shared_address(&storage.weights_full[ring.stage]), ring.parity);
     const int thread = thread_index() % 128;
@@ -80,8 +80,8 @@ class KeyRoles {
   /// sum += weights queries
   __device__ __forceinline__ void accumulate_and_release(const std::byte (&queries)[Config::kStages][Config::kQueryBytes]) {
     accumulate<Element, kQueryTile, kHeadDim>(sum, weights, queries_of(queries));
-    products_wait<0>();
-    pin(sum);
+    wgmma_wait<0>();
+    fence_operand(sum);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
   }
@@ -117,7 +117,7 @@ class KeyRoles {
   Storage<Config>& storage;
   const int warpgroup;
   int low = 0, high = 0;  // the band
-  RingPosition<Config::kStages> ring;
+  PipelineState<Config::kStages> ring;
   float scores[kScores], sum[kHeadDim / 2];
   std::uint32_t weights[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];

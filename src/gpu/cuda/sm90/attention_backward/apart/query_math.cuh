@@ -55,20 +55,20 @@ class QueryMath {
     multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, queries_of(storage.q), k);
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     multiply_rows<Element, Config::kHeadDimV, Config::kKeyTile>(dp, queries_of(storage.dout), v);
-    products_wait<1>();
-    pin(scores);
+    wgmma_wait<1>();
+    fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(natural) != 0, scores, of_rows(minus_lse),
                                    [&](int i, Weight weight) { scores[i] = weight.p * weight.slope; });
     mask(first_key);
     round_to<Element>(ds, scores);
-    products_wait<0>();
-    pin(dp);
+    wgmma_wait<0>();
+    fence_operand(dp);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.v_empty[values.stage]));
     differentiate_scores<Element>(ds, ds, dp, of_rows(delta));
     accumulate<Element, Config::kKeyTile, Config::kHeadDimQk>(dq, ds, k);
-    products_wait<0>();
-    pin(dq);
+    wgmma_wait<0>();
+    fence_operand(dq);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.k_empty[keys.stage]));
     keys.advance();
@@ -105,8 +105,8 @@ class QueryMath {
   QueryStorage<Config>& storage;
   const QueryRows& rows;
   const int cell;  // of this CTA
-  RingPosition<Config::kKeyStages> keys;
-  RingPosition<Config::kValueStages> values;
+  PipelineState<Config::kKeyStages> keys;
+  PipelineState<Config::kValueStages> values;
   int natural = 0;  // RowStats
   float minus_lse[2], delta[2];
   float scores[kScores], dp[kScores], dq[kDq];

@@ -48,8 +48,8 @@ __device__ inline void load_keys(const Params& params, QueryStorage<Config>& sto
     load_clipped<Config::kSlicesV>(shared_address(storage.dout) + cell * Config::kCellBytes, Config::kQuerySliceBytes, params.dout, at,
                                    q_full);
   }
-  RingPosition<Config::kKeyStages> keys;
-  RingPosition<Config::kValueStages> values;
+  PipelineState<Config::kKeyStages> keys;
+  PipelineState<Config::kValueStages> values;
   for (int tile = rows.first; tile < rows.last; ++tile, keys.advance(), values.advance()) {
     const int token = tile * Config::kKeyTile;
     const TilePlace at{rows.sequence.batch, rows.head / params.heads_per_kv, rows.sequence.k_begin + token,

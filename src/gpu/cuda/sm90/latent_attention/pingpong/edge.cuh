@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -2,14 +2,14 @@
 /// Two math warpgroups that score by turns, and the warps that load for them.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/load.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/math.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/math.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
-struct Roles<Config, Kernel::by_turns> {
+struct Roles<Config, Kernel::pingpong> {
   static __device__ void init(Storage<Config>& storage) {
     storage.work_tiles[1].reduced = 0;  // there is no work tile before the first
     barriers_init(storage.full, Loader<Config>::KeyLoader::kArrivals);

@@ -4,12 +4,12 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/load_boxes.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/load_codes.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/load_codes_shared.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/load_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_boxes.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_codes.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_codes_shared.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_rows.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

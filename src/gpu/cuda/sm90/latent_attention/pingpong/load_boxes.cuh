@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 

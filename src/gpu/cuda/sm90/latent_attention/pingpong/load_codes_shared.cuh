@@ -8,8 +8,8 @@
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/code_rows.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/code_rows.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

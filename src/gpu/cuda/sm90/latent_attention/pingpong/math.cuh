@@ -5,10 +5,10 @@
 /// as its last reader is done.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/edge.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/row_state.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/tile_pair.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/edge.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/row_state.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/tile_pair.cuh"
 #include "gpu/cuda/sm90/latent_attention/results.cuh"
 #include "gpu/cuda/sm90/latent_attention/softmax.cuh"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
@@ -62,21 +62,21 @@ struct Math {
       ++pair;
       tiles.values_from_shared(Odd{}, shared_address(storage.p), kGroupBytes);
       tiles.start_scores(Even{});
-      products_wait<1>();
-      pin(tiles.out);
+      wgmma_wait<1>();
+      fence_operand(tiles.out);
       tiles.release(Odd{}, Left{});
       tiles.end_scores(Even{});
       named_arrive(kEvenScored, kMathThreads);
     }
     tiles.values_from_shared(Odd{}, shared_address(storage.p), kGroupBytes);
-    products_wait<0>();
-    pin(tiles.out);
+    wgmma_wait<0>();
+    fence_operand(tiles.out);
     if (!(Config::kStages && stages)) tiles.release(Odd{}, Left{});
   }
 
   __device__ void even_tile(int key, bool first, bool last) {
-    products_wait<0>();
-    pin(tiles.scores);
+    wgmma_wait<0>();
+    fence_operand(tiles.scores);
     if (last) release_queries();
     mask(Even{}, key);
     float largest[2], rescale[2], offset[2];
@@ -91,8 +91,8 @@ struct Math {
     fence_shared_for_async();
     named_arrive(kEvenReady, kMathThreads);
     tiles.values_from_registers(Even{});
-    products_wait<0>();
-    pin(tiles.out);
+    wgmma_wait<0>();
+    fence_operand(tiles.out);
     tiles.release(Even{}, Left{});
 
     named_sync(kOddReady, kMathThreads);
@@ -123,14 +123,14 @@ struct Math {
     if constexpr (Config::kEvenFirst) {
       tiles.continue_scores(Odd{});
       even_values(key, first, last);
-      products_wait<0>();
-      pin(tiles.out);
+      wgmma_wait<0>();
+      fence_operand(tiles.out);
       tiles.release(Even{}, Right{});
-      pin(tiles.scores);
+      fence_operand(tiles.scores);
       tiles.finish_scores(Odd{});
     }
-    products_wait<0>();
-    pin(tiles.scores);
+    wgmma_wait<0>();
+    fence_operand(tiles.scores);
     if (last) release_queries();
     mask(Odd{}, key + kKeyTile);
     float largest[2], rescale[2], offset[2];
@@ -144,23 +144,23 @@ struct Math {
     fence_shared_for_async();
     named_arrive(kOddReady, kMathThreads);
     if constexpr (!Config::kEvenFirst) {
-      products_wait<0>();
-      pin(tiles.out);
+      wgmma_wait<0>();
+      fence_operand(tiles.out);
       tiles.release(Even{}, Right{});
     }
     if (grown) tiles.rescale_out(rescale);
     hide_values(Odd{}, key + kKeyTile);
     tiles.values_from_registers(Odd{});
-    products_wait<0>();
-    pin(tiles.out);
+    wgmma_wait<0>();
+    fence_operand(tiles.out);
     if (!(Config::kStages && (last & stages))) tiles.release(Odd{}, Right{});
   }
 
   __device__ void even_values(int key, bool first, bool last) {
     named_sync(kEvenReady, kMathThreads);
     if constexpr (Config::kEvenFirst) {  // long complete; but rescaling, which not all warps do, may have no MMA beside it
-      products_wait<0>();
-      pin(tiles.scores);
+      wgmma_wait<0>();
+      fence_operand(tiles.scores);
     }
     follow_maximum(Even{}, skips_first(first));
     if (last) rows.add_sum(Even{});

@@ -6,7 +6,7 @@
 /// them, whose operands take its whole bandwidth.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/softmax.cuh"
 
 namespace fovea::gpu::sm90::latent {

@@ -15,7 +15,7 @@ enum : int {
 
 /// Where two warpgroups score by turns.
 template <class Config>
-struct Storage<Config, Kernel::by_turns> {
+struct Storage<Config, Kernel::pingpong> {
   alignas(1024) std::byte p[kRowTile * 128];                      // P of the odd tile: [row][64 keys]
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
   // [even, odd tile][group][slice][8 keys][64]. Slice 8 of the even tile becomes its P once its scores are complete.

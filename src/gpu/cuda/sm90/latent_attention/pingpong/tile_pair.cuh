@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/by_turns/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -28,10 +28,10 @@ struct TilePair {
   template <class Tile>
   __device__ void start_scores(Tile) {
     wait_full(Tile{}, Tile{});
-    pin(scores);
-    products_begin();
+    fence_operand(scores);
+    wgmma_fence();
     add_scores<Tile::value, Tile::value, 0, 1>(false);
-    products_commit();
+    wgmma_commit();
   }
   template <class Tile>
   __device__ void end_scores(Tile) {
@@ -40,17 +40,17 @@ struct TilePair {
   }
   template <class Tile>
   __device__ void continue_scores(Tile) {
-    products_begin();
+    wgmma_fence();
     add_scores<Tile::value, Tile::value, 1>(true);
-    products_commit();
+    wgmma_commit();
   }
   template <class Tile>
   __device__ void finish_scores(Tile) {
     using Other = std::integral_constant<int, 1 - Tile::value>;
     wait_full(Tile{}, Other{});
-    products_begin();
+    wgmma_fence();
     add_scores<Tile::value, Other::value>(true);
-    products_commit();
+    wgmma_commit();
   }
 
   // ---- values -------------------------------------------------------------------------------------------------------------------
@@ -58,22 +58,22 @@ struct TilePair {
   template <class Tile>
   __device__ void values_from_registers(Tile) {
     const std::uint64_t v = values_operand(Tile{});
-    pin(probabilities);
-    pin(out);
-    products_begin();
+    fence_operand(probabilities);
+    fence_operand(out);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) add_values(&probabilities[4 * step], advanced(v, step * 2 * kKeyGroup));
-    products_commit();
+    wgmma_commit();
   }
 
   template <class Tile>
   __device__ void values_from_shared(Tile, std::uint32_t p, int group_bytes) {
     const std::uint64_t a = operand_at(p, 16, group_bytes), v = values_operand(Tile{});
-    pin(out);
-    products_begin();
+    fence_operand(out);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) add_values(advanced(a, step * 32), advanced(v, step * 2 * kKeyGroup));
-    products_commit();
+    wgmma_commit();
   }
 
   __device__ void clear_out() {

@@ -2,15 +2,15 @@
 /// Two value warpgroups, a score warpgroup, and load warps.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/four_roles/load_staged.cuh"
-#include "gpu/cuda/sm90/latent_attention/four_roles/scores.cuh"
-#include "gpu/cuda/sm90/latent_attention/four_roles/values.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/load_staged.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/scores.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/values.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
-struct Roles<Config, Kernel::four_roles> {
+struct Roles<Config, Kernel::specialised> {
   static __device__ void init(Storage<Config>& storage) {
     constexpr int kKeyThreads = 32 * StagedLoader<Config>::kWarps;
     barriers_init(storage.work_full, 1);

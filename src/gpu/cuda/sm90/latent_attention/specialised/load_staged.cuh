@@ -4,10 +4,10 @@
 #pragma once
 
 #include "gpu/cuda/sm90/copy_async.cuh"
-#include "gpu/cuda/sm90/latent_attention/four_roles/staging.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/staging.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -3,9 +3,9 @@
 /// for the stage of codes.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/four_roles/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/softmax.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -35,8 +35,8 @@ class Scorer {
         // What does not depend on the scores:
         const uint2 present = present_in(tile);
         const bool whole = key >= seen.begin && key + kKeyTile <= seen.end && (present.x & present.y) == ~0u;
-        products_wait<0>();
-        pin(scores);
+        wgmma_wait<0>();
+        fence_operand(scores);
         if (!whole) {  // the lane is read again: what follows from it would be kept throughout the loop
           mask_scores<true>(scores, {seen, seen}, key, present, lane_index());
         }
@@ -94,9 +94,9 @@ class Scorer {
     wait_for(buffer);
     const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
     const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
-    pin(scores);
-    for (std::uint32_t(&slice)[16] : own) pin(slice);
-    products_begin();
+    fence_operand(scores);
+    for (std::uint32_t(&slice)[16] : own) fence_operand(slice);
+    wgmma_fence();
 #pragma unroll
     for (int slice = 0; slice < Config::kSlices; ++slice) {
 #pragma unroll
@@ -109,7 +109,7 @@ class Scorer {
         }
       }
     }
-    products_commit();
+    wgmma_commit();
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------

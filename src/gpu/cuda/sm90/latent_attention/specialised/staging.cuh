@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
-#include "gpu/cuda/sm90/latent_attention/four_roles/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -27,13 +27,13 @@ struct Plan {
 
 /// Where there are four roles. Key tiles follow each other whatever their work tiles are.
 template <class Config>
-struct Storage<Config, Kernel::four_roles> {
+struct Storage<Config, Kernel::specialised> {
   // A work tile ends once two more key tiles have been staged. Each may belong to a work tile of its own, announced before.
   static constexpr int kWorkTiles = 4, kPlans = 8;
   static_assert(kWorkTiles > 2);
-  using WorkTiles = RingPosition<kWorkTiles>;
-  using Plans = RingPosition<kPlans>;
-  using Tiles = RingPosition<2>;
+  using WorkTiles = PipelineState<kWorkTiles>;
+  using Plans = PipelineState<kPlans>;
+  using Tiles = PipelineState<2>;
   alignas(1024) std::byte staging[kStagingBytes];                 // codes of the next tile: [group][piece][8 rows][128]
   alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // [stage][group][slice][8 keys][64]; slice 8 becomes P (of 512 columns: is P)

@@ -8,8 +8,8 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
-#include "gpu/cuda/sm90/latent_attention/four_roles/staging.cuh"
 #include "gpu/cuda/sm90/latent_attention/results.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/staging.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -73,8 +73,8 @@ class Values {
     const int grown = storage.grown[buffer][warp()];
     if (__any_sync(~0u, grown)) rescale(buffer);
     const std::uint32_t at = shared_address(storage.k[buffer]);
-    pin(out);
-    products_begin();
+    fence_operand(out);
+    wgmma_fence();
     return {operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup), operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup)};
   }
 
@@ -92,15 +92,15 @@ class Values {
     for (int right = 0; right < 2; ++right) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
-      products_commit();
+      wgmma_commit();
     }
     // Nothing has been decoded. Score warps wait for this arrival before they end, so that no barrier is left half complete.
     named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
   __device__ __forceinline__ void await_mmas() {
-    products_wait<0>();
-    pin(out);
+    wgmma_wait<0>();
+    fence_operand(out);
   }
 
   /// Decodes tile `step`, the first of its stage.
@@ -122,16 +122,16 @@ class Values {
     const Operands of = begin_mmas(buffer);
 #pragma unroll
     for (int i = 0; i < 4; ++i) multiply(of, 0, i);
-    products_commit();
+    wgmma_commit();
     Part part;
     read_part<0>(step, part);
-    products_wait<0>();
+    wgmma_wait<0>();
     named_sync(kWarpgroup + half, 128);  // every warp arrives once it has multiplied the left part
     // An MMA that finds others before it stalls its warp. So those of the right part stand between pieces of other work.
     decode_part<0>(step, part, [&](int i) {
-      if (i == 0) products_begin();
+      if (i == 0) wgmma_fence();
       multiply(of, 1, i);
-      if (i == 3) products_commit();
+      if (i == 3) wgmma_commit();
     });
     read_part<1>(step, part);
     await_mmas();
@@ -281,8 +281,8 @@ class Values {
     }
     const Results<Element> results{params, out, sum, maximum, largest, scale_log2_of(params), half, half == 1};
     if (work.slot >= 0) {
-      products_wait<1>();  // those of the left part, which is stored beside the others
-      pin_first<64>(out);
+      wgmma_wait<1>();  // those of the left part, which is stored beside the others
+      fence_first_operands<64>(out);
       return results.store_partial(work.sequence, work.slot, [&] { await_mmas(); });
     }
     await_mmas();
