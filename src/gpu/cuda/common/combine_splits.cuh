@@ -19,7 +19,7 @@ inline constexpr int kCombineWarps = 8;
 /// kProgrammatic: starts while the kernel before it still runs.
 template <class Element, bool kProgrammatic>
 __global__ void __launch_bounds__(32 * kCombineWarps) combine_splits(const __grid_constant__ Splits splits) {
-  if constexpr (kProgrammatic) wait_for_previous_kernel();
+  if constexpr (kProgrammatic) grid_dependency_wait();
   const std::int64_t cell = std::int64_t{blockIdx.x} * kCombineWarps + threadIdx.x / 32, cells = splits.cells();
   if (cell >= cells) return;
   const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(cell % splits.heads);

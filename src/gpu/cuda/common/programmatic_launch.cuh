@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Programmatic dependent launch: a kernel starts while the one before it in the stream still runs. Before compute capability 9.0 there is
-/// none, and these do nothing.
+/// Programmatic dependent launch: a kernel starts while the one before it in the stream still runs.
+/// Before compute capability 9.0 there is none, and these functions do nothing.
 #pragma once
 
 #include "gpu/cuda/common/target.cuh"
 
 namespace fovea::gpu {
 
-/// Waits until the kernels before this one are complete and their results visible.
-__device__ inline void wait_for_previous_kernel() {
+/// griddepcontrol.wait: until the kernels before this one are complete and their results visible.
+__device__ inline void grid_dependency_wait() {
   if constexpr (kTarget >= 90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-/// Lets the next kernel start, once all CTAs have called this or ended.
-__device__ inline void let_next_kernel_start() {
+/// griddepcontrol.launch_dependents: the next kernel may start once all CTAs have called this or
+/// ended.
+__device__ inline void launch_dependents() {
   if constexpr (kTarget >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 

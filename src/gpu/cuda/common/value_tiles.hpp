@@ -3,7 +3,7 @@
 /// [tile][kv_head][16 keys][column][key], zeros past the sequence's end and the head dim.
 ///
 /// Keys of a 16 are in the order of a lane's accumulators: four neighbours are keys 2t, 2t + 1, 2t + 8, 2t + 9. So the probabilities that a
-/// lane has of these are its registers of the first operand (round_to in sm90/products.cuh).
+/// lane has of these are its registers of the first operand (round_to in sm90/gemm.cuh).
 #pragma once
 
 #include <algorithm>

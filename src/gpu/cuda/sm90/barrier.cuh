@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What orders threads and copies within a CTA: mbarriers, the rings that they guard, named barriers and fences.
+/// The order of threads and copies within a CTA: mbarriers, positions in the rings that they guard,
+/// named barriers and fences.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace fovea::gpu::sm90 {
 
 // ---- mbarriers ------------------------------------------------------------------------------------------------------------------
 
-/// `arrivals` complete a phase, together with the bytes that arrivals of the phase expect.
+/// A phase is complete after `arrivals`, and after the bytes that these arrivals expect.
 __device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -20,15 +21,15 @@ __device__ inline void barriers_init(std::uint64_t (&barriers)[kCount], int arri
   for (std::uint64_t& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
 }
 
-/// Makes initialised barriers visible to the other CTAs of the cluster and to the copy engine.
+/// Makes initialised barriers visible to the other CTAs of the cluster and to TMA.
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ inline void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Arrives, and adds `bytes` of copies to what the phase waits for.
-__device__ inline void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
+/// Arrives. The phase also waits for `bytes` of copies.
+__device__ inline void barrier_arrive_expect_tx(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -42,8 +43,8 @@ __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity)
       : "memory");
 }
 
-/// Position in a ring of kStages, each with a barrier that says that it is full. A consumer waits for `parity`. A producer waits at the
-/// barrier that says that the stage is empty, for the other parity.
+/// Position in a ring of kStages, each with a full and an empty barrier. A consumer waits at the full
+/// barrier for `parity`. A producer waits at the empty barrier for the other parity.
 template <int kStages>
 struct PipelineState {
   int stage = 0;
@@ -55,7 +56,7 @@ struct PipelineState {
       parity ^= 1;
     }
   }
-  // The same of the count-th to enter the ring.
+  // Position of the count-th tile that enters the ring.
   static __device__ constexpr int stage_of(std::uint32_t count) { return count % kStages; }
   static __device__ constexpr std::uint32_t parity_of(std::uint32_t count) { return count / kStages & 1; }
 };
@@ -69,10 +70,11 @@ __device__ inline void named_arrive(int id, int threads) { asm volatile("bar.arr
 
 // ---- fences ---------------------------------------------------------------------------------------------------------------------
 
-/// What this thread stored to shared memory becomes visible to wgmma and to the copy engine (after a barrier with their issuer).
+/// Makes this thread's stores to shared memory visible to wgmma and TMA, after a barrier with their
+/// issuer.
 __device__ inline void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// What this thread has seen in global memory is seen by the copies that it issues.
+/// Makes what this thread has seen in global memory visible to the copies that it issues.
 __device__ inline void fence_global_for_async() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace fovea::gpu::sm90

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tiles of rows that end where a sequence ends, to and from shared memory: slices of columns, each of rows of 128 bytes, swizzled.
+/// TMA loads and stores of tiles that end where a sequence ends. In shared memory a tile is slices of
+/// columns, each with swizzled rows of 128 bytes.
 #pragma once
 
 #include "gpu/cuda/sm90/barrier.cuh"
@@ -8,7 +9,7 @@
 
 namespace fovea::gpu::sm90 {
 
-/// Where a tile is: its first token among the rows of the tensor, and how many tokens of it there are, at most rows.tile.
+/// Place of a tile in a tensor: its first token, and how many of its tokens exist, at most rows.tile.
 struct TilePlace {
   int batch, head, token, valid;
 };
@@ -17,18 +18,18 @@ __device__ inline BoxStart box_of(const ClippedRows& rows, TilePlace at) {
   return {0, at.head * rows.head_step, rows.tile - at.valid, at.token + at.valid, at.batch * rows.batch_step};
 }
 
-/// Waits until a stage is empty. Returns its full barrier, which expects so many bytes then.
+/// Waits until a stage is empty, and has its full barrier expect `bytes`. Returns the full barrier.
 template <int kStages>
-__device__ inline std::uint32_t begin_stage(const PipelineState<kStages>& position, std::uint64_t* full_barriers,
-                                            std::uint64_t* empty_barriers, int bytes) {
+__device__ inline std::uint32_t producer_acquire(const PipelineState<kStages>& position, std::uint64_t* full_barriers,
+                                                 std::uint64_t* empty_barriers, int bytes) {
   const std::uint32_t full = shared_address(full_barriers + position.stage);
   barrier_wait(shared_address(empty_barriers + position.stage), position.parity ^ 1);
-  barrier_arrive_expect(full, bytes);
+  barrier_arrive_expect_tx(full, bytes);
   return full;
 }
 
-/// By one thread, from a box on, whose slices have kColumns columns. The bytes of all kSlices slices arrive at `full`, at the same place in
-/// each CTA of a cluster.
+/// Loads kSlices slices of kColumns columns from `box` on, in one thread. Their bytes arrive at `full`,
+/// in each CTA of a cluster.
 template <int kSlices, int kColumns = kSliceColumns, int kCluster = 1>
 __device__ inline void load_slices(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart box, std::uint32_t full) {
 #pragma unroll
@@ -36,14 +37,14 @@ __device__ inline void load_slices(std::uint32_t to, int slice_bytes, const Clip
     const std::uint32_t slice_at = to + slice * slice_bytes;
     const CUtensorMap* map = box.slice < rows.tile && box.column < rows.columns ? &rows.map : &rows.beyond;
     if constexpr (kCluster > 1) {
-      copy_box_to_all(slice_at, map, box, full, (1 << kCluster) - 1);
+      tma_load_multicast(slice_at, map, box, full, (1 << kCluster) - 1);
     } else {
-      copy_box(slice_at, map, box, full);
+      tma_load(slice_at, map, box, full);
     }
   }
 }
 
-/// By one thread. `box`: before strides of 0 count.
+/// Loads a tile in one thread. `box`: coordinates without regard to strides of 0.
 template <int kSlices, int kColumns>
 __device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const ClippedRows& rows, BoxStart box, std::uint32_t full) {
   box.row *= rows.head_step;
@@ -55,14 +56,14 @@ __device__ inline void load_clipped(std::uint32_t to, int slice_bytes, const Cli
   load_slices<kSlices>(to, slice_bytes, rows, box_of(rows, at), full);
 }
 
-/// By one thread, of its group of bulk copies.
+/// Stores a tile in one thread, in its group of bulk copies.
 template <int kSlices>
 __device__ inline void store_clipped(std::uint32_t from, int slice_bytes, const ClippedRows& rows, TilePlace at) {
   if (at.valid <= 0) return;
   BoxStart box = box_of(rows, at);
 #pragma unroll
   for (int slice = 0; slice < kSlices; ++slice, box.column += kSliceColumns) {
-    if (box.column < rows.columns) store_box(&rows.map, box, from + slice * slice_bytes);
+    if (box.column < rows.columns) tma_store(&rows.map, box, from + slice * slice_bytes);
   }
 }
 

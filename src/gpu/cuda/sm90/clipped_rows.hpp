@@ -14,23 +14,24 @@
 
 namespace fovea::gpu::sm90 {
 
-/// Coordinates of the map: column, head, token of the tile, token, batch. The map begins a tile before the tensor: a tile with `valid`
-/// tokens from token t on is at (tile - valid, t + valid), so that all others are out of bounds. They are loaded as zeros and not stored.
+/// Coordinates of the map: column, head, token of the tile, token, batch. The map begins a tile before
+/// the tensor. A tile with `valid` tokens from token t on is at (tile - valid, t + valid), so that its
+/// other tokens are out of bounds: they are loaded as zeros and not stored.
 ///
-/// A box with nothing in bounds is zeros, but the copy engine reads the beginning of its map all the same. Here that may be unmapped
-/// memory, so such boxes are loaded through `beyond`, which begins with the tensor.
+/// A box with nothing in bounds is zeros, but TMA still reads the beginning of its map. Here that may be
+/// unmapped memory. Such boxes are loaded through `beyond`, which begins with the tensor.
 struct ClippedRows {
   CUtensorMap map, beyond;
   const void* data = nullptr;
   detail::RowStrides strides{};
   int columns = 0, tile = 0;          ///< bounds of the first and the third coordinate
-  int head_step = 1, batch_step = 1;  ///< 0: the stride is 0, and so is the coordinate
+  int head_step = 1, batch_step = 1;  ///< 0 where the stride is 0, and so is the coordinate
 };
 
-inline constexpr int kSliceBytes = 128;   ///< of a row of a box, whose elements are a slice of the columns
-inline constexpr int kSliceColumns = 64;  ///< of 16-bit elements
+inline constexpr int kSliceBytes = 128;   ///< bytes of a row in a slice of columns
+inline constexpr int kSliceColumns = 64;  ///< columns of a slice of 16-bit elements
 
-/// What a map needs to know of a tensor. Its rows are those of a sequence, or of a ragged batch.
+/// A tensor as a map describes it. Its rows are those of a sequence, or of a ragged batch.
 struct RowsDesc {
   std::string_view name;
   DType dtype{};
@@ -39,9 +40,9 @@ struct RowsDesc {
   std::int32_t alignment = 0;
 };
 
-inline constexpr std::int64_t kCountLimit = std::int64_t{1} << 30;        ///< of tokens, heads and sequences, which are counted in ints
-inline constexpr std::int64_t kRowStrideLimit = std::int64_t{1} << 30;    ///< elements: a map begins a tile of rows early
-inline constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  ///< elements: the copy engine's 40 bits of bytes
+inline constexpr std::int64_t kCountLimit = std::int64_t{1} << 30;        ///< tokens, heads, sequences: ints in kernels
+inline constexpr std::int64_t kRowStrideLimit = std::int64_t{1} << 30;    ///< elements; a map begins a tile of rows early
+inline constexpr std::int64_t kOuterStrideLimit = std::int64_t{1} << 39;  ///< elements; TMA has 40 bits of bytes
 
 /// Declines a tensor that no map describes.
 inline Result<void> accept_rows(const RowsDesc& tensor) {
@@ -61,7 +62,7 @@ inline Result<void> accept_rows(const RowsDesc& tensor) {
   return {};
 }
 
-/// Without maps: for ordinary loads and stores alone. `tile`: tokens of a tile.
+/// Rows without maps, for ordinary loads and stores. `tile`: tokens of a tile.
 inline ClippedRows rows_of(const RowsDesc& tensor, const void* data, int tile) {
   ClippedRows rows{};
   rows.data = data;
@@ -73,10 +74,10 @@ inline ClippedRows rows_of(const RowsDesc& tensor, const void* data, int tile) {
   return rows;
 }
 
-/// Adds the maps to what rows_of() made of `tensor`. `heads` of one box.
+/// Adds the maps to the result of rows_of(). `heads`: heads of a box.
 inline Result<void> encode_rows(ClippedRows& rows, const RowsDesc& tensor, int heads = 1) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(tensor.dtype));
-  // Where the coordinate is always 0, any stride will do.
+  // Any stride serves where the coordinate is always 0.
   const auto some = [&](std::int64_t extent, std::int64_t stride) { return extent > 1 && stride > 0 ? stride : 16 / element_bytes; };
   const std::int64_t row = some(tensor.rows, tensor.strides.row);
   TensorMapDesc desc{.dtype = tensor.dtype, .rank = 5};

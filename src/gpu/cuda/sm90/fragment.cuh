@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Warpgroup accumulators (64 x kN): a warp has 16 rows, whose elements are where gpu/cuda/common/fragment.cuh says.
+/// Warpgroup accumulators (64 x kN). A warp has 16 rows, in the layout of gpu/cuda/common/fragment.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ __device__ __forceinline__ void scale_rows(float (&accumulators)[kCount], const 
   for (int i = 0; i < kCount; ++i) accumulators[i] *= factor[row_of(i)];
 }
 
-/// Two neighbours as a pair of 16-bit elements.
+/// Rounds two neighbours to a pair of 16-bit elements.
 template <class Element>
 __device__ inline std::uint32_t pack(float low, float high);
 template <>
@@ -36,27 +36,28 @@ __device__ inline std::uint32_t pack<__half>(float low, float high) {
   return packed;
 }
 
-/// Two neighbouring elements, as pack() made them.
+/// The inverse of pack().
 template <class Element>
 __device__ inline float2 unpack(std::uint32_t pair) {
   if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 }
 
-/// Stores a warp's 16 rows of accumulators as 16-bit elements: slices of 64 columns, `slice_bytes` apart, each of rows of 128 bytes in the
-/// 128-byte swizzle. `row_at`: address of the warp's row lane % 16 in the first slice. `row`: its number, of which only row % 8 counts.
+/// Stores a warp's 16 rows of packed accumulators in slices of 64 columns, `slice_bytes` apart. Rows of
+/// a slice have 128 bytes in the 128-byte swizzle. `row_at`: address of the warp's row lane % 16 in the
+/// first slice. `row`: its number, of which only row % 8 counts.
 template <int kColumns>
 __device__ __forceinline__ void store_swizzled_row(std::uint32_t row_at, int row, int slice_bytes, int lane,
                                                    const std::uint32_t (&pairs)[kColumns / 4]) {
   static_assert(kColumns % 16 == 0);
 #pragma unroll
-  for (int i = 0; i < kColumns / 16; ++i) {  // of 16 columns, two chunks of 16 bytes
+  for (int i = 0; i < kColumns / 16; ++i) {  // 16 columns: two chunks of 16 bytes
     const int chunk = i % 4 * 2 + lane / 16;
     const std::uint32_t* x = &pairs[4 * i];
     store_matrices(row_at + i / 4 * slice_bytes + (chunk ^ (row % 8)) * 16, x[0], x[1], x[2], x[3]);
   }
 }
-/// The same where the 16 rows follow each other. `rows`: address of the first, a multiple of 1024.
+/// The same where the 16 rows follow each other. `rows`: address of the first row, a multiple of 1024.
 template <int kColumns>
 __device__ inline void store_swizzled(std::uint32_t rows, int slice_bytes, int lane, const std::uint32_t (&pairs)[kColumns / 4]) {
   store_swizzled_row<kColumns>(rows + lane % 16 * 128, lane, slice_bytes, lane, pairs);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// MMAs of a warpgroup: d (64 x kN, f32) += a (64 x 16) . b, with `a` in shared memory (ss) or registers (rs) and `b` in shared memory, as
-/// kN rows of 16 contiguous elements (Major::k) or as 16 rows of kN (Major::mn), and likewise `a` in shared memory.
-/// Of e4m3 and int8, 32 elements are contracted, and both operands are Major::k. Sums of int8 products are integers.
+/// MMAs of a warpgroup: d (64 x kN) += a (64 x kK) b (kK x kN). Operand a is in shared memory (ss) or in
+/// registers (rs), b in shared memory. kK is 16 for f16 and bf16, 32 for e4m3 and int8.
+/// Accumulators are f32, or int32 for int8.
 ///
-/// Operands in shared memory are rows of 128 bytes in the 128-byte swizzle. Eight rows are a group of 1024 bytes, aligned to as much; the
-/// stride between groups is the caller's.
+/// An operand in shared memory is Major::k (contiguous along kK) or Major::mn. Operands of e4m3 and int8
+/// are Major::k. Rows have 128 bytes in the 128-byte swizzle. Eight rows are a swizzle atom of 1024
+/// bytes, aligned to as much; the caller chooses the stride between atoms.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,26 +16,29 @@
 
 namespace fovea::gpu::sm90 {
 
-inline constexpr int kGroupBytes = 1024;  // 8 rows x 128 bytes
+inline constexpr int kGroupBytes = 1024;  // a swizzle atom: 8 rows x 128 bytes
 
-/// The 64-bit descriptor of an operand of pieces, 8 rows of 16 bytes, each contiguous. `across`: bytes between pieces along the contracted
-/// dimension. `along`: bytes between pieces along the other one.
-__device__ inline std::uint64_t pieces_at(std::uint32_t address, int across, int along) {
-  asm volatile("" : "+r"(address));  // else the compiler keeps the descriptors of every step in registers throughout a loop
-  return (address & 0x3FFFF) >> 4 | static_cast<std::uint64_t>(across >> 4) << 16 | static_cast<std::uint64_t>(along >> 4) << 32;
+/// The matrix descriptor of an operand without swizzle, in core matrices of 8 rows x 16 bytes.
+/// `leading_bytes`: between core matrices along kK. `stride_bytes`: between those along the other
+/// dimension.
+__device__ inline std::uint64_t smem_descriptor_no_swizzle(std::uint32_t address, int leading_bytes, int stride_bytes) {
+  // The compiler would keep the descriptors of every step in registers throughout a loop.
+  asm volatile("" : "+r"(address));
+  return (address & 0x3FFFF) >> 4 | static_cast<std::uint64_t>(leading_bytes >> 4) << 16 |
+         static_cast<std::uint64_t>(stride_bytes >> 4) << 32;
 }
 
-/// That of swizzled rows. `across`: bytes between groups of 64 contiguous elements, which matters where the contiguous dimension is not the
-/// contracted one. `along`: bytes between groups of eight rows.
-__device__ inline std::uint64_t operand_at(std::uint32_t address, int across, int along) {
+/// The matrix descriptor of an operand in the 128-byte swizzle. `leading_bytes`: between slices of 64
+/// columns, which counts for Major::mn alone. `stride_bytes`: between swizzle atoms of eight rows.
+__device__ inline std::uint64_t smem_descriptor(std::uint32_t address, int leading_bytes, int stride_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
-  return kSwizzle128 | pieces_at(address, across, along);
+  return kSwizzle128 | smem_descriptor_no_swizzle(address, leading_bytes, stride_bytes);
 }
 
-/// Moves a descriptor by `bytes`, a multiple of 16, within the 256 KiB of its address field. Only the lower word changes: a sum of 64 bits
-/// takes more instructions between two MMAs of 64 columns than these leave time for.
-__device__ constexpr std::uint64_t advanced(std::uint64_t operand, int bytes) {
-  return (operand & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint32_t>(operand) + static_cast<std::uint32_t>(bytes >> 4));
+/// Moves a descriptor by `bytes`, a multiple of 16, within the 256 KiB of its address field. Only the
+/// lower word changes. A 64-bit addition takes too many instructions between two MMAs of 64 columns.
+__device__ constexpr std::uint64_t advance_descriptor(std::uint64_t descriptor, int bytes) {
+  return (descriptor & ~std::uint64_t{0xffffffff}) | (static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes >> 4));
 }
 
 /// Orders earlier writes of registers before the MMAs that follow, which read them.
@@ -46,12 +50,13 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// Computes `x`, which is not negative, before the wait that follows. ptxas moves arithmetic behind a wait for MMAs, but not over a branch.
+/// Computes `x`, which is not negative, before the wait that follows. ptxas moves arithmetic behind a
+/// wait for MMAs, but not over a branch.
 __device__ inline void compute_before_wait(float x) {
   if (x < 0) asm volatile("nanosleep.u32 0;");
 }
 
-/// Keeps the compiler from moving uses of accumulators, or of the first kFirst, over a wait.
+/// Keeps the compiler from moving uses of the first kFirst accumulators over a wait.
 template <int kFirst, int kCount>
 __device__ inline void fence_first_operands(float (&accumulators)[kCount]) {
 #pragma unroll
@@ -74,9 +79,9 @@ __device__ inline void fence_operand(std::uint32_t (&operands)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operands[i])::"memory");
 }
 
-/// kCount of an array's accumulators, from `begin` on: those of an MMA of fewer columns.
+/// kCount accumulators from `begin` on: the operand of an MMA of fewer columns.
 template <int kCount, int kAll>
-__device__ inline float (&columns_from(float (&accumulators)[kAll], int begin))[kCount] {
+__device__ inline float (&accumulator_slice(float (&accumulators)[kAll], int begin))[kCount] {
   return reinterpret_cast<float(&)[kCount]>(accumulators[begin]);
 }
 
@@ -85,7 +90,7 @@ enum class Major { k, mn };
 template <class Element, int kN>
 struct Wgmma;
 
-// The names of accumulators in an instruction, eight at a time.
+// Names of the accumulators in an instruction, in groups of eight or sixteen.
 #define FOVEA_D0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FOVEA_D1 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FOVEA_D2 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -109,7 +114,7 @@ struct Wgmma;
 #define FOVEA_NAMES_96 FOVEA_NAMES_80 FOVEA_D10
 #define FOVEA_NAMES_128 FOVEA_NAMES_96 FOVEA_D12 FOVEA_D14
 
-// The accumulators as its operands, of registers R.
+// The accumulators as operands of the instruction, with the constraint R.
 #define FOVEA_OPERANDS_8(R, i) \
   R(d[i]), R(d[(i) + 1]), R(d[(i) + 2]), R(d[(i) + 3]), R(d[(i) + 4]), R(d[(i) + 5]), R(d[(i) + 6]), R(d[(i) + 7])
 #define FOVEA_OPERANDS_16(R) FOVEA_OPERANDS_8(R, 0), FOVEA_OPERANDS_8(R, 8)
@@ -124,11 +129,12 @@ struct Wgmma;
 #define FOVEA_OPERANDS_128(R) \
   FOVEA_OPERANDS_96(R), FOVEA_OPERANDS_8(R, 96), FOVEA_OPERANDS_8(R, 104), FOVEA_OPERANDS_8(R, 112), FOVEA_OPERANDS_8(R, 120)
 
-// SIGNS: of a and b, which integers do not have. How an instruction says the majors of a and b, and of b alone.
+// Spelling of the majors of a and b in an instruction, and of b alone.
 #define FOVEA_MAJORS(A, B) ", " A ", " B
 #define FOVEA_MAJOR(R) ", " R
 #define FOVEA_NO_MAJOR(...) ""
 
+// SIGNS: the immediates that scale a and b by 1, which integers do not have.
 // R0 to R6: names of the operands that follow the accumulators.
 #define FOVEA_WGMMA(ELEMENT, SUM, REGISTERS, TYPES, SIGNS, SS_MAJOR, RS_MAJOR, N, COUNT, R0, R1, R2, R3, R4, R5, R6)                  \
   template <>                                                                                                                         \

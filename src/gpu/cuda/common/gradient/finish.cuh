@@ -144,7 +144,7 @@ __device__ inline void add_sink_parts(const Params& params, int head) {
 /// CTAs look for flags; the warps of one share the rows of a tile that has one.
 template <class Element, class Params>
 __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__ Params params) {
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   const int warp = threadIdx.x / 32, warps = kFinishThreads / 32;
   if (params.dsink != nullptr) {
     for (int head = blockIdx.x * warps + warp; head < params.heads; head += gridDim.x * warps) add_sink_parts(params, head);

@@ -86,8 +86,8 @@ __device__ inline float delta_of(const Params& params, const Element* out, const
 /// A CTA for each query tile and head. kAligned: rows of out, dout and dq are, to 16 bytes.
 template <class Element, class Params, bool kAligned = true>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  grid_dependency_wait();
+  launch_dependents();
   const int head = blockIdx.y, tile = blockIdx.x;
   const std::int64_t cell = std::int64_t{head} * params.query_tiles + tile;
   clear(params, cell);

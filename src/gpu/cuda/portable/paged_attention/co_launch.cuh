@@ -15,7 +15,7 @@ __device__ __forceinline__ void see_earlier_kernels(const Params& params) {
 /// At the end of a CTA. Those of the first part end after the kernel before, so that whatever waits for this kernel waits for both. They
 /// are the last to start, and others do not wait: they would keep their multiprocessors from the next ones.
 __device__ __forceinline__ void end_after_previous(const Params& params, int part) {
-  if (params.co_launched && part == 0) wait_for_previous_kernel();
+  if (params.co_launched && part == 0) grid_dependency_wait();
 }
 
 }  // namespace fovea::gpu::portable::paged_attention

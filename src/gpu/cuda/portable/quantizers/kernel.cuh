@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) qua
   const auto take = [&] { return atomicAdd(params.ticket, 1u); };
   unsigned ticket = 0;
   if (takes) {
-    wait_for_previous_kernel();
+    grid_dependency_wait();
     places[0] = place_of_ticket(params, params.ticket != nullptr ? take() : blockIdx.x);
   }
   __syncthreads();

@@ -10,7 +10,7 @@
 namespace fovea::gpu::portable::quantizers {
 
 __global__ void clear_counters(unsigned* counters, int count) {
-  let_next_kernel_start();
+  launch_dependents();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < count) counters[i] = 0;
 }

@@ -19,22 +19,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     storage.init_barriers();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
       const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
-      if (has_map) prefetch_map(&rows->map);
+      if (has_map) prefetch_tensor_map(&rows->map);
     }
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   if (warpgroup < Config::kTuning.warpgroups) {
-    registers_grow<Config::kMathRegisters>();
+    warpgroup_reg_alloc<Config::kMathRegisters>();
     dense::Math<Config>(params, storage, warpgroup)();
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (Config::k8Bit) fence_global_for_async();  // launch_transpose() has written what bulk copies read
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
     __syncwarp();
   }
-  let_next_kernel_start();
+  launch_dependents();
 }
 
 template <class Config>

@@ -29,14 +29,14 @@ __device__ inline void emit_all(const Params& params, Storage<Config>& storage) 
     float* const to = params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile;
     const std::uint32_t from = shared_address(storage.sums);
     if (rank == 0) {
-      store_bulk(to, from, sizeof(storage.sums));
+      bulk_store(to, from, sizeof(storage.sums));
     } else {
       await_turn(params.turns + cell, rank);
-      add_bulk(to, from, sizeof(storage.sums));
+      bulk_reduce_add(to, from, sizeof(storage.sums));
     }
-    stores_wait_read();
+    tma_store_wait_read();
     barrier_arrive(shared_address(&storage.sums_empty));
-    stores_wait();
+    tma_store_wait();
     end_turn(params.turns + cell, rank);
   }
 }

@@ -29,26 +29,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     barrier_init(shared_address(&storage.sums_full), kDqWarps);
     barrier_init(shared_address(&storage.sums_empty), 1);
     fence_barrier_init();
-    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
-    wait_for_previous_kernel();
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_tensor_map(&rows->map);
+    grid_dependency_wait();
     ticket_of_cta = atomicAdd(params.ticket, 1);
     storage.tile = key_tile_at(params, Config::kKeyTile, ticket_of_cta);
     storage.step_count =
         params.heads_per_kv * order_of(params, storage.tile.sequence, Config::kKeyTile).query_tiles_of(storage.tile.index).size();
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   fence_global_for_async();
   const int ticket = ticket_of_cta, warpgroup = uniform(threadIdx.x / 128);
   if (storage.tile.none) return;
   if (warpgroup < Config::kScoreWarpgroups) {
-    registers_grow<Config::kScoreRegisters>();
+    warpgroup_reg_alloc<Config::kScoreRegisters>();
     Scores<Config>(params, storage, warpgroup)(ticket);
   } else if (Config::kDqWarpgroup && warpgroup == Config::kScoreWarpgroups) {
-    registers_shrink<Config::kQueryRegisters>();
+    warpgroup_reg_dealloc<Config::kQueryRegisters>();
     if constexpr (Config::kDqWarpgroup) QueryGradient<Config>(params, storage)();
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
     if (threadIdx.x == Config::kThreads - 96) emit_all(params, storage);
   }

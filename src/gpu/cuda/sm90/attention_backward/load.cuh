@@ -13,7 +13,7 @@ __device__ inline void load_all(const Params& params, Storage<Config>& storage) 
   const Sequence& at = tile.sequence;
   const TilePlace keys{at.batch, tile.kv_head, at.k_begin + tile.begin, min(Config::kKeyTile, at.seq_k - tile.begin)};
   const std::uint32_t kv_full = shared_address(&storage.kv_full);
-  barrier_arrive_expect(kv_full, Config::kKeyBytes + Config::kValueBytes);
+  barrier_arrive_expect_tx(kv_full, Config::kKeyBytes + Config::kValueBytes);
   load_clipped<Config::kSlicesQk>(shared_address(storage.k), Config::kKeySliceBytes, params.k, keys, kv_full);
   load_clipped<Config::kSlicesV>(shared_address(storage.v), Config::kKeySliceBytes, params.v, keys, kv_full);
 
@@ -30,10 +30,10 @@ __device__ inline void load_all(const Params& params, Storage<Config>& storage) 
     const int rank = order.rank(tile.index, query_tile);
     storage.steps[i % Storage<Config>::kSteps] = {head, query_tile, cell,
                                                   rank, rank == 0,  rank == order.key_tiles_of(query_tile).size() - 1};
-    barrier_arrive_expect(q_full, Config::kQueryBytes + sizeof(RowStats));
+    barrier_arrive_expect_tx(q_full, Config::kQueryBytes + sizeof(RowStats));
     load_clipped<Config::kSlicesQk>(shared_address(storage.q[ring.stage]), Config::kQuerySliceBytes, params.q, queries, q_full);
-    copy_bulk(shared_address(&storage.stats[ring.stage]), params.stats + cell, sizeof(RowStats), q_full);
-    barrier_arrive_expect(dout_full, Config::kDoutBytes);
+    bulk_load(shared_address(&storage.stats[ring.stage]), params.stats + cell, sizeof(RowStats), q_full);
+    barrier_arrive_expect_tx(dout_full, Config::kDoutBytes);
     load_clipped<Config::kSlicesV>(shared_address(storage.dout[ring.stage]), Config::kQuerySliceBytes, params.dout, queries, dout_full);
     if (++step == count) {
       step = 0;

@@ -70,13 +70,13 @@ class OwnDq {
   /// sums (64 queries x kColumns) = dS^T (64 queries x key tile) K (key tile x kColumns)
   template <int kColumns>
   __device__ __forceinline__ void multiply_columns(float (&sums)[kColumns / 2], std::uint32_t columns) {
-    const std::uint64_t a = operand_at(shared_address(storage.ds), 16, kGroupBytes), b = operand_at(columns, 16, kGroupBytes);
+    const std::uint64_t a = smem_descriptor(shared_address(storage.ds), 16, kGroupBytes), b = smem_descriptor(columns, 16, kGroupBytes);
     fence_operand(sums);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::kKeyTile / 16; ++k) {
-      Wgmma<Element, kColumns>::template ss<Major::mn, Major::mn>(sums, advanced(a, k * 2 * kGroupBytes), advanced(b, k * 2 * kGroupBytes),
-                                                                  k > 0);
+      Wgmma<Element, kColumns>::template ss<Major::mn, Major::mn>(sums, advance_descriptor(a, k * 2 * kGroupBytes),
+                                                                  advance_descriptor(b, k * 2 * kGroupBytes), k > 0);
     }
     wgmma_commit();
   }

@@ -72,14 +72,14 @@ class QueryGradient {
 
   /// sums (64 queries x 64 channels) = dS^T (64 queries x key tile) K (key tile x 64 channels)
   __device__ __forceinline__ void multiply(int slice) {
-    const std::uint64_t a = operand_at(shared_address(storage.ds[ring.stage]), 16, kGroupBytes);
-    const std::uint64_t b = operand_at(shared_address(storage.k) + slice * Config::kKeySliceBytes, 16, kGroupBytes);
+    const std::uint64_t a = smem_descriptor(shared_address(storage.ds[ring.stage]), 16, kGroupBytes);
+    const std::uint64_t b = smem_descriptor(shared_address(storage.k) + slice * Config::kKeySliceBytes, 16, kGroupBytes);
     fence_operand(sums);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::kKeyTile / 16; ++k) {
-      Wgmma<Element, kSliceColumns>::template ss<Major::mn, Major::mn>(sums, advanced(a, k * 2 * kGroupBytes),
-                                                                       advanced(b, k * 2 * kGroupBytes), k > 0);
+      Wgmma<Element, kSliceColumns>::template ss<Major::mn, Major::mn>(sums, advance_descriptor(a, k * 2 * kGroupBytes),
+                                                                       advance_descriptor(b, k * 2 * kGroupBytes), k > 0);
     }
     wgmma_commit();
   }

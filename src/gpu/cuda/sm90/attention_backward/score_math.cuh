@@ -6,7 +6,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/attention_backward/params.hpp"
-#include "gpu/cuda/sm90/products.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {

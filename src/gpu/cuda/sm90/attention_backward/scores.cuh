@@ -6,7 +6,7 @@
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
-#include "gpu/cuda/sm90/products.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -55,7 +55,7 @@ class Scores {
     const RowStats& stats = storage.stats[ring.stage];
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
     const SlicedTile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
-    multiply_rows<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
+    gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
     wgmma_wait<0>();
     fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
@@ -67,13 +67,13 @@ class Scores {
     round_to<Element>(p, scores);
     if constexpr (Config::kSoftcap) round_to<Element>(ds, scores, slope);
     barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
-    multiply_rows<Element, Config::kHeadDimV, kQueryTile>(scores, keys_of(storage.v), dout);
-    accumulate<Element, kQueryTile, Config::kHeadDimV>(dv, p, dout);
+    gemm_ss<Element, Config::kHeadDimV, kQueryTile>(scores, keys_of(storage.v), dout);
+    gemm_rs<Element, kQueryTile, Config::kHeadDimV>(dv, p, dout);
     wgmma_wait<1>();
     fence_operand(scores);
     differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, OfColumns(stats.delta));
     store_scores(index);
-    accumulate<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
+    gemm_rs<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
     wgmma_wait<0>();
     fence_operand(dv);
     fence_operand(dk);
@@ -116,7 +116,7 @@ class Scores {
     const TilePlace at{tile.sequence.batch, tile.kv_head, tile.sequence.k_begin + token, min(64, tile.sequence.seq_k - token)};
     store_clipped<Config::kSlicesV>(shared_address(storage.v) + warpgroup * kPart, Config::kKeySliceBytes, params.dv, at);
     store_clipped<Config::kSlicesQk>(shared_address(storage.k) + warpgroup * kPart, Config::kKeySliceBytes, params.dk, at);
-    stores_wait_read();
+    tma_store_wait_read();
   }
 
   const Params& params;

@@ -7,7 +7,7 @@
 #include "gpu/cuda/common/warp_rows.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/products.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
@@ -60,7 +60,7 @@ class Epilogue {
   /// Returns the queries' buffer to the producer once the results in it have been read.
   __device__ void release_buffer() {
     if (used < 0 || thread_index() % 128 != 0) return;
-    stores_wait_read();
+    tma_store_wait_read();
     barrier_arrive(shared_address(&storage.q_empty[used]));
     used = -1;
   }
@@ -121,7 +121,7 @@ class Epilogue {
     BoxStart at{0, work.head, tokens - valid, work.q_begin + token + valid, work.batch * params.out.batch_step};
 #pragma unroll
     for (int slice = 0; slice < Config::kSlicesV; ++slice, at.column += kSliceColumns) {
-      if (at.column < params.head_dim_v) store_box(&params.out.map, at, staged(buffer) + slice * Config::kQuerySliceBytes);
+      if (at.column < params.head_dim_v) tma_store(&params.out.map, at, staged(buffer) + slice * Config::kQuerySliceBytes);
     }
   }
 

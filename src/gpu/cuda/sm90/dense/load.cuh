@@ -55,7 +55,7 @@ class Loader {
   __device__ void load_queries(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
-    barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
+    barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
     load_clipped<Config::kSlicesQk, kColumns<Element>>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at,
@@ -64,8 +64,8 @@ class Loader {
 
   __device__ void load_values() {
     if constexpr (Config::k8BitValues) {
-      const std::uint32_t full = begin_stage(values, storage.v_full, storage.v_empty, Config::kValueBytes);
-      copy_bulk(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
+      const std::uint32_t full = producer_acquire(values, storage.v_full, storage.v_empty, Config::kValueBytes);
+      bulk_load(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
       values.advance();
     } else {
       load_tile<Config::kSlicesV, typename Config::ValueElement>(params.v, values_at, values, shared_address(storage.v[values.stage]),
@@ -76,7 +76,7 @@ class Loader {
   template <int kSlices, class T, int kStages>
   __device__ void load_tile(const ClippedRows& rows, BoxStart at, PipelineState<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
-    const std::uint32_t full = begin_stage(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
+    const std::uint32_t full = producer_acquire(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
     load_clipped<kSlices, kColumns<T>>(to, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }

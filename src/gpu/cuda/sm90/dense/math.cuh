@@ -5,7 +5,7 @@
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
-#include "gpu/cuda/sm90/products.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -197,21 +197,21 @@ class Math {
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
-    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(products(), {queries, Config::kQuerySliceBytes}, k);
+    gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(products(), {queries, Config::kQuerySliceBytes}, k);
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
   __device__ __forceinline__ void issue_values() {
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceStep, Config::kValueGroupBytes};
-    accumulate<ValueElement, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
+    gemm_rs<ValueElement, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
   }
   /// The same of e4m3.
   __device__ __forceinline__ void add_values() {
     // That have registers beside `out`.
     constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    accumulate_apart<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns>(
+    gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns>(
         out, probabilities, shared_address(storage.v[values.stage]), [&] { release(&storage.v_empty[values.stage]); });
     values.advance();
   }

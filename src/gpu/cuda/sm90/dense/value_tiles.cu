@@ -28,8 +28,8 @@ static __device__ ValuePlace place_of(const ValueTiles& tiles, int index) {
 
 /// A thread for each 16 keys and four columns of a tile and kv head.
 __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  grid_dependency_wait();
+  launch_dependents();
   const int kv_head = static_cast<int>(blockIdx.x) % tiles.kv_heads;
   const ValuePlace tile = place_of(tiles, static_cast<int>(blockIdx.x) / tiles.kv_heads);
   // Of a ragged batch, some tiles are no sequence's.

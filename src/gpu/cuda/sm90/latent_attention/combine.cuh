@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int rows = combination.sequence.q_rows * params.heads_per_kv.divisor - tile * kRowTile,
             count = combination.parts.end - combination.parts.begin;
   const int own_count = warp_row < rows ? count : 0;  // of absent rows, nothing has been stored
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   if (!combination.wanted || row_begin >= rows) return;
   const PartialPlace first_place(params, Combination::Schedule::slot(combination.parts.begin, true), blockIdx.z, tile, 0);
   const auto place_of = [&](int part) { return first_place.slots_on(Combination::Schedule::slot(part, part > 0)); };

@@ -32,15 +32,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   if (threadIdx.x == 0) {
     Roles<Config>::init(storage);
     if (Config::kLoad == Load::boxes) {
-      prefetch_map(&params.left);
-      prefetch_map(&params.right);
+      prefetch_tensor_map(&params.left);
+      prefetch_tensor_map(&params.right);
     }
-    if (params.copy_queries) prefetch_map(&params.queries);
+    if (params.copy_queries) prefetch_tensor_map(&params.queries);
   }
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   Roles<Config>::run(params, storage, warpgroup);
-  let_next_kernel_start();
+  launch_dependents();
   // The other CTA may still write to this one's shared memory. Checkers count barriers over the threads that have not ended.
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
 }

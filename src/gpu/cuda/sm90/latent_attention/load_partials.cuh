@@ -33,9 +33,9 @@ __device__ __forceinline__ void load_partials(const Params& params, Storage& sto
       const std::uint32_t arrived = shared_address(&storage.partial_full[buffer]), to = shared_address(storage.k[buffer]);
       if (part == first) await_tile(buffer);
       const int row_bytes = buffer == 0 && wanted ? RowStats::bytes(params) : 0, bytes = wanted ? StagedPartial::kBytes : 0;
-      if (wanted) copy_bulk(to + lane * bytes, place.sums() + buffer * StagedPartial::kPieces * kPieceWords * 32, bytes, arrived);
-      if (row_bytes > 0) copy_bulk(to + StagedPartial::kRowsAt + lane * StagedPartial::kRowBytes, place.row_stats(), row_bytes, arrived);
-      barrier_arrive_expect(arrived, bytes + row_bytes);
+      if (wanted) bulk_load(to + lane * bytes, place.sums() + buffer * StagedPartial::kPieces * kPieceWords * 32, bytes, arrived);
+      if (row_bytes > 0) bulk_load(to + StagedPartial::kRowsAt + lane * StagedPartial::kRowBytes, place.row_stats(), row_bytes, arrived);
+      barrier_arrive_expect_tx(arrived, bytes + row_bytes);
     }
   }
   __syncwarp();

@@ -2,8 +2,8 @@
 /// Loads the query rows of a tile into shared memory: query token major, head minor. Rows past the end are zeros.
 #pragma once
 
-#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/shared_memory.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -40,7 +40,7 @@ struct QueryLoader {
     const std::uint32_t full = shared_address(&storage.q_full);
     const int lane = lane_index();
     if (warp() == 0 && lane == 0) {
-      barrier_arrive_expect(full, kRowTile / 8 * Config::kQueryGroup);
+      barrier_arrive_expect_tx(full, kRowTile / 8 * Config::kQueryGroup);
     } else {
       barrier_arrive(full);
     }
@@ -52,7 +52,7 @@ struct QueryLoader {
                       .slice = 0,
                       .head = row.token < sequence.q_rows ? sequence.q_begin + row.token : kOutside,
                       .block = sequence.batch};
-    copy_box(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
+    tma_load(shared_address(storage.q) + lane * Config::kQueryGroup, &params.queries, at, full);
   }
 
   /// Eight lanes copy the eight chunks of a slice of one row: 128 contiguous bytes.

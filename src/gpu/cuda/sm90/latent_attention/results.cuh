@@ -41,7 +41,7 @@ struct Results {
   }
 
   /// Stores rows without a scale of V by the copy engine, through `staging`: this half of a key tile, [group][slice][8 rows][64], which all
-  /// of the warpgroup has read. Eight rows are eight heads of one token: one box. `staging` is free after stores_wait_read().
+  /// of the warpgroup has read. Eight rows are eight heads of one token: one box. `staging` is free after tma_store_wait_read().
   __device__ void store_boxes(const Sequence& sequence, std::uint32_t staging) const {
     const int lane = lane_index(), first = blockIdx.x * kRowTile + first_row();
     float factor[2];
@@ -63,7 +63,7 @@ struct Results {
     const RowPlace place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
     const BoxStart at{
         .column = 0, .row = place.head, .slice = half * kHalfSlices, .head = sequence.q_begin + place.token, .block = sequence.batch};
-    if (place.token < sequence.q_rows) store_box(&params.results, at, staging + (group + lane) * kKeyGroup);
+    if (place.token < sequence.q_rows) tma_store(&params.results, at, staging + (group + lane) * kKeyGroup);
   }
 
   /// Stores a partial result in the order of the accumulator's registers, so that each store of a warp is contiguous; it is read in the

@@ -20,25 +20,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     storage.init_barriers();
-    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_map(&rows->map);
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_tensor_map(&rows->map);
   }
   __syncthreads();
-  wait_for_previous_kernel();
-  if (params.prefill_from > 0) let_next_kernel_start();
+  grid_dependency_wait();
+  if (params.prefill_from > 0) launch_dependents();
   const int ctas = active_ctas<Config>(params);
   if (static_cast<int>(blockIdx.x) >= ctas) return;
   if (warpgroup < Config::kTuning.warpgroups) {
-    registers_grow<Config::kMathRegisters>();
+    warpgroup_reg_alloc<Config::kMathRegisters>();
     dense::Math<Config>(params, storage, warpgroup)();
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     const int warp = uniform(threadIdx.x / 32) - Config::kMathThreads / 32;
     if (warp == 0) Loader<Config, false>(params, storage)();
     if (warp == 1) dense::plan_work<Config>(params, storage, ctas);
     if (warp == 2) Loader<Config, true>(params, storage)();
     __syncwarp();
   }
-  let_next_kernel_start();
+  launch_dependents();
 }
 
 template <class Config>

@@ -77,7 +77,7 @@ class Loader {
     const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
     barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
     if (lane != 0) return;
-    barrier_arrive_expect(full, Config::kSlicesQk * Config::kQuerySliceBytes);
+    barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
     const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
     load_clipped<Config::kSlicesQk>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q,
                                     {0, work.head, work.q_begin + work.token, valid}, full);
@@ -94,9 +94,9 @@ class Loader {
     position.advance();
   }
 
-  /// begin_stage() of the warp.
+  /// producer_acquire() of the warp.
   __device__ std::uint32_t begin(std::uint64_t* full_barriers, std::uint64_t* empty_barriers, int bytes) const {
-    if (lane == 0) begin_stage(position, full_barriers, empty_barriers, bytes);
+    if (lane == 0) producer_acquire(position, full_barriers, empty_barriers, bytes);
     __syncwarp();
     return shared_address(full_barriers + position.stage);
   }
@@ -114,7 +114,7 @@ class Loader {
     const bool is_one = has_box && (box.valid == params.box_rows || box.valid == 0);
     if (copies && is_one) {
       const int column = box.kv_head * cache.pages.column_step, slice = box.kv_head * cache.pages.slice_step;
-      copy_box(to, &cache.pages.map, {column, 0, slice, box.token / kGroupRows, box.block * cache.rows.batch_step}, full);
+      tma_load(to, &cache.pages.map, {column, 0, slice, box.token / kGroupRows, box.block * cache.rows.batch_step}, full);
     } else if (copies) {
       load_groups<kSlices>(cache, box, to, full);
     }
@@ -133,7 +133,7 @@ class Loader {
       for (int slice = 0; slice < kSlices; ++slice, to += Config::kKeySliceStep) {
         const int column = slice * kSliceColumns;
         const CUtensorMap* inside = valid > 0 && column < cache.rows.columns ? &cache.rows.map : &cache.rows.beyond;
-        copy_box(to, found ? inside : cache.outside, {column, at.row, at.slice, at.head, at.block}, full);
+        tma_load(to, found ? inside : cache.outside, {column, at.row, at.slice, at.head, at.block}, full);
       }
     }
   }

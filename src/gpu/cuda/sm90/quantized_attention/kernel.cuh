@@ -21,23 +21,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     storage.init_barriers();
-    prefetch_map(&params.q.map);
-    prefetch_map(&params.k.map);
+    prefetch_tensor_map(&params.q.map);
+    prefetch_tensor_map(&params.k.map);
   }
   __syncthreads();
-  wait_for_previous_kernel();
+  grid_dependency_wait();
   if (warpgroup < Config::kTuning.warpgroups) {
-    registers_grow<Config::kMathRegisters>();
+    warpgroup_reg_alloc<Config::kMathRegisters>();
     dense::Math<Config, Epilogue<Config>, Sums<Config>>(params, storage, warpgroup)();
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (Config::k8BitValues) fence_global_for_async();  // a kernel before has written the value tiles, which bulk copies read
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.work_tile_data.load(params, storage);
     __syncwarp();
   }
-  let_next_kernel_start();
+  launch_dependents();
 }
 
 template <class Config>

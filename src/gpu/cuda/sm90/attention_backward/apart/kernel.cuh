@@ -25,22 +25,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const 
     barriers_init(storage.empty, kScoreWarps);
     barriers_init(storage.weights_full, 4);
     fence_barrier_init();
-    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_map(&rows->map);
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_tensor_map(&rows->map);
     storage.tile = key_tile_at(params, Config::kKeyTile, static_cast<int>(blockIdx.x));
     storage.step_count =
         params.heads_per_kv * order_of(params, storage.tile.sequence, Config::kKeyTile).query_tiles_of(storage.tile.index).size();
   }
   __syncthreads();
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  grid_dependency_wait();
+  launch_dependents();
   fence_global_for_async();
   if (storage.tile.none) return;
   const int ticket = static_cast<int>(blockIdx.x), warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup < Config::kScoreWarpgroups) {
-    registers_grow<Config::kScoreRegisters>();
+    warpgroup_reg_alloc<Config::kScoreRegisters>();
     KeyRoles<Config>(params, storage, warpgroup)(ticket);
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
   }
 }
@@ -59,20 +59,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(con
     barriers_init(storage.k_empty, kMathWarps);
     barriers_init(storage.v_empty, kMathWarps);
     fence_barrier_init();
-    for (const ClippedRows* of : {&params.q, &params.dq_k, &params.dq_v, &params.dout, &params.dq}) prefetch_map(&of->map);
+    for (const ClippedRows* of : {&params.q, &params.dq_k, &params.dq_v, &params.dout, &params.dq}) prefetch_tensor_map(&of->map);
     rows = query_rows_at(params, static_cast<int>(gridDim.x), static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), Config::kKeyTile);
   }
   __syncthreads();
   const int warpgroup = uniform(threadIdx.x / 128);
   if (rows.first >= rows.last) {  // `prepare` has stored zeros
   } else if (warpgroup < kQueryCells) {
-    registers_grow<Config::kMathRegisters>();
+    warpgroup_reg_alloc<Config::kMathRegisters>();
     QueryMath<Config>(params, storage, rows, warpgroup)();
   } else {
-    registers_shrink<Config::kLoadRegisters>();
+    warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (threadIdx.x == Config::kThreads - 128) load_keys(params, storage, rows);
   }
-  wait_for_previous_kernel();
+  grid_dependency_wait();
 }
 
 template <class Config>

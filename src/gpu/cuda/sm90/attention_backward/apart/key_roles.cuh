@@ -37,7 +37,7 @@ class KeyRoles {
   __device__ __forceinline__ void value_step(int index) {
     const RowStats& stats = storage.stats[ring.stage];
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
-    multiply_rows<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q));
+    gemm_ss<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q));
     wgmma_wait<0>();
     fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
@@ -59,7 +59,7 @@ class KeyRoles {
   /// dP, dS = P (dP - delta), dK += dS Q
   __device__ __forceinline__ void key_step() {
     barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
-    multiply_rows<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.v), queries_of(storage.dout));
+    gemm_ss<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.v), queries_of(storage.dout));
     wgmma_wait<0>();
     fence_operand(scores);
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
@@ -79,7 +79,7 @@ class KeyRoles {
 
   /// sum += weights queries
   __device__ __forceinline__ void accumulate_and_release(const std::byte (&queries)[Config::kStages][Config::kQueryBytes]) {
-    accumulate<Element, kQueryTile, kHeadDim>(sum, weights, queries_of(queries));
+    gemm_rs<Element, kQueryTile, kHeadDim>(sum, weights, queries_of(queries));
     wgmma_wait<0>();
     fence_operand(sum);
     __syncwarp();
@@ -110,7 +110,7 @@ class KeyRoles {
     const KeyTile& tile = storage.tile;
     const TilePlace at{tile.sequence.batch, tile.kv_head, tile.sequence.k_begin + tile.begin, min(64, tile.sequence.seq_k - tile.begin)};
     store_clipped<Config::kSlicesQk>(shared_address(by), Config::kKeySliceBytes, to, at);
-    stores_wait_read();
+    tma_store_wait_read();
   }
 
   const Params& params;

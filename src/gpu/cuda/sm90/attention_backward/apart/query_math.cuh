@@ -4,7 +4,7 @@
 
 #include "gpu/cuda/sm90/attention_backward/apart/query_rows.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
-#include "gpu/cuda/sm90/products.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -52,9 +52,9 @@ class QueryMath {
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceBytes};
     const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceBytes};
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
-    multiply_rows<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, queries_of(storage.q), k);
+    gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, queries_of(storage.q), k);
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    multiply_rows<Element, Config::kHeadDimV, Config::kKeyTile>(dp, queries_of(storage.dout), v);
+    gemm_ss<Element, Config::kHeadDimV, Config::kKeyTile>(dp, queries_of(storage.dout), v);
     wgmma_wait<1>();
     fence_operand(scores);
     exponentiate<Config::kSoftcap>(params, uniform(natural) != 0, scores, of_rows(minus_lse),
@@ -66,7 +66,7 @@ class QueryMath {
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.v_empty[values.stage]));
     differentiate_scores<Element>(ds, ds, dp, of_rows(delta));
-    accumulate<Element, Config::kKeyTile, Config::kHeadDimQk>(dq, ds, k);
+    gemm_rs<Element, Config::kKeyTile, Config::kHeadDimQk>(dq, ds, k);
     wgmma_wait<0>();
     fence_operand(dq);
     __syncwarp();
@@ -98,7 +98,7 @@ class QueryMath {
     named_sync(kWarpgroup + cell, 128);
     if (thread_index() % 128 != 0) return;
     store_clipped<Config::kSlicesQk>(queries_of(storage.q).at, Config::kQuerySliceBytes, params.dq, rows.place(cell));
-    stores_wait_read();
+    tma_store_wait_read();
   }
 
   const Params& params;

@@ -40,7 +40,7 @@ __device__ inline QueryRows query_rows_at(const Params& params, int tiles, int b
 template <class Config>
 __device__ inline void load_keys(const Params& params, QueryStorage<Config>& storage, const QueryRows& rows) {
   const std::uint32_t q_full = shared_address(&storage.q_full);
-  barrier_arrive_expect(q_full, Config::kQueryBytes + Config::kDoutBytes);
+  barrier_arrive_expect_tx(q_full, Config::kQueryBytes + Config::kDoutBytes);
 #pragma unroll
   for (int cell = 0; cell < kQueryCells; ++cell) {
     const TilePlace at = rows.place(cell);
@@ -56,10 +56,10 @@ __device__ inline void load_keys(const Params& params, QueryStorage<Config>& sto
                        min(Config::kKeyTile, rows.sequence.seq_k - token)};
     const std::uint32_t k_full = shared_address(&storage.k_full[keys.stage]), v_full = shared_address(&storage.v_full[values.stage]);
     barrier_wait(shared_address(&storage.k_empty[keys.stage]), keys.parity ^ 1);
-    barrier_arrive_expect(k_full, Config::kKeyBytes);
+    barrier_arrive_expect_tx(k_full, Config::kKeyBytes);
     load_clipped<Config::kSlicesQk>(shared_address(storage.k[keys.stage]), Config::kKeySliceBytes, params.dq_k, at, k_full);
     barrier_wait(shared_address(&storage.v_empty[values.stage]), values.parity ^ 1);
-    barrier_arrive_expect(v_full, Config::kValueBytes);
+    barrier_arrive_expect_tx(v_full, Config::kValueBytes);
     load_clipped<Config::kSlicesV>(shared_address(storage.v[values.stage]), Config::kKeySliceBytes, params.dq_v, at, v_full);
   }
 }

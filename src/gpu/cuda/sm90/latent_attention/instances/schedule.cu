@@ -14,8 +14,8 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __g
   __shared__ int kept[kScheduleThreads + 1], warp_sums[32], carry, size;
   const int threads = blockDim.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   int* sums = params.batch <= kScheduleThreads ? kept : params.prefix;  // the nearer memory
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  grid_dependency_wait();
+  launch_dependents();
   if (thread == 0) sums[0] = carry = 0;
   const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
   for (int i = thread; i < flags; i += threads) params.partial_ready[i] = 0;

@@ -19,10 +19,10 @@ struct Roles<Config, Kernel::pingpong> {
 
   static __device__ __forceinline__ void run(const Params& params, Storage<Config>& storage, int warpgroup) {
     if (warpgroup < 2) {
-      registers_grow<Config::kMathRegisters>();
+      warpgroup_reg_alloc<Config::kMathRegisters>();
       Math<Config>(params, storage, warpgroup)();
     } else {
-      registers_shrink<Config::kLoadRegisters>();
+      warpgroup_reg_dealloc<Config::kLoadRegisters>();
       Loader<Config>(params, storage)();
     }
   }

@@ -39,12 +39,12 @@ class BoxLoader {
       next = find_keys(sequence, (pair + 1) * kPair + buffer * kKeyTile);
       if (Config::kCluster > 1 && pair > begin) {  // the boxes before them have arrived
         barrier_wait(full, parity ^ 1);
-        if (lane < kShare) prefetch_box(map(), box_of(keys));
+        if (lane < kShare) tma_prefetch(map(), box_of(keys));
       }
       if (first && pair == begin && buffer == 1) barrier_wait(shared_address(&storage.full[kEvenRight]), 0);
       barrier_wait(empty, parity ^ 1);
       parity ^= 1;
-      if (lane == 0) barrier_arrive_expect(full, kKeyTile * 128 * slices);
+      if (lane == 0) barrier_arrive_expect_tx(full, kKeyTile * 128 * slices);
       __syncwarp();
       if (lane < kShare) copy_keys(to, keys, full);
     }
@@ -73,9 +73,9 @@ class BoxLoader {
 
   __device__ void copy_keys(std::uint32_t to, Keys keys, std::uint32_t full) const {
     if constexpr (Config::kCluster > 1) {
-      copy_box_to_all(to, map(), box_of(keys), full, (1 << Config::kCluster) - 1);
+      tma_load_multicast(to, map(), box_of(keys), full, (1 << Config::kCluster) - 1);
     } else {
-      copy_box(to, map(), box_of(keys), full);
+      tma_load(to, map(), box_of(keys), full);
     }
   }
 

@@ -3,9 +3,9 @@
 /// slice is decoded, the load of the same slice of the next half is issued into its registers.
 #pragma once
 
-#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/code_rows.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
+#include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -143,7 +143,7 @@ class SharedCodeLoader {
     const std::uint32_t from = to + at;  // the first lane's chunk is the first of the group
     const int peer = cluster_rank() ^ 1;
     if (lane == 0) copy_to_peer(remote_address(from, peer), from, kBytes - (kUnderP<i> ? kGroupBytes : 0), remote_address(full, peer));
-    threadIdx.x % Config::kLoadThreads == 0 ? barrier_arrive_expect(full, kGroups / 2 * kBytes) : barrier_arrive(full);
+    threadIdx.x % Config::kLoadThreads == 0 ? barrier_arrive_expect_tx(full, kGroups / 2 * kBytes) : barrier_arrive(full);
   }
 
   /// Issues the loads of the i-th half of a pair's rows; their addresses depend on `zero`.

@@ -3,9 +3,9 @@
 /// a pair ahead, and located while consumers compute.
 #pragma once
 
-#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
+#include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

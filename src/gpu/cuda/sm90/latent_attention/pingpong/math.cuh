@@ -29,7 +29,7 @@ struct Math {
       const WorkTile& work = storage.work_tiles[q_parity];
       q_parity ^= 1;
       if (work.done()) {
-        if constexpr (Config::kStages) stores_wait_read();
+        if constexpr (Config::kStages) tma_store_wait_read();
         return signal();
       }
       begin(work.sequence);
@@ -256,7 +256,7 @@ struct Math {
   __device__ std::uint32_t staging() const { return tiles.own_half(Odd{}); }
   __device__ void give_back_staging() {
     if (!Config::kStages || !staged) return;
-    stores_wait_read();
+    tma_store_wait_read();
     __syncwarp();
     half == 0 ? tiles.release(Odd{}, Left{}) : tiles.release(Odd{}, Right{});
     staged = false;

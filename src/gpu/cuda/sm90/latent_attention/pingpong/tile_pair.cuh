@@ -62,17 +62,17 @@ struct TilePair {
     fence_operand(out);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) add_values(&probabilities[4 * step], advanced(v, step * 2 * kKeyGroup));
+    for (int step = 0; step < 4; ++step) add_values(&probabilities[4 * step], advance_descriptor(v, step * 2 * kKeyGroup));
     wgmma_commit();
   }
 
   template <class Tile>
   __device__ void values_from_shared(Tile, std::uint32_t p, int group_bytes) {
-    const std::uint64_t a = operand_at(p, 16, group_bytes), v = values_operand(Tile{});
+    const std::uint64_t a = smem_descriptor(p, 16, group_bytes), v = values_operand(Tile{});
     fence_operand(out);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) add_values(advanced(a, step * 32), advanced(v, step * 2 * kKeyGroup));
+    for (int step = 0; step < 4; ++step) add_values(advance_descriptor(a, step * 32), advance_descriptor(v, step * 2 * kKeyGroup));
     wgmma_commit();
   }
 
@@ -118,21 +118,22 @@ struct TilePair {
   /// Slices [kFirst, kEnd) of a half.
   template <int kBuffer, int kHalf, int kFirst = 0, int kEnd = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices>
   __device__ void add_scores(bool accumulate) {
-    const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
-    const std::uint64_t k = operand_at(shared_address(storage.k[kBuffer]), 16, kKeyGroup);
+    const std::uint64_t q = smem_descriptor(shared_address(storage.q), 16, Config::kQueryGroup);
+    const std::uint64_t k = smem_descriptor(shared_address(storage.k[kBuffer]), 16, kKeyGroup);
 #pragma unroll
     for (int slice = kFirst; slice < kEnd; ++slice) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         const int at = (kHalf * kHalfSlices + slice) * kGroupBytes + step * 32;
-        Wgmma<Element, kKeyTile>::template ss<Major::k>(scores, advanced(q, at), advanced(k, at), accumulate || slice > kFirst || step > 0);
+        Wgmma<Element, kKeyTile>::template ss<Major::k>(scores, advance_descriptor(q, at), advance_descriptor(k, at),
+                                                        accumulate || slice > kFirst || step > 0);
       }
     }
   }
 
   template <class Tile>
   __device__ std::uint64_t values_operand(Tile) const {
-    return operand_at(own_half(Tile{}), kGroupBytes, kKeyGroup);
+    return smem_descriptor(own_half(Tile{}), kGroupBytes, kKeyGroup);
   }
 
   /// Adds P V of 16 keys: one MMA, or one for each half of the columns.
@@ -141,8 +142,8 @@ struct TilePair {
     if constexpr (Config::kWideMmas) {
       multiply<256>(out, p, v);
     } else {
-      multiply<128>(columns_from<64>(out, 0), p, v);
-      multiply<128>(columns_from<64>(out, 64), p, advanced(v, kHalfSlices / 2 * kGroupBytes));
+      multiply<128>(accumulator_slice<64>(out, 0), p, v);
+      multiply<128>(accumulator_slice<64>(out, 64), p, advance_descriptor(v, kHalfSlices / 2 * kGroupBytes));
     }
   }
   /// P from shared memory, or from registers.

@@ -26,13 +26,13 @@ struct Roles<Config, Kernel::specialised> {
 
   static __device__ __forceinline__ void run(const Params& params, Storage<Config>& storage, int warpgroup) {
     if (warpgroup < 2) {
-      registers_grow<Config::kMathRegisters>();
+      warpgroup_reg_alloc<Config::kMathRegisters>();
       Values<Config>(params, storage, warpgroup)();
     } else if (warpgroup == 2) {
-      registers_grow<Config::kScoreRegisters>();
+      warpgroup_reg_alloc<Config::kScoreRegisters>();
       Scorer<Config>(params, storage)();
     } else {
-      registers_shrink<Config::kLoadRegisters>();
+      warpgroup_reg_dealloc<Config::kLoadRegisters>();
       RolesLoader<Config>(params, storage)();
     }
   }

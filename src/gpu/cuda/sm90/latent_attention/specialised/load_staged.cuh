@@ -3,11 +3,11 @@
 /// fourth loads queries, and at the end other parts' partial results.
 #pragma once
 
-#include "gpu/cuda/sm90/copy_async.cuh"
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
 #include "gpu/cuda/sm90/latent_attention/specialised/staging.cuh"
+#include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

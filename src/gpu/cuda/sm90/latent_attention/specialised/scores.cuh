@@ -92,8 +92,8 @@ class Scorer {
 
   __device__ __forceinline__ void start_scores(int buffer) {
     wait_for(buffer);
-    const std::uint64_t k = operand_at(shared_address(storage.k[buffer]), 16, kKeyGroup);
-    const std::uint64_t q = operand_at(shared_address(storage.q), 16, Config::kQueryGroup);
+    const std::uint64_t k = smem_descriptor(shared_address(storage.k[buffer]), 16, kKeyGroup);
+    const std::uint64_t q = smem_descriptor(shared_address(storage.q), 16, Config::kQueryGroup);
     fence_operand(scores);
     for (std::uint32_t(&slice)[16] : own) fence_operand(slice);
     wgmma_fence();
@@ -103,9 +103,9 @@ class Scorer {
       for (int step = 0; step < 4; ++step) {
         const int at = slice * kGroupBytes + step * 32;
         if (slice < Config::kSharedSlices) {
-          Mma::template ss<Major::k>(scores, advanced(q, at), advanced(k, at), slice > 0 || step > 0);
+          Mma::template ss<Major::k>(scores, advance_descriptor(q, at), advance_descriptor(k, at), slice > 0 || step > 0);
         } else {
-          Mma::template rs<Major::k>(scores, &own[slice - Config::kSharedSlices][4 * step], advanced(k, at), true);
+          Mma::template rs<Major::k>(scores, &own[slice - Config::kSharedSlices][4 * step], advance_descriptor(k, at), true);
         }
       }
     }

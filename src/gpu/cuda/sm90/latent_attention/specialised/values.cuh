@@ -75,13 +75,14 @@ class Values {
     const std::uint32_t at = shared_address(storage.k[buffer]);
     fence_operand(out);
     wgmma_fence();
-    return {operand_at(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup), operand_at(at + half * kHalfBytes, kGroupBytes, kKeyGroup)};
+    return {smem_descriptor(at + (kKeySlices - 1) * kGroupBytes, 16, kKeyGroup),
+            smem_descriptor(at + half * kHalfBytes, kGroupBytes, kKeyGroup)};
   }
 
   /// The i-th of four MMAs of the left columns, or of the right ones.
   __device__ __forceinline__ void multiply(const Operands& of, int right, int i) {
-    Wgmma<Element, 128>::template ss<Major::mn>(columns_from<64>(out, 64 * right), advanced(of.p, i * 32),
-                                                advanced(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
+    Wgmma<Element, 128>::template ss<Major::mn>(accumulator_slice<64>(out, 64 * right), advance_descriptor(of.p, i * 32),
+                                                advance_descriptor(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
   }
 
   /// Multiplies tile step - 2. Its MMAs are in flight afterwards.
