@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a forward kernel that follow from its row of tuning.hpp.
+/// Constants of a forward kernel, from its row of tuning.hpp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,9 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/cuda/sm90/attention/tuning.hpp"
-#include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/dense/params.hpp"
 
 namespace fovea::gpu::sm90::dense {
 template <class Element, class Params>
@@ -20,17 +19,19 @@ struct NoWorkTileData;  // storage.cuh
 
 namespace fovea::gpu::sm90::attention {
 
+using dense::Params;
+
 constexpr int slices_of(int row_bytes) { return (row_bytes + kSliceBytes - 1) / kSliceBytes; }
 
-/// Element_: of queries and keys. Results are of 16 bits, or of 32.
+/// Tiles, stages and registers. Element_: type of queries and keys.
 template <class Element_, class ValueElement_, Tuning kTuning_>
 struct TileConfig {
   using Element = Element_;
   using ValueElement = ValueElement_;
   using WorkTileData = dense::NoWorkTileData;
   static constexpr Tuning kTuning = kTuning_;
-  static constexpr bool kCodes = std::is_same_v<Element, std::int8_t>;  // products of queries and keys are integers
-  /// Values lie in tiles of their own (value_tiles.hpp), and each key tile's are summed by themselves.
+  static constexpr bool kCodes = std::is_same_v<Element, std::int8_t>;  // Q K^T is integers
+  /// Values are read from value tiles, and accumulators of each key tile are promoted to f32 sums.
   static constexpr bool k8BitValues = sizeof(ValueElement) == 1;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kSlicesQk = slices_of(kHeadDimQk * sizeof(Element)), kSlicesV = slices_of(kHeadDimV * 2);
@@ -41,31 +42,32 @@ struct TileConfig {
   static constexpr int kMathRegisters = kTuning.math_registers;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / 128 / 8 * 8;
   static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
-  // Bytes in a key tile from eight rows to the next, and from a slice of columns to the next.
+  // Bytes between swizzle atoms of eight keys in a key tile, and between its slices of columns.
   static constexpr int kKeyGroupBytes = 8 * kSliceBytes, kValueGroupBytes = kKeyGroupBytes, kKeySliceStep = kKeySliceBytes;
-  static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // results leave through the same buffer
+  static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // the buffer also stages the results
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8BitValues ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;
-  static constexpr int kContracted = 32 / sizeof(Element);  // elements of a product
+  static constexpr int kMmaK = 32 / sizeof(Element);
   static constexpr bool kOverlap = kTuning.overlap;
-  /// Whether the first scores of a work tile are computed beside the last values of the one before. It takes a second query buffer.
+  /// Whether the first Q K^T of a work tile overlaps the last P V of the one before. It takes a second
+  /// query buffer.
   static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
-  static_assert(kKeyTile % kContracted == 0 && kHeadDimQk % kContracted == 0 && kHeadDimV % 16 == 0);
-  static_assert(!k8BitValues || !kOverlap);      // each key tile's values have sums of their own
+  static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
+  static_assert(!k8BitValues || !kOverlap);      // promotion of a key tile needs its own wait
   static_assert(kOverlap || !kTuning.pingpong);  // warpgroups skip different key tiles
   static_assert(kLoadRegisters >= 24);
 };
 
-/// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and Keys, and another order of key
-/// tiles.
+/// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and
+/// Keys, and another order of keys in shared memory.
 template <class Element, int kTuning_, bool kTransform_>
 struct Config : TileConfig<Element, Element, tunings_of(sizeof(Element) == 1)[kTuning_]> {
-  using Params = attention::Params;
+  using Params = dense::Params;
   using Keys = dense::TensorKeys<Element, Params>;
   static constexpr bool k8Bit = sizeof(Element) == 1;
-  using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;   // or f32, where inputs are e4m3
-  static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // scores of a work tile have a scale of their own
-  static constexpr bool kOwnEdges = false;                            // whether warpgroups find the key tiles that they need not mask
+  using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;   // or f32, with e4m3 inputs
+  static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // each work tile has its scale
+  static constexpr bool kOwnEdges = false;                            // warpgroups find their own masked key tiles
 };
 
 }  // namespace fovea::gpu::sm90::attention

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The forward kernel: storage, barriers, roles. What instances/ instantiate.
+/// The forward kernel: storage, barriers, roles.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
@@ -9,7 +9,7 @@
 
 namespace fovea::gpu::sm90::attention {
 
-/// As many CTAs as multiprocessors, each of which walks through work tiles.
+/// Persistent CTAs, one for each multiprocessor.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     dense::Math<Config>(params, storage, warpgroup)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (Config::k8Bit) fence_global_for_async();  // launch_transpose() has written what bulk copies read
+    if (Config::k8Bit) fence_global_for_async();  // bulk copies read the value tiles of launch_transpose()
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::schedule_work_tiles<Config>(params, storage);
     __syncwarp();
   }
   launch_dependents();

@@ -7,7 +7,6 @@
 #include <cuda_fp8.h>
 
 #include "gpu/cuda/sm90/attention/config.hpp"
-#include "gpu/cuda/sm90/attention/params.hpp"
 #include "gpu/runtime.hpp"
 
 namespace fovea::gpu::sm90::attention {

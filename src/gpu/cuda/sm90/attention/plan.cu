@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/dense/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/validate.hpp"

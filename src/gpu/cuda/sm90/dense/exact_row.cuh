@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One row of a work tile by scalar arithmetic: see gpu/cuda/common/exact_row.cuh.
+/// One row of a work tile by scalar arithmetic (gpu/cuda/common/exact_row.cuh), and the scales of scores.
 #pragma once
 
 #include <cfloat>
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
-#include "gpu/cuda/sm90/clipped_rows.hpp"
-#include "gpu/cuda/sm90/dense/descale.hpp"
+#include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
-/// Config::kTransform: what becomes of a score before the mask.
+/// Scales and softcaps a score, before the mask. Used with Config::kTransform.
 template <class Params>
 __device__ inline float transformed(const Params& params, float score) {
   if (params.softcap == 0) return score * params.scale;
@@ -20,13 +19,13 @@ __device__ inline float transformed(const Params& params, float score) {
   return params.softcap * (1 - __fdividef(2, Warp::exp2(score * params.inv_softcap) + 1));
 }
 
-/// Of the sequence and head of a work tile.
+/// The factor of a work tile's sequence and kv head.
 __device__ inline float descale(const Descale& scale, const WorkTile& work, int heads_per_kv) {
   return scale.data == nullptr ? 1 : scale.data[work.batch * scale.batch_stride + work.head / heads_per_kv * scale.head_stride];
 }
 
-/// How products become scores: they are multiplied by `factor`, transformed and masked, and then enter the softmax, whose scale is `log2`.
-/// Where scores are not transformed, the scale must be above 0 and finite; the factor is 1 or -1.
+/// Factors of Q K^T: accumulators times `factor` are transformed and masked, and `log2` is the scale of
+/// the softmax. Without a transform, `log2` is above 0 and finite, and `factor` is 1 or -1.
 struct ScoreScale {
   float factor = 1, log2 = kLog2e;
 
@@ -46,7 +45,7 @@ __device__ inline std::int64_t row_offset(const ClippedRows& rows, const WorkTil
   return work.batch * strides.batch + token_row * strides.row + head * strides.head;
 }
 
-/// Where the keys of a work tile are. Pages have another one.
+/// Rows of a work tile's keys and values in their tensors. Paged attention has PagedKeys.
 template <class Element, class Params>
 struct TensorKeys {
   const Params& params;
@@ -73,15 +72,15 @@ struct ExactRow {
 
   static constexpr int kColumns = gpu::ExactRow<Element>::kColumns;
 
-  /// The weighted mean of values, over the keys of the work tile that the row sees; by a whole warp.
+  /// Computes the weighted mean of the values that the row sees in the work tile, by a whole warp.
   __device__ void operator()(ScoreScale scale, float (&columns)[kColumns]) const {
     const int kv_head = at.head / params.heads_per_kv;
     const auto* q = static_cast<const Element*>(params.q.data) + row_offset(params.q, work, work.q_begin + at.token, at.head);
     const gpu::ExactRow<Element> exact{q, params.head_dim_qk, params.head_dim_v};
     const typename Config::Keys row_of(params, work, kv_head);
     const WorkTile::Keys seen = work.own_keys_of(at.token, key_tile);
-    const auto score_of = [&](float product, int) {
-      const float score = Config::k8Bit ? product * scale.factor : product;
+    const auto score_of = [&](float score, int) {
+      if (Config::k8Bit) score *= scale.factor;
       return Config::kTransform ? transformed(params, score) : score;
     };
     exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns);

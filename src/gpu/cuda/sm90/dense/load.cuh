@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producer: a lane copies queries, keys and values of the work tiles into shared memory.
+/// The producer: one lane loads queries, keys and values of the work tiles into shared memory by TMA.
 #pragma once
 
 #include "gpu/cuda/sm90/clipped_rows.cuh"
@@ -8,7 +8,17 @@
 
 namespace fovea::gpu::sm90::dense {
 
-/// By one lane.
+/// Waits until a query buffer is empty, and loads the queries of a work tile into it, in one lane.
+template <class Config>
+__device__ void load_queries(const typename Config::Params& params, Storage<Config>& storage, const WorkTile& work,
+                             PipelineState<Config::kQueryBuffers> buffer) {
+  constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
+  const std::uint32_t full = producer_acquire(buffer, storage.q_full, storage.q_empty, Config::kSlicesQk * Config::kQuerySliceBytes);
+  const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
+  const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
+  load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+}
+
 template <class Config>
 class Loader {
  public:
@@ -32,34 +42,25 @@ class Loader {
   static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(T));  // of a slice
   using Element = typename Config::Element;
 
-  /// From the last key tile to the first, each one's keys before the values of the tile before it, as the consumers take them: also from
-  /// one work tile to the next. What says that all are done ends the values. It has a key tile out of bounds where consumers wait for one.
+  /// Loads key tiles from the last to the first. The keys of a tile precede the values of the tile before
+  /// it, also across work tiles, because consumers read them in this order. The work tile with `done`
+  /// adds the last values, and a key tile out of bounds where consumers wait for one.
   __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
       const int key = tile * Config::kKeyTile, valid = max(min(Config::kKeyTile, work.seq_k - key), 0);
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyTile - valid, work.k_begin + key + valid, work.batch};
-      // Nothing may be on its way when the CTA ends.
+      // No copy may be in flight when the CTA ends.
       if (!work.done || (started && Config::kOverlapWork))
         load_tile<Config::kSlicesQk, Element>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
-      // With one query buffer, the values of the tile before are what it waits for.
-      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries(work, buffer);
+      // A single query buffer is empty only after the values of the work tile before.
+      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries<Config>(params, storage, work, buffer);
       if (started) load_values();
-      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries(work, buffer);
+      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries<Config>(params, storage, work, buffer);
       started = true;
       values_at = at;
       if constexpr (Config::k8BitValues) values_from = value_tile_at<Config>(params, work, tile);
     }
-  }
-
-  __device__ void load_queries(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
-    const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
-    barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
-    barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
-    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
-    const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-    load_clipped<Config::kSlicesQk, kColumns<Element>>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at,
-                                                       full);
   }
 
   __device__ void load_values() {
@@ -85,7 +86,7 @@ class Loader {
   Storage<Config>& storage;
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
-  BoxStart values_at{};  // of the tile whose keys were the last
+  BoxStart values_at{};  // the key tile whose keys were loaded last
   const std::byte* values_from = nullptr;
   bool started = false;
 };

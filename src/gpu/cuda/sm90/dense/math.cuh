@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The consumer: a warpgroup has 64 query rows, whose scores, probabilities and results stay in its registers.
+/// The consumer: a warpgroup with 64 query rows. Scores, probabilities and accumulators stay in registers.
 #pragma once
 
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
@@ -9,19 +9,20 @@
 
 namespace fovea::gpu::sm90::dense {
 
-/// What a lane has instead of scores where products of queries and keys are integers (Config::kCodes): one that makes scores of them.
-struct NoSums {
+/// IntScores of kernels whose Q K^T is f32.
+struct NoIntScores {
   template <class Params>
-  explicit __device__ NoSums(const Params&) {}
+  explicit __device__ NoIntScores(const Params&) {}
 };
 
-template <class Config, class Epilogue = Epilogue<Config>, class Sums = NoSums>
+/// `IntScores`: accumulators of Q K^T and their softmax, where they are integers (Config::kCodes).
+template <class Config, class Epilogue = Epilogue<Config>, class IntScores = NoIntScores>
 class Math {
  public:
   using Params = typename Config::Params;
 
   __device__ Math(const Params& params_, Storage<Config>& storage_, int warpgroup_)
-      : params(params_), storage(storage_), warpgroup(warpgroup_), int_sums(params_) {}
+      : params(params_), storage(storage_), warpgroup(warpgroup_), int_scores(params_) {}
 
   __device__ __forceinline__ void operator()() {
     Epilogue epilogue(params, storage, warpgroup);
@@ -42,15 +43,16 @@ class Math {
   using ValueElement = typename Config::ValueElement;
   static constexpr int kScores = Config::kKeyTile / 2, kOut = Config::kHeadDimV / 2;  // accumulators of a lane
   static constexpr bool kPingpong = Config::kTuning.pingpong;
-  static constexpr int kOperands = kScores * static_cast<int>(sizeof(ValueElement)) / 4;  // registers of probabilities
+  static constexpr int kOperands = kScores * static_cast<int>(sizeof(ValueElement)) / 4;  // registers of P
 
-  /// Key tiles are taken from the last to the first. Scores of a tile are computed beside the values of the one before, also where the two
-  /// belong to different work tiles, and its softmax beside the products of the other warpgroups. Returns whether there is more to do.
+  /// Computes one key tile, from the last to the first. Q K^T of a tile overlaps P V of the tile before,
+  /// also across work tiles. Its softmax overlaps the MMAs of the other warpgroups. Returns whether there
+  /// is more to do.
   __device__ __forceinline__ bool step(Epilogue& epilogue) {
     const auto ended_at = work_at;
     const int buffer = position.stage;
     const bool ends = tile == first;
-    if (!Config::kOverlapWork && ends) return cross(epilogue);
+    if (!Config::kOverlapWork && ends) return next_work(epilogue);
     bool more = true;
     if (ends) {
       epilogue.release_buffer();
@@ -66,7 +68,7 @@ class Math {
     wgmma_wait<1>();
     const auto ended = softmax;
     if (ends) softmax.begin();
-    const bool grown = take_scores();
+    const bool grown = scores_to_probabilities();
     compute_before_wait(softmax.sum[0] + softmax.sum[1]);
     finish_values();
     if (ends) {
@@ -80,8 +82,9 @@ class Math {
     return more;
   }
 
-  /// From one work tile to the next with one query buffer, which results leave through before the next queries come.
-  __device__ __forceinline__ bool cross(Epilogue& epilogue) {
+  /// Ends a work tile and begins the next one, with one query buffer: results leave through the buffer
+  /// before it takes the next queries.
+  __device__ __forceinline__ bool next_work(Epilogue& epilogue) {
     issue_values();
     finish_values();
     epilogue(work_at.stage, position.stage, softmax, out, scale());
@@ -92,7 +95,7 @@ class Math {
     return true;
   }
 
-  /// Without overlap: a work tile, key tile by key tile. Other warpgroups compute while this one waits for its products.
+  /// Computes a work tile without overlap. Other warpgroups compute while this one waits for its MMAs.
   __device__ __forceinline__ void compute_work(Epilogue& epilogue) {
     begin_scale();
     softmax.begin();
@@ -104,9 +107,9 @@ class Math {
     for (; tile >= seen.begin; --tile) {
       issue_scores();
       epilogue.release_buffer();
-      if constexpr (Config::kCodes) int_sums.begin_tile(tile);
+      if constexpr (Config::kCodes) int_scores.begin_tile(tile);
       wgmma_wait<0>();
-      if (take_scores()) scale_rows(out, softmax.rescale);
+      if (scores_to_probabilities()) scale_rows(out, softmax.rescale);
       round_to<ValueElement>(probabilities, scores);
       if constexpr (Config::k8BitValues) {
         add_values();
@@ -124,7 +127,7 @@ class Math {
   struct Range {
     int begin, end;
   };
-  /// Key tiles of the work tile that rows of this warpgroup see.
+  /// Key tiles of the work tile that some row of this warpgroup sees.
   __device__ __forceinline__ Range seen_tiles(const WorkTile& work) const {
     const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
               last_token = min(token + rows, work.seq_q) - 1;
@@ -132,7 +135,7 @@ class Math {
     const bool any = token < work.seq_q && begin < end;
     return {max(uniform(begin / Config::kKeyTile), first), any ? min(uniform((end - 1) / Config::kKeyTile) + 1, tile + 1) : first};
   }
-  /// Fewer key tiles are edges of this warpgroup's rows than of the whole work tile.
+  /// Finds the key tiles without a mask for this warpgroup's rows; they are more than the work tile's.
   __device__ __forceinline__ void find_own_edges(const WorkTile& work) {
     const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
               last_token = min(token + rows, work.seq_q) - 1;
@@ -148,7 +151,7 @@ class Math {
     values.advance();
   }
 
-  /// With pingpong: waits until the warpgroup before passes it on.
+  /// With pingpong: waits until the warpgroup before has issued its MMAs.
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (kPingpong) named_sync(kSchedulerBarrier + warpgroup, 256);
   }
@@ -160,7 +163,7 @@ class Math {
     position.advance();
     work_at.advance();
   }
-  /// Waits for the next work tile and its queries. False when there is none.
+  /// Waits for the next work tile and its queries. Returns false when there is none.
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
     if constexpr (requires { storage.work_tile_data.wait(0, 0); }) storage.work_tile_data.wait(work_at.stage, work_at.parity);
@@ -173,31 +176,31 @@ class Math {
     return uniform(current->done) == 0;
   }
 
-  /// The first tile of a work tile, with nothing beside it.
+  /// Computes the scores of a work tile's first key tile, which overlap nothing.
   __device__ __forceinline__ void begin_rows() {
     issue_scores();
     softmax.begin();
     clear(out);
     wgmma_wait<0>();
-    take_scores();
+    scores_to_probabilities();
     round_to<ValueElement>(probabilities, scores);
   }
 
-  // ---- products -----------------------------------------------------------------------------------------------------------------
+  // ---- MMAs -----------------------------------------------------------------------------------------------------------------
 
-  /// Of queries and keys.
-  __device__ __forceinline__ auto& products() {
+  /// Accumulators of Q K^T.
+  __device__ __forceinline__ auto& score_accumulators() {
     if constexpr (Config::kCodes) {
-      return int_sums.products;
+      return int_scores.accumulators;
     } else {
       return scores;
     }
   }
-  /// products (64 x key tile) = Q (64 x head dim) K^T
+  /// scores (64 x key tile) = Q (64 x head dim) K^T
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
-    gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(products(), {queries, Config::kQuerySliceBytes}, k);
+    gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(score_accumulators(), {queries, Config::kQuerySliceBytes}, k);
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
@@ -206,9 +209,9 @@ class Math {
     const SlicedTile v{shared_address(storage.v[values.stage]), Config::kKeySliceStep, Config::kValueGroupBytes};
     gemm_rs<ValueElement, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, v);
   }
-  /// The same of e4m3.
+  /// The same for e4m3, with the wait.
   __device__ __forceinline__ void add_values() {
-    // That have registers beside `out`.
+    // Columns whose accumulators have registers beside `out`.
     constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns>(
@@ -235,23 +238,24 @@ class Math {
       return ScoreScale::of<Config>(params, *current);
     }
   }
-  /// Of a work tile.
+  /// Finds the scale of a work tile, where it has its own.
   __device__ __forceinline__ void begin_scale() {
     if constexpr (Config::kCodes) {
-      own_scale = int_sums.begin(*current, storage.work_tile_data[work_at.stage], tile_row(warpgroup, 0));
+      own_scale = int_scores.begin(*current, storage.work_tile_data[work_at.stage], tile_row(warpgroup, 0));
     } else if constexpr (Config::k8Bit) {
       own_scale = ScoreScale::of<Config>(params, *current);
     }
   }
 
-  /// Scores become probabilities; returns whether `out` is to be rescaled.
-  __device__ __forceinline__ bool take_scores() {
-    fence_operand(products());
+  /// Turns scores into probabilities. Returns whether `out` is to be rescaled.
+  __device__ __forceinline__ bool scores_to_probabilities() {
+    fence_operand(score_accumulators());
     release(&storage.k_empty[keys.stage]);
     keys.advance();
     const bool edge = tile < full_first || tile >= full_last;
     if constexpr (Config::kCodes) {
-      return int_sums.take(scores, softmax, edge, [&](int(&sums)[kScores]) { mask(sums, *current, tile * Config::kKeyTile); });
+      return int_scores.to_probabilities(scores, softmax, edge,
+                                         [&](int(&hidden)[kScores]) { mask(hidden, *current, tile * Config::kKeyTile); });
     } else {
       return transform_scores(edge);
     }
@@ -285,13 +289,15 @@ class Math {
   PipelineState<Config::kQueryBuffers> position;
   PipelineState<kWorkTiles> work_at;
   const WorkTile* current = nullptr;
-  int tile = 0, first = 0, full_first = 0, full_last = 0;  // of the keys: at hand, and where the work tile's end
-  std::uint32_t queries = 0;                               // address of this warpgroup's rows
+  int tile = 0;                       // the current key tile
+  int first = 0;                      // the last one to compute
+  int full_first = 0, full_last = 0;  // those without a mask
+  std::uint32_t queries = 0;          // address of this warpgroup's rows
   float scores[kScores], out[kOut];
-  std::uint32_t probabilities[kOperands];  // as the values' products take them
+  std::uint32_t probabilities[kOperands];  // operand a of P V
   typename Epilogue::Softmax softmax;
-  ScoreScale own_scale;  // of a work tile, where it has one
-  Sums int_sums;
+  ScoreScale own_scale;  // with Config::kOwnScale
+  IntScores int_scores;
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
 };

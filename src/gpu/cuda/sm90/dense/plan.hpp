@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's part of what Hopper's kernels of dense attention share, forward and backward: their tensors, and what they decline.
+/// The host's part of Hopper's dense kernels, forward and backward: their tensors, and the problems that
+/// they decline.
 #pragma once
 
 #include <array>
@@ -10,7 +11,7 @@
 
 namespace fovea::gpu::sm90::dense {
 
-/// What maps need to know of q, k, v and out.
+/// Descriptions of q, k, v and out for their tensor maps.
 inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p, DType out_dtype) {
   const std::int64_t batch = p.ragged ? 1 : p.batch, rows_q = p.ragged ? p.total_q : p.max_seq_q;
   const std::int64_t rows_k = p.ragged ? p.total_k : p.max_seq_k;
@@ -20,11 +21,11 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
            {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
-/// `tensors`: their RowsDesc.
+/// `tensors`: the RowsDesc of all.
 template <class Tensors>
 Result<void> accept_dense(const detail::AttentionCore& problem, const Tensors& tensors) {
   using detail::declined;
-  constexpr double kMostSoftcap = 1024;  // the kernels' tanh has an error of 2^-23 of it
+  constexpr double kMostSoftcap = 1024;  // the error of the kernels' tanh is 2^-23 of the softcap
   if (problem.softcap > kMostSoftcap) return declined("softcap", detail::number_text(problem.softcap), "at most 1024");
   if (problem.batch >= kCountLimit) return declined("batch", problem.batch, "below 2^30");
   for (const RowsDesc& tensor : tensors) {

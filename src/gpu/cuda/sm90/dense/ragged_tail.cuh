@@ -1,18 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The last query tiles of a ragged batch, longest first. TileOrder (op/common/tile_order.hpp) has those of a batch of equal sequences.
+/// Sequences of a ragged batch, and its last query tiles, longest first. TileOrder
+/// (op/common/tile_order.hpp) has the last tiles of a batch of equal sequences.
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/dense/sequence.cuh"
+#include "gpu/cuda/common/work_tile.cuh"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::dense {
 
-/// By a whole warp. Query tiles are ranked by level, the place of their last row among the keys under a causal mask. A lane has the
-/// levels of one sequence.
+/// The beginning of a sequence in its tensors, and its lengths.
+struct RaggedSequence {
+  int q_begin, k_begin, seq_q, seq_k;
+};
+/// Overloaded for paged attention.
+template <class Params>
+__device__ RaggedSequence sequence_at(const Params& params, int index) {
+  return {params.cu_seqlens_q[index], params.cu_seqlens_k[index], sequence_length(params.cu_seqlens_q, index, params.seq_q),
+          sequence_length(params.cu_seqlens_k, index, params.seq_k)};
+}
+
+/// The tail, found by a whole warp. The rank of a query tile is its level: the place of its last row
+/// among the keys under a causal mask. A lane has the levels of one sequence.
 class RaggedTail {
  public:
-  /// The first sequence takes two lanes: one for the head of which some pairs have been dealt.
+  /// The first sequence takes two lanes: one for the head some of whose pairs are dealt out already.
   static constexpr int kSequences = 31;
 
   struct Place {
@@ -20,7 +32,7 @@ class RaggedTail {
     detail::TileOrder::Place at;
   };
 
-  /// Begins after `dealt` pairs of a sequence that has more. `tokens`: of a query tile.
+  /// The tail begins after `dealt` pairs of the first sequence. `tokens`: of a query tile.
   template <class Params>
   __device__ RaggedTail(const Params& params, int first_sequence, int dealt, int work_heads, int tokens) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -36,7 +48,7 @@ class RaggedTail {
     end = base + q_tiles - outer;
   }
 
-  /// The index-th.
+  /// The index-th query tile of the tail.
   __device__ Place at(int index) const {
     int low = 0, high = __reduce_max_sync(~0u, end);
     if (index >= tiles_from(low)) return {0, detail::TileOrder::kEnd};
@@ -52,11 +64,13 @@ class RaggedTail {
   }
 
  private:
-  /// Of all lanes, of this level and above.
+  /// Query tiles of all lanes, of this level and above.
   __device__ int tiles_from(int level) const { return __reduce_add_sync(~0u, heads * max(end - max(begin, level), 0)); }
 
-  int sequence = 0, head = 0, heads = 0;  // heads [head, head + heads)
-  int base = 0, begin = 0, end = 0;       // levels: of the first query tile, and of those that are left
+  int sequence = 0;
+  int head = 0, heads = 0;  // heads [head, head + heads)
+  int base = 0;             // level of the first query tile
+  int begin = 0, end = 0;   // levels of the remaining query tiles
 };
 
 }  // namespace fovea::gpu::sm90::dense

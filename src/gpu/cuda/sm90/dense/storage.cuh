@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The shared memory of a CTA.
+/// Shared memory of a CTA of dense attention, with its barriers.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@ namespace fovea::gpu::sm90::dense {
 
 inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 
-/// Named barriers. 0 is that of the whole CTA.
+/// Named barriers; 0 is __syncthreads().
 enum : int {
-  kWarpgroup = 1,         // to 4: a warpgroup alone
-  kSchedulerBarrier = 5,  // to 7: the warpgroup before arrives once its products are issued; this one waits
+  kWarpgroup = 1,         // to 4: the threads of one warpgroup
+  kSchedulerBarrier = 5,  // to 7: a warpgroup waits; the one before it arrives once its MMAs are issued
 };
 
-/// What consumers find in shared memory of each work tile beside the work tile itself: nothing, for most kernels.
+/// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 
 template <class Config>
@@ -26,17 +26,18 @@ struct Storage {
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
   WorkTile work_tiles[kWorkTiles];
-  // full: the planner arrives; producers wait, and the warp that loads `beside`. empty: a thread of each consumer warpgroup arrives once it
-  // is done, so after all of these; the planner waits.
+  // full: the scheduler arrives; producers and the warp that loads WorkTileData wait.
+  // empty: a thread of each consumer warpgroup arrives once it has stored its results; the scheduler waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
-  // full: a producer's lane and the copy engine arrive, consumers wait. empty: a producer waits; a thread of each consumer warpgroup
-  // arrives (q, once its results are read), or a lane of each consumer warp (k, v).
+  // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait.
+  // empty: a thread of each consumer warpgroup arrives (q, once the results in it are read), or a lane of
+  // each consumer warp (k, v); a producer waits.
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
-  [[no_unique_address]] typename Config::WorkTileData work_tile_data;  // of each of work_tiles
+  [[no_unique_address]] typename Config::WorkTileData work_tile_data;  // [kWorkTiles]
 
-  /// By one thread, before any other uses them.
+  /// One thread calls it, before any other uses a barrier.
   __device__ void init_barriers() {
     constexpr int kWarpgroups = Config::kTuning.warpgroups;
     barriers_init(work_full, 1);

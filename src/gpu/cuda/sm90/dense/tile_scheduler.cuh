@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which work tiles a persistent CTA of dense attention computes, in order, and the ring in which its roles find them.
-///
-/// `Config` has kRowTile and kKeyTile. `Params` has the fields of a batch: order, cu_seqlens_q, cu_seqlens_k, batch, seq_q, seq_k, heads,
-/// packed_shift, splits, mask.
+/// The work tiles of a persistent CTA of dense attention, in order, and the ring that hands them to its
+/// other roles.
 #pragma once
 
 #include <climits>
@@ -12,9 +10,10 @@
 
 namespace fovea::gpu::sm90::dense {
 
-inline constexpr int kWorkTiles = 4;  // of the ring
+inline constexpr int kWorkTiles = 4;  // stages of the ring
 
-/// One warp walks through the work tiles of its CTA, one of `ctas`. In a ragged batch, a cursor moves over the sequences, 32 at a time.
+/// Finds the work tiles of this CTA, one of `ctas`, by a whole warp. In a ragged batch, a cursor moves
+/// over the sequences, 32 at a time. `Config` has kRowTile and kKeyTile.
 template <class Config, class Params>
 class TileScheduler {
  public:
@@ -22,9 +21,9 @@ class TileScheduler {
     if (params.cu_seqlens_q != nullptr) find_tail();
   }
 
-  /// The next work tile, or one that says that all are done; by the whole warp.
+  /// Returns the next work tile. After the last one, `done` is set.
   __device__ WorkTile next() {
-    for (;; ++turn) {
+    for (;; ++step) {
       WorkTile work{};
       const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(work) : of_ragged(work);
       if (at.head == detail::TileOrder::kNone.head) continue;
@@ -34,7 +33,7 @@ class TileScheduler {
       } else {
         place(work, at);
       }
-      ++turn;
+      ++step;
       return work;
     }
   }
@@ -43,23 +42,24 @@ class TileScheduler {
   __device__ detail::TileOrder::Place of_batch(WorkTile& work) const {
     work.seq_q = params.seq_q;
     work.seq_k = params.seq_k;
-    detail::TileOrder::Place at = params.order.at(static_cast<int>(blockIdx.x), turn);
+    detail::TileOrder::Place at = params.order.at(static_cast<int>(blockIdx.x), step);
     if (at.head < 0) return at;
     work.batch = at.head / work_heads();
     at.head -= work.batch * work_heads();
     return at;
   }
 
-  /// Pairs of tiles of one sequence after the other, in rounds. As in TileOrder, the tail is dealt out tile by tile.
+  /// Deals out pairs of tiles in rounds, sequence by sequence, and the tail tile by tile, as TileOrder
+  /// does.
   __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
-    const int cta = static_cast<int>(blockIdx.x), round = turn - tail_turn;
+    const int cta = static_cast<int>(blockIdx.x), round = step - tail_step;
     if (round < 0) {
-      const int index = turn / 2 * ctas + cta;
+      const int index = step / 2 * ctas + cta;
       if (!seek(index)) return detail::TileOrder::kEnd;
       take(work, batch);
-      return detail::TileOrder::of_pair(index - before, turn % 2 == 1, query_tiles(work.seq_q));
+      return detail::TileOrder::of_pair(index - before, step % 2 == 1, query_tiles(work.seq_q));
     }
-    const int dealt = tail_turn / 2 * ctas;
+    const int dealt = tail_step / 2 * ctas;
     if (!seek(dealt)) return detail::TileOrder::kEnd;
     const RaggedTail tail(params, batch, dealt - before, work_heads(), tokens());
     const RaggedTail::Place place = tail.at(round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta));
@@ -76,8 +76,9 @@ class TileScheduler {
     work.seq_k = sequence.seq_k;
   }
 
-  /// The tail has the last rounds, two or three, unless the last one is nearly full: to find a place in the tail takes a microsecond. Where
-  /// more sequences than RaggedTail takes are in it, they have so few tiles that pairs suffice.
+  /// The tail is the last two or three rounds, unless the last one is nearly full: to find a place in the
+  /// tail takes a microsecond. With more sequences than RaggedTail takes, each has so few tiles that
+  /// pairs suffice.
   __device__ void find_tail() {
     int all = 0, last = 0;
     for (int index = lane; index < params.batch; index += 32) {
@@ -92,16 +93,16 @@ class TileScheduler {
     if (params.batch > RaggedTail::kSequences) {
       seek(rounds * ctas);
       last = __reduce_max_sync(~0u, last);
-      if (last - batch < RaggedTail::kSequences) tail_turn = 2 * rounds;
+      if (last - batch < RaggedTail::kSequences) tail_step = 2 * rounds;
       batch = before = 0;
     } else {
-      tail_turn = 2 * rounds;
+      tail_step = 2 * rounds;
     }
   }
 
   /// Splits count as heads.
   __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
-  /// Of a query tile.
+  /// Tokens of a query tile.
   __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
   __device__ int pairs(int sequence) const {
@@ -109,10 +110,10 @@ class TileScheduler {
     return (query_tiles(sequence_at(params, sequence).seq_q) + 1) / 2 * work_heads();
   }
 
-  /// Moves the cursor to the sequence of this pair. False when there is none.
+  /// Moves the cursor to the sequence of pair `index`. Returns false when there is none.
   __device__ bool seek(int index) {
     for (; batch < params.batch; batch += 32) {
-      const int end = Warp::inclusive_sum(pairs(batch + lane));  // of this lane's sequence
+      const int end = Warp::inclusive_sum(pairs(batch + lane));  // last pair of this lane's sequence
       const unsigned reached = __ballot_sync(~0u, index < before + end);
       const int found = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : 32;
       const int passed = __shfl_sync(~0u, end, found == 0 ? 0 : found - 1);
@@ -132,26 +133,28 @@ class TileScheduler {
     work.find_keys(params, Config::kRowTile, Config::kKeyTile);
     if (params.splits > 1) work.keep_split(params.splits);
     if (work.last > work.first) return;
-    // A tile of which no row sees a key: consumers have one kind of work tile.
+    // No row sees a key. The tile has one key tile that is masked, so consumers need no other case.
     work.low = 1;
     work.high = 0;
     work.first = 0;
     work.last = work.full_first = work.full_last = 1;
   }
 
-  static constexpr int kNearlyFull = 64;  // its idle CTAs, relative to all pairs
+  static constexpr int kNearlyFull = 64;  // the last round is: fewer than 1/64 of all pairs would be idle
 
   const Params& params;
   const int ctas, lane;
-  int turn = 0;
-  int tail_turn = INT_MAX;    // when a ragged batch's tail begins
-  int batch = 0, before = 0;  // the cursor, and the pairs of all sequences before it
+  int step = 0;
+  int tail_step = INT_MAX;  // the step at which a ragged batch's tail begins
+  int batch = 0;            // the cursor
+  int before = 0;           // pairs of all sequences before the cursor
 };
 
-/// By one warp, ahead of the producer: to find a work tile takes as long as to compute a key tile. `Storage` has the ring: work_tiles and
-/// its barriers work_full and work_empty. `ctas`: those that take work tiles, the first of the grid.
+/// The scheduler warp, ahead of the producer: to find a work tile takes as long as to compute a key tile.
+/// `Storage` has the ring: work_tiles, work_full and work_empty. `ctas`: the first CTAs of the grid, which
+/// take work tiles.
 template <class Config, class Params, class Storage>
-__device__ void plan_work(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x)) {
+__device__ void schedule_work_tiles(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x)) {
   TileScheduler<Config, Params> scheduler(params, ctas);
   PipelineState<kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {

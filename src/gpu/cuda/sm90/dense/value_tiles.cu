@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/value_tiles.cuh"
-#include "gpu/cuda/sm90/dense/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
-/// Keys of a sequence that one block transposes.
+/// The keys that one CTA transposes: those of a sequence from `first` on.
 struct ValuePlace {
   int sequence, k_begin, first, seq_k;
 };
 
-/// Of tile `index` of a head; of a ragged batch, by bisection.
+/// Finds the place of tile `index` of a head, by bisection in a ragged batch.
 static __device__ ValuePlace place_of(const ValueTiles& tiles, int index) {
   if (tiles.cu_seqlens_k == nullptr) {
     const int of_sequence = static_cast<int>(tiles.first(1, 0)), sequence = index / of_sequence;
@@ -26,13 +26,13 @@ static __device__ ValuePlace place_of(const ValueTiles& tiles, int index) {
   return {sequence, k_begin, static_cast<int>(first), min(max(length, 0), tiles.seq_k)};
 }
 
-/// A thread for each 16 keys and four columns of a tile and kv head.
+/// A thread has 16 keys and four columns of a tile and kv head.
 __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
   grid_dependency_wait();
   launch_dependents();
   const int kv_head = static_cast<int>(blockIdx.x) % tiles.kv_heads;
   const ValuePlace tile = place_of(tiles, static_cast<int>(blockIdx.x) / tiles.kv_heads);
-  // Of a ragged batch, some tiles are no sequence's.
+  // A ragged batch has tiles that belong to no sequence.
   if (tile.first < 0 || (tile.first > 0 && tile.first >= tile.seq_k)) return;
   const int quads = tiles.columns / 4, column = static_cast<int>(threadIdx.x) % quads * 4, group = static_cast<int>(threadIdx.x) / quads;
   const detail::RowStrides& strides = tiles.strides;
@@ -45,7 +45,7 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
     if (key < tile.seq_k && column < tiles.head_dim)
       rows[i] = *reinterpret_cast<const std::uint32_t*>(v + (std::int64_t{tile.k_begin} + key) * strides.row);
   }
-  std::uint32_t transposed[4][4];  // of each column, keys in fours
+  std::uint32_t transposed[4][4];  // [column][four keys]
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     const auto row = [&](int i) { return rows[value_key(4 * t + i)]; };
@@ -54,8 +54,8 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) transposed[i][t] = columns[i];
   }
-  // Through shared memory, so that neighbours store neighbours. A unit is 16 keys of a column; a gap behind every eight units keeps
-  // threads two apart from the same banks.
+  // Units pass through shared memory, so that neighbouring threads store neighbouring units. A unit is
+  // 16 keys of a column. A gap after every eight units avoids bank conflicts.
   extern __shared__ uint4 units[];
   const auto at = [](int unit) { return unit + unit / 8; };
   const int unit = group * tiles.columns + column;

@@ -1,15 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How many CTAs of a launch compute, where the kernel after this one computes other sequences beside it on the rest of the device.
+/// The sequences of a paged batch, and how many CTAs compute them while a co-launched kernel computes the
+/// others on the rest of the device.
 #pragma once
 
-#include "gpu/cuda/sm90/paged_attention/sequence.cuh"
+#include "gpu/cuda/sm90/dense/ragged_tail.cuh"
+#include "gpu/cuda/sm90/paged_attention/config.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// By a whole warp, once the lengths are known. All warps of all CTAs find the same number.
+/// A sequence, clamped to the bounds of the plan whatever the lists hold.
+__device__ inline dense::RaggedSequence any_sequence_at(const Params& params, int index) {
+  const int rows = static_cast<int>(params.rows), begin = min(max(params.cu_seqlens_q[index], 0), rows);
+  const int end = min(max(params.cu_seqlens_q[index + 1], 0), rows);
+  return {begin, 0, min(max(end - begin, 0), params.seq_q), min(max(params.kv_len[index], 0), params.seq_k)};
+}
+/// A sequence as dense::TileScheduler sees it. Those of the co-launched kernel have no query rows here.
+__device__ inline dense::RaggedSequence sequence_at(const Params& params, int index) {
+  dense::RaggedSequence sequence = any_sequence_at(params, index);
+  if (sequence.seq_q < params.prefill_from) sequence.seq_q = 0;
+  return sequence;
+}
+
+/// Counts the work of both kernels, by a whole warp. All warps of all CTAs find the same number.
 ///
-/// This kernel deals out pairs of query tiles in rounds. The other one reads keys nearly as fast with half of the device as with all of it,
-/// and gets what becomes free. So this one aims at half, or more where its share of the work is larger, and takes whole rounds.
+/// This kernel deals out pairs of query tiles in rounds. The other kernel reads keys nearly as fast with
+/// half of the device as with all of it, and gets the CTAs that become free. So this one aims at half of
+/// the device, or more where its share of the work is larger, and takes whole rounds.
 template <class Config>
 class ActiveCtas {
  public:
@@ -51,8 +67,9 @@ class ActiveCtas {
   }
 
   const Params& params;
-  int pairs = 0;               // of query tiles, of each work head
-  float here = 0, decode = 0;  // key tiles: of all query tiles of a work head, and of a kv head of other sequences
+  int pairs = 0;     // pairs of query tiles of a work head
+  float here = 0;    // key tiles of all query tiles of a work head
+  float decode = 0;  // key tiles of a kv head of the other kernel's sequences
 };
 
 template <class Config>

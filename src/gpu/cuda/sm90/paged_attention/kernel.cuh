@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: storage, barriers, roles. What instances/ instantiate.
+/// The kernel of paged attention: storage, barriers, roles.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
 #include "gpu/cuda/sm90/paged_attention/active_ctas.cuh"
-#include "gpu/cuda/sm90/paged_attention/exact_keys.cuh"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"
 #include "gpu/cuda/sm90/paged_attention/load.cuh"
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// As many CTAs as multiprocessors, each of which walks through work tiles. Beside another kernel, those that are not active leave their
-/// multiprocessors to it.
+/// Persistent CTAs, one for each multiprocessor. Co-launched with another kernel, CTAs that are not active
+/// leave their multiprocessors to it.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
     const int warp = uniform(threadIdx.x / 32) - Config::kMathThreads / 32;
     if (warp == 0) Loader<Config, false>(params, storage)();
-    if (warp == 1) dense::plan_work<Config>(params, storage, ctas);
+    if (warp == 1) dense::schedule_work_tiles<Config>(params, storage, ctas);
     if (warp == 2) Loader<Config, true>(params, storage)();
     __syncwarp();
   }

@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
-#include "gpu/cuda/sm90/paged_attention/params.hpp"
 #include "gpu/runtime.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {

@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producers: a warp copies queries and the keys that the block table names into shared memory, and another one the values.
+/// The producers: one warp loads queries and the keys that the block table names into shared memory,
+/// another warp the values.
 #pragma once
 
 #include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/dense/exact_row.cuh"
+#include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/paged_attention/params.hpp"
+#include "gpu/cuda/sm90/paged_attention/config.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// By a whole warp: each lane copies the rows of a key tile that one page holds. Rows past the sequence are zeros, and so are pages that no
-/// query row of the tile sees. A lane's copy takes some 80 clocks to issue, so keys and values have a warp each.
+/// Rows of a sequence's keys and values in the cache, for dense::ExactRow.
+template <class Element>
+struct PagedKeys {
+  const Params& params;
+  const std::int32_t* table;
+  int kv_head;
+
+  __device__ PagedKeys(const Params& params_, const WorkTile& work, int kv_head_)
+      : params(params_), table(params.block_table + work.batch * params.table_stride), kv_head(kv_head_) {}
+
+  __device__ KeyRow<Element> operator()(int key) const {
+    const int entry = params.page.quotient(key), block = table[entry], token = key - entry * params.page.divisor;
+    if (!params.has(block)) return {nullptr, nullptr};
+    const auto in = [&](const ClippedRows& cache) {
+      const detail::RowStrides& strides = cache.strides;
+      return static_cast<const Element*>(cache.data) + block * strides.batch + token * strides.row + kv_head * strides.head;
+    };
+    return {in(params.k), in(params.v)};
+  }
+};
+
+/// A whole warp, whose lanes load the rows of a key tile that one page holds each. Rows past the sequence
+/// are zeros, and so are pages that no query row of the tile sees. A lane's copy takes some 80 clocks to
+/// issue, so keys and values have a warp each.
 template <class Config, bool kValues>
 class Loader {
  public:
@@ -23,42 +48,36 @@ class Loader {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
       done = work.done;
-      if constexpr (kValues) {
-        if (!done) load_values(work);
-      } else {
-        load_keys(work, buffer);
-      }
+      if (!kValues || !done) load(work, buffer);
     }
   }
 
  private:
-  /// Where the lane's rows of a key tile are: `valid` of them, from a token of a block on. A block outside the cache is -1. Without any,
-  /// the token is the one after the page's last, where boxes are out of bounds.
+  /// The lane's rows of a key tile: `valid` of them, from `token` of a block on. The block is -1 outside
+  /// the cache. Without any row, `token` is the one after the page's last, where boxes are out of bounds.
   struct Box {
     int block = 0, token = 0, valid = 0, kv_head = 0;
   };
 
-  /// From the last key tile to the first, as the consumers take them: also from one work tile to the next. What says that all are done has
-  /// a key tile out of bounds where consumers wait for one.
-  __device__ void load_keys(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
+  /// Loads key tiles from the last to the first, as consumers read them, also across work tiles. The work
+  /// tile with `done` adds a key tile out of bounds where consumers wait for one.
+  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
+    // The work tile may be overwritten once the last copy is issued.
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     Box next = find(work, last - 1);
     for (int tile = last - 1; tile >= first; --tile) {
       const Box box = next;
-      if (tile > first) next = find(work, tile - 1);  // arrives while the stages are waited for
-      // Nothing may be on its way when the CTA ends.
-      if (!work.done || (started && Config::kOverlapWork)) load_keys(box);
-      if (tile == last - 1) load_queries(work, buffer);
-      started = true;
-    }
-  }
-  __device__ void load_values(const WorkTile& work) {
-    const int last = work.last, first = work.first;  // once the last copy is issued, another work tile may take this one's place
-    Box next = find(work, last - 1);
-    for (int tile = last - 1; tile >= first; --tile) {
-      const Box box = next;
-      if (tile > first) next = find(work, tile - 1);
-      load_values(box);
+      if (tile > first) next = find(work, tile - 1);  // arrives during the wait for the stage
+      if constexpr (kValues) {
+        load_tile<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, box, storage.v, storage.v_full, storage.v_empty);
+      } else {
+        // No copy may be in flight when the CTA ends.
+        if (!work.done || (started && Config::kOverlapWork))
+          load_tile<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, storage.k, storage.k_full, storage.k_empty);
+        if (tile == last - 1 && lane == 0) dense::load_queries<Config>(params, storage, work, buffer);
+        __syncwarp();
+        started = true;
+      }
     }
   }
 
@@ -73,43 +92,19 @@ class Loader {
             work.head / params.heads_per_kv};
   }
 
-  __device__ void load_queries(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
-    const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
-    barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
-    if (lane != 0) return;
-    barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
-    const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
-    load_clipped<Config::kSlicesQk>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q,
-                                    {0, work.head, work.q_begin + work.token, valid}, full);
-  }
-
-  __device__ void load_keys(Box box) {
-    const std::uint32_t full = begin(storage.k_full, storage.k_empty, Config::kKeyBytes);
-    load_rows<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, shared_address(storage.k[position.stage]), full);
-    position.advance();
-  }
-  __device__ void load_values(Box box) {
-    const std::uint32_t full = begin(storage.v_full, storage.v_empty, Config::kValueBytes);
-    load_rows<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, box, shared_address(storage.v[position.stage]), full);
-    position.advance();
-  }
-
-  /// producer_acquire() of the warp.
-  __device__ std::uint32_t begin(std::uint64_t* full_barriers, std::uint64_t* empty_barriers, int bytes) const {
-    if (lane == 0) producer_acquire(position, full_barriers, empty_barriers, bytes);
-    __syncwarp();
-    return shared_address(full_barriers + position.stage);
-  }
-
   struct Cache {
     const ClippedRows& rows;
     const PageBoxes& pages;
     const CUtensorMap* outside;  // of rows in no block
   };
 
-  template <int kSlices>
-  __device__ void load_rows(const Cache& cache, Box box, std::uint32_t to, std::uint32_t full) const {
-    to += lane * params.box_rows * kSlices * kSliceBytes;
+  template <int kSlices, int kStages, int kBytes>
+  __device__ void load_tile(const Cache& cache, Box box, std::byte (&tiles)[kStages][kBytes], std::uint64_t* full_barriers,
+                            std::uint64_t* empty_barriers) {
+    if (lane == 0) producer_acquire(position, full_barriers, empty_barriers, kBytes);
+    __syncwarp();
+    const std::uint32_t full = shared_address(full_barriers + position.stage);
+    const std::uint32_t to = shared_address(tiles[position.stage]) + lane * params.box_rows * kSlices * kSliceBytes;
     const bool has_box = static_cast<unsigned>(box.block) < static_cast<unsigned>(cache.pages.blocks);
     const bool is_one = has_box && (box.valid == params.box_rows || box.valid == 0);
     if (copies && is_one) {
@@ -119,9 +114,11 @@ class Loader {
       load_groups<kSlices>(cache, box, to, full);
     }
     __syncwarp();
+    position.advance();
   }
 
-  /// Rows that end inside of a page, that are in no block, or whose slices are not whole.
+  /// Loads boxes of eight rows of one slice: of rows that end inside of a page, that are in no block, or
+  /// whose slices are not whole.
   template <int kSlices>
   __device__ void load_groups(const Cache& cache, Box box, std::uint32_t to, std::uint32_t full) const {
     const bool found = box.block >= 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Paged attention by tiles of many query rows: accepts or declines, and launches.
+/// Paged attention by full query tiles: accepts or declines, and launches. A batch of prefills and decodes
+/// may have two kernels, co-launched.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -12,10 +13,10 @@
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"
-#include "gpu/cuda/sm90/paged_attention/mixed.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/paged_attention/validate.hpp"
+#include "plan/select.hpp"
 
 namespace fovea::gpu::sm90 {
 namespace paged_attention {
@@ -23,6 +24,8 @@ namespace {
 
 using detail::declined;
 using Problem = detail::PagedAttentionProblem;
+
+constexpr std::string_view kName = "cuda.sm90.paged_attention", kMixedName = "cuda.sm90.paged_attention_mixed";
 
 /// Pages are the sequences of a cache's rows.
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
@@ -195,6 +198,66 @@ std::string_view outdone(const Problem& problem, Device device) {
   if (problem.batch_invariant) return "a batch-invariant call has one kernel for sequences of any length";
   return outdone_by_portable(problem.total_q * problem.group() / problem.batch, work_tiles_of(problem),
                              properties(device)->multiprocessors);
+}
+
+// ---- prefills and decodes by two kernels ----------------------------------------------------------
+
+/// Plan of one kernel.
+using Half = std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>;
+
+constexpr std::string_view kDecodeName = "cuda.portable.paged_attention";
+
+Bounds bounds_of(const Problem& p) { return {p.batch, p.total_q, p.max_seq_q, p.group()}; }
+
+class MixedState final : public PlanState<Problem, PagedAttentionArgs> {
+ public:
+  MixedState(const Problem& problem, Device device, Half prefill, Half decode)
+      : PlanState(kMixedName, problem, device), prefill_(std::move(prefill)), decode_(std::move(decode)) {
+    workspace_bytes = decode_->workspace_bytes;
+  }
+
+  std::string tuning() const override {
+    const auto text = [](const Half& half) { return std::string(half->implementation) + ": " + half->tuning(); };
+    return "sequences of " + std::to_string(prefill_from(bounds_of(problem_))) + " query tokens or more by " + text(prefill_) +
+           "; beside it the others by " + text(decode_);
+  }
+
+ private:
+  bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0; }
+
+  /// The kernel of prefills lets the other one start beside it. The other one completes after both.
+  Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    if (Result<void> launched = prefill_->run(args, {}, stream, false); !launched) return launched;
+    return decode_->run(args, workspace, stream, false);
+  }
+
+  Half prefill_, decode_;
+};
+
+detail::PlanResult<PagedAttentionArgs> plan_half(std::string_view name, const Problem& problem, Device device) {
+  const auto entries = detail::implementations_of<detail::PagedAttention>();
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.name == name; });
+  return detail::plan_with(*found, problem, device, true);
+}
+
+detail::PlanResult<PagedAttentionArgs> plan_mixed(const Problem& problem, Device device) {
+  Problem half = problem;
+  half.prefill_from = prefill_from(bounds_of(problem));
+  half.sequences = detail::SequenceClass::prefill;
+  auto prefill = plan_half(kName, half, device);
+  if (!prefill) return prefill.error();
+  // Without a prefill, the decodes are not co-launched.
+  half.sequences = problem.max_seq_q < half.prefill_from ? detail::SequenceClass::all : detail::SequenceClass::decode;
+  half.max_seq_q = std::min(problem.max_seq_q, half.prefill_from - 1);
+  auto decode = plan_half(kDecodeName, half, device);
+  if (!decode) return decode.error();
+  return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(
+      std::make_shared<MixedState>(problem, device, *std::move(prefill), *std::move(decode)));
+}
+
+std::string_view mixed_outdone(const Problem& problem, Device) {
+  if (problem.batch == 0 || problem.total_q == 0) return "nothing is to be computed";
+  return outdone_by_one(bounds_of(problem));
 }
 
 constexpr std::string_view kAccepts =

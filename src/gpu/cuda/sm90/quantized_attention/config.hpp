@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of an 8-bit kernel that follow from its row of tuning.hpp.
+/// Parameters of a launch of 8-bit attention, and the constants of a kernel, from its row of tuning.hpp.
 #pragma once
 
 #include <cstdint>
 
+#include "gpu/cuda/common/quantized/codes.hpp"
 #include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
-#include "gpu/cuda/sm90/quantized_attention/params.hpp"
+#include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/quantized_attention/tuning.hpp"
 
 namespace fovea::gpu::sm90::quantized_attention {
+
+/// Those of dense attention without splits, and with one query head in a query tile. `scale_log2` may be
+/// negative.
+struct Params : dense::Params {
+  Codes codes{};
+  std::int64_t key_block_stride = 0;  ///< of k_scale, between blocks of keys
+  DType out_dtype{};
+};
 
 template <class Config>
 class WorkScales;  // work_scales.cuh
@@ -21,7 +30,8 @@ struct Config : attention::TileConfig<std::int8_t, ValueElement, tunings_of(size
   using WorkTileData = WorkScales<Config>;
   using Base = attention::TileConfig<std::int8_t, ValueElement, tunings_of(sizeof(ValueElement) == 1)[kIndex]>;
   static constexpr bool kOwnScale = true, kOwnEdges = true;
-  static constexpr int kKeyBlocks = Base::kKeyTile / static_cast<int>(Int8Groups::kKBlock);  ///< of a key tile, with a scale each
+  /// Blocks of a key tile, with a scale each.
+  static constexpr int kKeyBlocks = Base::kKeyTile / static_cast<int>(Int8Groups::kKBlock);
   static_assert(Base::kKeyTile % Int8Groups::kKBlock == 0 && Base::kHeadDimQk == Base::kHeadDimV && !Base::kOverlap);
   static_assert(!Base::k8BitValues || Base::kKeyTile == kQuantizedValueKeys);
 };

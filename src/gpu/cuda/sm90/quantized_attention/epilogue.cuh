@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What follows a warpgroup's last product: normalisation, scales and means of V, lse. Results leave as those of the dense kernel.
+/// The epilogue of a warpgroup: normalisation, scales and means of V, lse. Results are stored as those of
+/// the dense kernel.
 #pragma once
 
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
-#include "gpu/cuda/sm90/quantized_attention/sums.cuh"
+#include "gpu/cuda/sm90/quantized_attention/int_scores.cuh"
 
 namespace fovea::gpu::sm90::quantized_attention {
 
-/// The value of a key in its tile. The next column's is a unit behind it.
+/// The value of a key in a value tile, with the other keys of its unit. The next unit is the next column.
 struct TileValue {
   __nv_fp8_e4m3 value;
   std::byte other_keys[kValueUnit - 1];
@@ -24,7 +25,7 @@ class Epilogue : public dense::Epilogue<Config> {
   using Softmax = SumSoftmax<Config::kKeyTile / 2, Config::kKeyBlocks, typename Base::Range>;
   using Base::Base;
 
-  /// `out`: sums of values as they are stored, relative to 2^softmax.base().
+  /// Stores the results of a work tile. `out`: sums of stored values, relative to 2^softmax.base().
   __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
     softmax.reduce_sum();
@@ -32,13 +33,13 @@ class Epilogue : public dense::Epilogue<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto keys = work.keys_of(token_of(work, r));
-      // What is not a number where no key is seen is the scale of keys.
+      // Rows without keys have no sum, even where the scale of the keys is NaN.
       if (keys.begin >= keys.end) softmax.sum[r] = 0;
       factor[r] = softmax.sum[r] == 0 ? 0 : softmax.top(r, scale.log2) / kOne / softmax.sum[r];
     }
-    finish(Scales(params, work), storage.work_tile_data[work_slot].value, out, factor);
-    if (wide()) {
-      store_wide(work, out);
+    normalise(Scales(params, work), storage.work_tile_data[work_slot].value, out, factor);
+    if (stores_f32()) {
+      store_f32(work, out);
     } else {
       constexpr float kAsIs[2] = {1, 1};
       if (params.out_dtype == DType::f16) {
@@ -47,28 +48,28 @@ class Epilogue : public dense::Epilogue<Config> {
         Base::template stage<__nv_bfloat16>(buffer, out, kAsIs);
       }
     }
-    // Values that a row does not see: 0 times NaN is NaN.
-    const bool leaks = work.full_first > work.first || work.full_last < work.last;
-    if (leaks) {
+    // Masked keys give values the weight 0, and 0 times NaN is NaN.
+    const bool may_be_nan = work.full_first > work.first || work.full_last < work.last;
+    if (may_be_nan) {
       const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
                          {factor[0] == 0 ? 0.0f : 1.0f, factor[1] == 0 ? 0.0f : 1.0f}};
-      if ((rows.lanes[0] | rows.lanes[1]) != 0) compute_again(work, buffer, rows, scale);
+      if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(work, buffer, rows, scale);
     }
-    // Before the stores of lse, for which it would wait.
-    if (!wide()) fence_shared_for_async();
-    const bool second = lane_index() % 2 == 1;  // whose row this lane stores
+    // The fence would wait for the stores of lse, so it precedes them.
+    if (!stores_f32()) fence_shared_for_async();
+    const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
     store_lse(work, second, second ? softmax.sum[1] : softmax.sum[0], base);
-    Base::hand_over(work_slot, buffer, !wide());
+    Base::store_and_release(work_slot, buffer, !stores_f32());
   }
 
  private:
   __device__ int token_of(const WorkTile& work, int r) const { return work.token + dense::tile_row(warpgroup, r); }
-  /// Whether results leave as f32, from registers.
-  __device__ __forceinline__ bool wide() const { return params.out_dtype == DType::f32; }
+  /// Whether results are stored as f32, from registers.
+  __device__ __forceinline__ bool stores_f32() const { return params.out_dtype == DType::f32; }
 
-  /// `value`: scales of channels.
-  __device__ __forceinline__ void finish(const Scales& scales, const float* value, float (&out)[kOut], const float (&factor)[2]) const {
+  /// Applies factors, scales and means to `out`. `value`: scales of channels.
+  __device__ __forceinline__ void normalise(const Scales& scales, const float* value, float (&out)[kOut], const float (&factor)[2]) const {
     const int column = lane_column(lane_index());
 #pragma unroll
     for (int i = 0; i < kOut; ++i) out[i] *= factor[row_of(i)];
@@ -82,7 +83,7 @@ class Epilogue : public dense::Epilogue<Config> {
     }
   }
 
-  /// The first two lanes of each four store that of their rows.
+  /// Stores lse, in the first two lanes of each four.
   __device__ __forceinline__ void store_lse(const WorkTile& work, int r, float sum, float base) const {
     const int token = token_of(work, r);
     if (params.lse == nullptr || lane_index() % 4 > 1 || token >= work.seq_q) return;
@@ -90,14 +91,14 @@ class Epilogue : public dense::Epilogue<Config> {
         sum == 0 ? -INFINITY : Scales(params, work).shifted((base + Warp::log2(sum)) * kLn2, token);
   }
 
-  __device__ float* wide_row(const WorkTile& work, int token) const {
+  __device__ float* f32_row(const WorkTile& work, int token) const {
     return static_cast<float*>(const_cast<void*>(params.out.data)) + work.offset(params.out.strides, {token, work.head});
   }
-  __device__ __forceinline__ void store_wide(const WorkTile& work, const float (&out)[kOut]) const {
+  __device__ __forceinline__ void store_f32(const WorkTile& work, const float (&out)[kOut]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (token_of(work, r) >= work.seq_q) continue;
-      float* to = wide_row(work, token_of(work, r)) + lane_column(lane_index());
+      float* to = f32_row(work, token_of(work, r)) + lane_column(lane_index());
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) *reinterpret_cast<float2*>(to + column_of(i)) = {out[i], out[i + 1]};
     }
@@ -107,9 +108,9 @@ class Epilogue : public dense::Epilogue<Config> {
 
   using Exact = gpu::ExactRow<std::int8_t>;
 
-  /// Rows of this warp with something that is not finite, which may have come from a value that the row does not see.
-  __device__ __noinline__ void compute_again(const WorkTile& work, int buffer, RowPair rows, ScoreScale lane_scale) {
-    for_rows_not_finite(rows, [&](int i, int lane, float share) {
+  /// Recomputes rows of this warp with results that are not finite, which masked values may have caused.
+  __device__ __noinline__ void recompute_rows(const WorkTile& work, int buffer, RowPair rows, ScoreScale lane_scale) {
+    for_rows_not_finite(rows, [&](int i, int lane, float weight) {
       const float log2 = __shfl_sync(~0u, lane_scale.log2, lane);
       const int row = warpgroup * dense::kWarpgroupRows + thread_index() % 128 / 32 * 16 + i, token = work.token + row;
       if (token >= work.seq_q) return;
@@ -119,7 +120,7 @@ class Epilogue : public dense::Epilogue<Config> {
       for (int c = 0; c < Exact::kColumns; ++c) {
         const int column = c * 32 + lane_index();
         if (column >= Config::kHeadDimV) continue;
-        put(work, buffer, row, column, share == 0 ? 0 : Scales(params, work).value_of(columns[c], column));
+        store_one(work, buffer, row, column, weight == 0 ? 0 : Scales(params, work).value_of(columns[c], column));
       }
     });
   }
@@ -132,10 +133,10 @@ class Epilogue : public dense::Epilogue<Config> {
     const float query_scale = scales.of_query(token);
     const auto seen = work.keys_of(token);
     one(
-        seen.begin, seen.end, log2, row_of,
-        [&](float product, int key) { return product * scales.scale(query_scale, scales.of_key(key)).unit; }, columns);
+        seen.begin, seen.end, log2, row_of, [&](float dot, int key) { return dot * scales.scale(query_scale, scales.of_key(key)).unit; },
+        columns);
   }
-  /// e4m3 values are in tiles alone: whoever wrote these may have had no rows.
+  /// e4m3 values are read from value tiles, as the quantiser may have written no rows.
   using Value = std::conditional_t<Config::k8BitValues, TileValue, typename Config::ValueElement>;
   __device__ const Value* value_row(const WorkTile& work, int key) const {
     if constexpr (Config::k8BitValues) {
@@ -151,11 +152,11 @@ class Epilogue : public dense::Epilogue<Config> {
     return static_cast<const Element*>(rows.data) + work.batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head;
   }
 
-  __device__ void put(const WorkTile& work, int buffer, int row, int column, float x) const {
-    if (wide()) {
-      wide_row(work, work.token + row)[column] = x;
+  __device__ void store_one(const WorkTile& work, int buffer, int row, int column, float x) const {
+    if (stores_f32()) {
+      f32_row(work, work.token + row)[column] = x;
     } else {
-      Base::put_staged(buffer, row, column, params.out_dtype == DType::f16 ? pack<__half>(x, 0) : pack<__nv_bfloat16>(x, 0));
+      Base::store_staged(buffer, row, column, params.out_dtype == DType::f16 ? pack<__half>(x, 0) : pack<__nv_bfloat16>(x, 0));
     }
   }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The 8-bit kernel: storage, barriers, roles. What instances/ instantiate.
+/// The 8-bit kernel: storage, barriers, roles.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
@@ -13,7 +13,7 @@ namespace fovea::gpu::sm90::quantized_attention {
 template <class Config>
 using Storage = dense::Storage<Config>;
 
-/// As many CTAs as multiprocessors, each of which walks through work tiles.
+/// Persistent CTAs, one for each multiprocessor.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -28,12 +28,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   grid_dependency_wait();
   if (warpgroup < Config::kTuning.warpgroups) {
     warpgroup_reg_alloc<Config::kMathRegisters>();
-    dense::Math<Config, Epilogue<Config>, Sums<Config>>(params, storage, warpgroup)();
+    dense::Math<Config, Epilogue<Config>, IntScores<Config>>(params, storage, warpgroup)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (Config::k8BitValues) fence_global_for_async();  // a kernel before has written the value tiles, which bulk copies read
+    if (Config::k8BitValues) fence_global_for_async();  // bulk copies read value tiles of a kernel before
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
-    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::plan_work<Config>(params, storage);
+    if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::schedule_work_tiles<Config>(params, storage);
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 2) storage.work_tile_data.load(params, storage);
     __syncwarp();
   }

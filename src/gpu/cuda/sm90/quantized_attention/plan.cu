@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/dense/value_tiles.hpp"
+#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/quantized_attention/launch.hpp"
 #include "gpu/plan_state.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The scales of work tiles in shared memory. A warp loads them ahead of the consumers, which would wait for memory twice a work tile.
+/// Scales of work tiles in shared memory. A warp loads them ahead of the consumers, which would otherwise
+/// wait for memory twice a work tile.
 #pragma once
 
 #include "gpu/cuda/common/fragment.cuh"
@@ -14,16 +15,16 @@ template <class Config>
 class WorkScales {
  public:
   struct Of {
-    float query[Config::kRowTile];   // of each row
-    float value[Config::kHeadDimV];  // of each channel; 1 where values have no scales
-    const float* key[4];             // of the first keys of the sequence that a lane has, by lane % 4
+    float query[Config::kRowTile];   // [row]
+    float value[Config::kHeadDimV];  // [channel]; 1 without scales of values
+    const float* key[4];             // [lane % 4]: scale of the lane's first keys of the sequence
   };
 
   __device__ const Of& operator[](int slot) const { return of[slot]; }
 
   __device__ void init_barriers() { barriers_init(full, 1); }
 
-  /// By one warp: of all work tiles, as the planner finds them.
+  /// Loads the scales of all work tiles, by one warp, as the scheduler finds them.
   template <class Params, class Storage>
   __device__ __forceinline__ void load(const Params& params, Storage& storage) {
     PipelineState<dense::kWorkTiles> at;
@@ -36,11 +37,11 @@ class WorkScales {
       if (lane_index() == 0) barrier_arrive(shared_address(&full[at.stage]));
     }
   }
-  /// By consumers, before they read what is in the slot.
+  /// Consumers wait here before they read the slot.
   __device__ __forceinline__ void wait(int slot, std::uint32_t parity) { barrier_wait(shared_address(&full[slot]), parity); }
 
  private:
-  /// Loads of all kinds are in flight together.
+  /// All loads are in flight together.
   template <class Scales>
   static __device__ __forceinline__ void load(const Scales& scales, const WorkTile& work, Of& to) {
     constexpr int kRows = Config::kRowTile / 32, kColumns = Config::kHeadDimV / 32;
@@ -59,7 +60,7 @@ class WorkScales {
   }
 
   Of of[dense::kWorkTiles];
-  std::uint64_t full[dense::kWorkTiles];  // a lane of that warp arrives, consumers wait; work_empty frees the slot
+  std::uint64_t full[dense::kWorkTiles];  // a lane of the warp arrives, consumers wait; work_empty frees the slot
 };
 
 }  // namespace fovea::gpu::sm90::quantized_attention

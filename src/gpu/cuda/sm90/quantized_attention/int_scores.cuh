@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Products of codes, which are sums of integers, and how they become probabilities.
+/// Q K^T of int8 codes, in integer accumulators, and their way to probabilities.
 #pragma once
 
 #include "gpu/cuda/common/fragment.cuh"
@@ -15,16 +15,17 @@ namespace fovea::gpu::sm90::quantized_attention {
 using dense::ScoreScale;
 using Scales = gpu::Scales<Params, WorkTile>;
 
-/// A lane's part of a key tile: two query rows with one scale, and keys of kKeyBlocks blocks with one scale each.
+/// A lane's fragment of Q K^T: two query rows with one scale, and keys of kKeyBlocks blocks with one scale
+/// each.
 template <class Config>
-class Sums {
+class IntScores {
  public:
   static constexpr int kScores = Config::kKeyTile / 2, kBlocks = Config::kKeyBlocks;
-  explicit __device__ Sums(const Params& params_) : params(params_) {}
+  explicit __device__ IntScores(const Params& params_) : params(params_) {}
 
-  int products[kScores];
+  int accumulators[kScores];
 
-  /// `row`: of the query tile, the lane's first. Returns what scores are multiplied by before they are exponents.
+  /// Begins a work tile. `row`: the lane's first, in the query tile. Returns the scale of the softmax.
   __device__ __forceinline__ ScoreScale begin(const WorkTile& work, const typename WorkScales<Config>::Of& scales, int row) {
     const float both = Scales(params, work).log2_of(scales.query[row]);
     negative = both < 0;
@@ -33,7 +34,8 @@ class Sums {
     last_block = (work.seq_k - 1) / static_cast<int>(Int8Groups::kKBlock);
     return {1, log2};
   }
-  /// Beside the products of a key tile. Where the last block of a sequence has ended, its scale will do: these keys are masked.
+  /// Loads the scales of a key tile, while its MMAs run. Keys past the sequence's last block are masked,
+  /// so the scale of that block serves them.
   __device__ __forceinline__ void begin_tile(int tile) {
     const float* scale = key_scales + tile * kBlocks * params.key_block_stride;
 #pragma unroll
@@ -43,24 +45,24 @@ class Sums {
     }
   }
 
-  /// Products become probabilities, unrounded. Returns whether accumulators are to be rescaled.
+  /// Turns accumulators into probabilities, unrounded. Returns whether `out` is to be rescaled.
   template <class Softmax, class Mask>
-  __device__ __forceinline__ bool take(float (&scores)[kScores], Softmax& softmax, bool edge, const Mask& mask) {
+  __device__ __forceinline__ bool to_probabilities(float (&scores)[kScores], Softmax& softmax, bool edge, const Mask& mask) {
     Exponents<kBlocks> exponents;
-    if (edge) mask(products);
-    const bool follows = edge || !softmax.takes_sums(products, unit, log2, exponents);
-    if (!follows || softmax.follows_sums(products, unit, log2, exponents)) {
-      fence_operand(products);  // conversions stay in one block with the exponentials, so that both overlap
+    if (edge) mask(accumulators);
+    const bool follows = edge || !softmax.takes_sums(accumulators, unit, log2, exponents);
+    if (!follows || softmax.follows_sums(accumulators, unit, log2, exponents)) {
+      fence_operand(accumulators);  // keeps conversions in the basic block of the exponentials: both overlap
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(products[i]);
+      for (int i = 0; i < kScores; ++i) scores[i] = static_cast<float>(accumulators[i]);
       softmax.exponentiate(scores, exponents.factor, exponents.offset, params.zero);
-      fence_operand(scores);  // else the compiler makes one end of both branches
+      fence_operand(scores);  // keeps the compiler from merging the ends of both branches
       return follows;
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      const float score = static_cast<float>(products[i]) * unit[i * kBlocks / kScores];
-      scores[i] = products[i] == kHidden<int> ? kHidden<float> : score;
+      const float score = static_cast<float>(accumulators[i]) * unit[i * kBlocks / kScores];
+      scores[i] = accumulators[i] == kHidden<int> ? kHidden<float> : score;
     }
     softmax.take_scores(scores, log2, exponents);
     softmax.exponentiate(scores, exponents.factor, exponents.offset, params.zero);
@@ -69,9 +71,9 @@ class Sums {
 
  private:
   const Params& params;
-  const float* key_scales = nullptr;  // of the lane's first keys
-  int last_block = 0;                 // of the sequence's keys
-  bool negative = false;              // the scale of queries: its sign goes to the keys
+  const float* key_scales = nullptr;  // scale of the lane's first keys
+  int last_block = 0;                 // the sequence's last block of keys
+  bool negative = false;              // the scale of queries; its sign moves to the keys
   float log2 = 0, unit[kBlocks];
 };
 
