@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "gpu/common/element.cuh"
-#include "gpu/common/serial_softmax.cuh"
+#include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu {

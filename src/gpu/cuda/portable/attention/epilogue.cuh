@@ -2,14 +2,18 @@
 /// What follows a warp's last product: lse, normalisation, and the way of the results to global memory.
 #pragma once
 
+#include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp_rows.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
-#include "gpu/cuda/portable/attention/transform.cuh"
 
 namespace fovea::gpu::portable::attention {
+
+__device__ __forceinline__ ScoreTransform<Warp> score_transform(const Params& params) {
+  return {params.scale, params.softcap, params.inv_softcap, params.transform ? kLog2e : params.scale_log2, params.transform};
+}
 
 template <class Config>
 class Epilogue {
@@ -26,7 +30,8 @@ class Epilogue {
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
   /// `out` is relative to 2^(maximum * scale_log2).
-  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut], float scale_log2) const {
+  __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
+    const float scale_log2 = score_transform(params).scale_log2;
     // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
 #pragma unroll
@@ -46,7 +51,7 @@ class Epilogue {
       }
       const RowPair rows{{lanes_not_finite(out[b], 0), lanes_not_finite(out[b], 1)},
                          {factor[0] * softmax[b].sum[0], factor[1] * softmax[b].sum[1]}};
-      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows, scale_log2);
+      if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows);
     }
     __syncwarp();  // all of the warp's results are in its queries' place
     if (params.splits.count == 1) store();
@@ -135,17 +140,16 @@ class Epilogue {
   // ---- what is not finite ---------------------------------------------------------------------------------------------------------
 
   /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
-  static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows,
-                                                    float scale_log2) {
-    Epilogue(params, storage).compute_rows(block, rows, scale_log2);
+  static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows) {
+    Epilogue(params, storage).compute_rows(block, rows);
   }
-  __device__ __forceinline__ void compute_rows(int block, const RowPair& rows, float scale_log2) const {
+  __device__ __forceinline__ void compute_rows(int block, const RowPair& rows) const {
     for_rows_not_finite(rows, [&](int i, int, float share) {
       const int of_row = warp_row + 16 * block + i;
       const RowPlace at = place(of_row);
       if (at.token >= work.seq_q) return;
       float columns[ExactRow<Element>::kColumns];
-      exact(at, scale_log2, columns);
+      exact(at, columns);
 #pragma unroll
       for (int c = 0; c < ExactRow<Element>::kColumns; ++c) {
         const int column = c * 32 + lane;
@@ -153,7 +157,7 @@ class Epilogue {
       }
     });
   }
-  __device__ void exact(RowPlace at, float scale_log2, float (&columns)[ExactRow<Element>::kColumns]) const {
+  __device__ void exact(RowPlace at, float (&columns)[ExactRow<Element>::kColumns]) const {
     const ExactRow<Element> one{row_of_head<Element>(params.q, work.batch, work.q_begin + at.token, at.head), params.head_dim_qk,
                                 params.head_dim_v};
     const WorkTile::Keys seen = work.own_keys_of(at.token, Config::kKeyTile);
@@ -161,8 +165,9 @@ class Epilogue {
       return KeyRow<Element>{static_cast<const Element*>(work.keys) + key * params.k.strides.row,
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
+    const ScoreTransform<Warp> transform = score_transform(params);
     one(
-        seen.begin, seen.end, scale_log2, row_of, [&](float score, int) { return transformed(params, score); }, columns);
+        seen.begin, seen.end, transform.scale_log2, row_of, [&](float product, int) { return transform(product); }, columns);
   }
   __device__ void put(int of_row, RowPlace at, int column, float x) const {
     if (params.splits.count > 1) {

@@ -9,7 +9,6 @@
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention/epilogue.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
-#include "gpu/cuda/portable/attention/transform.cuh"
 
 namespace fovea::gpu::portable::attention {
 
@@ -54,7 +53,7 @@ class Math {
     }
     copy_async_wait<0>();
     if (first == storage.work.last) __syncthreads();  // queries alone: the epilogue writes where they arrive
-    Epilogue<Config>(params, storage)(softmax, out, scale_log2());
+    Epilogue<Config>(params, storage)(softmax, out);
   }
 
  private:
@@ -151,30 +150,19 @@ class Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ float scale_log2() const { return params.transform ? kLog2e : params.scale_log2; }
-
   /// Scores become probabilities, and `out` relative to the same maximum: block by block, which takes fewer registers.
   __device__ __forceinline__ void take_scores(int tile) {
     const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
+    const ScoreTransform<Warp> transform = score_transform(params);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      if (params.transform) transform(scores[b]);
+      transform(scores[b]);
       if (edge) mask(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
-      const bool grown = softmax[b](scores[b], scale_log2(), params.zero);
+      const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
       softmax[b].quick = false;  // the registers that remembering it takes are dearer than what it saves
       if (!grown) continue;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
-    }
-  }
-
-  __device__ __forceinline__ void transform(float (&block)[kScores]) const {
-    if (params.softcap == 0) {
-#pragma unroll
-      for (float& x : block) x *= params.scale;
-    } else {
-#pragma unroll
-      for (float& x : block) x = capped(params, x);
     }
   }
 

@@ -3,7 +3,7 @@
 /// Written for rows of queries; for rows of keys, read k for q, v for dout, and the other way round.
 #pragma once
 
-#include "gpu/common/softcap.cuh"
+#include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"

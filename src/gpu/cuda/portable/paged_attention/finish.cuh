@@ -12,7 +12,7 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config>
 class Finish {
  public:
-  __device__ Finish(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const Score& score_, int kv_head_)
+  __device__ Finish(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const ScoreTransform<Warp>& score_, int kv_head_)
       : params(params_), storage(storage_), work(work_), score(score_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   /// Shared memory answers late while copies of other CTAs queue up before it, so a row reads all that it needs at once.
@@ -95,7 +95,7 @@ class Finish {
   template <class Query>
   static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float share) {
     const ResultRow result(params, work.q_begin, kv_head, work.row + row);
-    const Score score(params, kv_head);
+    const ScoreTransform<Warp> score = score_transform(params, kv_head);
     const ExactRow<Query> one{
         static_cast<const Query*>(params.q) + result.token * params.q_strides.row + result.head * params.q_strides.head, params.head_dim_qk,
         params.head_dim_v};
@@ -128,7 +128,7 @@ class Finish {
   const Params& params;
   Storage<Config>& storage;
   const WorkTile& work;
-  const Score& score;
+  const ScoreTransform<Warp>& score;
   const int kv_head, lane;
 };
 

@@ -60,7 +60,7 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
     if (threadIdx.x == 0) storage.works[index % 2] = found;
   };
   find(0);
-  const Score score(params, kv_head);
+  const ScoreTransform<Warp> score = score_transform(params, kv_head);
   const float of_values = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
   Loader<Config> load(params, storage, kv_head);
   Math<Config> math(params, storage, score);

@@ -2,12 +2,18 @@
 /// What a warp computes of a key tile: scores, softmax, values. Accumulators stay in registers.
 #pragma once
 
+#include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/paged_attention/operands.cuh"
-#include "gpu/cuda/portable/paged_attention/score.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
+
+/// The scale of a kv head's keys joins that of the scores.
+__device__ inline ScoreTransform<Warp> score_transform(const Params& params, int kv_head) {
+  const float k_scale = params.k.scale == nullptr ? 1.0f : params.k.scale[kv_head * params.k.scale_stride];
+  return ScoreTransform<Warp>::make(params.scale * k_scale, params.softcap, params.inv_softcap * k_scale);
+}
 
 /// The keys that a query row sees.
 struct VisibleKeys {
@@ -44,7 +50,7 @@ struct ColumnWarp : Warp {
 template <class Config>
 class NarrowMath {
  public:
-  __device__ NarrowMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
+  __device__ NarrowMath(const Params& params_, Storage<Config>& storage_, const ScoreTransform<Warp>& score_)
       : params(params_),
         score(score_),
         storage(storage_),
@@ -86,7 +92,7 @@ class NarrowMath {
 #pragma unroll
       for (int i = 0; i < 4; ++i) scores[i] *= factor[i / 2];
     }
-    if (score.transform) score(scores);
+    score(scores);
     if (!full.hold(tile)) {
       const int key = tile * kTileKeys + warp * kWarpKeys + lane_row(lane);
 #pragma unroll
@@ -155,7 +161,7 @@ class NarrowMath {
   }
 
   const Params& params;
-  const Score score;
+  const ScoreTransform<Warp> score;
   Storage<Config>& storage;
   const int warp, lane;
   const WorkTile* work = nullptr;
@@ -172,7 +178,7 @@ class NarrowMath {
 template <class Config>
 class WideMath {
  public:
-  __device__ WideMath(const Params& params_, Storage<Config>& storage_, const Score& score_)
+  __device__ WideMath(const Params& params_, Storage<Config>& storage_, const ScoreTransform<Warp>& score_)
       : params(params_),
         score(score_),
         storage(storage_),
@@ -207,7 +213,7 @@ class WideMath {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] *= factor[row_of(i)];
     }
-    if (score.transform) score(scores);
+    score(scores);
     if (!full.hold(tile)) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
@@ -292,7 +298,7 @@ class WideMath {
   }
 
   const Params& params;
-  const Score score;
+  const ScoreTransform<Warp> score;
   Storage<Config>& storage;
   const int warp, first_row, first_key, lane;
   const WorkTile* work = nullptr;

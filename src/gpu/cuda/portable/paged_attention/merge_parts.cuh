@@ -4,9 +4,9 @@
 /// order of their numbers.
 #pragma once
 
+#include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/portable/paged_attention/merge.cuh"
-#include "gpu/cuda/portable/paged_attention/score.cuh"
 #include "gpu/cuda/portable/paged_attention/storage.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
@@ -14,7 +14,7 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config>
 class MergeParts {
  public:
-  __device__ MergeParts(const Params& params_, const Score& score_, int kv_head_, int part_)
+  __device__ MergeParts(const Params& params_, const ScoreTransform<Warp>& score_, int kv_head_, int part_)
       : params(params_),
         score(score_),
         kv_head(kv_head_),
@@ -100,7 +100,7 @@ class MergeParts {
   }
 
   const Params& params;
-  const Score& score;
+  const ScoreTransform<Warp>& score;
   const int kv_head, part, warp, lane;
 };
 

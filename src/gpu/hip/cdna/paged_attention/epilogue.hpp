@@ -13,8 +13,8 @@ class Epilogue {
   using Element = typename Config::Element;
   using Storage = typename Element::Storage;
 
-  __device__ Epilogue(const Params& params_, const Work& work_, const Rows<Config>& rows_, const Scores& scores_)
-      : params(params_), work(work_), rows(rows_), scores(scores_), scale_log2(scores_.scale_log2()) {}
+  __device__ Epilogue(const Params& params_, const Work& work_, const Rows<Config>& rows_, const ScoreTransform<Wave>& scores_)
+      : params(params_), work(work_), rows(rows_), scores(scores_), scale_log2(scores_.scale_log2) {}
 
   __device__ __forceinline__ void operator()(State<Config>& state) const {
     state.reduce_sums();
@@ -93,7 +93,7 @@ class Epilogue {
   const Params& params;
   const Work& work;
   const Rows<Config>& rows;
-  const Scores& scores;
+  const ScoreTransform<Wave>& scores;
   const float scale_log2;
 };
 

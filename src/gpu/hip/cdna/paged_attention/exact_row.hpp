@@ -4,8 +4,10 @@
 /// those of an MFMA, and large ones differ by more than an exponent bears.
 #pragma once
 
-#include "gpu/common/serial_softmax.cuh"
-#include "gpu/hip/cdna/paged_attention/scores.hpp"
+#include "gpu/common/score_transform.cuh"
+#include "gpu/common/softmax.cuh"
+#include "gpu/hip/cdna/paged_attention/work.hpp"
+#include "gpu/hip/cdna/softmax.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 
@@ -16,13 +18,13 @@ class ExactRow {
   using Cache = typename Config::Cache;
   using Storage = typename Element::Storage;
 
-  __device__ ExactRow(const Params& params_, const Work& work_, const Scores& scores_) : params(params_), work(work_), scores(scores_) {}
+  __device__ ExactRow(const Params& params_, const Work& work_, const ScoreTransform<Wave>& scores_) : params(params_), work(work_), scores(scores_) {}
 
   /// Stores the row's result, its weighted mean of values times `share`, by a whole wave: column 64 c + l in lane l.
   __device__ __forceinline__ void operator()(int token, int head, float share) const {
     const auto* q = static_cast<const Storage*>(params.q) + before_rows(work, params.q_strides) + token * params.q_strides.row +
                     head * params.q_strides.head;
-    SerialSoftmax<Wave> softmax{scores.scale_log2()};
+    SerialSoftmax<Wave> softmax{scores.scale_log2};
     float columns[kColumns] = {};
     const int end = std::min(token + work.high + 1, work.seq_k);
 #pragma unroll 1
@@ -34,7 +36,7 @@ class ExactRow {
         const int column = c * kLanes + lane();
         if (column < params.head_dim_qk) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
       }
-      const float weight = softmax(scores.transformed(sum_of_wave(score)), columns);
+      const float weight = softmax(scores(sum_of_wave(score)), columns);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int column = c * kLanes + lane();
@@ -63,7 +65,7 @@ class ExactRow {
 
   const Params& params;
   const Work& work;
-  const Scores& scores;
+  const ScoreTransform<Wave>& scores;
 };
 
 }  // namespace fovea::gpu::cdna::paged_attention

@@ -13,7 +13,7 @@ __device__ __forceinline__ void attend(const Params& arguments) {
   if (!WorkFinder<Config>(arguments)(work)) return;
   const Params& params = reloaded(arguments);
   const Rows<Config> rows(params, work);
-  const Scores scores(params, work.kv_head);
+  const ScoreTransform<Wave> scores = score_transform(params, work.kv_head);
   State<Config> state;
   if (work.first < work.last) {
     if (params.general) {

@@ -3,11 +3,17 @@
 /// so probabilities never leave their registers. Row l % 16 of a block belongs to lane l throughout.
 #pragma once
 
+#include "gpu/common/score_transform.cuh"
 #include "gpu/hip/cdna/paged_attention/load.hpp"
-#include "gpu/hip/cdna/paged_attention/scores.hpp"
 #include "gpu/hip/cdna/paged_attention/state.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
+
+/// The scale of a kv head's keys joins that of the scores.
+__device__ __forceinline__ ScoreTransform<Wave> score_transform(const Params& params, int kv_head) {
+  const float scale = params.scale * (params.k_scale == nullptr ? 1.0f : params.k_scale[kv_head * params.k_scale_stride]);
+  return ScoreTransform<Wave>::make(scale, params.softcap, params.softcap == 0 ? 0 : 2 * kLog2e * (scale / params.softcap));
+}
 
 /// Of the lane's row of each block.
 template <class Config>
@@ -34,8 +40,8 @@ class Math {
   using Load = Loader<Config, kGeneral>;
   static constexpr int kScores = 4 * Config::kKeyBlocks;
 
-  __device__ Math(const Params& params_, const Work& work_, const Rows<Config>& rows_, const Scores& scores_)
-      : params(params_), work(work_), rows(rows_), transform(scores_), scale_log2(scores_.scale_log2()), load(params_, work_) {
+  __device__ Math(const Params& params_, const Work& work_, const Rows<Config>& rows_, const ScoreTransform<Wave>& scores_)
+      : params(params_), work(work_), rows(rows_), transform(scores_), scale_log2(scores_.scale_log2), load(params_, work_) {
     load_queries();
   }
 
@@ -124,8 +130,7 @@ class Math {
     for (int b = 0; b < Config::kRowBlocks; ++b) {
       float scores[kScores];
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = products[b][i / 4][i % 4];
-      transform.transform(scores);
+      for (int i = 0; i < kScores; ++i) scores[i] = transform(products[b][i / 4][i % 4]);
       if (edge) mask(b, tile, scores);
       float rescale = 1;
       if (state.softmax[b](scores, scale_log2, rescale)) state.rescale(b, rescale);
@@ -169,7 +174,7 @@ class Math {
   const Params& params;
   const Work& work;
   const Rows<Config>& rows;
-  const Scores& transform;
+  const ScoreTransform<Wave>& transform;
   const float scale_log2;
   const Load load;
   Chunk queries[Config::kRowBlocks][Config::kSteps];
