@@ -52,6 +52,12 @@ consteval Handled<Operation> handles(const Names&... names) {
   return Handled<Operation>(std::array<std::string_view, sizeof...(Names)>{names...});
 }
 
+/// What an entry does for others that plan with it.
+struct Serves {
+  bool value_tiles = false;       ///< reads e4m3 values in key tiles (gpu/cuda/common/value_tiles.hpp)
+  bool decode_sequences = false;  ///< computes SequenceClass::decode beside the kernel before it
+};
+
 /// One entry of an ordered list. It supports a problem exactly when `plan` succeeds; Error{unsupported, reason} declines.
 template <class Operation_>
 struct Implementation {
@@ -67,6 +73,7 @@ struct Implementation {
   PlanResult<Args> (*plan)(const Problem&, Device) = nullptr;
   /// Why a later entry is faster here for a problem that this one takes, else empty; an outdone entry is chosen by name only.
   std::string_view (*outdone)(const Problem&, Device) = nullptr;
+  Serves serves{};
 };
 
 template <class Operation>

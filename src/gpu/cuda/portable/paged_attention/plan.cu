@@ -216,7 +216,9 @@ constexpr detail::Implementation<detail::PagedAttention> kRow{
                                             "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
-    plan};
+    plan,
+    nullptr,
+    {.decode_sequences = true}};
 
 }  // namespace
 }  // namespace paged_attention

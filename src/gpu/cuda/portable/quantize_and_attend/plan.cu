@@ -20,7 +20,6 @@ using Problem = detail::QuantizeAndAttendProblem;
 using AttentionPlan = std::shared_ptr<const detail::PlanState<QuantizedAttentionArgs>>;
 
 constexpr std::string_view kName = "cuda.portable.quantize_and_attend";
-constexpr std::string_view kTakesTiles = "cuda.sm90.quantized_attention";  // e4m3 values, by gpu/cuda/common/value_tiles.hpp
 
 class State final : public PlanState<Problem, QuantizeAndAttendArgs> {
  public:
@@ -67,7 +66,7 @@ detail::PlanResult<QuantizedAttentionArgs> plan_attention(detail::QuantizedAtten
   Error reason = detail::declined("device.backend", name_of(device.backend), name_of(Backend::cuda));
   for (const auto& candidate : detail::implementations_of<detail::QuantizedAttention>()) {
     if (candidate.backend != Backend::cuda) continue;
-    problem.v_in_tiles = candidate.name == kTakesTiles && problem.v_dtype == DType::e4m3;
+    problem.v_in_tiles = candidate.serves.value_tiles && problem.v_dtype == DType::e4m3;
     auto planned = detail::plan_with(candidate, problem, device, false);
     if (planned || planned.error().code != ErrorCode::unsupported) return planned;
     reason = planned.error();

@@ -205,7 +205,6 @@ std::string_view outdone(const Problem& problem, Device device) {
 /// Plan of one kernel.
 using Half = std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>;
 
-constexpr std::string_view kDecodeName = "cuda.portable.paged_attention";
 
 Bounds bounds_of(const Problem& p) { return {p.batch, p.total_q, p.max_seq_q, p.group()}; }
 
@@ -234,9 +233,11 @@ class MixedState final : public PlanState<Problem, PagedAttentionArgs> {
   Half prefill_, decode_;
 };
 
-detail::PlanResult<PagedAttentionArgs> plan_half(std::string_view name, const Problem& problem, Device device) {
+/// With the first entry of the list for which `serves(entry)`.
+template <class Pred>
+detail::PlanResult<PagedAttentionArgs> plan_half(const Problem& problem, Device device, const Pred& serves) {
   const auto entries = detail::implementations_of<detail::PagedAttention>();
-  const auto found = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.name == name; });
+  const auto found = std::find_if(entries.begin(), entries.end(), serves);
   return detail::plan_with(*found, problem, device, true);
 }
 
@@ -244,12 +245,12 @@ detail::PlanResult<PagedAttentionArgs> plan_mixed(const Problem& problem, Device
   Problem half = problem;
   half.prefill_from = prefill_from(bounds_of(problem));
   half.sequences = detail::SequenceClass::prefill;
-  auto prefill = plan_half(kName, half, device);
+  auto prefill = plan_half(half, device, [](const auto& entry) { return entry.name == kName; });
   if (!prefill) return prefill.error();
   // Without a prefill, the decodes are not co-launched.
   half.sequences = problem.max_seq_q < half.prefill_from ? detail::SequenceClass::all : detail::SequenceClass::decode;
   half.max_seq_q = std::min(problem.max_seq_q, half.prefill_from - 1);
-  auto decode = plan_half(kDecodeName, half, device);
+  auto decode = plan_half(half, device, [](const auto& entry) { return entry.serves.decode_sequences; });
   if (!decode) return decode.error();
   return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(
       std::make_shared<MixedState>(problem, device, *std::move(prefill), *std::move(decode)));

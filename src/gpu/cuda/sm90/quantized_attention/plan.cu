@@ -131,7 +131,9 @@ constexpr detail::Implementation<detail::QuantizedAttention> kRow{
                                                 "v_scale", "v_mean", "groups.granularity", "groups.warp_rows", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kCapability, kCapability>,
-    plan};
+    plan,
+    nullptr,
+    {.value_tiles = true}};
 
 }  // namespace
 }  // namespace quantized_attention
