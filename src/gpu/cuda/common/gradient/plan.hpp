@@ -12,6 +12,7 @@
 #include "op/attention_backward/problem.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/workspace_arena.hpp"
 
 namespace fovea::gpu::gradient {
 
@@ -42,22 +43,8 @@ inline Result<void> accept_shared(const Problem& problem) {
   return {};
 }
 
-/// Parts of a workspace, one behind the other.
-class Parts {
- public:
-  explicit Parts(void* base) : base_(static_cast<std::byte*>(base)) {}
-  template <class T>
-  void take(T*& to, std::int64_t count) {
-    constexpr std::size_t kAlignment = 256;
-    if (base_ != nullptr) to = reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* base_;
-  std::size_t bytes_ = 0;
-};
+/// Hands out pieces of a workspace that copies of whole lines read and write.
+inline detail::WorkspaceArena arena_at(void* base) { return detail::WorkspaceArena(static_cast<std::byte*>(base), 256); }
 
 /// `key_tile`: of the kernel that computes dk and dv.
 template <class Params>
@@ -75,14 +62,14 @@ void fill_shape(Params& params, const Problem& p, int key_tile) {
   }
 }
 
-/// What prepare and finish need of the workspace.
+/// The workspace of prepare and finish.
 template <class Params>
-void place_shared(Parts& parts, Params& params, bool has_sink) {
+void place_shared(detail::WorkspaceArena& arena, Params& params, bool has_sink) {
   const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
-  parts.take(params.stats, cells);
-  parts.take(params.dq_not_finite, cells);
-  parts.take(params.dkv_not_finite, std::int64_t{params.key_tiles} * params.kv_heads);
-  parts.take(params.sink_parts, has_sink ? cells : 0);
+  params.stats = arena.take<RowStats>(cells);
+  params.dq_not_finite = arena.take<int>(cells);
+  params.dkv_not_finite = arena.take<int>(std::int64_t{params.key_tiles} * params.kv_heads);
+  params.sink_parts = arena.take<float>(has_sink ? cells : 0);
 }
 
 /// What only a run knows, but for the tensors that the leaf's kernels read.

@@ -134,9 +134,9 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   /// Returns its bytes.
   std::size_t place_workspace(Params& params, void* base) const {
-    Parts parts(base);
-    place_shared(parts, params, problem_.has_sink);
-    return parts.bytes();
+    detail::WorkspaceArena arena = arena_at(base);
+    place_shared(arena, params, problem_.has_sink);
+    return arena.bytes();
   }
 
   /// What only a run knows.

@@ -103,14 +103,14 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   /// Returns its bytes.
   std::size_t place_workspace(Params& params, void* base) const {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
-    Parts parts(base);
-    place_shared(parts, params, problem_.has_sink);
+    detail::WorkspaceArena arena = arena_at(base);
+    place_shared(arena, params, problem_.has_sink);
     if (!tuned().apart()) {
-      parts.take(params.dq_sums, cells * kQueryTile * tuned().head_dim_qk);
-      parts.take(params.turns, cells);
+      params.dq_sums = arena.take<float>(cells * kQueryTile * tuned().head_dim_qk);
+      params.turns = arena.take<int>(cells);
     }
-    parts.take(params.ticket, 1);
-    return parts.bytes();
+    params.ticket = arena.take<int>(1);
+    return arena.bytes();
   }
 
   /// What only a run knows.
