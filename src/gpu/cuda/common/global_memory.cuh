@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace fovea::gpu {
 
@@ -28,23 +29,27 @@ __device__ inline void flag_raise_if(bool wanted, int* flag) {
                "r"(static_cast<int>(wanted))
                : "memory");
 }
-/// Waits until a flag is set.
-__device__ inline void flag_await(const int* flag) {
-  int raised;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
-  } while (raised == 0);
+/// Sets a flag, by one thread after a barrier of those whose stores a waiting thread sees.
+__device__ inline void flag_set(int* flag, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
-
-/// The same of a flag that is set when it holds `value`, by one thread after a barrier of those whose stores the waiting one sees.
 __device__ inline void flag_set(std::uint64_t* flag, std::uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
-__device__ inline void flag_await(const std::uint64_t* flag, std::uint64_t value) {
+__device__ inline int load_acquire(const int* flag) {
+  int found;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+  return found;
+}
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* flag) {
   std::uint64_t found;
-  do {
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
-  } while (found != value);
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
+  return found;
+}
+/// Waits until a flag holds `value`.
+template <class Flag>
+__device__ inline void flag_wait(const Flag* flag, std::type_identity_t<Flag> value) {
+  while (load_acquire(flag) != value) continue;
 }
 
 }  // namespace fovea::gpu

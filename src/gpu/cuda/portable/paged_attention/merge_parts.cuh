@@ -29,7 +29,7 @@ class MergeParts {
     if (work.last_part < 0) return;
     if (warp == 0) {
       for (int other = part + 1 + lane; other <= work.last_part; other += 32) {
-        flag_await(ready(other), params.partials.call);
+        flag_wait(ready(other), params.partials.call);
         *ready(other) = 0;
       }
     }

@@ -2,6 +2,7 @@
 /// The emitter: a thread that adds a CTA's sums to those of other key tiles, in turn, by the copy engine.
 #pragma once
 
+#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
@@ -10,14 +11,8 @@ namespace fovea::gpu::sm90::attention_backward {
 
 /// Waits until `turns` is `turn`. What was written before is seen then, by ordinary loads and by copies.
 __device__ inline void await_turn(const int* turns, int turn) {
-  int now;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-  } while (now != turn);
+  flag_wait(turns, turn);
   fence_global_for_async();
-}
-__device__ inline void end_turn(int* turns, int turn) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(turn + 1) : "memory");
 }
 
 template <class Config>
@@ -37,7 +32,7 @@ __device__ inline void emit_all(const Params& params, Storage<Config>& storage) 
     tma_store_wait_read();
     barrier_arrive(shared_address(&storage.sums_empty));
     tma_store_wait();
-    end_turn(params.turns + cell, rank);
+    flag_set(params.turns + cell, rank + 1);
   }
 }
 

@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_partials(const Params& params, Storage& sto
   for (int part = first; part < work.parts.end; ++part) {
     if (wanted) {
       int* flag = ready_flags(params, part) + lane;
-      flag_await(flag);
+      flag_wait(flag, 1);
       *flag = 0;
       fence_global_for_async();
     }
