@@ -28,9 +28,12 @@ struct Int8Groups {
   }
   constexpr std::int64_t k_per_block() const { return granularity == Int8Granularity::thread ? 4 : 1; }
 
-  constexpr std::int64_t q_group(std::int64_t row) const {
-    if (granularity == Int8Granularity::block) return row / kQBlock;
-    return granularity == Int8Granularity::warp ? row / warp_rows : row / warp_rows * 8 + row % 8;
+  /// Devices divide neither by variables nor in 64 bits: that takes a thread 1000 clocks.
+  template <class Int>
+  constexpr Int q_group(Int row) const {
+    if (granularity == Int8Granularity::block) return row / static_cast<Int>(kQBlock);
+    const Int warp = warp_rows == 32 ? row / 32 : row / 16;
+    return granularity == Int8Granularity::warp ? warp : warp * 8 + row % 8;
   }
   constexpr std::int64_t k_group(std::int64_t key) const {
     return granularity == Int8Granularity::thread ? key / kKBlock * 4 + key % 8 / 2 : key / kKBlock;

@@ -9,7 +9,7 @@
 
 namespace fovea::gpu {
 
-/// The operations that gpu/common/softmax.cuh and softcap.cuh need.
+/// The operations that gpu/common/softmax.cuh and score_transform.cuh need.
 struct Warp {
   static __device__ bool any(bool condition) { return __any_sync(~0u, condition); }
   static __device__ float largest_of_row(float x) {

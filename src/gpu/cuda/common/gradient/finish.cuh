@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/common/element.cuh"
-#include "gpu/common/score_transform.cuh"
+#include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/common/warp.cuh"
@@ -74,13 +74,11 @@ struct ExactRows {
     float p, ds;
   };
   __device__ Pair pair(const LaneRow& q, const LaneRow& dout, const LaneRow& k, const LaneRow& v, const RowStats& stats, int row) const {
-    const float product = q.dot(k);
-    float score = product * params.scale, slope = 1;
+    float score = q.dot(k) * params.scale, slope = 1;
     if (params.softcap != 0) {
-      const Softcap softcap{params.scale, params.softcap, params.inv_softcap};
-      const Softcap::Capped capped = softcap.operator()<Warp>(product);
-      score = capped.score;
-      slope = 1 - capped.tanh * capped.tanh;
+      const float tanh = tanhf(score / params.softcap);  // not by Softcap, which takes three more registers
+      slope = 1 - tanh * tanh;
+      score = params.softcap * tanh;
     }
     const float minus_lse = stats.minus_lse[row];
     const float exponent = stats.natural != 0 ? (score + minus_lse) * kLog2e : fmaf(score, kLog2e, minus_lse);

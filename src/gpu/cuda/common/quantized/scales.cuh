@@ -3,9 +3,9 @@
 /// lane's other row, and all keys of a block that a lane has share one: this is what granularity by thread follows.
 #pragma once
 
-#include <cfloat>
 #include <cstdint>
 
+#include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/quantized/codes.hpp"
 
 namespace fovea::gpu {
@@ -23,7 +23,7 @@ class Scales {
 
   __device__ float of_query(int token) const {
     const std::int64_t block = first_block(work.q_begin, Int8Groups::kQBlock);
-    return *at(params.codes.q_scale, work.head, block * params.codes.groups.q_per_block() + query_group(token));
+    return *at(params.codes.q_scale, work.head, block * params.codes.groups.q_per_block() + params.codes.groups.q_group(token));
   }
   __device__ float of_key(int key) const { return *at_key(key); }
   __device__ const float* at_key(int key) const {
@@ -35,7 +35,7 @@ class Scales {
   /// For a row and a key with these scales.
   __device__ CodeScale scale(float query, float key) const {
     const float log2 = log2_of(query);
-    return {log2 < 0 ? -key : key, clamped(fabsf(log2))};
+    return {log2 < 0 ? -key : key, clamped_scale(fabsf(log2))};
   }
   /// Of a row, before its sign moves to the keys.
   __device__ float log2_of(float query) const { return query * params.scale_log2; }
@@ -55,17 +55,7 @@ class Scales {
     return fmaf(params.scale, shift.data[work.offset(shift.strides, {token, work.head})], lse);
   }
 
-  /// NaN stays NaN, and minus infinity times it is minus infinity.
-  static __device__ float clamped(float scale) { return scale < FLT_MIN ? FLT_MIN : scale > FLT_MAX ? FLT_MAX : scale; }
-
  private:
-  /// As Int8Groups::q_group, without its divisions of 64 bits, which take a thread 1000 clocks.
-  __device__ int query_group(int token) const {
-    const Int8Groups& groups = params.codes.groups;
-    if (groups.granularity == Int8Granularity::block) return token / static_cast<int>(Int8Groups::kQBlock);
-    const int warp = groups.warp_rows == 32 ? token / 32 : token / 16;
-    return groups.granularity == Int8Granularity::warp ? warp : warp * 8 + token % 8;
-  }
   __device__ int kv_head() const { return work.head / params.heads_per_kv; }
   __device__ std::int64_t first_block(int begin, std::int64_t block) const {
     return params.cu_seqlens_q != nullptr ? Int8Groups::first_block(begin, work.batch, block) : 0;

@@ -3,6 +3,8 @@
 /// an exponent of a sum.
 #pragma once
 
+#include <cfloat>
+
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/common/warp.cuh"

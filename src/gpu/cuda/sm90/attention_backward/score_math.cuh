@@ -3,7 +3,7 @@
 /// i + 1, a float2 of their queries' lse or delta.
 #pragma once
 
-#include "gpu/common/softmax.cuh"
+#include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/attention_backward/params.hpp"
 #include "gpu/cuda/sm90/gemm.cuh"
@@ -22,8 +22,7 @@ template <bool kSoftcap, bool kNatural>
 __device__ __forceinline__ Weight weight_of(const Params& params, float score, float minus_lse) {
   float scale = kNatural ? params.scale : params.scale_log2, slope = 1;
   if constexpr (kSoftcap) {
-    // tanh(x) = 1 - 2 / (exp(2 x) + 1)
-    const float tanh = 1 - __fdividef(2, Warp::exp2(score * params.inv_softcap) + 1);
+    const float tanh = tanh_by_exp2<Warp>(score * params.inv_softcap);
     slope = 1 - tanh * tanh;
     score = tanh;
     scale = kNatural ? params.softcap : params.softcap * kLog2e;

@@ -2,9 +2,7 @@
 /// One row of a work tile by scalar arithmetic (gpu/cuda/common/exact_row.cuh), and the scales of scores.
 #pragma once
 
-#include <cfloat>
-
-#include "gpu/common/softmax.cuh"
+#include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
@@ -15,8 +13,7 @@ namespace fovea::gpu::sm90::dense {
 template <class Params>
 __device__ inline float transformed(const Params& params, float score) {
   if (params.softcap == 0) return score * params.scale;
-  // tanh(x) = 1 - 2 / (exp(2 x) + 1)
-  return params.softcap * (1 - __fdividef(2, Warp::exp2(score * params.inv_softcap) + 1));
+  return params.softcap * tanh_by_exp2<Warp>(score * params.inv_softcap);
 }
 
 /// The factor of a work tile's sequence and kv head.
@@ -34,10 +31,8 @@ struct ScoreScale {
     if (!Config::k8Bit) return {1, Config::kTransform ? kLog2e : params.scale_log2};
     const float scale = descale(params.q_scale, work, params.heads_per_kv) * descale(params.k_scale, work, params.heads_per_kv);
     if (Config::kTransform) return {scale, kLog2e};
-    return {scale < 0 ? -1.0f : 1.0f, clamped(fabsf(scale) * params.scale_log2)};
+    return {scale < 0 ? -1.0f : 1.0f, clamped_scale(fabsf(scale) * params.scale_log2)};
   }
-  /// NaN stays NaN.
-  static __device__ float clamped(float scale) { return scale < FLT_MIN ? FLT_MIN : scale > FLT_MAX ? FLT_MAX : scale; }
 };
 
 __device__ inline std::int64_t row_offset(const ClippedRows& rows, const WorkTile& work, int token_row, int head) {

@@ -29,7 +29,7 @@ class IntScores {
   __device__ __forceinline__ ScoreScale begin(const WorkTile& work, const typename WorkScales<Config>::Of& scales, int row) {
     const float both = Scales(params, work).log2_of(scales.query[row]);
     negative = both < 0;
-    log2 = Scales::clamped(fabsf(both));
+    log2 = clamped_scale(fabsf(both));
     key_scales = scales.key[lane_index() % 4];
     last_block = (work.seq_k - 1) / static_cast<int>(Int8Groups::kKBlock);
     return {1, log2};
