@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace fovea::gpu {
 
@@ -19,22 +20,29 @@ __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ inline int lane_row(int lane) { return lane / 4; }
 __device__ inline int lane_column(int lane) { return lane % 4 * 2; }
 
-/// Two neighbours as 16-bit elements.
+/// Rounds two neighbours to a pair of 16-bit elements.
 template <class Element>
-__device__ inline std::uint32_t packed_pair(float low, float high);
+__device__ inline std::uint32_t pack(float low, float high);
 template <>
-__device__ inline std::uint32_t packed_pair<__nv_bfloat16>(float low, float high) {
+__device__ inline std::uint32_t pack<__nv_bfloat16>(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   std::uint32_t bits;
   memcpy(&bits, &pair, sizeof bits);
   return bits;
 }
 template <>
-__device__ inline std::uint32_t packed_pair<__half>(float low, float high) {
+__device__ inline std::uint32_t pack<__half>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   std::uint32_t bits;
   memcpy(&bits, &pair, sizeof bits);
   return bits;
+}
+
+/// The inverse of pack().
+template <class Element>
+__device__ inline float2 unpack(std::uint32_t pair) {
+  if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 }
 
 /// Four e4m3 elements, the first in the lowest byte; beyond 448 they saturate. From compute capability 8.9 on.

@@ -2,11 +2,7 @@
 /// Warpgroup accumulators (64 x kN). A warp has 16 rows, in the layout of gpu/cuda/common/fragment.cuh.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
@@ -18,29 +14,6 @@ template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&accumulators)[kCount], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) accumulators[i] *= factor[row_of(i)];
-}
-
-/// Rounds two neighbours to a pair of 16-bit elements.
-template <class Element>
-__device__ inline std::uint32_t pack(float low, float high);
-template <>
-__device__ inline std::uint32_t pack<__nv_bfloat16>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-template <>
-__device__ inline std::uint32_t pack<__half>(float low, float high) {
-  std::uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-/// The inverse of pack().
-template <class Element>
-__device__ inline float2 unpack(std::uint32_t pair) {
-  if constexpr (std::is_same_v<Element, __half>) return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 }
 
 /// Stores a warp's 16 rows of packed accumulators in slices of 64 columns, `slice_bytes` apart. Rows of

@@ -95,8 +95,7 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kOut; i += 2) {
       const int r = row_of(i);
-      store_shared_32(staged(row(block, r), column_of(i) + lane_column(lane)),
-                      packed_pair<Element>(out[i] * factor[r], out[i + 1] * factor[r]));
+      store_shared_32(staged(row(block, r), column_of(i) + lane_column(lane)), pack<Element>(out[i] * factor[r], out[i + 1] * factor[r]));
     }
   }
 
@@ -173,7 +172,7 @@ class Epilogue {
     if (params.splits.count > 1) {
       params.splits.out[partial_row(at) * params.head_dim_v + column] = x;
     } else {
-      store_shared_16(staged(of_row, column), packed_pair<Element>(x, 0));
+      store_shared_16(staged(of_row, column), pack<Element>(x, 0));
     }
   }
 

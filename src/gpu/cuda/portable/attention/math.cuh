@@ -133,7 +133,7 @@ class Math {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[b][i] = packed_pair<Element>(scores[b][8 * step + 2 * i], scores[b][8 * step + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i) p[b][i] = pack<Element>(scores[b][8 * step + 2 * i], scores[b][8 * step + 2 * i + 1]);
       }
 #pragma unroll
       for (int n = 0; n < Config::kHeadDimV / 16; ++n) {

@@ -112,8 +112,8 @@ class Math {
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
-        if constexpr (Config::kOfValues) p[b][i / 2] = packed_pair<Element>(scores[b][i], scores[b][i + 1]);
-        if constexpr (Config::kOfScores) ds[b][i / 2] = packed_pair<Element>(dp[b][i], dp[b][i + 1]);
+        if constexpr (Config::kOfValues) p[b][i / 2] = pack<Element>(scores[b][i], scores[b][i + 1]);
+        if constexpr (Config::kOfScores) ds[b][i / 2] = pack<Element>(dp[b][i], dp[b][i + 1]);
       }
     }
     if constexpr (Config::kOfValues) Products::template accumulate<Config::kHeadDimV>(of_values, p, storage.columns_v[stage]);

@@ -29,7 +29,7 @@ class Store {
         for (int i = 2 * r; i < kSums; i += 4) {
           const int column = column_of(i) + lane_column(lane);
           zero = fmaf(sums[b][i], 0.0f, fmaf(sums[b][i + 1], 0.0f, zero));
-          if (column < columns) store_pair(at + column, packed_pair<Element>(sums[b][i] * factor, sums[b][i + 1] * factor), to.aligned);
+          if (column < columns) store_pair(at + column, pack<Element>(sums[b][i] * factor, sums[b][i + 1] * factor), to.aligned);
         }
         if (params.leaks && zero != 0) flag(row);
       }

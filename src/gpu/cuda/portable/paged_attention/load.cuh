@@ -95,7 +95,7 @@ class Loader {
       if (lane == 0) storage.factors[row] = factor;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        store_shared_16(query_place(row, place_of(32 * c + lane)), packed_pair<__half>(x[c], 0));
+        store_shared_16(query_place(row, place_of(32 * c + lane)), pack<__half>(x[c], 0));
       }
     }
   }

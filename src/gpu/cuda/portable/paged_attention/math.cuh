@@ -150,7 +150,7 @@ class NarrowMath {
 
   /// columns x rows += V^T P^T
   __device__ __forceinline__ void add_values(const float (&p)[4], std::uint32_t values) {
-    const std::uint32_t low = transposed(packed_pair<Element>(p[0], p[2])), high = transposed(packed_pair<Element>(p[1], p[3]));
+    const std::uint32_t low = transposed(pack<Element>(p[0], p[2])), high = transposed(pack<Element>(p[1], p[3]));
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments v;
@@ -282,7 +282,7 @@ class WideMath {
     for (int n = 0; n < kKeys / 16; ++n) {
       std::uint32_t p[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p[i] = packed_pair<Element>(scores[8 * n + 2 * i], scores[8 * n + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) p[i] = pack<Element>(scores[8 * n + 2 * i], scores[8 * n + 2 * i + 1]);
 #pragma unroll
       for (int load = 0; load < Math::kLoads; ++load) {
         typename Math::Fragments v;

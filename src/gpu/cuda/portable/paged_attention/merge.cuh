@@ -63,8 +63,8 @@ struct ResultRow {
   __device__ void store(const Params& params, int column, const float4& x) const {
     const std::int64_t at = token * params.out_strides.row + head * params.out_strides.head + column;
     if (params.out_aligned) {
-      const uint2 packed = params.bf16 ? uint2{packed_pair<__nv_bfloat16>(x.x, x.y), packed_pair<__nv_bfloat16>(x.z, x.w)}
-                                       : uint2{packed_pair<__half>(x.x, x.y), packed_pair<__half>(x.z, x.w)};
+      const uint2 packed = params.bf16 ? uint2{pack<__nv_bfloat16>(x.x, x.y), pack<__nv_bfloat16>(x.z, x.w)}
+                                       : uint2{pack<__half>(x.x, x.y), pack<__half>(x.z, x.w)};
       *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(params.out) + at) = packed;
     } else {
       for (int i = 0; i < 4; ++i) store(params, column + i, i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w);

@@ -33,7 +33,7 @@ struct HalfProducts {
   /// Of accumulators of kKeys keys.
   static __device__ __forceinline__ void probabilities(const float* from, std::uint32_t (&to)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = packed_pair<__half>(from[2 * i], from[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) to[i] = pack<__half>(from[2 * i], from[2 * i + 1]);
   }
 };
 
