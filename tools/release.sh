@@ -24,7 +24,6 @@ make_sdist() {
 make_wheel() {
   local folder=$PWD/$1 definition options=(-C build-dir=build/wheel)
   shift
-  if command -v ccache >/dev/null; then set -- "$@" CMAKE_{C,CXX,CUDA}_COMPILER_LAUNCHER=ccache; fi
   for definition in CMAKE_C_COMPILER=cc CMAKE_CXX_COMPILER=c++ FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
   rm -rf "$folder"
   (cd "$WHEEL_BUILD/source" \
@@ -130,9 +129,8 @@ package() {
   mkdir -p "$DIST"
   rm -f "$DIST"/fovea{-,_}*.{tar.gz,deb}
   for kind in static shared; do
-    step "Building the $kind library and the program" build "build/package-$kind" fovea fovea_cli -- -DCMAKE_BUILD_TYPE=Release \
-      -DFOVEA_BUILD_TESTS=OFF -DFOVEA_BUILD_EXAMPLES=OFF "-DBUILD_SHARED_LIBS=$([[ $kind == shared ]] && echo ON || echo OFF)" \
-      || die "the build failed"
+    step "Building the $kind library and the program" build "build/package-$kind" package fovea fovea_cli -- \
+      "-DBUILD_SHARED_LIBS=$([[ $kind == shared ]] && echo ON || echo OFF)" || die "the build failed"
   done
   step "Packing the archive" cpack -G TGZ --config build/package-static/CPackConfig.cmake -B "$DIST" || die "cpack failed"
   step "Packing for Debian" cpack -G DEB --config build/package-shared/CPackConfig.cmake -B "$DIST" || die "cpack failed"
@@ -148,8 +146,7 @@ readonly SHORT_TESTS='^(unit|behaviour|conformance|c_api|allocations|example)'
 # tested TITLE FOLDER OPTION...: the parts for CPUs, built and tried on the short table.
 tested() {
   local title=$1 folder=$2
-  if step "Building with $title" build "$folder" all -- -DCMAKE_BUILD_TYPE=Release -DFOVEA_CUDA=OFF -DFOVEA_HIP=OFF \
-    -DFOVEA_TEST_TIER=quick -DFOVEA_TEST_ROWS=kernels "${@:3}"; then
+  if step "Building with $title" build "$folder" cpu -- -DFOVEA_TEST_TIER=quick -DFOVEA_TEST_ROWS=kernels "${@:3}"; then
     suite "Tests with $title" "$folder/ctest.xml" run_ctest "$folder" --tests-regex "$SHORT_TESTS"
   else
     failed=$((failed + 1))

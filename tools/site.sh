@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What ./dev makes the documentation site with.
+# ./dev docs: what documents show, and the documentation site.
 
 readonly SITE=build/docs
 
@@ -27,6 +27,21 @@ build_site() {
   rm -rf "$SITE/doxygen"
   mkdir -p "$SITE"
   doxygen tools/site/Doxyfile && NO_MKDOCS_2_WARNING=1 "$SITE/venv/bin/mkdocs" build --strict
+}
+
+make_site() {
+  setup_site || die "doxygen is missing: sudo apt-get install doxygen"
+  step "Making the documentation site" build_site && say "$SITE/site/index.html"
+}
+
+# docs: what the documents show of examples, of the program and of measured results.
+docs() {
+  local plot
+  step "Building the program and the PyTorch binding" build_release fovea_cli fovea_torch || die "the build failed"
+  for plot in plot plot_overview plot_quantisation plot_distributed; do
+    PYTHONPATH="$BUILD/python" "$VENV/bin/python" "bench/$plot.py"
+  done
+  tools/check_docs --fix --program "$BUILD/cli/fovea"
 }
 
 test_site() {

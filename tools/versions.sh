@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Other versions of PyTorch and of transformers than the pinned ones: part of ./dev, which sources this file.
+# ./dev torch, ./dev transformers: other versions of them than the pinned ones.
+
+readonly NEWEST_TRANSFORMERS=5.24.0  # its tests run with the pinned version and with this one
+readonly OLDEST_TORCH=2.11.0  # as pyproject.toml and src/torch/CMakeLists.txt promise
 
 # newest PACKAGE: the version that pip would install here: constraints of the machine count.
 newest() {
@@ -18,9 +21,8 @@ test_torch() {
     setup_python "$folder/venv" "$version"
     suite "The wheel's binding with PyTorch $version" "$folder/wheel.xml" pytest_with "$folder/venv" "$BUILD" "$folder/wheel.xml" \
       tests/python/test_operators.py tests/python/test_errors.py
-    if step "Building the PyTorch binding with PyTorch $version" build "$folder/release" fovea_torch -- -DCMAKE_BUILD_TYPE=Release \
-      -DFOVEA_BUILD_TORCH=ON -DFOVEA_BUILD_TESTS=OFF -DFOVEA_BUILD_CLI=OFF -DFOVEA_BUILD_EXAMPLES=OFF -DFOVEA_CUDA=OFF -DFOVEA_HIP=OFF \
-      "-DPython3_EXECUTABLE=$PWD/$folder/venv/bin/python"; then
+    if step "Building the PyTorch binding with PyTorch $version" build "$folder/release" python \
+      fovea_torch -- -DFOVEA_BUILD_CLI=OFF "-DPython3_EXECUTABLE=$PWD/$folder/venv/bin/python"; then
       suite "Python tests with PyTorch $version" "$folder/tests.xml" pytest_with "$folder/venv" "$folder/release" "$folder/tests.xml" tests/python
     else
       failed=$((failed + 1))

@@ -42,6 +42,7 @@ cudaError_t judge(const cudaLaunchConfig_t& config, const void* kernel) {
 CUresult CUDAAPI encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* extents,
                         const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                         CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  // #lizard forgives(parameter_count): the signature of the driver's cuTensorMapEncodeTiled
   constexpr std::uint64_t kMostExtent = std::uint64_t{1} << 32, kMostStride = std::uint64_t{1} << 40;
   const std::uint64_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   bool good = rank >= 1 && rank <= 5 && base != nullptr && reinterpret_cast<std::uintptr_t>(base) % 16 == 0;

@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 
-import fovea
 import fovea.compat.flash_attn
 import fovea.compat.flash_mla
 import fovea.compat.flashinfer

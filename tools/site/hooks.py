@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the site adds to docs/: the front page is the README, links that leave docs/ lead to the repository, and the C++ and C
-reference, which Doxygen has made before, is part of the site, so that links into it are checked."""
+reference, which Doxygen has made before, is part of the site, so that links into it are checked. MkDocs follows the links of its
+pages; paths in code, in trees and in the repository's other documents are looked up here."""
 
+import logging
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 import tomllib
@@ -12,6 +15,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import repository  # noqa: E402
+
+LOG = logging.getLogger("mkdocs.hooks.paths")
 CPP = ROOT / "build" / "docs" / "doxygen"
 # Documents that lie elsewhere, and their pages.
 OUTSIDE = {
@@ -24,6 +32,8 @@ SOURCES = {page: source for source, page in OUTSIDE.items()}
 
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+TREE = re.compile(r"^```tree\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PATH = re.compile(r"`(?:\./)?(\w[\w./-]*/[\w./-]*)`")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -32,6 +42,38 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.repo_url = project.get("urls", {}).get("Repository")
     config.repo_name = "Repository" if config.repo_url else None
     return config
+
+
+def on_pre_build(config: MkDocsConfig) -> None:
+    for document in repository.files(ROOT):
+        if document.suffix == ".md":
+            for name in missing_paths(ROOT, document, (ROOT / document).read_text(encoding="utf-8")):
+                LOG.warning("%s names %s, which is not there", document.as_posix(), name)
+
+
+def missing_paths(root: Path, document: Path, text: str) -> list[str]:
+    """Paths of the repository that a document names in vain. OPERATION and its like stand for any name."""
+    plain = FENCE.sub("", text)
+    names = [name for name in PATH.findall(plain) if (root / name.split("/")[0]).is_dir()]
+    names += [name for tree in TREE.findall(text) for name in tree_paths(tree)]
+    missing = [name for name in names if not re.search(r"[A-Z]{5,}", name) and not (root / name).exists()]
+    if document.parts[0] == "docs":
+        return missing
+    links = [target.split("#")[0] for _, _, target in LINK.findall(plain) if not re.match(r"\w+:", target)]
+    return missing + [name for name in links if not (root / document).parent.joinpath(name).exists()]
+
+
+def tree_paths(tree: str) -> list[str]:
+    """`  name/  what it holds`, deeper lines inside the last folder above them."""
+    paths, parents = [], []
+    for line in tree.splitlines():
+        indent, names = len(line) - len(line.lstrip()), re.split(r"\s{2,}", line.strip())[0].split()
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        paths += [(parents[-1][1] if parents else "") + name for name in names]
+        if names and names[0].endswith("/"):
+            parents.append((indent, paths[-len(names)]))
+    return paths
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

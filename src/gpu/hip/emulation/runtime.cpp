@@ -71,6 +71,7 @@ Status get_function(FunctionHandle* function, ModuleHandle, const char* kernel) 
 
 Status launch(FunctionHandle function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
               unsigned block_z, unsigned shared_bytes, void*, void** params, void**) {
+  // #lizard forgives(parameter_count): the signature of hipModuleLaunchKernel
   const auto& kernel = *static_cast<const emulation::Kernel*>(function);
   const bool good = grid_x > 0 && grid_y > 0 && grid_z > 0 && std::uint64_t{grid_x} * block_x < (std::uint64_t{1} << 32) &&
                     grid_y <= 65535 && grid_z <= 65535 && block_x == static_cast<unsigned>(kernel.threads) && block_y == 1 &&
