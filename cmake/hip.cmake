@@ -25,3 +25,7 @@ if(FOVEA_HIP)
   endif()
 endif()
 message(STATUS "HIP backend: ${FOVEA_HIP}")
+if(FOVEA_HIP)
+  # Custom commands compile the kernels, so they name the compiler cache that CMake's rules for C++ use by themselves.
+  set(FOVEA_HIP_CLANG ${CMAKE_CXX_COMPILER_LAUNCHER} ${FOVEA_HIP_CLANG})
+endif()
