@@ -4,8 +4,8 @@
 import random
 
 import pytest
-from specialised import MBARRIERS, Specialised, Shape, WorkTile
 from simulation import Wrong
+from specialised import MBARRIERS, Shape, Specialised, WorkTile
 
 
 def shapes(seed):
