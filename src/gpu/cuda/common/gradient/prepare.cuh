@@ -35,11 +35,11 @@ __device__ inline void take_dlse(float lse, float dlse, float sink, float& total
 template <class Params>
 __device__ inline void clear(const Params& params, std::int64_t cell) {
   if (threadIdx.x != 0) return;
-  if constexpr (Params::kInTurns) {
-    if (params.turns != nullptr) params.turns[cell] = 0;
+  if constexpr (Params::kOrderedDq) {
+    if (params.dq_semaphore != nullptr) params.dq_semaphore[cell] = 0;
   }
   params.dq_not_finite[cell] = 0;
-  if constexpr (Params::kInTurns) {
+  if constexpr (Params::kOrderedDq) {
     if (cell == 0) *params.ticket = 0;
   }
   const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;

@@ -51,10 +51,10 @@ __device__ inline Sequence sequence(const Params& params, int b) {
           query_tile};
 }
 
-/// Key tiles that take turns at a time, where they do.
+/// Key tiles that add to dq in order at a time, with kOrderedDq.
 template <class Params>
 __device__ inline int group_of(const Params& params) {
-  if constexpr (Params::kInTurns) {
+  if constexpr (Params::kOrderedDq) {
     return params.group;
   } else {
     return 1;

@@ -16,7 +16,7 @@ struct Tensor : PlainRows {
 };
 
 struct Params {
-  static constexpr bool kInTurns = false;  // no two CTAs add to the same gradient
+  static constexpr bool kOrderedDq = false;  // no two CTAs add to the same gradient
   Tensor q, k, v, out, dout, dq, dk, dv;
   PlainRows lse;
   int batch = 0, seq_q = 0, seq_k = 0;  // bounds of a ragged batch

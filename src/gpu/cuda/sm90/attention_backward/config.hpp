@@ -1,11 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a backward kernel that follow from its row of tuning.hpp.
+/// Parameters of a launch of the backward pass, and the constants of a kernel, from its row of tuning.hpp.
 #pragma once
 
-#include "gpu/cuda/sm90/attention_backward/params.hpp"
+#include <cstdint>
+
+#include "fovea/mask.hpp"
+#include "gpu/cuda/common/gradient/tiles.hpp"
 #include "gpu/cuda/sm90/attention_backward/tuning.hpp"
+#include "gpu/cuda/sm90/clipped_rows.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
+
+using namespace gradient;
+
+inline constexpr int kWarpgroupKeys = 64;  // keys of a warpgroup, which stores their dk and dv
+
+struct Params {
+  static constexpr bool kOrderedDq = true;  // key tiles may add to dq, one after the other
+  ClippedRows q, k, v, dout, dq, dk, dv;
+  ClippedRows dq_k, dq_v;  // k and v with the key tiles of a separate kernel of dq
+  PlainRows out, lse;
+  int batch = 0, seq_q = 0, seq_k = 0;  // lengths are bounds of a ragged batch
+  int heads = 0, kv_heads = 0, heads_per_kv = 1;
+  int head_dim_qk = 0, head_dim_v = 0;
+  const std::int32_t* cu_seqlens_q = nullptr;  // [batch + 1], of a ragged batch
+  const std::int32_t* cu_seqlens_k = nullptr;  // likewise
+  BandMask mask{};
+  int group = 128;                     // GradientOrder
+  bool leaks = false;                  // masked keys or a sink may make results NaN
+  float scale = 1;                     // of scores, and of dq and dk
+  float scale_log2 = 0;                // with log2(e)
+  float softcap = 0;                   // or 0
+  float inv_softcap = 0;               // 2 log2(e) scale / softcap
+  const float* sink = nullptr;         // [heads], or null
+  float* dsink = nullptr;              // [heads], or null
+  int key_tile = 0;                    // keys of a CTA that computes dk and dv
+  int query_tiles = 0, key_tiles = 0;  // of the whole batch, gaps included
+  int row_tiles = 0;                   // of 128 queries: CTAs of a separate kernel of dq
+  // Workspace. A kernel of all gradients has dq_sums and dq_semaphore.
+  RowStats* stats = nullptr;      // [heads][query_tiles]
+  float* sink_parts = nullptr;    // [heads][query_tiles], where there are sinks
+  float* dq_sums = nullptr;       // [heads][query_tiles][query tile x padded head dim], as dq.cuh orders it
+  int* dq_semaphore = nullptr;    // [heads][query_tiles]: key tiles that have added to dq_sums
+  int* dq_not_finite = nullptr;   // [heads][query_tiles]
+  int* dkv_not_finite = nullptr;  // [key tiles in order of their tickets]
+  int* ticket = nullptr;          // ticket of the next key tile
+  PlainRows dlse;                 // null without dlse
+};
 
 /// kSoftcap_: scores are softcapped.
 template <class Element_, int kTuning_, bool kSoftcap_>
@@ -16,21 +57,21 @@ struct Config {
   static constexpr int kKeyTile = kTuning.key_tile;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kSlicesQk = kHeadDimQk / kSliceColumns, kSlicesV = kHeadDimV / kSliceColumns;
-  static constexpr int kStages = 2;                          // of Q and dO
-  static constexpr int kScoreStages = kOwnDq ? 1 : kStages;  // of dS
+  static constexpr int kStages = 2;                          // stages of Q and dO
+  static constexpr int kScoreStages = kOwnDq ? 1 : kStages;  // stages of dS
   static constexpr int kQuerySliceBytes = kQueryTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
   static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes, kDoutBytes = kSlicesV * kQuerySliceBytes;
-  static constexpr int kScoreBytes = kKeyTile * kSliceBytes;  // of dS: (key, query)
+  static constexpr int kScoreBytes = kKeyTile * kSliceBytes;  // dS: [key][query]
   static constexpr int kSumsOfTile = kQueryTile * kHeadDimQk;
-  // Warpgroups: two for scores, dV and dK, mostly one for dQ, one that loads.
+  // Warpgroups: two for scores, dV and dK; mostly one for dQ; one for the producer and the emitter.
   static constexpr bool kDqWarpgroup = !kApart && !kOwnDq;
   static constexpr int kScoreWarpgroups = 2, kThreads = kDqWarpgroup ? 512 : 384;
   static constexpr int kScoreRegisters = kDqWarpgroup ? 208 : 240, kQueryRegisters = 72, kLoadRegisters = 24;
   static_assert(kHeadDimQk % kSliceColumns == 0 && kHeadDimV % kSliceColumns == 0);
   static_assert(128 * (2 * kScoreRegisters + (kDqWarpgroup ? kQueryRegisters : 0) + kLoadRegisters) <= 65536);
   static_assert(kKeyTile == 64 * (kApart ? 1 : kScoreWarpgroups));
-  static_assert(!kApart || kHeadDimQk == kHeadDimV);  // each role's results leave through the tile that it alone has read
+  static_assert(!kApart || kHeadDimQk == kHeadDimV);  // each role stages results in the tile that it alone reads
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

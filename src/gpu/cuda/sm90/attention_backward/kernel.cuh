@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel of dq, dk and dv: storage, barriers, roles. What instances/ instantiate.
+/// The kernel of all gradients: barriers and roles.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
-#include "gpu/cuda/sm90/attention_backward/emit.cuh"
+#include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
-#include "gpu/cuda/sm90/attention_backward/query_gradient.cuh"
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
-/// A CTA for each key tile. Tickets put CTAs in order: one may wait for those that began before it, and for a group of those after it.
+/// A CTA for each key tile. Tickets order CTAs: one may wait for those that began before it, and for its
+/// group of those after it.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -46,11 +46,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     Scores<Config>(params, storage, warpgroup)(ticket);
   } else if (Config::kDqWarpgroup && warpgroup == Config::kScoreWarpgroups) {
     warpgroup_reg_dealloc<Config::kQueryRegisters>();
-    if constexpr (Config::kDqWarpgroup) QueryGradient<Config>(params, storage)();
+    if constexpr (Config::kDqWarpgroup) DqWarpgroup<Config>(params, storage)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
-    if (threadIdx.x == Config::kThreads - 96) emit_all(params, storage);
+    if (threadIdx.x == Config::kThreads - 128) load_tiles(params, storage);
+    if (threadIdx.x == Config::kThreads - 96) emit_dq(params, storage);
   }
 }
 

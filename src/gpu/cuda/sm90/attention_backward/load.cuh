@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producer: a lane copies keys and values once, then queries, dout and what is known of their rows for each step.
+/// The producer: one lane loads keys and values once, then queries, dout and their RowStats for each step.
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
@@ -8,7 +8,7 @@
 namespace fovea::gpu::sm90::attention_backward {
 
 template <class Config>
-__device__ inline void load_all(const Params& params, Storage<Config>& storage) {
+__device__ inline void load_tiles(const Params& params, Storage<Config>& storage) {
   const KeyTile& tile = storage.tile;
   const Sequence& at = tile.sequence;
   const TilePlace keys{at.batch, tile.kv_head, at.k_begin + tile.begin, min(Config::kKeyTile, at.seq_k - tile.begin)};

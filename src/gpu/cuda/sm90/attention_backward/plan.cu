@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The gradient of dense attention: accepts or declines, books the workspace, and launches.
+/// The gradient of dense attention: accepts or declines, places the workspace, and launches.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/gradient/plan.hpp"
-#include "gpu/cuda/sm90/attention_backward/apart/config.hpp"
+#include "gpu/cuda/sm90/attention_backward/apart/query_tile.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -38,7 +38,7 @@ std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
 
 Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
-  // Where a sink takes nearly all of a row, P is below f16's numbers, and dlse's share of dS is P times a delta above them.
+  // With a sink that takes nearly all of a row, P underflows in f16, but P times delta of dlse does not.
   if (problem.q_dtype == DType::f16 && problem.has_sink && problem.has_dlse) return declined("dlse", "with a sink in f16", "bf16, or none");
   return dense::accept_dense(problem, tensors_of(problem));
 }
@@ -100,20 +100,20 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   const Tuning& tuned() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
 
-  /// Returns its bytes.
+  /// Returns the bytes of the workspace.
   std::size_t place_workspace(Params& params, void* base) const {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
     if (!tuned().apart()) {
       params.dq_sums = arena.take<float>(cells * kQueryTile * tuned().head_dim_qk);
-      params.turns = arena.take<int>(cells);
+      params.dq_semaphore = arena.take<int>(cells);
     }
     params.ticket = arena.take<int>(1);
     return arena.bytes();
   }
 
-  /// What only a run knows.
+  /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const AttentionBackwardArgs& args) const {
     const std::array<RowsDesc, kTensors> tensors = tensors_of(problem_);
     const AttentionArgs& forward = args.forward;
@@ -133,7 +133,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
                                                    {&params.dq, kDq, static_cast<const void*>(args.dq), kQueryTile},
                                                    {&params.dq_k, kK, forward.k, tuned().dq_key_tile},
                                                    {&params.dq_v, kV, forward.v, tuned().dq_key_tile}}) {
-        if (tile == 0) continue;  // dq is not apart
+        if (tile == 0) continue;  // no separate kernel of dq
         if (Result<void> good = encode(*to, tensor, data, tile); !good) return good;
       }
     }

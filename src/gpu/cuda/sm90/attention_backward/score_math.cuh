@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What happens to scores between products, whichever of keys and queries are the rows of the accumulators. `Of`: of accumulators i and
-/// i + 1, a float2 of their queries' lse or delta.
+/// Arithmetic of scores between MMAs, whether keys or queries are the rows of the accumulators.
+/// `Of`: a function from accumulators i and i + 1 to a float2 of their queries' lse or delta.
 #pragma once
 
 #include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/attention_backward/params.hpp"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void exponentiate_as(const Params& params, const floa
     put(i + 1, weight_of<kSoftcap, kNatural>(params, scores[i + 1], minus_lse.y));
   }
 }
-/// Has the weight of each score `put`. `natural`: RowStats, the same in all lanes.
+/// Calls `put` with the weight of each score. `natural`: of RowStats, the same in all lanes.
 template <bool kSoftcap, int kScores, class Of, class Put>
 __device__ __forceinline__ void exponentiate(const Params& params, bool natural, const float (&scores)[kScores], Of minus_lse_of, Put put) {
   if (natural) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void exponentiate(const Params& params, bool natural,
   }
 }
 
-/// Of the lane's row r, probabilities of columns outside [begin, end] become zeros. Both are relative to the lane's first column.
+/// Zeroes probabilities of the lane's row r outside columns [begin, end], relative to the lane's first
+/// column.
 template <int kScores>
 __device__ __forceinline__ void keep_columns(float (&scores)[kScores], int r, int begin, int end) {
 #pragma unroll

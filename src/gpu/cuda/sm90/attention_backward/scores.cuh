@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A score warpgroup: 64 keys, whose dK and dV stay in its registers. Rows of its accumulators are keys, columns are queries or channels.
+/// A score warpgroup: 64 keys, whose dK and dV stay in its registers. Rows of accumulators are keys,
+/// columns are queries or channels.
 #pragma once
 
-#include "gpu/cuda/sm90/attention_backward/own_dq.cuh"
+#include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
@@ -11,15 +12,15 @@
 
 namespace fovea::gpu::sm90::attention_backward {
 
-/// Where columns are queries: what each column's query has.
+/// lse or delta of each column's query, where columns are queries.
 struct OfColumns {
   const float* of;  // from the lane's first column on
   __device__ __forceinline__ explicit OfColumns(const float (&of_tile)[kQueryTile]) : of(of_tile + lane_column(lane_index())) {}
   __device__ __forceinline__ float2 operator()(int i) const { return *reinterpret_cast<const float2*>(of + column_of(i)); }
 };
 
-/// Where rows are 64 keys and columns are queries: pairs outside the band [low, high] become zeros. `first_difference`: of key and query,
-/// at the first of both.
+/// Zeroes pairs outside the band [low, high], where rows are 64 keys and columns are queries.
+/// `first_difference`: of the first key and the first query.
 __device__ __forceinline__ void mask_keys(float (&scores)[kQueryTile / 2], int first_difference, int low, int high) {
   if (!((first_difference - (kQueryTile - 1) < low) | (first_difference + 63 > high))) return;
 #pragma unroll
@@ -49,7 +50,7 @@ class Scores {
  private:
   using Element = typename Config::Element;
   static constexpr int kScores = kQueryTile / 2, kDk = Config::kHeadDimQk / 2, kDv = Config::kHeadDimV / 2;  // accumulators of a lane
-  static constexpr int kPart = 64 * kSliceBytes;  // of a slice: the warpgroup's keys
+  static constexpr int kKeysBytes = 64 * kSliceBytes;  // the warpgroup's keys in a slice
 
   __device__ __forceinline__ void step(int index) {
     const RowStats& stats = storage.stats[ring.stage];
@@ -83,7 +84,7 @@ class Scores {
   }
 
   __device__ __forceinline__ SlicedTile keys_of(const std::byte* tile) const {
-    return {shared_address(tile) + warpgroup * kPart, Config::kKeySliceBytes};
+    return {shared_address(tile) + warpgroup * kKeysBytes, Config::kKeySliceBytes};
   }
   static __device__ __forceinline__ SlicedTile queries_of(const std::byte* tile) {
     return {shared_address(tile), Config::kQuerySliceBytes};
@@ -92,7 +93,8 @@ class Scores {
   __device__ __forceinline__ void store_scores(int index) {
     const int stage = Config::kOwnDq ? 0 : ring.stage;
     const std::uint32_t parity = Config::kOwnDq ? index % 2 : ring.parity;
-    const std::uint32_t warp_rows = shared_address(storage.ds[stage]) + warpgroup * kPart + thread_index() % 128 / 32 * 16 * kSliceBytes;
+    const std::uint32_t warp_rows =
+        shared_address(storage.ds[stage]) + warpgroup * kKeysBytes + thread_index() % 128 / 32 * 16 * kSliceBytes;
     barrier_wait(shared_address(&storage.ds_empty[stage]), parity ^ 1);
     store_swizzled<kQueryTile>(warp_rows, Config::kScoreBytes, lane_index(), ds);
     fence_shared_for_async();
@@ -114,8 +116,8 @@ class Scores {
     const KeyTile& tile = storage.tile;
     const int token = tile.begin + warpgroup * 64;
     const TilePlace at{tile.sequence.batch, tile.kv_head, tile.sequence.k_begin + token, min(64, tile.sequence.seq_k - token)};
-    store_clipped<Config::kSlicesV>(shared_address(storage.v) + warpgroup * kPart, Config::kKeySliceBytes, params.dv, at);
-    store_clipped<Config::kSlicesQk>(shared_address(storage.k) + warpgroup * kPart, Config::kKeySliceBytes, params.dk, at);
+    store_clipped<Config::kSlicesV>(shared_address(storage.v) + warpgroup * kKeysBytes, Config::kKeySliceBytes, params.dv, at);
+    store_clipped<Config::kSlicesQk>(shared_address(storage.k) + warpgroup * kKeysBytes, Config::kKeySliceBytes, params.dk, at);
     tma_store_wait_read();
   }
 

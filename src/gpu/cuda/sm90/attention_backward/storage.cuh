@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The shared memory of a CTA. Tiles are slices of 64 columns: (slice, row, 64), swizzled.
+/// Shared memory of a CTA that computes dk and dv. Tiles are swizzled slices: [slice][row][64].
 #pragma once
 
 #include <cstddef>
@@ -12,43 +12,44 @@
 
 namespace fovea::gpu::sm90::attention_backward {
 
-/// Named barriers. 0 is that of the whole CTA.
+/// Named barriers; 0 is __syncthreads().
 enum : int {
-  kWarpgroup = 1,  // to 3: a warpgroup alone
+  kWarpgroup = 1,  // to 3: the threads of one warpgroup
   kDone = 4,       // the dQ warpgroup arrives once it has read K for the last time; score warpgroups wait
 };
 
-/// What a warp needs to know of a step: a query head, and a query tile that sees the key tile.
+/// A step of the main loop: a query head, and a query tile that sees the key tile.
 struct Step {
   int head, query_tile;
-  int cell;          // of both in [heads][query_tiles of the batch]
+  int cell;          // index of both in [heads][query_tiles of the batch]
   int rank;          // key tiles that add to dQ before this one
-  bool first, last;  // of them
+  bool first, last;  // whether this key tile is the first or the last to add to dQ
 };
 
-/// Where dq is not apart: dS, and dQ on its way to global memory.
+/// Of a kernel of all gradients: dS, and dQ on its way to global memory.
 template <class Config>
 struct QueryGradientTiles {
-  alignas(1024) std::byte ds[Config::kScoreStages][Config::kScoreBytes];  // one slice: (key, query)
-  alignas(1024) float sums[Config::kSumsOfTile];                          // of dQ
+  alignas(1024) std::byte ds[Config::kScoreStages][Config::kScoreBytes];  // [key][query], one slice
+  alignas(1024) float sums[Config::kSumsOfTile];                          // dQ, as dq.cuh orders it
 };
 template <class Config>
 struct QueryGradientBarriers {
-  int emitted_cell, emitted_rank;  // those of the sums; a cell of -1 ends them
+  int emitted_cell, emitted_rank;  // Step::cell and rank of the sums; a cell of -1 ends the emitter
   // full: a lane of each score warp arrives; warps with dQ wait. empty: a lane of each warp with dQ arrives; score warps wait.
   alignas(8) std::uint64_t ds_full[Config::kScoreStages], ds_empty[Config::kScoreStages];
   // full: a lane of each warp with dQ arrives; the emitter waits. empty: the emitter arrives; warps with dQ wait.
   std::uint64_t sums_full, sums_empty;
 };
 
-/// Where score warpgroups have roles: what one hands to the other. A stage is free again when its Q and dO are.
+/// Of a kernel of dk and dv alone: P, which one warpgroup hands to the other. A stage is empty when its Q
+/// and dO are.
 template <class Config>
 struct RolesTiles {
-  alignas(1024) uint4 weights[Config::kStages][kQueryTile / 16][128];  // (four of a thread's operands, thread)
+  alignas(1024) uint4 weights[Config::kStages][kQueryTile / 16][128];  // [four registers][thread]
 };
 template <class Config>
 struct RolesBarriers {
-  std::uint64_t weights_full[Config::kStages];  // a lane of each warp that has P arrives; the warps with dP wait
+  std::uint64_t weights_full[Config::kStages];  // a lane of each warp with P arrives; warps with dP wait
 };
 
 template <class Config, template <class> class Of, template <class> class OfRoles>
@@ -56,7 +57,7 @@ using Extra = std::conditional_t<Config::kApart, OfRoles<Config>, Of<Config>>;
 
 template <class Config>
 struct Tiles : Extra<Config, QueryGradientTiles, RolesTiles> {
-  alignas(1024) std::byte k[Config::kKeyBytes];    // then dK, or dV where warpgroups have roles
+  alignas(1024) std::byte k[Config::kKeyBytes];    // then dK; or dV, in a kernel of dk and dv alone
   alignas(1024) std::byte v[Config::kValueBytes];  // then the other one
   alignas(1024) std::byte q[Config::kStages][Config::kQueryBytes];
   alignas(1024) std::byte dout[Config::kStages][Config::kDoutBytes];
@@ -69,7 +70,8 @@ struct Storage : Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarrie
   KeyTile tile;
   int step_count;
   Step steps[kSteps];  // a ring without barriers of its own: written before q_full
-  // full: the producer's lane and the copy engine arrive; score warps wait. empty: a lane of each score warp arrives; the producer waits.
+  // full: the producer's lane arrives, and TMA completes its bytes; score warps wait.
+  // empty: a lane of each score warp arrives; the producer waits.
   alignas(8) std::uint64_t kv_full, q_full[Config::kStages], dout_full[Config::kStages], empty[Config::kStages];
 };
 

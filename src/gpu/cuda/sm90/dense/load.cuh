@@ -8,12 +8,15 @@
 
 namespace fovea::gpu::sm90::dense {
 
-/// Waits until a query buffer is empty, and loads the queries of a work tile into it, in one lane.
+/// Waits until a query buffer is empty. Then the elected thread loads the queries of a work tile into it.
 template <class Config>
 __device__ void load_queries(const typename Config::Params& params, Storage<Config>& storage, const WorkTile& work,
-                             PipelineState<Config::kQueryBuffers> buffer) {
+                             PipelineState<Config::kQueryBuffers> buffer, bool elected = true) {
   constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
-  const std::uint32_t full = producer_acquire(buffer, storage.q_full, storage.q_empty, Config::kSlicesQk * Config::kQuerySliceBytes);
+  const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
+  barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
+  if (!elected) return;
+  barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
   const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
   const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
   load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);

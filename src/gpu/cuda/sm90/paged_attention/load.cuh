@@ -62,8 +62,9 @@ class Loader {
   /// Loads key tiles from the last to the first, as consumers read them, also across work tiles. The work
   /// tile with `done` adds a key tile out of bounds where consumers wait for one.
   __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
+    const bool ends = !kValues && work.done;
     // The work tile may be overwritten once the last copy is issued.
-    const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
+    const int last = ends ? 1 : work.last, first = ends ? 0 : work.first;
     Box next = find(work, last - 1);
     for (int tile = last - 1; tile >= first; --tile) {
       const Box box = next;
@@ -74,8 +75,7 @@ class Loader {
         // No copy may be in flight when the CTA ends.
         if (!work.done || (started && Config::kOverlapWork))
           load_tile<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, storage.k, storage.k_full, storage.k_empty);
-        if (tile == last - 1 && lane == 0) dense::load_queries<Config>(params, storage, work, buffer);
-        __syncwarp();
+        if (tile == last - 1) dense::load_queries<Config>(params, storage, work, buffer, lane == 0);
         started = true;
       }
     }

@@ -205,7 +205,6 @@ std::string_view outdone(const Problem& problem, Device device) {
 /// Plan of one kernel.
 using Half = std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>;
 
-
 Bounds bounds_of(const Problem& p) { return {p.batch, p.total_q, p.max_seq_q, p.group()}; }
 
 class MixedState final : public PlanState<Problem, PagedAttentionArgs> {

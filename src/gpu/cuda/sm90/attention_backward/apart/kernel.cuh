@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernels of dk and dv, and of dq: storage, barriers, roles. What instances/ instantiate where these are apart.
+/// Separate kernels of dk and dv, and of dq, for head dims whose accumulators fill the registers.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
-#include "gpu/cuda/sm90/attention_backward/apart/key_roles.cuh"
-#include "gpu/cuda/sm90/attention_backward/apart/query_math.cuh"
+#include "gpu/cuda/sm90/attention_backward/apart/dkdv.cuh"
+#include "gpu/cuda/sm90/attention_backward/apart/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
-/// A CTA for each key tile. The next kernel, that of dq, may start where this one has left multiprocessors idle: it needs only what this
-/// one has waited for.
+/// A CTA for each key tile. The next kernel, that of dq, may start on idle multiprocessors: it needs only
+/// results that this one has waited for.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -38,14 +38,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_keys(const 
   const int ticket = static_cast<int>(blockIdx.x), warpgroup = uniform(threadIdx.x / 128);
   if (warpgroup < Config::kScoreWarpgroups) {
     warpgroup_reg_alloc<Config::kScoreRegisters>();
-    KeyRoles<Config>(params, storage, warpgroup)(ticket);
+    DkDv<Config>(params, storage, warpgroup)(ticket);
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (threadIdx.x == Config::kThreads - 128) load_all(params, storage);
+    if (threadIdx.x == Config::kThreads - 128) load_tiles(params, storage);
   }
 }
 
-/// A CTA for 128 queries of a head. It may run beside the kernel before it, but ends after that: the next kernel needs both.
+/// A CTA for 128 queries of a head. It overlaps the kernel before it, and ends after it: the next kernel
+/// needs both.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -67,10 +68,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(con
   if (rows.first >= rows.last) {  // `prepare` has stored zeros
   } else if (warpgroup < kQueryCells) {
     warpgroup_reg_alloc<Config::kMathRegisters>();
-    QueryMath<Config>(params, storage, rows, warpgroup)();
+    Dq<Config>(params, storage, rows, warpgroup)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (threadIdx.x == Config::kThreads - 128) load_keys(params, storage, rows);
+    if (threadIdx.x == Config::kThreads - 128) load_tiles(params, storage, rows);
   }
   grid_dependency_wait();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Two warpgroups that share 64 keys where dK and dV of more would not fit into registers. Rows of accumulators are keys, columns are
-/// queries or channels. The first computes P and dV, the second dS and dK; P comes to it through shared memory, as it lies in registers.
+/// dK and dV of 64 keys by two warpgroups, whose registers hold no more. The first computes P and dV, the
+/// second dS and dK. P passes through shared memory, as it lies in registers.
+/// Rows of accumulators are keys, columns are queries or channels.
 #pragma once
 
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
@@ -8,9 +9,9 @@
 namespace fovea::gpu::sm90::attention_backward {
 
 template <class Config>
-class KeyRoles {
+class DkDv {
  public:
-  __device__ KeyRoles(const Params& params_, Storage<Config>& storage_, int warpgroup_)
+  __device__ DkDv(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
 
   __device__ __forceinline__ void operator()(int ticket) {
@@ -33,7 +34,7 @@ class KeyRoles {
   using Element = typename Config::Element;
   static constexpr int kScores = kQueryTile / 2, kHeadDim = Config::kHeadDimQk;
 
-  /// S, P, dV += P dO
+  /// The first warpgroup: S, P, dV += P dO
   __device__ __forceinline__ void value_step(int index) {
     const RowStats& stats = storage.stats[ring.stage];
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
@@ -56,7 +57,7 @@ class KeyRoles {
     accumulate_and_release(storage.dout);
   }
 
-  /// dP, dS = P (dP - delta), dK += dS Q
+  /// The second warpgroup: dP, dS = P (dP - delta), dK += dS Q
   __device__ __forceinline__ void key_step() {
     barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
     gemm_ss<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.v), queries_of(storage.dout));
@@ -100,7 +101,7 @@ class KeyRoles {
     return {shared_address(tiles[ring.stage]), Config::kQuerySliceBytes};
   }
 
-  /// Through the tile of shared memory that only this warpgroup has read.
+  /// Stores dK or dV. Results are staged in the tile that this warpgroup alone has read.
   __device__ __forceinline__ void store(int ticket, float factor, const std::byte* by, const ClippedRows& to) {
     if (params.leaks && not_finite(sum)) params.dkv_not_finite[ticket] = 1;
     stage_rows<Element, kHeadDim>(sum, {factor, factor}, keys_of(by));

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A warpgroup with 64 queries, whose dQ stays in its registers. Rows of its accumulators are queries, columns are keys or channels.
+/// dQ of 64 queries in the registers of a warpgroup. Rows of accumulators are queries, columns are keys or
+/// channels.
 #pragma once
 
-#include "gpu/cuda/sm90/attention_backward/apart/query_rows.cuh"
+#include "gpu/cuda/sm90/attention_backward/apart/query_tile.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/gemm.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
 template <class Config>
-class QueryMath {
+class Dq {
  public:
-  __device__ QueryMath(const Params& params_, QueryStorage<Config>& storage_, const QueryRows& rows_, int cell_)
+  __device__ Dq(const Params& params_, QueryStorage<Config>& storage_, const QueryRows& rows_, int cell_)
       : params(params_), storage(storage_), rows(rows_), cell(cell_) {}
 
   __device__ __forceinline__ void operator()() {
@@ -32,7 +33,8 @@ class QueryMath {
     return std::int64_t{rows.head} * params.query_tiles + rows.sequence.query_tile + first_query() / kQueryTile;
   }
 
-  /// A tile beyond the sequence has none, and no gradient. From L2: this kernel does not wait for the one before.
+  /// Loads RowStats from L2, as this kernel does not wait for the one before. A tile past the sequence has
+  /// none, and no gradient.
   __device__ __forceinline__ void load_stats() {
     const bool some = first_query() < rows.sequence.seq_q;
     const RowStats* stats = params.stats + (some ? workspace_cell() : 0);
@@ -79,7 +81,7 @@ class QueryMath {
     return {shared_address(tile) + cell * Config::kCellBytes, Config::kQuerySliceBytes};
   }
 
-  /// Keys that a query does not see, and those past the end: a row of zeros would have a probability too.
+  /// Zeroes keys that a query does not see, and keys past the end, whose zeros would have a probability.
   __device__ __forceinline__ void mask(int first_key) {
     const int first = first_key - first_query(), keys_left = rows.sequence.seq_k - first_key;
     if (!((first - (kQueryTile - 1) < rows.low) | (first + Config::kKeyTile - 1 > rows.high) | (keys_left < Config::kKeyTile))) return;

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+/// dQ of the kernel that computes all gradients. A CTA has the dQ of its keys for 64 queries at a time;
+/// key tiles add theirs in the order of detail::GradientOrder, which dq_semaphore enforces.
+///
+/// The emitter adds all but the last share to dq_sums in global memory. The last key tile adds dq_sums to
+/// its accumulators and stores dq.
+#pragma once
+
+#include "gpu/cuda/common/global_memory.cuh"
+#include "gpu/cuda/sm90/attention_backward/score_math.cuh"
+#include "gpu/cuda/sm90/attention_backward/storage.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/thread.cuh"
+#include "gpu/cuda/sm90/tma.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+// ---- the semaphore of a query tile ----------------------------------------------------------------
+
+/// Waits until `rank` key tiles have added their dQ. Ordinary loads and bulk copies see it then.
+__device__ inline void dq_semaphore_wait(const int* semaphore, int rank) {
+  flag_wait(semaphore, rank);
+  fence_global_for_async();
+}
+
+// ---- the emitter ----------------------------------------------------------------------------------
+
+/// Adds the sums in shared memory to dq_sums, in one thread by bulk copies, until a cell of -1 comes.
+template <class Config>
+__device__ inline void emit_dq(const Params& params, Storage<Config>& storage) {
+  for (std::uint32_t parity = 0;; parity ^= 1) {
+    barrier_wait(shared_address(&storage.sums_full), parity);
+    const int cell = storage.emitted_cell, rank = storage.emitted_rank;
+    if (cell < 0) return;
+    float* const to = params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile;
+    const std::uint32_t from = shared_address(storage.sums);
+    if (rank == 0) {
+      bulk_store(to, from, sizeof(storage.sums));
+    } else {
+      dq_semaphore_wait(params.dq_semaphore + cell, rank);
+      bulk_reduce_add(to, from, sizeof(storage.sums));
+    }
+    tma_store_wait_read();
+    barrier_arrive(shared_address(&storage.sums_empty));
+    tma_store_wait();
+    flag_set(params.dq_semaphore + cell, rank + 1);
+  }
+}
+
+/// Hands the sums in shared memory to the emitter. `elected`: one thread of those that store sums.
+template <class Config>
+__device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, bool elected, int cell, int rank) {
+  if (elected) {
+    storage.emitted_cell = cell;
+    storage.emitted_rank = rank;
+  }
+  fence_shared_for_async();
+  __syncwarp();
+  if (lane_index() == 0) barrier_arrive(shared_address(&storage.sums_full));
+}
+
+// ---- accumulators ---------------------------------------------------------------------------------
+
+/// sums (64 queries x kColumns) = dS^T (64 queries x key tile) K (key tile x kColumns)
+template <class Config, int kColumns>
+__device__ __forceinline__ void gemm_dq(float (&sums)[kColumns / 2], const std::byte* ds, std::uint32_t columns) {
+  const std::uint64_t a = smem_descriptor(shared_address(ds), 16, kGroupBytes);
+  const std::uint64_t b = smem_descriptor(columns, 16, kGroupBytes);
+  fence_operand(sums);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kKeyTile / 16; ++k) {
+    Wgmma<typename Config::Element, kColumns>::template ss<Major::mn, Major::mn>(sums, advance_descriptor(a, k * 2 * kGroupBytes),
+                                                                                 advance_descriptor(b, k * 2 * kGroupBytes), k > 0);
+  }
+  wgmma_commit();
+}
+
+// Order of sums in memory: [accumulators / 4][thread of the warpgroup][4]. `at`: the thread's first.
+template <int kCount>
+__device__ __forceinline__ void store_sums(float* at, const float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) *reinterpret_cast<float4*>(at + i * 128) = {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+}
+template <int kCount>
+__device__ __forceinline__ void add_sums(const float* at, float (&sums)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 earlier = __ldcg(reinterpret_cast<const float4*>(at + i * 128));
+    sums[i] += earlier.x;
+    sums[i + 1] += earlier.y;
+    sums[i + 2] += earlier.z;
+    sums[i + 3] += earlier.w;
+  }
+}
+
+/// Stores complete sums, scaled, as dq. `column`: of dq, the first of these sums.
+template <class Element, int kCount>
+__device__ __forceinline__ void store_dq(const Params& params, const Sequence& of, const Step& step, int column,
+                                         const float (&sums)[kCount]) {
+  column += lane_column(lane_index());
+  auto* const dq = static_cast<Element*>(const_cast<void*>(params.dq.data));
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int token = step.query_tile * kQueryTile + lane_row() + 8 * r;
+    if (token >= of.seq_q) continue;
+    Element* const row = dq + of.offset(params.dq.strides, of.q_begin, token, step.head) + column;
+#pragma unroll
+    for (int i = 2 * r; i < kCount; i += 4) {
+      if (column + column_of(i) >= params.head_dim_qk) continue;
+      *reinterpret_cast<std::uint32_t*>(row + column_of(i)) = pack<Element>(sums[i] * params.scale, sums[i + 1] * params.scale);
+    }
+  }
+}
+
+// ---- dQ in a warpgroup of its own -----------------------------------------------------------------
+
+/// The dQ warpgroup: slice by slice of 64 channels.
+template <class Config>
+class DqWarpgroup {
+ public:
+  __device__ DqWarpgroup(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    barrier_wait(shared_address(&storage.kv_full), 0);
+    for (int i = 0, count = storage.step_count; i < count; ++i, ring.advance()) step(storage.steps[i % Storage<Config>::kSteps]);
+    hand_over(-1, 0);
+    named_arrive(kDone, 128 * (Config::kScoreWarpgroups + 1));
+  }
+
+ private:
+  using Element = typename Config::Element;
+
+  __device__ __forceinline__ void step(const Step& step) {
+    barrier_wait(shared_address(&storage.ds_full[ring.stage]), ring.parity);
+    const bool last = uniform(step.last);
+    const int cell = uniform(step.cell), rank = uniform(step.rank);
+    const int place = thread_index() % 128 * 4;  // of this thread's sums, four at a time
+    bool bad = false;
+    if (last && rank > 0) {
+      if (place == 0) dq_semaphore_wait(params.dq_semaphore + cell, rank);
+      named_sync(kWarpgroup + Config::kScoreWarpgroups, 128);
+    }
+    if (!last) wait_for_emitter();
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlicesQk; ++slice) {
+      gemm_dq<Config, kSliceColumns>(sums, storage.ds[ring.stage], shared_address(storage.k) + slice * Config::kKeySliceBytes);
+      wgmma_wait<0>();
+      fence_operand(sums);
+      __syncwarp();
+      if (slice == Config::kSlicesQk - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
+      const int of_slice = slice * kQueryTile * kSliceColumns + place;
+      if (last) {
+        if (rank > 0) add_sums(params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + of_slice, sums);
+        store_dq<Element>(params, storage.tile.sequence, step, slice * kSliceColumns, sums);
+        bad |= not_finite(sums);
+      } else {
+        store_sums(storage.sums + of_slice, sums);
+      }
+    }
+    if (!last) hand_over(cell, rank);
+    if (params.leaks && bad) params.dq_not_finite[cell] = 1;
+  }
+
+  __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1); }
+  __device__ __forceinline__ void hand_over(int cell, int rank) {
+    if (cell < 0) wait_for_emitter();
+    ++handed_over;
+    hand_to_emitter(storage, thread_index() % 128 == 0, cell, rank);
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  PipelineState<Config::kStages> ring;
+  int handed_over = 0;
+  float sums[kSliceColumns / 2];
+};
+
+// ---- dQ in the score warpgroups -------------------------------------------------------------------
+
+/// Half of dQ in each score warpgroup, where registers leave no room for a dQ warpgroup: one slice of
+/// channels, and half of the middle slice.
+template <class Config>
+class OwnDq {
+ public:
+  __device__ OwnDq(const Params& params_, Storage<Config>& storage_, int warpgroup_)
+      : params(params_), storage(storage_), warpgroup(warpgroup_) {}
+
+  /// Computes dQ once both warpgroups have stored their dS. The slice is stored beside the MMAs of the
+  /// middle one.
+  __device__ __forceinline__ void operator()(int index, const Step& step) {
+    const bool last = uniform(step.last);
+    const int cell = uniform(step.cell), rank = uniform(step.rank);
+    const int thread = thread_index() % 128, place = warpgroup * kSumsOfWarpgroup + thread * 4;
+    const std::uint32_t keys = shared_address(storage.k);
+    barrier_wait(shared_address(storage.ds_full), index % 2);
+    gemm_dq<Config, kSliceColumns>(slice, storage.ds[0], keys + 2 * warpgroup * Config::kKeySliceBytes);
+    gemm_dq<Config, kSliceColumns / 2>(middle, storage.ds[0], keys + Config::kKeySliceBytes + warpgroup * kSliceBytes / 2);
+    if (!last) wait_for_emitter();
+    wgmma_wait<1>();
+    fence_operand(slice);
+    if (!last) store_sums(storage.sums + place, slice);
+    wgmma_wait<0>();
+    fence_operand(middle);
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(shared_address(storage.ds_empty));
+    if (!last) {
+      store_sums(storage.sums + place + kSlice * 128, middle);
+      hand_over(cell, rank);
+      return;
+    }
+    if (rank > 0) {
+      if (thread == 0) dq_semaphore_wait(params.dq_semaphore + cell, rank);
+      named_sync(kWarpgroup + warpgroup, 128);
+      const float* const earlier = params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + place;
+      add_sums(earlier, slice);
+      add_sums(earlier + kSlice * 128, middle);
+    }
+    store_dq<Element>(params, storage.tile.sequence, step, 2 * warpgroup * kSliceColumns, slice);
+    store_dq<Element>(params, storage.tile.sequence, step, kSliceColumns + warpgroup * kSliceColumns / 2, middle);
+    if (params.leaks && (not_finite(slice) || not_finite(middle))) params.dq_not_finite[cell] = 1;
+  }
+
+  /// Ends the emitter.
+  __device__ __forceinline__ void end() {
+    wait_for_emitter();
+    hand_over(-1, 0);
+  }
+
+ private:
+  using Element = typename Config::Element;
+  static constexpr int kSlice = kSliceColumns / 2, kMiddle = kSliceColumns / 4;  // accumulators of a lane
+  static constexpr int kSumsOfWarpgroup = 128 * (kSlice + kMiddle);
+  static_assert(Config::kSlicesQk == 3 && 2 * kSumsOfWarpgroup == Config::kSumsOfTile);
+
+  __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1); }
+  __device__ __forceinline__ void hand_over(int cell, int rank) {
+    ++handed_over;
+    hand_to_emitter(storage, thread_index() == 0, cell, rank);
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  const int warpgroup;
+  int handed_over = 0;
+  float slice[kSlice], middle[kMiddle];
+};
+
+/// OwnDq of the other kernels.
+struct NoDq {
+  template <class Storage>
+  __device__ NoDq(const Params&, Storage&, int) {}
+};
+
+}  // namespace fovea::gpu::sm90::attention_backward
