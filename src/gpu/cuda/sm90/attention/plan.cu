@@ -108,7 +108,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
   int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
 
-  /// What only a run knows.
+  /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args) const {
     const int packed = params.packed(), keys = tuning_row().key_tile;
     const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
@@ -130,9 +130,10 @@ class State final : public PlanState<Problem, AttentionArgs> {
     return {};
   }
 
-  int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
+  int multiprocessors_;
+  int index_ = 0;  ///< row of tuning.hpp
   std::int64_t work_tiles_ = 0;
-  dense::ValueTiles value_tiles_{};  ///< of e4m3
+  dense::ValueTiles value_tiles_{};  ///< with e4m3
   Splits splits_{};
   Params params_{};
 };

@@ -26,7 +26,7 @@ struct Step {
   bool first, last;  // whether this key tile is the first or the last to add to dQ
 };
 
-/// Of a kernel of all gradients: dS, and dQ on its way to global memory.
+/// Tiles of a kernel of all gradients: dS, and dQ on its way to global memory.
 template <class Config>
 struct QueryGradientTiles {
   alignas(1024) std::byte ds[Config::kScoreStages][Config::kScoreBytes];  // [key][query], one slice
@@ -41,8 +41,8 @@ struct QueryGradientBarriers {
   std::uint64_t sums_full, sums_empty;
 };
 
-/// Of a kernel of dk and dv alone: P, which one warpgroup hands to the other. A stage is empty when its Q
-/// and dO are.
+/// Tiles of a kernel of dk and dv alone: P, which one warpgroup hands to the other. A stage is empty when
+/// its Q and dO are.
 template <class Config>
 struct RolesTiles {
   alignas(1024) uint4 weights[Config::kStages][kQueryTile / 16][128];  // [four registers][thread]

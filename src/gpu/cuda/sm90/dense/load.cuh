@@ -42,7 +42,7 @@ class Loader {
 
  private:
   template <class T>
-  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(T));  // of a slice
+  static constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(T));  // columns of a slice
   using Element = typename Config::Element;
 
   /// Loads key tiles from the last to the first. The keys of a tile precede the values of the tile before

@@ -25,7 +25,7 @@ class TileScheduler {
   __device__ WorkTile next() {
     for (;; ++step) {
       WorkTile work{};
-      const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? of_batch(work) : of_ragged(work);
+      const detail::TileOrder::Place at = params.cu_seqlens_q == nullptr ? next_of_batch(work) : next_of_ragged(work);
       if (at.head == detail::TileOrder::kNone.head) continue;
       work.done = at.head == detail::TileOrder::kEnd.head;
       if (work.done) {
@@ -39,7 +39,7 @@ class TileScheduler {
   }
 
  private:
-  __device__ detail::TileOrder::Place of_batch(WorkTile& work) const {
+  __device__ detail::TileOrder::Place next_of_batch(WorkTile& work) const {
     work.seq_q = params.seq_q;
     work.seq_k = params.seq_k;
     detail::TileOrder::Place at = params.order.at(static_cast<int>(blockIdx.x), step);
@@ -51,23 +51,23 @@ class TileScheduler {
 
   /// Deals out pairs of tiles in rounds, sequence by sequence, and the tail tile by tile, as TileOrder
   /// does.
-  __device__ detail::TileOrder::Place of_ragged(WorkTile& work) {
+  __device__ detail::TileOrder::Place next_of_ragged(WorkTile& work) {
     const int cta = static_cast<int>(blockIdx.x), round = step - tail_step;
     if (round < 0) {
       const int index = step / 2 * ctas + cta;
       if (!seek(index)) return detail::TileOrder::kEnd;
-      take(work, batch);
+      set_sequence(work, batch);
       return detail::TileOrder::of_pair(index - before, step % 2 == 1, query_tiles(work.seq_q));
     }
     const int dealt = tail_step / 2 * ctas;
     if (!seek(dealt)) return detail::TileOrder::kEnd;
     const RaggedTail tail(params, batch, dealt - before, work_heads(), tokens());
     const RaggedTail::Place place = tail.at(round * ctas + (round % 2 == 0 ? cta : ctas - 1 - cta));
-    if (place.at.head >= 0) take(work, place.sequence);
+    if (place.at.head >= 0) set_sequence(work, place.sequence);
     return place.at;
   }
 
-  __device__ void take(WorkTile& work, int index) const {
+  __device__ void set_sequence(WorkTile& work, int index) const {
     const RaggedSequence sequence = sequence_at(params, index);
     work.batch = index;
     work.q_begin = sequence.q_begin;

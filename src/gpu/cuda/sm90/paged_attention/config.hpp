@@ -24,7 +24,7 @@ struct PageBoxes {
 /// The caches are tensors of rows. Their batch is a block, their tile a group of rows.
 struct Params : dense::Params {
   PageBoxes k_pages{}, v_pages{};
-  CUtensorMap outside{};                      ///< of keys in no block of the cache: out of bounds, and filled with NaN
+  CUtensorMap outside{};                      ///< map of keys in no block: out of bounds, filled with NaN
   const std::int32_t* block_table = nullptr;  ///< [batch][table_stride]
   const std::int32_t* kv_len = nullptr;       ///< [batch]
   std::int64_t table_stride = 0;

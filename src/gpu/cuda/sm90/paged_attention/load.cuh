@@ -95,7 +95,7 @@ class Loader {
   struct Cache {
     const ClippedRows& rows;
     const PageBoxes& pages;
-    const CUtensorMap* outside;  // of rows in no block
+    const CUtensorMap* outside;  // map of rows in no block
   };
 
   template <int kSlices, int kStages, int kBytes>

@@ -27,7 +27,7 @@ using Problem = detail::PagedAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.paged_attention", kMixedName = "cuda.sm90.paged_attention_mixed";
 
-/// Pages are the sequences of a cache's rows.
+/// A cache is a tensor of rows whose sequences are pages.
 std::array<RowsDesc, 4> tensors_of(const Problem& p) {
   const std::int64_t blocks = std::max<std::int64_t>(p.blocks, 1);
   return {{{"q", p.q_dtype, p.q, p.total_q, p.heads, 1, p.head_dim_qk, p.q_alignment},
@@ -36,8 +36,9 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
            {"out", p.out_dtype, p.out, p.total_q, p.heads, 1, p.head_dim_v, p.out_alignment}}};
 }
 
-/// Where a row's result is not to depend on other sequences, neither does the kernel. Beside others, long sequences are as their bound
-/// says, and count half: of few CTAs, taller tiles leave more idle (a prefill of 2048 beside 31 decodes of 8192: 399 us for 397).
+/// Chooses by the average query rows. A batch-invariant call takes the same kernel for any sequences.
+/// Co-launched prefills count half of their bound: with few CTAs, taller tiles leave more of them idle (a
+/// prefill of 2048 beside 31 decodes of 8192: 399 us for 397).
 int kernel_for(const Problem& problem) {
   const bool causal = problem.mask.right != kUnbounded;
   const std::int64_t average = problem.total_q / std::max<std::int64_t>(problem.batch, 1);
@@ -48,12 +49,13 @@ int kernel_for(const Problem& problem) {
 }
 const attention::Tuning& tuning_for(const Problem& problem) { return tuning_of(kernel_for(problem)); }
 
-/// As a sequence may have any length, as many heads as can share a query tile do. A box of several needs a stride between them.
+/// Heads that share a query tile: as many as possible, because a sequence may have any length. A box of
+/// several heads needs a stride between them.
 int packed_of(const Problem& problem) {
   return packed_heads(problem.group(), 1, tuning_for(problem).row_tile(), problem.q.head == 0 ? 1 : dense::kWarpgroupRows);
 }
 
-/// Upper bound, over all lengths.
+/// Upper bound of the work tiles, over all lengths.
 std::int64_t work_tiles_of(const Problem& problem) {
   const int packed = packed_of(problem);
   const std::int64_t tokens = tuning_for(problem).row_tile() / packed;
@@ -84,7 +86,7 @@ Launch launch_of(DType dtype, bool transform, int kernel) {
   return transform ? launch_of<__nv_bfloat16, true>(kernel) : launch_of<__nv_bfloat16, false>(kernel);
 }
 
-/// A map whose boxes of `rows` are all out of bounds, and NaN.
+/// A map whose boxes are all out of bounds, and filled with NaN.
 Result<CUtensorMap> encode_nan_rows(const ClippedRows& rows, DType dtype) {
   const auto encoder = tensor_map_encoder();
   if (!encoder) return encoder.error();
@@ -133,7 +135,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
 
   const attention::Tuning& tuning_row() const { return tuning_of(kernel_); }
 
-  /// What only a run knows.
+  /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const PagedAttentionArgs& args) const {
     const int packed = params.packed();
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
@@ -159,8 +161,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     return {};
   }
 
-  /// Where the kernel multiplies no column beyond the cache's. If the last slice is not whole, a box holds elements from behind its rows
-  /// too. These lie in the cache as well, but for the last block's.
+  /// Makes the map of whole pages, if the kernel reads no column past the cache's. With a last slice that is
+  /// not whole, a box also holds elements behind its rows, which lie in the cache but for the last block.
   Result<void> encode_pages(PageBoxes& pages, const RowsDesc& cache, const void* data, int head_dim) const {
     const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = tiles_of(head_dim, kSliceColumns);
     const std::int64_t beyond = slices * kSliceColumns - head_dim, last_head = (cache.heads - 1) * head;
@@ -232,7 +234,7 @@ class MixedState final : public PlanState<Problem, PagedAttentionArgs> {
   Half prefill_, decode_;
 };
 
-/// With the first entry of the list for which `serves(entry)`.
+/// Plans with the first entry for which `serves(entry)` is true.
 template <class Pred>
 detail::PlanResult<PagedAttentionArgs> plan_half(const Problem& problem, Device device, const Pred& serves) {
   const auto entries = detail::implementations_of<detail::PagedAttention>();

@@ -87,7 +87,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   const Tuning& row() const { return tunings_of(e4m3_values())[static_cast<std::size_t>(index_)]; }
   int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
 
-  /// What only a run knows.
+  /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const QuantizedAttentionArgs& args, Workspace workspace) const {
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
@@ -107,9 +107,10 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     return {};
   }
 
-  int multiprocessors_, index_ = 0;  ///< of the row of tuning.hpp
+  int multiprocessors_;
+  int index_ = 0;  ///< row of tuning.hpp
   std::int64_t work_tiles_ = 0;
-  dense::ValueTiles value_tiles_{};  ///< of e4m3
+  dense::ValueTiles value_tiles_{};  ///< with e4m3
   Params params_{};
 };
 
