@@ -68,7 +68,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v);
     params_.group = std::min(128, properties.multiprocessors);
-    fill_shape(params_, problem, tuned().key_tile);
+    fill_shape(params_, problem, tuning_row().key_tile);
     params_.row_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(problem, kRowTile), 1));
     workspace_bytes = place_workspace(params_, nullptr);
   }
@@ -76,9 +76,9 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   int key_tile() const { return params_.key_tile; }
 
   std::string tuning() const override {
-    std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuned().key_tile) + " keys for head dims up to " +
-                       std::to_string(tuned().head_dim_qk) + "/" + std::to_string(tuned().head_dim_v);
-    if (tuned().apart()) text += ", dq apart with 128 queries x " + std::to_string(tuned().dq_key_tile) + " keys";
+    std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuning_row().key_tile) + " keys for head dims up to " +
+                       std::to_string(tuning_row().head_dim_qk) + "/" + std::to_string(tuning_row().head_dim_v);
+    if (tuning_row().apart()) text += ", dq apart with 128 queries x " + std::to_string(tuning_row().dq_key_tile) + " keys";
     return text;
   }
 
@@ -98,15 +98,15 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
   }
 
-  const Tuning& tuned() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
+  const Tuning& tuning_row() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
 
   /// Returns the bytes of the workspace.
   std::size_t place_workspace(Params& params, void* base) const {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
-    if (!tuned().apart()) {
-      params.dq_sums = arena.take<float>(cells * kQueryTile * tuned().head_dim_qk);
+    if (!tuning_row().apart()) {
+      params.dq_sums = arena.take<float>(cells * kQueryTile * tuning_row().head_dim_qk);
       params.dq_semaphore = arena.take<int>(cells);
     }
     params.ticket = arena.take<int>(1);
@@ -131,8 +131,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
                                                    {&params.dk, kDk, static_cast<const void*>(args.dk), kWarpgroupKeys},
                                                    {&params.dv, kDv, static_cast<const void*>(args.dv), kWarpgroupKeys},
                                                    {&params.dq, kDq, static_cast<const void*>(args.dq), kQueryTile},
-                                                   {&params.dq_k, kK, forward.k, tuned().dq_key_tile},
-                                                   {&params.dq_v, kV, forward.v, tuned().dq_key_tile}}) {
+                                                   {&params.dq_k, kK, forward.k, tuning_row().dq_key_tile},
+                                                   {&params.dq_v, kV, forward.v, tuning_row().dq_key_tile}}) {
         if (tile == 0) continue;  // no separate kernel of dq
         if (Result<void> good = encode(*to, tensor, data, tile); !good) return good;
       }

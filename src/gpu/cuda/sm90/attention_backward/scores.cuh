@@ -13,9 +13,9 @@
 namespace fovea::gpu::sm90::attention_backward {
 
 /// lse or delta of each column's query, where columns are queries.
-struct OfColumns {
+struct ColumnStats {
   const float* of;  // from the lane's first column on
-  __device__ __forceinline__ explicit OfColumns(const float (&of_tile)[kQueryTile]) : of(of_tile + lane_column(lane_index())) {}
+  __device__ __forceinline__ explicit ColumnStats(const float (&of_tile)[kQueryTile]) : of(of_tile + lane_column(lane_index())) {}
   __device__ __forceinline__ float2 operator()(int i) const { return *reinterpret_cast<const float2*>(of + column_of(i)); }
 };
 
@@ -59,7 +59,7 @@ class Scores {
     gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
     wgmma_wait<0>();
     fence_operand(scores);
-    exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
+    exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, ColumnStats(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
     });
@@ -72,7 +72,7 @@ class Scores {
     gemm_rs<Element, kQueryTile, Config::kHeadDimV>(dv, p, dout);
     wgmma_wait<1>();
     fence_operand(scores);
-    differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, OfColumns(stats.delta));
+    differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, ColumnStats(stats.delta));
     store_scores(index);
     gemm_rs<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
     wgmma_wait<0>();

@@ -41,7 +41,7 @@ class DkDv {
     gemm_ss<Element, kHeadDim, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q));
     wgmma_wait<0>();
     fence_operand(scores);
-    exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, OfColumns(stats.minus_lse), [&](int i, Weight weight) {
+    exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, ColumnStats(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
     });
@@ -74,7 +74,7 @@ class DkDv {
       weights[i + 2] = four.z;
       weights[i + 3] = four.w;
     }
-    differentiate_scores<Element>(weights, weights, scores, OfColumns(storage.stats[ring.stage].delta));
+    differentiate_scores<Element>(weights, weights, scores, ColumnStats(storage.stats[ring.stage].delta));
     accumulate_and_release(storage.q);
   }
 

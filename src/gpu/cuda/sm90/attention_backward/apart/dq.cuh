@@ -46,7 +46,7 @@ class Dq {
     }
   }
   /// Accumulators i and i + 1 are of the same query.
-  static __device__ __forceinline__ auto of_rows(const float (&of)[2]) {
+  static __device__ __forceinline__ auto row_stats(const float (&of)[2]) {
     return [&of](int i) { return float2{of[row_of(i)], of[row_of(i)]}; };
   }
 
@@ -59,7 +59,7 @@ class Dq {
     gemm_ss<Element, Config::kHeadDimV, Config::kKeyTile>(dp, queries_of(storage.dout), v);
     wgmma_wait<1>();
     fence_operand(scores);
-    exponentiate<Config::kSoftcap>(params, uniform(natural) != 0, scores, of_rows(minus_lse),
+    exponentiate<Config::kSoftcap>(params, uniform(natural) != 0, scores, row_stats(minus_lse),
                                    [&](int i, Weight weight) { scores[i] = weight.p * weight.slope; });
     mask(first_key);
     round_to<Element>(ds, scores);
@@ -67,7 +67,7 @@ class Dq {
     fence_operand(dp);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.v_empty[values.stage]));
-    differentiate_scores<Element>(ds, ds, dp, of_rows(delta));
+    differentiate_scores<Element>(ds, ds, dp, row_stats(delta));
     gemm_rs<Element, Config::kKeyTile, Config::kHeadDimQk>(dq, ds, k);
     wgmma_wait<0>();
     fence_operand(dq);
