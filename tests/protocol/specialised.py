@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The barriers of the four roles of Hopper's latent attention.
 
-A model of src/gpu/cuda/sm90/latent_attention/specialised (values.cuh, scores.cuh, load_staged.cuh) and ../load_partials.cuh. It has
+A model of src/gpu/cuda/sm90/latent_attention/specialised (values.cuh, scores.cuh, load.cuh) and ../partial.cuh. It has
 the barriers of storage.cuh by their names and the counts of kernel.cuh: a change of one is a change of the other. In place of data,
 shared memory holds the number of the key tile or work tile to which they belong.
 """

@@ -1,18 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a kernel that follow from one another.
+/// Compile-time constants of the kernels: threads, registers, and the instance that a launch names.
 #pragma once
 
 #include <type_traits>
 
-#include "gpu/cuda/sm90/latent_attention/pingpong/config.hpp"
-#include "gpu/cuda/sm90/latent_attention/specialised/config.hpp"
 #include "gpu/cuda/sm90/latent_attention/tuning.hpp"
 
 namespace fovea::gpu::sm90::latent {
 
+/// Threads and registers of the kernel whose two warpgroups score key tiles in turn.
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
-using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::specialised, RolesBudget<kHeadDim, kCluster, kLoad, kRow>,
-                                  TurnsBudget<kHeadDim, kCluster, kLoad, kRow>>;
+struct PingpongBudget {
+  static constexpr bool kSingleKeys = kLoad != Load::boxes;
+  static constexpr bool kStages = kLoad == Load::rows;  // whether whole results may leave through the odd tile
+  /// Decoded keys are late: the odd tiles' warpgroup multiplies the even tile's P V, which frees a stage, before it waits for the second
+  /// half of its own keys.
+  static constexpr bool kEvenFirst = kLoad == Load::codes;
+  static constexpr int kLoadThreads = kLoad == Load::codes && kCluster == 1 ? 256 : 128;
+  static constexpr int kThreads = kMathThreads + kLoadThreads;
+  static constexpr int kPool = 65536 / kThreads / 8 * 8;  // registers of each thread at launch, which the roles share
+  static constexpr bool kWideMmas = kPool >= 158;         // ptxas wants as many for an MMA of 256 columns: 128 accumulators and some
+  static constexpr int kMathRegisters = kLoad == Load::codes ? 192 : 216;
+  static constexpr int kLoadRegisters = (kPool * kThreads - kMathRegisters * kMathThreads) / kLoadThreads / 8 * 8;
+  static constexpr int kSharedSlices = kHeadDim / kSlice;  // of Q, in shared memory: all
+  static_assert(kGroups % kCluster == 0);
+  static_assert(kLoad != Load::rows || kCluster == 1);
+};
+
+/// Threads and registers of the kernel with four roles.
+template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
+struct SpecialisedBudget {
+  static constexpr int kScoreThreads = 128, kLoadThreads = 128;
+  static constexpr int kThreads = kMathThreads + kScoreThreads + kLoadThreads;
+  static constexpr int kPool = 65536 / kThreads / 8 * 8;               // registers of each thread at launch, which the roles share
+  static constexpr int kMathRegisters = 168;                           // with fewer, loop counters are spilled
+  static constexpr int kScoreRegisters = kHeadDim == 576 ? 144 : 128;  // 512 columns: a slice of Q less
+  static constexpr int kLoadRegisters =
+      (kPool * kThreads - kMathRegisters * kMathThreads - kScoreRegisters * kScoreThreads) / kLoadThreads / 8 * 8;
+  static constexpr int kSharedSlices = kHalfSlices;  // of Q, in shared memory; the score warpgroup has the others in registers
+  static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
+  static_assert(kLoad == Load::codes && kCluster == 1);
+};
+
+template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
+using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::specialised, SpecialisedBudget<kHeadDim, kCluster, kLoad, kRow>,
+                                  PingpongBudget<kHeadDim, kCluster, kLoad, kRow>>;
 
 /// kRow_: of all caches; only Load::codes reads it.
 /// kEdges_: rows of a tile may see different keys. The code for that slows down calls in which they never do.
@@ -32,5 +64,12 @@ struct Config : Budget<kHeadDim_, kCluster_, kLoad_, kRow_> {
   static_assert(kHeadDim == 576 || kHeadDim == 512);
   static_assert(!kEdges || kLoad != Load::codes || kRow == Row::any);
 };
+
+/// The shared memory of a CTA, defined in the kernel's own folder.
+template <class Config, Kernel = Config::kKernel>
+struct Storage;
+
+/// Named barriers of both kernels. 0 is that of the whole CTA.
+enum : int { kWarpgroup = 4 };  // and 5: all threads of one warpgroup arrive and wait
 
 }  // namespace fovea::gpu::sm90::latent

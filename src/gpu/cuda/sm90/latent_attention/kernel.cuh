@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The entry of both kernels: storage, barriers, roles.
+/// The entry of both kernels and its launch. Each kernel's own folder defines its storage and its roles.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::latent {
@@ -43,6 +45,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   launch_dependents();
   // The other CTA may still write to this one's shared memory. Checkers count barriers over the threads that have not ended.
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const LaunchShape shape{.grid = dim3(params.row_tiles, params.kv_heads, params.parts),
+                          .block = dim3(Config::kThreads),
+                          .shared_bytes = sizeof(Storage<Config>),
+                          .cluster = dim3(Config::kCluster),
+                          .programmatic = true};
+  return launch(&attend<Config>, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::sm90::latent

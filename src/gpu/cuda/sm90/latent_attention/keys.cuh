@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
@@ -79,5 +80,8 @@ __device__ inline Token locate(const Params& params, const RowCache& cache, int 
 /// Halves of a pair of tiles in the order in which consumers release them: left and right of the even tile, right and left of the odd one.
 __device__ constexpr int buffer_of(int i) { return i / 2; }
 __device__ constexpr int half_of(int i) { return (i ^ i / 2) & 1; }
+
+/// Bytes from the even tile's begin to the first slice of the i-th half of a pair of tiles.
+__device__ constexpr int place_of(int i) { return buffer_of(i) * kGroups * kKeyGroup + half_of(i) * kHalfSlices * kGroupBytes; }
 
 }  // namespace fovea::gpu::sm90::latent

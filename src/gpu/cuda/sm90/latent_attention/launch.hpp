@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: recipe.cu calls these, and each of instances/ defines one of them.
+/// The host's side of the kernels: launch_plan.cu calls these, and each of instances/ defines one of them.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -2,9 +2,10 @@
 /// Loads the query rows of a tile into shared memory: query token major, head minor. Rows past the end are zeros.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

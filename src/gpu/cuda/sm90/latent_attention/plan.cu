@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Dense attention over a block table: accepts or declines, and launches.
 #include "gpu/cuda/sm90/implementations.hpp"
-#include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/latent_attention/validate.hpp"
 

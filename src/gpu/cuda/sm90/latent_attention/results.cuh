@@ -5,8 +5,8 @@
 #include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
-#include "gpu/cuda/sm90/latent_attention/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "gpu/cuda/sm90/implementations.hpp"
-#include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "op/sparse_latent_attention/validate.hpp"
 
 namespace fovea::gpu::sm90::latent {

@@ -1,12 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Two math warpgroups that score by turns, and the warps that load for them.
+/// The roles of the pingpong kernel: two math warpgroups that score key tiles in turn, and the warps that load for them.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/launch.cuh"
-#include "gpu/cuda/sm90/latent_attention/pingpong/load.cuh"
+#include <type_traits>
+
+#include "gpu/cuda/sm90/latent_attention/kernel.cuh"
+#include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
+#include "gpu/cuda/sm90/latent_attention/partial.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_gather.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_quantised.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_quantised_cluster.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_tma.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/math.cuh"
 
 namespace fovea::gpu::sm90::latent {
+
+template <class Config>
+struct Loader {
+  using CodesLoader = std::conditional_t<Config::kCluster == 1, CodeLoader<Config>, SharedCodeLoader<Config>>;
+  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
+                                       std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>, CodesLoader>>;
+
+  __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_), load_keys(params_, storage_) {}
+
+  __device__ __forceinline__ void operator()() {
+    bool first = true;
+    for (WorkTile& work = keep(WorkTile::first_of(params, own_part(params), Config::kLists)); !work.done();
+         keep(work.next(params, own_part(params), Config::kLists))) {
+      load_keys(work.sequence, work.begin, work.end, first, [&] {
+        announce(work);
+        QueryLoader<Config>(params, storage, work.sequence)();
+      });
+      first = false;
+      if (work.reduces) break;  // a part reduces at its end
+    }
+    announce(WorkTile{});
+    barrier_arrive(shared_address(&storage.q_full));
+    // announce() has waited until all halves of the last pair were full, so `empty` can only complete for that pair.
+    if (warp() == 0) {
+      load_partials(params, storage, storage.loading[0], [&](int buffer) {
+        for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
+      });
+    }
+  }
+
+ private:
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // recomputed, because registers are short
+
+  __device__ WorkTile& keep(const WorkTile& work) {
+    __syncwarp();
+    if (lane_index() == 0) {
+      storage.loading[warp()] = work;
+      storage.loading[warp()].place(params, own_part(params), Config::kLists);
+      if (Config::kLoad != Load::boxes && !work.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, work.sequence);
+    }
+    __syncwarp();
+    return storage.loading[warp()];
+  }
+
+  /// Announces the next work tile, once consumers have read the query rows of the last one.
+  __device__ void announce(const WorkTile& work) {
+    barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
+    if (warp() == 0 && lane_index() == 0) storage.work_tiles[q_parity] = work;
+    q_parity ^= 1;
+  }
+
+  const Params& params;
+  Storage<Config>& storage;
+  KeyLoader load_keys;
+  std::uint32_t q_parity = 0;
+};
 
 template <class Config>
 struct Roles<Config, Kernel::pingpong> {

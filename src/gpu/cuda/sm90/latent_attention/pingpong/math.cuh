@@ -5,7 +5,6 @@
 /// as its last reader is done.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/pingpong/edge.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/row_state.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/tile_pair.cuh"

@@ -2,7 +2,10 @@
 /// The shared memory of a CTA whose two math warpgroups score by turns.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/storage.cuh"
+#include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/cuda/sm90/latent_attention/keys.cuh"
+#include "gpu/cuda/sm90/latent_attention/work.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -2,8 +2,8 @@
 /// Two value warpgroups, a score warpgroup, and load warps.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/launch.cuh"
-#include "gpu/cuda/sm90/latent_attention/specialised/load_staged.cuh"
+#include "gpu/cuda/sm90/latent_attention/kernel.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/load.cuh"
 #include "gpu/cuda/sm90/latent_attention/specialised/scores.cuh"
 #include "gpu/cuda/sm90/latent_attention/specialised/values.cuh"
 

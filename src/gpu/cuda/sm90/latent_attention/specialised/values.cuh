@@ -9,7 +9,7 @@
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
 #include "gpu/cuda/sm90/latent_attention/results.cuh"
-#include "gpu/cuda/sm90/latent_attention/specialised/staging.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
-#include "gpu/cuda/sm90/latent_attention/load_partials.cuh"
 #include "gpu/cuda/sm90/latent_attention/load_queries.cuh"
-#include "gpu/cuda/sm90/latent_attention/specialised/staging.cuh"
+#include "gpu/cuda/sm90/latent_attention/partial.cuh"
+#include "gpu/cuda/sm90/latent_attention/specialised/storage.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::latent {

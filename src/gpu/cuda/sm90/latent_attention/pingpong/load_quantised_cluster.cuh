@@ -8,7 +8,7 @@
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/pingpong/code_rows.cuh"
+#include "gpu/cuda/sm90/latent_attention/decode.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 
 namespace fovea::gpu::sm90::latent {

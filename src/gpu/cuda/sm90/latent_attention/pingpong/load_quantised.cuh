@@ -3,7 +3,7 @@
 /// slice is decoded, the load of the same slice of the next half is issued into its registers.
 #pragma once
 
-#include "gpu/cuda/sm90/latent_attention/pingpong/code_rows.cuh"
+#include "gpu/cuda/sm90/latent_attention/decode.cuh"
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 

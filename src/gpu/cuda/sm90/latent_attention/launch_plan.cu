@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "gpu/cuda/sm90/latent_attention/recipe.hpp"
+#include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/tensor_map.hpp"
 #include "op/common/checks.hpp"
