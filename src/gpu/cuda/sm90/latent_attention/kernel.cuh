@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
       prefetch_tensor_map(&params.left);
       prefetch_tensor_map(&params.right);
     }
-    if (params.copy_queries) prefetch_tensor_map(&params.queries);
+    if (params.tma_queries) prefetch_tensor_map(&params.queries);
   }
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
   grid_dependency_wait();

@@ -9,6 +9,7 @@
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/tensor_map.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/workspace_arena.hpp"
 #include "plan/implementation.hpp"
 
 namespace fovea::gpu::sm90::latent {
@@ -17,12 +18,10 @@ namespace {
 using detail::declined;
 
 constexpr std::int64_t kMaxPairs = std::int64_t{1} << 30;
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kAlignment = 256;     // bytes, of the first partial result
 constexpr std::int64_t kRowAlignment = 16;  // bytes
 constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the first
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 using Attend = Result<void> (*)(const Params&, int, Stream);
 
@@ -55,76 +54,90 @@ Attend attend_of(const Call& call) {
   return call.head_dim == 576 ? attend_of<Element, 576>(call) : attend_of<Element, 512>(call);
 }
 
-/// Lays out the workspace, from `base` on, and returns its size. It holds partial results of all multiprocessors, two each, which is the
-/// most that any bound needs.
-std::size_t map(Params& params, int processors, std::byte* base) {
-  std::size_t at = 0;
-  const auto take = [&](auto*& pointer, std::size_t count) {
-    using Item = std::remove_reference_t<decltype(*pointer)>;
-    pointer = reinterpret_cast<Item*>(base + std::exchange(at, at + aligned(count * sizeof(Item))));
-  };
-  const std::size_t slots = 2 * static_cast<std::size_t>(processors);
-  take(params.prefix, static_cast<std::size_t>(params.batch) + 3);
-  take(params.first_work, static_cast<std::size_t>(processors));
-  take(params.partial_rows, slots * kMathWarps * kMathWarpRows * kPartialRowStats);
-  take(params.partial_ready, static_cast<std::size_t>(processors) * kMathWarps);
-  take(params.partial, slots * kMathThreads * kPartialPieces * kPieceWords);
-  return at + kAlignment;  // the workspace is aligned to less
+/// Lays out the workspace from `base` on and returns its size. Each multiprocessor has two partial results, the most that any call needs.
+std::size_t map_workspace(Params& params, int multiprocessors, std::byte* base) {
+  detail::WorkspaceArena arena(base);
+  const std::int64_t slots = 2 * std::int64_t{multiprocessors};
+  params.partial = arena.take<uint2>(slots * kMathThreads * kPartialPieces * kPieceWords);
+  params.partial_rows = arena.take<float>(slots * kMathWarps * kMathWarpRows * kPartialRowStats);
+  params.first_work = arena.take<WorkTile>(multiprocessors);
+  params.partial_ready = arena.take<int>(std::int64_t{multiprocessors} * kMathWarps);
+  params.prefix = arena.take<int>(std::int64_t{params.batch} + 3);
+  return arena.bytes() + kAlignment;  // the caller's workspace is aligned to less
+}
+
+/// TMA boxes of eight heads of one token, in `slices` slices of columns; false where the layout does not allow them.
+Result<bool> encode_heads(CUtensorMap& map, const LaunchPlan& plan, const detail::AttentionCore& core, const void* data,
+                          const detail::RowStrides& strides, TensorMapDesc::Dimension slices) {
+  const bool ragged = plan.ragged;
+  const bool reached = core.group() % kBoxRows == 0 && strides.head > 0 && (strides.row > 0 || core.max_seq_q == 1) &&
+                       (strides.batch > 0 || ragged || core.batch == 1) &&
+                       tma_reaches({strides.head, strides.row, ragged ? 0 : strides.batch}, 2);
+  if (!reached) return false;
+  const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // for a dimension of extent 1
+  TensorMapDesc heads{.dtype = core.q_dtype, .rank = 5};
+  heads.dimensions = {{{kSlice, 1, kSlice},
+                       {core.heads, strides.head, kBoxRows},
+                       slices,
+                       {ragged ? core.total_q : core.max_seq_q, at_least_8(strides.row), 1},
+                       {ragged ? 1 : core.batch, at_least_8(strides.batch), 1}}};
+  if (Result<void> good = encode(map, data, heads); !good) return good.error();
+  return true;
 }
 
 }  // namespace
 
-static std::int64_t row_tiles_of(const detail::AttentionCore& core, std::int64_t tokens) {
+static std::int64_t query_tiles_of(const detail::AttentionCore& core, std::int64_t tokens) {
   return tiles_of(tokens * core.group(), kRowTile);
 }
 
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens) {
   return {
-      .dtype = core.q_dtype, .head_dim = static_cast<int>(core.head_dim_qk), .rows = rows, .pairs = row_tiles_of(core, tokens) % 2 == 0};
+      .dtype = core.q_dtype, .head_dim = static_cast<int>(core.head_dim_qk), .rows = rows, .pairs = query_tiles_of(core, tokens) % 2 == 0};
 }
 
-Recipe::Recipe(const detail::AttentionCore& core, Device device_, const Call& call_, std::int64_t sequences, std::int64_t tokens)
+LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, const Call& call_, std::int64_t sequences, std::int64_t tokens)
     : device(device_), call(call_), tuning(kTunings[tuning_index(call_)]) {
-  processors = properties(device)->multiprocessors;
-  params.q_batch = core.q.batch, params.q_row = core.q.row, params.q_head = core.q.head;
-  params.out_batch = core.out.batch, params.out_row = core.out.row, params.out_head = core.out.head;
-  params.lse_batch = core.lse.batch, params.lse_row = core.lse.row, params.lse_head = core.lse.head;
+  multiprocessors = properties(device)->multiprocessors;
+  params.q_strides = core.q;
+  params.out_strides = core.out;
+  params.lse_strides = core.lse;
   params.batch = static_cast<int>(sequences);
   params.seq_q = detail::FastDivmod(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
   params.max_kv_len = static_cast<int>(core.max_seq_k);
   params.heads_per_kv = detail::FastDivmod(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
-  params.row_tiles = static_cast<int>(row_tiles_of(core, tokens));
+  params.row_tiles = static_cast<int>(query_tiles_of(core, tokens));
   const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.row_tiles} * params.kv_heads, 1);  // none without queries
-  params.parts = static_cast<int>(std::clamp<std::int64_t>(processors / tiles, 1, kMaxParts));
+  params.parts = static_cast<int>(std::clamp<std::int64_t>(multiprocessors / tiles, 1, kMaxParts));
   params.mask = core.mask;
   params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kSequenceOverhead;
   params.whole = core.batch_invariant;
 }
 
-void Recipe::fix_schedule(std::int64_t keys) {
+void LaunchPlan::fix_schedule(std::int64_t keys) {
   const auto pairs = static_cast<int>(std::max<std::int64_t>(tiles_of(keys, kPair), 1));
   params.even = detail::EvenSchedule(params.parts, params.batch, pairs, params.overhead, params.whole);
 }
 
-Result<void> Recipe::prepare(const Params& ready, Stream stream) const {
+Result<void> LaunchPlan::prepare(const Params& ready, Stream stream) const {
   return ready.even.size > 0 ? Result<void>() : launch_schedule(ready, stream);
 }
 
-std::size_t Recipe::workspace_bytes() const {
+std::size_t LaunchPlan::workspace_bytes() const {
   Params mapped = params;
-  return map(mapped, processors, nullptr);
+  return map_workspace(mapped, multiprocessors, nullptr);
 }
 
-Params Recipe::params_in(Workspace workspace) const {
+Params LaunchPlan::params_in(Workspace workspace) const {
   Params mapped = params;
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  map(mapped, processors, reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment));
+  map_workspace(mapped, multiprocessors, reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment));
   return mapped;
 }
 
-Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) const {
+Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) const {
   if (!prepared) {
     if (Result<void> good = prepare(ready, stream); !good) return good;
   }
@@ -132,10 +145,10 @@ Result<void> Recipe::run(const Params& ready, Stream stream, bool prepared) cons
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
   const bool split = !ready.whole && ready.parts > 1 && (ready.even.size == 0 || ready.even.shares > 1);
   if (!split) return {};
-  return (call.dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * processors, stream);
+  return (call.dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * multiprocessors, stream);
 }
 
-std::string Recipe::explain() const {
+std::string LaunchPlan::explain() const {
   const char* decoded = tuning.kernel == Kernel::specialised ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
   const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
@@ -191,39 +204,20 @@ Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& des
   return {};
 }
 
-bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes) {
+bool tma_reaches(const std::array<std::int64_t, 3>& strides, std::int64_t bytes) {
   return std::all_of(strides.begin(), strides.end(), [&](std::int64_t stride) { return stride < kBoxStrideLimit / bytes; });
 }
 
-Result<void> Recipe::encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const {
-  filled.copy_queries = filled.heads_per_kv.divisor % kBoxRows == 0 && core.q.head > 0 && (core.q.row > 0 || core.max_seq_q == 1) &&
-                        (core.q.batch > 0 || ragged || core.batch == 1) &&
-                        boxes_reach({core.q.head, core.q.row, ragged ? 0 : core.q.batch}, 2);
-  if (!filled.copy_queries) return {};
-  const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
-  const std::int64_t slices = core.head_dim_qk / kSlice;
-  TensorMapDesc queries{.dtype = core.q_dtype, .rank = 5};
-  queries.dimensions = {{{kSlice, 1, kSlice},
-                         {core.heads, core.q.head, kBoxRows},
-                         {slices, kSlice, tuning.kernel == Kernel::specialised ? kHalfSlices : static_cast<int>(slices)},
-                         {ragged ? core.total_q : core.max_seq_q, at_least_8(core.q.row), 1},
-                         {ragged ? 1 : core.batch, at_least_8(core.q.batch), 1}}};
-  return encode(filled.queries, q, queries);
-}
-
-Result<void> Recipe::encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const {
-  filled.store_boxes = tuning.load == Load::rows && filled.heads_per_kv.divisor % kBoxRows == 0 && core.out.head > 0 &&
-                       (core.out.row > 0 || core.max_seq_q == 1) && (core.out.batch > 0 || ragged || core.batch == 1) &&
-                       boxes_reach({core.out.head, core.out.row, ragged ? 0 : core.out.batch}, 2);
-  if (!filled.store_boxes) return {};
-  const auto at_least_8 = [](std::int64_t stride) { return std::max<std::int64_t>(stride, 8); };  // of a dimension of extent 1
-  TensorMapDesc results{.dtype = core.q_dtype, .rank = 5};
-  results.dimensions = {{{kSlice, 1, kSlice},
-                         {core.heads, core.out.head, kBoxRows},
-                         {kValueDim / kSlice, kSlice, kHalfSlices},
-                         {ragged ? core.total_q : core.max_seq_q, at_least_8(core.out.row), 1},
-                         {ragged ? 1 : core.batch, at_least_8(core.out.batch), 1}}};
-  return encode(filled.results, out, results);
+Result<void> LaunchPlan::encode_heads_of(Params& filled, const detail::AttentionCore& core) const {
+  const int slices = static_cast<int>(core.head_dim_qk / kSlice), in_shared = tuning.kernel == Kernel::specialised ? kHalfSlices : slices;
+  const Result<bool> queries = encode_heads(filled.queries, *this, core, filled.q, core.q, {slices, kSlice, in_shared});
+  if (!queries) return queries.error();
+  filled.tma_queries = *queries;
+  if (tuning.load != Load::rows) return {};
+  const Result<bool> results = encode_heads(filled.results, *this, core, filled.out, core.out, {kValueDim / kSlice, kSlice, kHalfSlices});
+  if (!results) return results.error();
+  filled.tma_results = *results;
+  return {};
 }
 
 /// `strides`: in elements of `bytes` bytes.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the plans of dense and of token-sparse attention share: the choice of a kernel, its workspace, its launches.
+/// The plan of a launch, for dense and token-sparse attention: the kernel, its workspace, its tensor maps.
 #pragma once
 
 #include <array>
@@ -22,15 +22,16 @@ constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return 
 inline constexpr int kSequenceOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
 
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.
-struct Recipe {
+struct LaunchPlan {
   Device device{};
   Call call{};
   Tuning tuning{};
-  int processors = 0;
+  int multiprocessors = 0;
+  bool ragged = false;
   Params params{};
 
   /// A sequence has `tokens` query tokens, and the batch `sequences`.
-  Recipe(const detail::AttentionCore& core, Device device, const Call& call, std::int64_t sequences, std::int64_t tokens);
+  LaunchPlan(const detail::AttentionCore& core, Device device, const Call& call, std::int64_t sequences, std::int64_t tokens);
 
   /// For sequences that all have `keys` keys, or list as many: the schedule may be known when planning.
   void fix_schedule(std::int64_t keys);
@@ -42,9 +43,8 @@ struct Recipe {
   Params params_in(Workspace workspace) const;
   Result<void> run(const Params& params, Stream stream, bool prepared) const;
   std::string explain() const;
-  /// Encodes `queries` for boxes of eight heads of a token, where their layout allows it.
-  Result<void> encode_queries(Params& filled, const detail::AttentionCore& core, bool ragged, const void* q) const;
-  Result<void> encode_results(Params& filled, const detail::AttentionCore& core, bool ragged, void* out) const;
+  /// Encodes the tensor maps of queries and results where their layouts allow TMA boxes.
+  Result<void> encode_heads_of(Params& filled, const detail::AttentionCore& core) const;
 };
 
 /// Bytes that divide the strides of the cache's blocks and tokens. Tokens are addressed by 32 bits of them, so a large unit reaches far.
@@ -57,7 +57,7 @@ Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype);
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens);
 
 /// Whether the copy engine takes these strides, in elements of `bytes` bytes.
-bool boxes_reach(const std::array<std::int64_t, 3>& strides, std::int64_t bytes);
+bool tma_reaches(const std::array<std::int64_t, 3>& strides, std::int64_t bytes);
 
 Result<void> encode(CUtensorMap& map, const void* base, const TensorMapDesc& desc);
 
@@ -67,40 +67,41 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
 
 /// A plan of dense or of token-sparse attention.
 template <class Problem, class Args>
-class RecipeState : public PlanState<Problem, Args> {
+class LatentPlan : public PlanState<Problem, Args> {
  public:
-  std::string tuning() const final { return recipe_.explain(); }
+  std::string tuning() const final { return launch_.explain(); }
 
  protected:
   using PlanState<Problem, Args>::problem_;
 
-  RecipeState(std::string_view name, const Problem& problem, Recipe recipe)
-      : PlanState<Problem, Args>(name, problem, recipe.device), recipe_(std::move(recipe)) {
-    if (!is_empty()) this->workspace_bytes = recipe_.workspace_bytes();
+  LatentPlan(std::string_view name, const Problem& problem, LaunchPlan launch)
+      : PlanState<Problem, Args>(name, problem, launch.device), launch_(std::move(launch)) {
+    if (!is_empty()) this->workspace_bytes = launch_.workspace_bytes();
   }
 
   /// Adds the pointers that only one of the two has.
   virtual Result<void> fill(Params& params, const Args& args) const = 0;
 
-  Recipe recipe_;
+  LaunchPlan launch_;
 
  private:
   /// Rows may belong to no sequence. Then they are not written.
   bool is_empty() const final { return problem_.total_q == 0 || problem_.batch == 0; }
   Result<void> schedule(const Args& args, Workspace workspace, Stream stream) const final {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.prepare(params, stream); });
+    return with_params(args, workspace, [&](const Params& params) { return launch_.prepare(params, stream); });
   }
   Result<void> compute(const Args& args, Workspace workspace, Stream stream, bool prepared) const final {
-    return with_params(args, workspace, [&](const Params& params) { return recipe_.run(params, stream, prepared); });
+    return with_params(args, workspace, [&](const Params& params) { return launch_.run(params, stream, prepared); });
   }
 
   template <class Run>
   Result<void> with_params(const Args& args, Workspace workspace, Run&& run) const {
-    Params params = recipe_.params_in(workspace);
+    Params params = launch_.params_in(workspace);
     params.q = args.q;
     params.out = args.out;
     params.lse = problem_.has_lse ? args.lse : nullptr;
     if (Result<void> good = fill(params, args); !good) return good;
+    if (Result<void> good = launch_.encode_heads_of(params, problem_); !good) return good;
     return run(params);
   }
 };

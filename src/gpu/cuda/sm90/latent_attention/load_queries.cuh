@@ -19,7 +19,7 @@ struct QueryLoader {
   Storage<Config>& storage;
   const Sequence& sequence;
 
-  __device__ void operator()() const { params.copy_queries ? copy() : gather(); }
+  __device__ void operator()() const { params.tma_queries ? copy() : gather(); }
 
   /// Prefetches all columns into L2.
   __device__ void prefetch() const {
@@ -47,9 +47,9 @@ struct QueryLoader {
     }
     __syncwarp();
     if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
-    const PackedRow row(params, blockIdx.x * kRowTile + lane * kBoxRows);
+    const PackedRow row(params, blockIdx.y, blockIdx.x * kRowTile + lane * kBoxRows);
     const BoxStart at{.column = 0,
-                      .row = static_cast<int>(blockIdx.y) * params.heads_per_kv.divisor + row.head,
+                      .row = static_cast<int>(row.head),
                       .slice = 0,
                       .head = row.token < sequence.q_rows ? sequence.q_begin + row.token : kOutside,
                       .block = sequence.batch};

@@ -17,36 +17,23 @@ __device__ inline float scale_log2_of(const Params& params) {
   return fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
 }
 
-/// The row of the result behind a row of a query tile.
-struct RowPlace {
-  int token, head;
-
-  __device__ RowPlace(const Params& params, int kv_head, int packed) {
-    const PackedRow row(params, packed);
-    token = row.token;
-    head = kv_head * params.heads_per_kv.divisor + row.head;
-  }
-};
-
 /// The sum of a row with the sink's term, both relative to 2^base.
-__device__ inline float sum_with_sink(const Params& params, int head, float sum, float base) {
+__device__ inline float sum_with_sink(const Params& params, std::uint32_t head, float sum, float base) {
   return params.sink == nullptr ? sum : sum + exp2f(fmaf(params.sink[head], kLog2e, -base));
 }
 
 /// A row of a query tile. Rows past the last token are not stored.
 struct OutputRow {
   __device__ OutputRow(const Params& params, const Sequence& sequence, int kv_head, int packed) {
-    const RowPlace place(params, kv_head, packed);
-    const std::int64_t batch = sequence.batch, row = sequence.q_begin + place.token;
-    head = place.head;
-    valid = place.token < sequence.q_rows;
+    const PackedRow row(params, kv_head, packed);
+    head = row.head;
+    valid = row.token < sequence.q_rows;
     const int lane = lane_index();
-    out = batch * params.out_batch + row * params.out_row + head * params.out_head + lane % 2 * 8 + lane % 4 / 2 * 4;
+    out = row.offset(sequence, params.out_strides) + lane % 2 * 8 + lane % 4 / 2 * 4;
     asm volatile("" : "+l"(out));  // else it is recomputed for every store
     base = params.out;
-    if (params.lse != nullptr) lse = params.lse + batch * params.lse_batch + row * params.lse_row + head * params.lse_head;
-    if (params.max_logits != nullptr)
-      largest = params.max_logits + batch * params.max_batch + row * params.max_row + head * params.max_head;
+    if (params.lse != nullptr) lse = params.lse + row.offset(sequence, params.lse_strides);
+    if (params.max_logits != nullptr) largest = params.max_logits + row.offset(sequence, params.max_logits_strides);
   }
 
   /// Four lanes hold 16 columns of a row, each two neighbours of every eight (x). They exchange halves, so that each stores four columns at
@@ -80,7 +67,8 @@ struct OutputRow {
  private:
   void* base = nullptr;
   float *lse = nullptr, *largest = nullptr;
-  std::int64_t out = 0, head = 0;  // out: offset of this lane's first column
+  std::int64_t out = 0;  // offset of this lane's first column
+  std::uint32_t head = 0;
   bool valid = false;
 };
 

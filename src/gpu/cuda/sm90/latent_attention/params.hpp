@@ -8,6 +8,7 @@
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/fast_divmod.hpp"
 #include "op/common/split_schedule.hpp"
 
@@ -31,12 +32,6 @@ struct RowCache {
   std::int64_t head_stride = 0;         // bytes
 };
 
-/// A float for each row of the result, or null.
-struct RowValues {
-  float* data;  // [batch][row][head]
-  std::int64_t batch, row, head;
-};
-
 struct WorkTile;
 
 /// Mostly in the order in which kernels read them.
@@ -48,7 +43,7 @@ struct Params {
   bool listed = false;
   bool length_per_row = false;     // lengths are those of query rows, not of the batch
   bool whole = false;              // sequences are not split
-  bool copy_queries = false;       // eight rows are one box of `queries`; otherwise they are gathered
+  bool tma_queries = false;        // eight rows are one box of `queries`; otherwise they are gathered
   WorkTile* first_work = nullptr;  // [parts] in the workspace: the first work tile of each part
 
   // The keys. Where queries list their tokens, `extra` may hold more of them.
@@ -58,7 +53,7 @@ struct Params {
   std::int64_t table_stride = 0;
 
   const void* q = nullptr;  // [batch][row][head][head dim]
-  std::int64_t q_batch = 0, q_row = 0, q_head = 0;
+  detail::RowStrides q_strides{};
   detail::FastDivmod heads_per_kv{};
   float scale_log2 = 0;  // scale * log2(e)
   BandMask mask{};
@@ -76,9 +71,7 @@ struct Params {
 
   void* out = nullptr;   // [batch][row][head][512]
   float* lse = nullptr;  // [batch][row][head], or null
-  std::int64_t out_batch = 0, out_row = 0, out_head = 0;
-  std::int64_t lse_batch = 0, lse_row = 0, lse_head = 0;
-  std::int64_t max_batch = 0, max_row = 0, max_head = 0;
+  detail::RowStrides out_strides{}, lse_strides{}, max_logits_strides{};
   const float* cache_scale = nullptr;  // one number, of e4m3 rows; null: 1
   const float* sink = nullptr;         // [head], or null
   std::uint32_t zero = 0;              // unknown to the compiler: SharedCodeLoader orders instructions with it
@@ -86,10 +79,7 @@ struct Params {
   CUtensorMap left, right;   // boxes of 8 keys: columns [0, 256) and the rest
   CUtensorMap queries;       // boxes of 8 heads of one query token
   CUtensorMap results;       // likewise of out, of half of the columns
-  bool store_boxes = false;  // whether `results` is set
-
-  __device__ RowValues lse_rows() const { return {lse, lse_batch, lse_row, lse_head}; }
-  __device__ RowValues largest_rows() const { return {max_logits, max_batch, max_row, max_head}; }
+  bool tma_results = false;  // whether `results` is set
 };
 
 }  // namespace fovea::gpu::sm90::latent

@@ -15,7 +15,7 @@ constexpr std::string_view kName = "cuda.sm90.latent_attention";
 Call call_of(const Problem& problem) {
   Call call = call_of(problem, row_kind_of(problem.cache, problem.q_dtype), problem.max_seq_q);
   const detail::CacheStrides& strides = problem.cache.strides;
-  call.boxes = problem.cache.page % kBoxRows == 0 && boxes_reach({strides.block, strides.token, strides.head}, 2);
+  call.boxes = problem.cache.page % kBoxRows == 0 && tma_reaches({strides.block, strides.token, strides.head}, 2);
   call.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;
   return call;
 }
@@ -35,18 +35,19 @@ Result<void> encode_keys(Params& params, const Problem& problem, const void* dat
   return encode(params.right, data, keys);
 }
 
-Recipe recipe_of(const Problem& problem, Device device) {
-  Recipe recipe(problem, device, call_of(problem), problem.batch, problem.max_seq_q);
-  recipe.params.table_stride = problem.table_stride;
+LaunchPlan launch_of(const Problem& problem, Device device) {
+  LaunchPlan launch(problem, device, call_of(problem), problem.batch, problem.max_seq_q);
+  launch.ragged = problem.ragged;
+  launch.params.table_stride = problem.table_stride;
   const std::int64_t unit = place_unit(problem.cache);
-  recipe.params.unit = static_cast<std::uint32_t>(unit);
-  recipe.params.main = row_cache(problem.cache, problem.q_dtype, unit);
-  return recipe;
+  launch.params.unit = static_cast<std::uint32_t>(unit);
+  launch.params.main = row_cache(problem.cache, problem.q_dtype, unit);
+  return launch;
 }
 
-class State final : public RecipeState<Problem, LatentAttentionArgs> {
+class State final : public LatentPlan<Problem, LatentAttentionArgs> {
  public:
-  State(const Problem& problem, Device device) : RecipeState(kName, problem, recipe_of(problem, device)) {}
+  State(const Problem& problem, Device device) : LatentPlan(kName, problem, launch_of(problem, device)) {}
 
  private:
   Result<void> fill(Params& params, const LatentAttentionArgs& args) const override {
@@ -55,12 +56,8 @@ class State final : public RecipeState<Problem, LatentAttentionArgs> {
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.main.data = static_cast<const std::byte*>(args.cache);
     params.cache_scale = problem_.has_scale ? args.cache_scale : nullptr;
-    if (recipe_.tuning.load == Load::boxes) {
-      const void* some = problem_.cache.blocks > 0 ? args.cache : args.q;  // a cache without blocks has no memory
-      if (Result<void> good = encode_keys(params, problem_, some); !good) return good;
-    }
-    if (Result<void> good = recipe_.encode_results(params, problem_, problem_.ragged, args.out); !good) return good;
-    return recipe_.encode_queries(params, problem_, problem_.ragged, args.q);
+    if (launch_.tuning.load != Load::boxes) return {};
+    return encode_keys(params, problem_, problem_.cache.blocks > 0 ? args.cache : args.q);  // a cache without blocks has no memory
   }
 };
 

@@ -47,10 +47,10 @@ struct Results {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const RowPlace place(params, blockIdx.y, first + 8 * r);
+      const PackedRow place(params, blockIdx.y, first + 8 * r);
       factor[r] = sum[r] == 0 ? 0 : __fdividef(1, sum_with_sink(params, place.head, sum[r], maximum[r] * scale_log2));
     }
-    store_row_values(sequence, RowPlace(params, blockIdx.y, first + lane % 2 * 8));
+    store_row_values(sequence, PackedRow(params, blockIdx.y, first + lane % 2 * 8));
     const int group = warp() * 2;
     const std::uint32_t to = staging + (group + lane % 16 / 8) * kKeyGroup + lane % 8 * 128;
     std::uint32_t pairs[64];
@@ -60,9 +60,12 @@ struct Results {
     fence_shared_for_async();
     __syncwarp();
     if (lane >= 2) return;
-    const RowPlace place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
-    const BoxStart at{
-        .column = 0, .row = place.head, .slice = half * kHalfSlices, .head = sequence.q_begin + place.token, .block = sequence.batch};
+    const PackedRow place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
+    const BoxStart at{.column = 0,
+                      .row = static_cast<int>(place.head),
+                      .slice = half * kHalfSlices,
+                      .head = sequence.q_begin + place.token,
+                      .block = sequence.batch};
     if (place.token < sequence.q_rows) tma_store(&params.results, at, staging + (group + lane) * kKeyGroup);
   }
 
@@ -155,13 +158,14 @@ struct Results {
 
   /// The left half of the columns stores the LSE, the right one the largest score. Of the four lanes of two rows, the first stores one and
   /// the second the other: `place` is that of this lane's.
-  __device__ void store_row_values(const Sequence& sequence, const RowPlace& place) const {
+  __device__ void store_row_values(const Sequence& sequence, const PackedRow& place) const {
     const int r = lane_index() % 2;
     const float own_sum = r == 0 ? sum[0] : sum[1], base = (r == 0 ? maximum[0] : maximum[1]) * scale_log2;
     const float lse = own_sum == 0 ? -INFINITY : base + __log2f(own_sum), most = (r == 0 ? largest[0] : largest[1]) * scale_log2;
-    const RowValues to = half == 0 ? params.lse_rows() : params.largest_rows();
-    if ((lane_index() % 4 >= 2) | (place.token >= sequence.q_rows) | (to.data == nullptr)) return;
-    to.data[sequence.batch * to.batch + (sequence.q_begin + place.token) * to.row + place.head * to.head] = (half == 0 ? lse : most) * kLn2;
+    float* to = half == 0 ? params.lse : params.max_logits;
+    const detail::RowStrides strides = half == 0 ? params.lse_strides : params.max_logits_strides;
+    if ((lane_index() % 4 >= 2) | (place.token >= sequence.q_rows) | (to == nullptr)) return;
+    to[place.offset(sequence, strides)] = (half == 0 ? lse : most) * kLn2;
   }
 
   static __device__ int warp() { return thread_index() % 128 / 32; }

@@ -166,21 +166,28 @@ __device__ inline int* ready_flags(const Params& params, int part) {
   return params.partial_ready + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
 }
 
-/// Query token, and head among those of the kv head, of a row of the sequence's query tiles.
+/// Query token and head of a row of the sequence's query tiles.
 struct PackedRow {
-  int token, head;
+  int token;
+  std::uint32_t head;
 
-  __device__ PackedRow(const Params& params, int packed)
-      : token(params.heads_per_kv.quotient(packed)), head(packed - token * params.heads_per_kv.divisor) {}
+  __device__ PackedRow(const Params& params, std::uint32_t kv_head, int packed)
+      : token(params.heads_per_kv.quotient(packed)),
+        head(kv_head * params.heads_per_kv.divisor + (packed - token * params.heads_per_kv.divisor)) {}
+
+  /// Offset of this row in a tensor [batch][row][head].
+  __device__ std::int64_t offset(const Sequence& sequence, const detail::RowStrides& strides) const {
+    const std::int64_t row = sequence.q_begin + token;
+    return sequence.batch * strides.batch + row * strides.row + head * strides.head;
+  }
 };
 
 /// The query row behind a row of the sequence's query tiles, or null past the last.
 template <class Element>
 __device__ inline const Element* query_row(const Params& params, const Sequence& sequence, int packed) {
-  const PackedRow row(params, packed);
+  const PackedRow row(params, blockIdx.y, packed);
   if (row.token >= sequence.q_rows) return nullptr;
-  return static_cast<const Element*>(params.q) + sequence.batch * params.q_batch + (sequence.q_begin + row.token) * params.q_row +
-         (blockIdx.y * params.heads_per_kv.divisor + row.head) * params.q_head;
+  return static_cast<const Element*>(params.q) + row.offset(sequence, params.q_strides);
 }
 
 /// Whether a math warp has valid rows. Of a tile with fewer than 64, only these warps store and load partial results.

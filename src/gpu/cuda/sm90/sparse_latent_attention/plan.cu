@@ -52,26 +52,26 @@ void set_pointers(RowCache& cache, const detail::SparseSelection& selection, con
   cache.lengths = selection.has_topk_length ? args.topk_length : nullptr;
 }
 
-Recipe recipe_of(const Problem& problem, Device device) {
-  Recipe recipe(core_of(problem), device, call_of(problem), problem.total_q, 1);
-  Params& params = recipe.params;
+LaunchPlan launch_of(const Problem& problem, Device device) {
+  LaunchPlan launch(core_of(problem), device, call_of(problem), problem.total_q, 1);
+  Params& params = launch.params;
   params.listed = true;
   params.length_per_row = problem.flat;
   const std::int64_t unit = unit_of(problem);
   params.unit = static_cast<std::uint32_t>(unit);
   params.main = listed_cache(problem.main, problem.q_dtype, unit);
   if (problem.extra) params.extra = listed_cache(*problem.extra, problem.q_dtype, unit);
-  params.max_batch = problem.max_logits.batch, params.max_row = problem.max_logits.row, params.max_head = problem.max_logits.head;
+  params.max_logits_strides = problem.max_logits;
   if (!problem.main.has_topk_length && !(problem.extra && problem.extra->has_topk_length)) {
     const int main = params.main.topk, extra = params.extra.topk;
-    recipe.fix_schedule(extra > 0 ? extra_list_begin(main) + extra : main);
+    launch.fix_schedule(extra > 0 ? extra_list_begin(main) + extra : main);
   }
-  return recipe;
+  return launch;
 }
 
-class State final : public RecipeState<Problem, Args> {
+class State final : public LatentPlan<Problem, Args> {
  public:
-  State(const Problem& problem, Device device) : RecipeState(kName, problem, recipe_of(problem, device)) {}
+  State(const Problem& problem, Device device) : LatentPlan(kName, problem, launch_of(problem, device)) {}
 
  private:
   Result<void> fill(Params& params, const Args& args) const override {
@@ -79,8 +79,7 @@ class State final : public RecipeState<Problem, Args> {
     params.sink = problem_.has_sink ? args.sink : nullptr;
     set_pointers(params.main, problem_.main, args.main);
     if (problem_.extra) set_pointers(params.extra, *problem_.extra, args.extra);
-    if (Result<void> good = recipe_.encode_results(params, problem_, false, args.out); !good) return good;
-    return recipe_.encode_queries(params, problem_, false, args.q);
+    return {};
   }
 };
 

@@ -32,7 +32,7 @@ struct Math {
         return signal();
       }
       begin(work.sequence);
-      if constexpr (Config::kStages) stages = params.store_boxes && uniform((work.slot < 0) & (work.reduces == 0));
+      if constexpr (Config::kStages) stages = params.tma_results && uniform((work.slot < 0) & (work.reduces == 0));
       const int first = uniform(work.begin), end = uniform(work.end);
       if (half == 0) {
         even_tiles(first, end);
