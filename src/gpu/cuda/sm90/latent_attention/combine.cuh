@@ -12,7 +12,7 @@ namespace fovea::gpu::sm90::latent {
 /// Whether blocks take sequences by turns, or parts that stand in for them where these are fewer. Of an even schedule always sequences:
 /// each has more than kMostReduced splits.
 __host__ __device__ constexpr bool by_sequences(const Params& params) {
-  return params.batch <= (params.parts - 1) / detail::SplitSchedule::kMostReduced;
+  return params.batch <= (params.ctas - 1) / detail::SplitSchedule::kMostReduced;
 }
 
 /// The sequence that blocks of this y may have to combine, and whether they do. It reads the schedule and the lengths before this kernel's
@@ -22,19 +22,19 @@ struct Combination {
     const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kMostReduced;
     if (by_sequences(params)) {
       sequence = sequence_at(params, index);
-      parts = params.even.size > 0 ? params.even.parts_of(0, index) : schedule_of(params).parts_of(index);
-      wanted = Schedule::combined(parts);
+      ctas = params.even.size > 0 ? params.even.parts_of(0, index) : schedule_of(params).parts_of(index);
+      wanted = Schedule::combined(ctas);
     } else {
       const WorkTile& work = params.first_work[stand_in];
       sequence = work.sequence;
-      parts = work.parts;
-      wanted = Schedule::combined(parts) && Schedule::stand_in(parts) == stand_in;
+      ctas = work.ctas;
+      wanted = Schedule::combined(ctas) && Schedule::stand_in(ctas) == stand_in;
     }
   }
 
   using Schedule = detail::SplitSchedule;
   Sequence sequence;
-  detail::TileRange parts;
+  detail::TileRange ctas;
   bool wanted;
 };
 
@@ -42,7 +42,7 @@ struct Combination {
 template <int kRows>
 struct Weights {
   static constexpr int kLanes = kMathThreads / kRows;  // of each row
-  float of[kMaxParts][kRows], total[kRows], base[kRows];
+  float of[kMaxCtas][kRows], total[kRows], base[kRows];
 
   /// By the whole block. The lanes of a row take splits by turns, and issue several loads at once. `stats_of(part, row)`: RowStats of one
   /// of `rows` rows.
@@ -57,8 +57,8 @@ struct Weights {
       float lse[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int part = first + i * kLanes;
-        lse[i] = part < own_count ? stats_of(part, row)[RowStats::kLse] : -INFINITY;
+        const int split = first + i * kLanes;
+        lse[i] = split < own_count ? stats_of(split, row)[RowStats::kLse] : -INFINITY;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -70,9 +70,9 @@ struct Weights {
     if (largest == -INFINITY) largest = 0;  // no split has seen a key
     const bool exact = !is_plain(largest);  // the logarithm of a sum is lost in so large a number
 #pragma unroll 1
-    for (int part = own; part < count; part += kLanes) {
-      of[part][row] = exact ? 0 : exp2f(of[part][row] - largest);
-      sum += of[part][row];
+    for (int split = own; split < count; split += kLanes) {
+      of[split][row] = exact ? 0 : exp2f(of[split][row] - largest);
+      sum += of[split][row];
     }
     if (__any_sync(~0u, exact)) {
       const float maximum = find_exact(exact ? own_count : 0, scale_log2, sum, stats_of);
@@ -93,13 +93,13 @@ struct Weights {
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
     float largest = -INFINITY;
 #pragma unroll 1
-    for (int part = own; part < count; part += kLanes) largest = fmaxf(largest, stats_of(part, row)[RowStats::kMaximum]);
+    for (int split = own; split < count; split += kLanes) largest = fmaxf(largest, stats_of(split, row)[RowStats::kMaximum]);
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
 #pragma unroll 1
-    for (int part = own; part < count; part += kLanes) {
-      const float* stats = stats_of(part, row);
-      of[part][row] = stats[RowStats::kSum] * rescale_factor<Warp>(stats[RowStats::kMaximum], largest, scale_log2);
-      sum += of[part][row];
+    for (int split = own; split < count; split += kLanes) {
+      const float* stats = stats_of(split, row);
+      of[split][row] = stats[RowStats::kSum] * rescale_factor<Warp>(stats[RowStats::kMaximum], largest, scale_log2);
+      sum += of[split][row];
     }
     return largest;
   }
@@ -141,9 +141,9 @@ __device__ void store_row(const OutputRow& row, int r, int column, float normali
 }
 
 template <class StatsOf>
-__device__ float largest_of_parts(int count, StatsOf&& stats_of) {
+__device__ float largest_of_splits(int count, StatsOf&& stats_of) {
   float largest = -INFINITY;
-  for (int part = 0; part < count; ++part) largest = fmaxf(largest, stats_of(part)[RowStats::kLargest]);
+  for (int split = 0; split < count; ++split) largest = fmaxf(largest, stats_of(split)[RowStats::kLargest]);
   return largest;
 }
 
@@ -154,7 +154,7 @@ __device__ float largest_of_parts(int count, StatsOf&& stats_of) {
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kPieces = kColumns / 2, kBlocks = kPartialPieces / kPieces, kAtOnce = kColumns == 2 ? 9 : 4;
-  constexpr int kWarps = kMathWarps / kGroups, kRows = kWarps >= 4 ? kRowTile : kWarps * kMathWarpRows;  // of a group
+  constexpr int kWarps = kMathWarps / kGroups, kRows = kWarps >= 4 ? kQueryTile : kWarps * kMathWarpRows;  // of a group
   __shared__ Weights<kRows> weights;
   __shared__ float4 sums[kGroups][kColumns][kWarps * 32];
   static_assert(sizeof weights + (kGroups > 1 ? sizeof sums : 0) <= 48 * 1024);
@@ -163,13 +163,13 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const int piece = blockIdx.x / kGroups % kBlocks * kPieces, tile = blockIdx.x / kGroups / kBlocks;
   const int row_begin = first_warp % 4 * kMathWarpRows, warp_row = math_warp % 4 * kMathWarpRows, first_row = warp_row + lane / 4;
   const Combination combination(params);
-  const int rows = combination.sequence.q_rows * params.heads_per_kv.divisor - tile * kRowTile,
-            count = combination.parts.end - combination.parts.begin;
+  const int rows = combination.sequence.q_rows * params.heads_per_kv.divisor - tile * kQueryTile,
+            count = combination.ctas.end - combination.ctas.begin;
   const int own_count = warp_row < rows ? count : 0;  // of absent rows, nothing has been stored
   grid_dependency_wait();
   if (!combination.wanted || row_begin >= rows) return;
-  const PartialPlace first_place(params, Combination::Schedule::slot(combination.parts.begin, true), blockIdx.z, tile, 0);
-  const auto place_of = [&](int part) { return first_place.slots_on(Combination::Schedule::slot(part, part > 0)); };
+  const PartialPlace first_place(params, Combination::Schedule::slot(combination.ctas.begin, true), blockIdx.z, tile, 0);
+  const auto place_of = [&](int split) { return first_place.slots_on(Combination::Schedule::slot(split, split > 0)); };
   const int own = (math_warp * kPartialPieces + piece) * kPieceWords * 32 + lane;
   Piece loaded[kAtOnce][kPieces];
   const auto issue = [&](int first) {
@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   };
   issue(group);
   const float scale_log2 = scale_log2_of(params);
-  weights.find(count, rows - row_begin, scale_log2, [&](int part, int row) { return place_of(part).row_stats(row_begin + row); });
-  const int at = tile * kRowTile + first_row, kv_head = blockIdx.z;  // computed while the loads are in flight
+  weights.find(count, rows - row_begin, scale_log2, [&](int split, int row) { return place_of(split).row_stats(row_begin + row); });
+  const int at = tile * kQueryTile + first_row, kv_head = blockIdx.z;  // computed while the loads are in flight
   const OutputRow output[2] = {{params, combination.sequence, kv_head, at}, {params, combination.sequence, kv_head, at + 8}};
   float4 out[kColumns] = {};
   for (int first = group; first < count; first += kAtOnce * kGroups) {
@@ -207,14 +207,14 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
     if (piece > 0 || math_warp >= 4 || lane % 4 != 0) continue;
     output[r].store_lse(lse_of(total, base));
     if (params.max_logits == nullptr) continue;
-    const auto right = [&](int part) { return place_of(part).row_stats(kRowTile + first_row + 8 * r); };  // of its warps
-    output[r].store_largest(largest_of_parts(own_count, right), scale_log2);
+    const auto right = [&](int split) { return place_of(split).row_stats(kQueryTile + first_row + 8 * r); };  // of its warps
+    output[r].store_largest(largest_of_splits(own_count, right), scale_log2);
   }
 }
 
 template <class Element, int kGroups, int kColumns>
 Result<void> launch_with(const Params& params, int sequences, Stream stream) {
-  const LaunchShape shape{.grid = dim3(params.row_tiles * kPartialPieces * 2 / kColumns * kGroups, sequences, params.kv_heads),
+  const LaunchShape shape{.grid = dim3(params.query_tiles * kPartialPieces * 2 / kColumns * kGroups, sequences, params.kv_heads),
                           .block = dim3(kMathThreads),
                           .programmatic = true};
   return launch(&combine<Element, kGroups, kColumns>, shape, stream, params);
@@ -222,10 +222,10 @@ Result<void> launch_with(const Params& params, int sequences, Stream stream) {
 
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
-  const int stand_ins = (params.parts - 1) / detail::SplitSchedule::kMostReduced;
+  const int stand_ins = (params.ctas - 1) / detail::SplitSchedule::kMostReduced;
   if (stand_ins == 0) return {};  // no sequence has more splits than the first of them reduces
   const int sequences = by_sequences(params) ? params.batch : stand_ins;
-  const int least = params.row_tiles * kPartialPieces * sequences * params.kv_heads;
+  const int least = params.query_tiles * kPartialPieces * sequences * params.kv_heads;
   const auto chosen = least * 8 <= blocks   ? &launch_with<Element, 8, 2>
                       : least * 4 <= blocks ? &launch_with<Element, 4, 2>
                       : least * 2 <= blocks ? &launch_with<Element, 2, 2>

@@ -51,7 +51,7 @@ template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= 227 * 1024);
   if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
-  const LaunchShape shape{.grid = dim3(params.row_tiles, params.kv_heads, params.parts),
+  const LaunchShape shape{.grid = dim3(params.query_tiles, params.kv_heads, params.ctas),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(Storage<Config>),
                           .cluster = dim3(Config::kCluster),

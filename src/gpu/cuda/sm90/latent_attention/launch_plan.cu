@@ -88,7 +88,7 @@ Result<bool> encode_heads(CUtensorMap& map, const LaunchPlan& plan, const detail
 }  // namespace
 
 static std::int64_t query_tiles_of(const detail::AttentionCore& core, std::int64_t tokens) {
-  return tiles_of(tokens * core.group(), kRowTile);
+  return tiles_of(tokens * core.group(), kQueryTile);
 }
 
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens) {
@@ -107,9 +107,9 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, const 
   params.max_kv_len = static_cast<int>(core.max_seq_k);
   params.heads_per_kv = detail::FastDivmod(static_cast<int>(core.group()));
   params.kv_heads = static_cast<int>(core.kv_heads);
-  params.row_tiles = static_cast<int>(query_tiles_of(core, tokens));
-  const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.row_tiles} * params.kv_heads, 1);  // none without queries
-  params.parts = static_cast<int>(std::clamp<std::int64_t>(multiprocessors / tiles, 1, kMaxParts));
+  params.query_tiles = static_cast<int>(query_tiles_of(core, tokens));
+  const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.query_tiles} * params.kv_heads, 1);  // none without queries
+  params.ctas = static_cast<int>(std::clamp<std::int64_t>(multiprocessors / tiles, 1, kMaxCtas));
   params.mask = core.mask;
   params.scale_log2 = core.scale * 1.44269504088896341f;
   params.overhead = kSequenceOverhead;
@@ -118,7 +118,7 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, const 
 
 void LaunchPlan::fix_schedule(std::int64_t keys) {
   const auto pairs = static_cast<int>(std::max<std::int64_t>(tiles_of(keys, kPair), 1));
-  params.even = detail::EvenSchedule(params.parts, params.batch, pairs, params.overhead, params.whole);
+  params.even = detail::EvenSchedule(params.ctas, params.batch, pairs, params.overhead, params.whole);
 }
 
 Result<void> LaunchPlan::prepare(const Params& ready, Stream stream) const {
@@ -143,7 +143,7 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
   }
   const Attend attend = call.dtype == DType::f16 ? attend_of<__half>(call) : attend_of<__nv_bfloat16>(call);
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
-  const bool split = !ready.whole && ready.parts > 1 && (ready.even.size == 0 || ready.even.shares > 1);
+  const bool split = !ready.whole && ready.ctas > 1 && (ready.even.size == 0 || ready.even.shares > 1);
   if (!split) return {};
   return (call.dtype == DType::f16 ? launch_combine<__half> : launch_combine<__nv_bfloat16>)(ready, 2 * multiprocessors, stream);
 }
@@ -151,7 +151,7 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
 std::string LaunchPlan::explain() const {
   const char* decoded = tuning.kernel == Kernel::specialised ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
   const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
-  return "64 x 64 tiles, " + std::to_string(params.parts) + " parts of " + std::to_string(params.row_tiles * params.kv_heads) +
+  return "64 x 64 tiles, " + std::to_string(params.ctas) + " parts of " + std::to_string(params.query_tiles * params.kv_heads) +
          " row tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }
 

@@ -23,8 +23,8 @@ struct QueryLoader {
 
   /// Prefetches all columns into L2.
   __device__ void prefetch() const {
-    for (int row = warp() * 32 + lane_index(); row < kRowTile; row += kWarps * 32) {
-      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kRowTile + row);
+    for (int row = warp() * 32 + lane_index(); row < kQueryTile; row += kWarps * 32) {
+      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kQueryTile + row);
       if (from == nullptr) continue;
       for (int column = 0; column < Config::kHeadDim; column += 128 / sizeof(Element)) prefetch_line(from + column);
       prefetch_line(from + Config::kHeadDim - 1);
@@ -41,13 +41,13 @@ struct QueryLoader {
     const std::uint32_t full = shared_address(&storage.q_full);
     const int lane = lane_index();
     if (warp() == 0 && lane == 0) {
-      barrier_arrive_expect_tx(full, kRowTile / 8 * Config::kQueryGroup);
+      barrier_arrive_expect_tx(full, kQueryTile / 8 * Config::kQueryGroup);
     } else {
       barrier_arrive(full);
     }
     __syncwarp();
-    if (warp() != 0 || lane >= kRowTile / kBoxRows) return;
-    const PackedRow row(params, blockIdx.y, blockIdx.x * kRowTile + lane * kBoxRows);
+    if (warp() != 0 || lane >= kQueryTile / kBoxRows) return;
+    const PackedRow row(params, blockIdx.y, blockIdx.x * kQueryTile + lane * kBoxRows);
     const BoxStart at{.column = 0,
                       .row = static_cast<int>(row.head),
                       .slice = 0,
@@ -60,8 +60,8 @@ struct QueryLoader {
   __device__ void gather() const {
     const std::uint32_t to = shared_address(storage.q);
     const int lane = lane_index();
-    for (int row = warp() * 4 + lane / 8; row < kRowTile; row += kWarps * 4) {
-      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kRowTile + row);
+    for (int row = warp() * 4 + lane / 8; row < kQueryTile; row += kWarps * 4) {
+      const Element* from = query_row<Element>(params, sequence, blockIdx.x * kQueryTile + row);
       const bool valid = from != nullptr;
       from = valid ? from + lane % 8 * 8 : static_cast<const Element*>(params.q);
       const std::uint32_t row_at = to + row / 8 * Config::kQueryGroup + row % 8 * 128 + ((lane % 8) ^ (row % 8)) * 16;

@@ -23,12 +23,12 @@ struct RowStats {
 
 /// Where a math warp stores its rows of a partial result. Its number is small, because there are no more parts than multiprocessors.
 struct PartialPlace {
-  __device__ PartialPlace(const Params& params_, int slot, int kv_head, int row_tile, int warp)
-      : params(params_), at(((slot * params.kv_heads + kv_head) * params.row_tiles + row_tile) * kMathWarps + warp) {}
+  __device__ PartialPlace(const Params& params_, int slot, int kv_head, int query_tile, int warp)
+      : params(params_), at(((slot * params.kv_heads + kv_head) * params.query_tiles + query_tile) * kMathWarps + warp) {}
 
   __device__ PartialPlace slots_on(int count) const {
     PartialPlace place = *this;
-    place.at += count * params.kv_heads * params.row_tiles * kMathWarps;
+    place.at += count * params.kv_heads * params.query_tiles * kMathWarps;
     return place;
   }
   __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // [piece][word][lane]
@@ -102,22 +102,22 @@ __device__ __forceinline__ void load_partials(const Params& params, Storage& sto
   if (!work.reduces) return;
   const int lane = lane_index();
   const bool wanted = lane < kMathWarps && has_rows(params, work.sequence, blockIdx.x, lane);
-  const int first = own_part(params) + 1;
+  const int first = own_cta(params) + 1;
 #pragma unroll 1
-  for (int part = first; part < work.parts.end; ++part) {
+  for (int cta = first; cta < work.ctas.end; ++cta) {
     if (wanted) {
-      int* flag = ready_flags(params, part) + lane;
+      int* flag = ready_flags(params, cta) + lane;
       flag_wait(flag, 1);
       *flag = 0;
       fence_global_for_async();
     }
     __syncwarp();
-    if (part > first) barrier_wait(shared_address(&storage.partial_empty), (part - first - 1) & 1);
-    const PartialPlace place(params, detail::SplitSchedule::slot(part, true), blockIdx.y, blockIdx.x, lane);
+    if (cta > first) barrier_wait(shared_address(&storage.partial_empty), (cta - first - 1) & 1);
+    const PartialPlace place(params, detail::SplitSchedule::slot(cta, true), blockIdx.y, blockIdx.x, lane);
 #pragma unroll 1
     for (int buffer = 0; buffer < 2; ++buffer) {
       const std::uint32_t arrived = shared_address(&storage.partial_full[buffer]), to = shared_address(storage.k[buffer]);
-      if (part == first) await_tile(buffer);
+      if (cta == first) await_tile(buffer);
       const int row_bytes = buffer == 0 && wanted ? RowStats::bytes(params) : 0, bytes = wanted ? StagedPartial::kBytes : 0;
       if (wanted) bulk_load(to + lane * bytes, place.sums() + buffer * StagedPartial::kPieces * kPieceWords * 32, bytes, arrived);
       if (row_bytes > 0) bulk_load(to + StagedPartial::kRowsAt + lane * StagedPartial::kRowBytes, place.row_stats(), row_bytes, arrived);

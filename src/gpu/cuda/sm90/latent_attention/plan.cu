@@ -16,7 +16,7 @@ Call call_of(const Problem& problem) {
   Call call = call_of(problem, row_kind_of(problem.cache, problem.q_dtype), problem.max_seq_q);
   const detail::CacheStrides& strides = problem.cache.strides;
   call.boxes = problem.cache.page % kBoxRows == 0 && tma_reaches({strides.block, strides.token, strides.head}, 2);
-  call.edges = problem.max_seq_q > 1 && problem.group() % kRowTile != 0;
+  call.edges = problem.max_seq_q > 1 && problem.group() % kQueryTile != 0;
   return call;
 }
 

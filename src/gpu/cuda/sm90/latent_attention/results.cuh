@@ -25,7 +25,7 @@ struct Results {
   __device__ void store(const Sequence& sequence) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const OutputRow row(params, sequence, blockIdx.y, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const OutputRow row(params, sequence, blockIdx.y, blockIdx.x * kQueryTile + first_row() + 8 * r);
       const float normalise = row.normalise(params, sum[r], maximum[r] * scale_log2);
 #pragma unroll
       for (int i = 0; i < 32; i += 2) {
@@ -43,7 +43,7 @@ struct Results {
   /// Stores rows without a scale of V by the copy engine, through `staging`: this half of a key tile, [group][slice][8 rows][64], which all
   /// of the warpgroup has read. Eight rows are eight heads of one token: one box. `staging` is free after tma_store_wait_read().
   __device__ void store_boxes(const Sequence& sequence, std::uint32_t staging) const {
-    const int lane = lane_index(), first = blockIdx.x * kRowTile + first_row();
+    const int lane = lane_index(), first = blockIdx.x * kQueryTile + first_row();
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -60,7 +60,7 @@ struct Results {
     fence_shared_for_async();
     __syncwarp();
     if (lane >= 2) return;
-    const PackedRow place(params, blockIdx.y, blockIdx.x * kRowTile + (group + lane) * kBoxRows);
+    const PackedRow place(params, blockIdx.y, blockIdx.x * kQueryTile + (group + lane) * kBoxRows);
     const BoxStart at{.column = 0,
                       .row = static_cast<int>(place.head),
                       .slice = half * kHalfSlices,
@@ -103,20 +103,20 @@ struct Results {
   }
 
   /// Signals that this warp's rows of a partial result are stored. Called some time after the stores, because it waits for them.
-  __device__ void signal(const Sequence& sequence, int part) const {
+  __device__ void signal(const Sequence& sequence, int cta) const {
     const int own = math_warp();
     __syncwarp();
-    flag_raise_if(lane_index() == 0 && has_rows(params, sequence, blockIdx.x, own), ready_flags(params, part) + own);
+    flag_raise_if(lane_index() == 0 && has_rows(params, sequence, blockIdx.x, own), ready_flags(params, cta) + own);
   }
 
   /// Adds the partial results of the parts up to `end`, as the load warp copies them.
   template <class Storage>
   __device__ void reduce(Storage& storage, int end) const {
-    for (int part = own_part(params) + 1; part < end; ++part) {
-      const std::uint32_t uses = part - own_part(params) - 1;  // phases of the barriers before this one
+    for (int cta = own_cta(params) + 1; cta < end; ++cta) {
+      const std::uint32_t uses = cta - own_cta(params) - 1;  // phases of the barriers before this one
       for (std::uint64_t& barrier : storage.partial_full) barrier_wait(shared_address(&barrier), uses & 1);
       add(storage.k[0], storage.k[1]);
-      if (part + 1 == end) break;
+      if (cta + 1 == end) break;
       fence_shared_for_async();  // orders these reads before the next copies
       barrier_arrive(shared_address(&storage.partial_empty));
     }

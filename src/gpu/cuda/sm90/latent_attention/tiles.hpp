@@ -6,7 +6,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-inline constexpr int kRowTile = 64;         // query rows (heads x query tokens) of a query tile
+inline constexpr int kQueryTile = 64;       // query rows (heads x query tokens) of a query tile
 inline constexpr int kKeyTile = 64;         // keys of a key tile
 inline constexpr int kPair = 2 * kKeyTile;  // keys of an even and an odd tile: the unit of the schedule
 inline constexpr int kSlice = 64;           // columns of a slice: 128 bytes
@@ -22,16 +22,16 @@ inline constexpr int kKeyLimit = 1 << 30;  // a sequence has fewer keys: they ar
 
 inline constexpr std::int64_t kBoxStrideLimit = std::int64_t{1} << 40;  // bytes, of tensor copies
 
-inline constexpr int kMaxParts = 144;  // as many multiprocessors as any Hopper has
+inline constexpr int kMaxCtas = 144;  // as many multiprocessors as any Hopper has
 
 inline constexpr int kMathThreads = 256;  // two warpgroups
 inline constexpr int kMathWarps = kMathThreads / 32;
 
 /// A partial result is the accumulators in the order of registers: [piece] of eight floats a thread, of 24 bits each (partial.cuh).
 inline constexpr int kPieceFloats = 8, kPieceWords = 3;  // words of eight bytes
-inline constexpr int kPartialPieces = kRowTile * kValueDim / kPieceFloats / kMathThreads;
-inline constexpr int kPartialRowStats = 4;          // numbers of each row
-inline constexpr int kMathWarpRows = kRowTile / 4;  // of a math warp, which holds the columns of its warpgroup of them
+inline constexpr int kPartialPieces = kQueryTile * kValueDim / kPieceFloats / kMathThreads;
+inline constexpr int kPartialRowStats = 4;            // numbers of each row
+inline constexpr int kMathWarpRows = kQueryTile / 4;  // of a math warp, which holds the columns of its warpgroup of them
 
 /// A key tile is two halves: columns [0, 256), then the rest. Each half of the even tile (buffer 0) and of the odd one is loaded and
 /// released on its own.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Work tiles of a CTA, sequence by sequence.
+/// Sequences and their visible keys, the work tiles of a CTA, and rows of its query tile.
 #pragma once
 
 #include "gpu/cuda/common/global_memory.cuh"
@@ -16,11 +16,11 @@ struct Sequence {
   int batch = 0;                // index into the tensors: 0 when they are ragged
   int q_begin = 0, q_rows = 0;  // tokens; q_begin counts from the first row of the batch
   int kv_len = 0;
-  int main_len = 0;  // where tokens are listed: length of the first list
+  int main_len = 0;  // with listed tokens: length of the first list
   detail::Band band{};
   detail::TileRange keys{};  // keys that some row sees
 
-  __device__ int extra_begin() const { return extra_list_begin(main_len); }  // where tokens are listed
+  __device__ int extra_begin() const { return extra_list_begin(main_len); }  // with listed tokens
   __device__ int first_pair() const { return keys.begin / kPair; }
   /// At least one: a row that sees nothing is written too.
   __device__ int pairs() const { return max((keys.end + kPair - 1) / kPair - first_pair(), 1); }
@@ -67,15 +67,15 @@ __device__ inline detail::SplitSchedule schedule_of(const Params& params) {
           .whole = params.whole};
 }
 
-/// Keys that some rows of a range of query rows see, and keys that all of them see. Rows past the last token do not count.
+/// Keys that some rows of a range see, and keys that every row of it sees. Rows past the last token do not count.
 struct Visible {
   detail::TileRange some, every;
 };
 
-/// The same for the rows of `tiles` query tiles, from the first_tile-th on.
+/// Visible keys of the rows of `tiles` query tiles, from the first_tile-th on.
 __device__ inline Visible visible_to(const Params& params, const Sequence& sequence, int first_tile, int tiles) {
-  const int first = params.heads_per_kv.quotient(first_tile * kRowTile);
-  const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kRowTile - 1), sequence.q_rows - 1);
+  const int first = params.heads_per_kv.quotient(first_tile * kQueryTile);
+  const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kQueryTile - 1), sequence.q_rows - 1);
   if (first > last) return {{}, {0, kKeyLimit}};
   const detail::KeyRange some = detail::keys_seen_by_some(sequence.band, first, last + 1, sequence.kv_len);
   const int begin = static_cast<int>(some.begin), end = static_cast<int>(some.end);
@@ -86,84 +86,83 @@ __device__ inline Visible visible_to(const Params& params, const Sequence& seque
   return {{begin, end}, {static_cast<int>(lower.begin), static_cast<int>(upper.end)}};
 }
 
-/// The keys that a row of this CTA's query tile sees. Rows past the last token see the same keys as the last.
+/// Keys that a row of this CTA's query tile sees. Rows past the last token see the keys of the last.
 __device__ inline detail::TileRange seen_by(const Params& params, const Sequence& sequence, int row) {
-  const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kRowTile + row), sequence.q_rows - 1), 0);
+  const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kQueryTile + row), sequence.q_rows - 1), 0);
   const detail::KeyRange keys = detail::keys_seen_by(sequence.band, token, sequence.kv_len);
   return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
-/// A work tile: one sequence, and pairs of key tiles [begin, end) of all its keys. A *part* is what the schedule gives one CTA: consecutive
-/// work tiles.
+/// One sequence and pairs [begin, end) of its key tiles. The schedule deals consecutive work tiles to each CTA of a query tile.
 struct alignas(16) WorkTile {
   Sequence sequence{.index = -1};
   int begin = 0, end = 0;
-  detail::TileRange parts;  // that hold splits of the sequence; empty: neither this nor what follows is known yet
-  int slot = -1;            // of the partial result; -1 where this CTA writes the result of the sequence
-  int reduces = 0;          // 1: this CTA reduces the other parts' partial results
-  int reduced = 0;          // 1: the part where the sequence begins reduces this partial result
-  int unused = 0;           // so that all 16 bytes of each load are written
+  detail::TileRange ctas;  // CTAs that have splits of the sequence; empty until place() sets this and the next three
+  int slot = -1;           // of the partial result; -1: this CTA writes the result of the sequence
+  int reduces = 0;         // 1: this CTA reduces the other CTAs' partial results
+  int reduced = 0;         // 1: the CTA of the first split reduces this partial result
+  int unused = 0;          // pads to the 16 bytes of a load
 
   __device__ bool done() const { return sequence.index < 0; }
 
-  // Only schedules of lists may be even. `lists`: whether there may be any; without them, their code is left out.
+  // Only schedules of lists may be even. Kernels without lists compile no code for even schedules: `lists` is a constant.
 
-  /// The first work tile of a part. All its loads are issued at once: a compiler would issue the rest after it has tested the first word.
-  static __device__ WorkTile first_of(const Params& params, int part, bool lists) {
-    if (lists && params.even.size > 0) return even_share(params.even.first_sequence(part), params, part);
+  /// First work tile of a CTA. All loads are issued at once; a compiler would issue the rest after a test of the first word.
+  static __device__ WorkTile first_of(const Params& params, int cta, bool lists) {
+    if (lists && params.even.size > 0) return even_share(params.even.first_sequence(cta), params, cta);
     WorkTile work;
-    load_at_once(params.first_work + part, work);
+    load_at_once(params.first_work + cta, work);
     return work;
   }
-  /// The work tile after this one.
-  __device__ WorkTile next(const Params& params, int part, bool lists) const {
+  /// Work tile after this one.
+  __device__ WorkTile next(const Params& params, int cta, bool lists) const {
     const int index = sequence.index + 1;
-    return lists && params.even.size > 0 ? even_share(index, params, part) : from(index, params, schedule_of(params), part);
+    return lists && params.even.size > 0 ? even_share(index, params, cta) : from(index, params, schedule_of(params), cta);
   }
 
   /// Key tiles, without the half of a pair that holds no visible key.
   __device__ int tiles() const { return max(min(2 * end, (sequence.keys.end + kKeyTile - 1) / kKeyTile) - 2 * begin, 1); }
 
-  /// The first work tile that `part` has among the sequences from the index-th on; done() where it has none.
-  static __device__ WorkTile from(int index, const Params& params, const detail::SplitSchedule& schedule, int part) {
+  /// First work tile of `cta` among the sequences from the index-th on; done() if it has none.
+  static __device__ WorkTile from(int index, const Params& params, const detail::SplitSchedule& schedule, int cta) {
     for (;; ++index) {
-      const Sequence sequence = sequence_at(params, min(index, params.batch - 1));  // issued beside the loads of the schedule
-      if (schedule.past(part, index)) return {};
-      const detail::TileRange share = schedule.share(part, index);
+      const Sequence sequence = sequence_at(params, min(index, params.batch - 1));  // its loads overlap those of the schedule
+      if (schedule.past(cta, index)) return {};
+      const detail::TileRange share = schedule.share(cta, index);
       if (share.empty()) continue;
       const int first = sequence.first_pair();
       return {sequence, first + share.begin, first + share.end};
     }
   }
-  /// The work tile that `part` has of the index-th sequence, of an even schedule, with its place; done() where it has none.
-  static __device__ WorkTile even_share(int index, const Params& params, int part) {
-    const detail::TileRange share = params.even.share(part, index);
+  /// Work tile of `cta` in the index-th sequence of an even schedule, with its place; done() if it has none.
+  static __device__ WorkTile even_share(int index, const Params& params, int cta) {
+    const detail::TileRange share = params.even.share(cta, index);
     if (index >= params.batch || share.empty()) return {};
-    WorkTile work{listed_sequence(params, index), share.begin, share.end, params.even.parts_of(part, index)};
-    if (params.even.shares > 1) work.slot = detail::SplitSchedule::slot(part, share.begin > 0);
+    WorkTile work{listed_sequence(params, index), share.begin, share.end, params.even.parts_of(cta, index)};
+    if (params.even.shares > 1) work.slot = detail::SplitSchedule::slot(cta, share.begin > 0);
     return work;
   }
 
-  /// Finds where the result goes, unless that is known. Not a part of from(): load warps have no registers for both in one function.
-  __device__ void place(const detail::SplitSchedule& schedule, int part) {
-    if (done() || !parts.empty()) return;
-    parts = schedule.parts_of(sequence.index);
-    const bool begins = part == parts.begin, some_reduce = schedule.reduced(parts);
+  /// Finds where the result goes. Load warps lack the registers to do this in from().
+  __device__ void place(const detail::SplitSchedule& schedule, int cta) {
+    if (done() || !ctas.empty()) return;
+    ctas = schedule.parts_of(sequence.index);
+    const bool begins = cta == ctas.begin, some_reduce = schedule.reduced(ctas);
     reduces = begins && some_reduce;
     reduced = !begins && some_reduce;
-    slot = !begins || schedule.combined(parts) ? schedule.slot(part, !begins) : -1;
+    slot = !begins || schedule.combined(ctas) ? schedule.slot(cta, !begins) : -1;
   }
-  __device__ void place(const Params& params, int part, bool lists) {
-    if (!lists || params.even.size == 0) place(schedule_of(params), part);  // an even schedule lies in no memory
+  __device__ void place(const Params& params, int cta, bool lists) {
+    if (!lists || params.even.size == 0) place(schedule_of(params), cta);  // an even schedule lies in no memory
   }
 };
 
-/// The part that a CTA computes. The last ones start first, because others wait for them.
-__device__ inline int own_part(const Params& params) { return params.parts - 1 - static_cast<int>(blockIdx.z); }
+/// Index of this CTA in the schedule. The last ones start first, because others wait for them.
+__device__ inline int own_cta(const Params& params) { return params.ctas - 1 - static_cast<int>(blockIdx.z); }
 
-/// Flags of this CTA's query tile in another part: [math warp].
-__device__ inline int* ready_flags(const Params& params, int part) {
-  return params.partial_ready + ((part * params.kv_heads + blockIdx.y) * params.row_tiles + blockIdx.x) * kMathWarps;
+/// Flags of another CTA of this query tile: [math warp].
+__device__ inline int* ready_flags(const Params& params, int cta) {
+  return params.partial_ready + ((cta * params.kv_heads + blockIdx.y) * params.query_tiles + blockIdx.x) * kMathWarps;
 }
 
 /// Query token and head of a row of the sequence's query tiles.
@@ -182,7 +181,7 @@ struct PackedRow {
   }
 };
 
-/// The query row behind a row of the sequence's query tiles, or null past the last.
+/// Query row behind a row of the sequence's query tiles, or null past the last.
 template <class Element>
 __device__ inline const Element* query_row(const Params& params, const Sequence& sequence, int packed) {
   const PackedRow row(params, blockIdx.y, packed);
@@ -190,9 +189,9 @@ __device__ inline const Element* query_row(const Params& params, const Sequence&
   return static_cast<const Element*>(params.q) + row.offset(sequence, params.q_strides);
 }
 
-/// Whether a math warp has valid rows. Of a tile with fewer than 64, only these warps store and load partial results.
-__device__ inline bool has_rows(const Params& params, const Sequence& sequence, int row_tile, int warp) {
-  return row_tile * kRowTile + warp % 4 * kMathWarpRows < sequence.q_rows * params.heads_per_kv.divisor;
+/// Whether a math warp has valid rows. Only such warps store and load partial results.
+__device__ inline bool has_rows(const Params& params, const Sequence& sequence, int query_tile, int warp) {
+  return query_tile * kQueryTile + warp % 4 * kMathWarpRows < sequence.q_rows * params.heads_per_kv.divisor;
 }
 
 }  // namespace fovea::gpu::sm90::latent

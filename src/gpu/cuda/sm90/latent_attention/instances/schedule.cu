@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __g
   grid_dependency_wait();
   launch_dependents();
   if (thread == 0) sums[0] = carry = 0;
-  const int flags = params.parts > 1 ? params.parts * params.kv_heads * params.row_tiles * kMathWarps : 0;
+  const int flags = params.ctas > 1 ? params.ctas * params.kv_heads * params.query_tiles * kMathWarps : 0;
   for (int i = thread; i < flags; i += threads) params.partial_ready[i] = 0;
   bool alike = true;
   __syncthreads();
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __g
     __syncthreads();
   }
   const bool all_alike = __syncthreads_and(alike);
-  const detail::SplitLine line = detail::split_line(params.parts, params.batch, carry, all_alike ? size : 0, params.overhead);
+  const detail::SplitLine line = detail::split_line(params.ctas, params.batch, carry, all_alike ? size : 0, params.overhead);
   for (int i = thread; i < params.batch; i += threads) {
     params.prefix[i + 1] = sums[i + 1] += (i + 1) * line.overhead;
   }
@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __g
   __syncthreads();
   const detail::SplitSchedule schedule{
       .prefix = sums, .batch = params.batch, .length = line.length, .overhead = line.overhead, .whole = params.whole};
-  for (int part = thread; part < params.parts; part += threads) {
-    WorkTile work = WorkTile::from(schedule.first_sequence(part), params, schedule, part);
-    work.place(schedule, part);
-    params.first_work[part] = work;
+  for (int cta = thread; cta < params.ctas; cta += threads) {
+    WorkTile work = WorkTile::from(schedule.first_sequence(cta), params, schedule, cta);
+    work.place(schedule, cta);
+    params.first_work[cta] = work;
   }
 }
 

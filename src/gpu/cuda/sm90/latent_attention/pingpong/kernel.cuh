@@ -17,16 +17,16 @@ namespace fovea::gpu::sm90::latent {
 
 template <class Config>
 struct Loader {
-  using CodesLoader = std::conditional_t<Config::kCluster == 1, CodeLoader<Config>, SharedCodeLoader<Config>>;
-  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, BoxLoader<Config>,
-                                       std::conditional_t<Config::kLoad == Load::rows, RowLoader<Config>, CodesLoader>>;
+  using Quantised = std::conditional_t<Config::kCluster == 1, QuantisedLoader<Config>, QuantisedClusterLoader<Config>>;
+  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, TmaLoader<Config>,
+                                       std::conditional_t<Config::kLoad == Load::rows, GatherLoader<Config>, Quantised>>;
 
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_), load_keys(params_, storage_) {}
 
   __device__ __forceinline__ void operator()() {
     bool first = true;
-    for (WorkTile& work = keep(WorkTile::first_of(params, own_part(params), Config::kLists)); !work.done();
-         keep(work.next(params, own_part(params), Config::kLists))) {
+    for (WorkTile& work = keep(WorkTile::first_of(params, own_cta(params), Config::kLists)); !work.done();
+         keep(work.next(params, own_cta(params), Config::kLists))) {
       load_keys(work.sequence, work.begin, work.end, first, [&] {
         announce(work);
         QueryLoader<Config>(params, storage, work.sequence)();
@@ -51,7 +51,7 @@ struct Loader {
     __syncwarp();
     if (lane_index() == 0) {
       storage.loading[warp()] = work;
-      storage.loading[warp()].place(params, own_part(params), Config::kLists);
+      storage.loading[warp()].place(params, own_cta(params), Config::kLists);
       if (Config::kLoad != Load::boxes && !work.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, work.sequence);
     }
     __syncwarp();

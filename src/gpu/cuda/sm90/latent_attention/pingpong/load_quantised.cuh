@@ -4,21 +4,18 @@
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
-#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_gather.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
-class CodeLoader {
+class QuantisedLoader : public RowFinder<Config, 8> {
  public:
-  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
-
   /// At a half's `full`: every thread arrives after it has decoded its codes, and once more when its copies are complete.
   static constexpr int kArrivals = 2 * Config::kLoadThreads;
 
-  __device__ CodeLoader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
+  __device__ QuantisedLoader(const Params& params_, Storage<Config>& storage_) : RowFinder<Config, 8>(params_, storage_) {
     asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to[0] = shared_address(storage.k[0]) + warp * kKeyGroup + row * 128 + (chunk ^ row) * 16;
@@ -29,27 +26,31 @@ class CodeLoader {
   /// Loads pairs [begin, end) of tiles. `before` is called ahead of a work tile's first keys, or after their first half, when a stage for
   /// queries is free.
   template <class Before>
-  __device__ __forceinline__ void operator()(const Sequence& sequence, int begin, int end, bool first, Before&& before) {
+  __device__ __forceinline__ void operator()(const Sequence&, int begin, int end, bool first, Before&& before) {
     Tile tiles[2];
-    const int wanted = look_up(begin);
-    int found = look_up(begin + 1);
+    const int entry = look_up(begin);
+    int next = look_up(begin + 1);
     if (first) before();
-    settle(sequence, begin, wanted, tiles);
+    locate_rows(begin, entry, tiles);
     HalfRow codes;
     issue_half(tiles[0], 0, codes);
 #pragma unroll 1
     for (int pair = begin; pair < end; ++pair) {
-      store_half<0>(sequence, pair, found, tiles, codes);
-      store_half<1>(sequence, pair, found, tiles, codes);
+      store_half<0>(pair, next, tiles, codes);
+      store_half<1>(pair, next, tiles, codes);
       if (pair == begin && !first) before();
-      store_half<2>(sequence, pair, found, tiles, codes);
-      store_half<3>(sequence, pair, found, tiles, codes);
+      store_half<2>(pair, next, tiles, codes);
+      store_half<3>(pair, next, tiles, codes);
       parity ^= 1;
     }
   }
 
+  using Finder = RowFinder<Config, 8>;
+  using Finder::parity;
+
  private:
   using Element = typename Config::Element;
+  using Finder::lane, Finder::look_up, Finder::params, Finder::storage, Finder::warp;
 
   static constexpr bool kAny = Config::kRow == Row::any;
   static_assert(Config::kCluster == 1);
@@ -62,18 +63,12 @@ class CodeLoader {
     std::uint32_t present;   // a bit for each row of the warp
   };
 
-  // ---- where the rows are -------------------------------------------------------------------------------------------------------
-
-  /// The first eight lanes look up the warp's rows of the even tile, the next eight those of the odd tile.
-  __device__ int own_key(int pair) const { return pair * kPair + lane / 8 % 2 * kKeyTile + warp * 8 + lane % 8; }
-  __device__ int look_up(int pair) const { return latent::look_up(params, storage.lists[warp], own_key(pair)); }
-
-  __device__ void settle(const Sequence& sequence, int pair, int found, Tile (&tiles)[2]) const {
-    const Token own = locate(params, cache_of(params, sequence, pair, lane / 8 % 2), own_key(pair), found);
+  __device__ void locate_rows(int pair, int entry, Tile (&tiles)[2]) const {
+    const Token own = this->locate(pair, entry);
     const std::uint32_t present = __ballot_sync(~0u, own.present());
 #pragma unroll
     for (int buffer = 0; buffer < 2; ++buffer) {
-      const RowCache& cache = cache_of(params, sequence, pair, buffer);
+      const RowCache& cache = this->cache_of(pair, buffer);
       const int source = buffer * 8 + lane / 4;
       const std::uint32_t at = __shfl_sync(~0u, own.at, source);
       tiles[buffer] = {kAny ? cache.row : Config::kRow, at != Token::kNone ? token_at(params, data_of(cache), at) : nullptr,
@@ -103,13 +98,13 @@ class CodeLoader {
 
   /// Stores the i-th half of a pair, whose loads are in flight, and issues the loads of the next half.
   template <int i>
-  __device__ __forceinline__ void store_half(const Sequence& sequence, int pair, int& found, Tile (&tiles)[2], HalfRow& codes) {
+  __device__ __forceinline__ void store_half(int pair, int& entry, Tile (&tiles)[2], HalfRow& codes) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf, kNext = (i + 1) % kHalves;
     constexpr bool kLast = i + 1 == kHalves;
     constexpr int kAt = place_of(i);
     const std::uint32_t full = shared_address(&storage.full[kSlot]);
     const Tile tile = tiles[kBuffer];
-    if (kLast) settle(sequence, pair + 1, found, tiles);  // no other load of this pair follows
+    if (kLast) locate_rows(pair + 1, entry, tiles);  // no other load of this pair follows
     const Tile& next = tiles[buffer_of(kNext)];
     barrier_wait(shared_address(&storage.empty[kSlot]), parity ^ 1);
     if (kHalf == kBuffer && lane == 0) storage.present[kBuffer][warp] = static_cast<std::uint8_t>(tile.present);
@@ -117,7 +112,7 @@ class CodeLoader {
     copy_async_arrive(full);
     // Looked up beside the rows: a wait for them is a wait for this too.
     const auto look_further = [&] {
-      if (kLast) found = look_up(pair + 2);
+      if (kLast) entry = look_up(pair + 2);
     };
     if constexpr (kAny) {
       with_rows(tile.row, [&](auto rows) {
@@ -173,9 +168,6 @@ class CodeLoader {
     }
   }
 
-  const Params& params;
-  Storage<Config>& storage;
-  int warp, lane;
   std::uint32_t to[2];  // addresses of the lane's two chunks of its row, in slice 0 of the even tile
   std::uint32_t flip;   // signs of e4m3 rows
 };

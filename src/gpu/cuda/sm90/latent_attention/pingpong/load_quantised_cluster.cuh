@@ -9,20 +9,17 @@
 
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
-#include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
+#include "gpu/cuda/sm90/latent_attention/pingpong/load_gather.cuh"
 
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
-class SharedCodeLoader {
+class QuantisedClusterLoader : public RowFinder<Config, 16> {
  public:
-  std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
-
   /// At a half's `full`: every thread arrives after it has stored its values. The other CTA's values count by their bytes.
   static constexpr int kArrivals = Config::kLoadThreads;
 
-  __device__ SharedCodeLoader(const Params& params_, Storage<Config>& storage_)
-      : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
+  __device__ QuantisedClusterLoader(const Params& params_, Storage<Config>& storage_) : RowFinder<Config, 16>(params_, storage_) {
     asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to = shared_address(storage.k[0]) + (warp * 2 + cluster_rank()) * kKeyGroup + row * 128 + (chunk ^ row) * 16;
@@ -33,19 +30,19 @@ class SharedCodeLoader {
   template <class Before>
   __device__ __forceinline__ void operator()(const Sequence&, int begin, int end, bool, Before&& before) {
     const KeyList list = storage.lists[warp];  // in registers: reads of shared memory are late beside MMAs of scores
-    const Found wanted = look_up(list, begin, end);
-    Found found = look_up(list, begin + 1, end);
-    Pair rows = find(list, begin, wanted);
+    const Entries first = look_up(list, begin, end);
+    Entries entries = look_up(list, begin + 1, end);
+    PairRows rows = locate_rows(list, begin, first);
     HalfRow a, b;  // by turns
     issue_half<0>(list, begin, rows, 0, a);
     issue_half<1>(list, begin, rows, 0, b);  // again at the loop's begin, where no load may be in flight; then the rows are near
     before();
-    std::uint32_t zero = wait_for<half_of(0)>(a) + wait_for<half_of(1)>(b) + (params.zero & found.own[0] & found.own[1] & found.any);
+    std::uint32_t zero = wait_for<half_of(0)>(a) + wait_for<half_of(1)>(b) + (params.zero & entries.own[0] & entries.own[1] & entries.any);
 #pragma unroll 1
     for (int pair = begin; pair < end; ++pair) {
       issue_half<1>(list, pair, rows, zero, b);
-      const Pair next = find(list, pair + 1, found);  // here, where it waits for a free stage of the even tile
-      found = look_up(list, pair + 2, end);
+      const PairRows next = locate_rows(list, pair + 1, entries);  // here, where it waits for a free stage of the even tile
+      entries = look_up(list, pair + 2, end);
       zero = store_half<0>(rows.present, a, b);
       issue_half<2>(list, pair, rows, zero, a);
       zero = store_half<1>(0, b, a);
@@ -58,38 +55,40 @@ class SharedCodeLoader {
     }
   }
 
+  using Finder = RowFinder<Config, 16>;
+  using Finder::parity;
+
  private:
+  using Finder::lane, Finder::params, Finder::storage, Finder::warp;
   using Rows = CodeRows<Config, Config::kRow>;
 
   static_assert(Config::kCluster == 2 && Config::kRow == Row::e4m3);
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
 
-  /// What the lists hold for this lane's row of the even tile and of the odd one, and for one row of the warp's groups of both CTAs: those
-  /// of the even tile come first.
-  struct Found {
+  /// List entries of this lane's row of the even tile and of the odd one, and of own_key(), which is in the groups of either CTA.
+  struct Entries {
     int own[2], any;
   };
-  struct Pair {
+  struct PairRows {
     Token own[2];
     std::uint32_t present;  // a bit for each row of the warp
   };
 
-  __device__ int own_key(int pair, int buffer) const {
+  __device__ int row_key(int pair, int buffer) const {
     return pair * kPair + buffer * kKeyTile + (warp * 2 + cluster_rank()) * 8 + lane / 4;
   }
   /// Keys from `end` on are absent.
-  __device__ Found look_up(const KeyList& list, int pair, int end) const {
+  __device__ Entries look_up(const KeyList& list, int pair, int end) const {
     if (pair >= end) return {{-1, -1}, -1};
-    const int any = pair * kPair + lane / 16 * kKeyTile + warp * 16 + lane % 16;
-    return {{latent::look_up(params, list, own_key(pair, 0)), latent::look_up(params, list, own_key(pair, 1))},
-            latent::look_up(params, list, any)};
+    return {{latent::look_up(params, list, row_key(pair, 0)), latent::look_up(params, list, row_key(pair, 1))},
+            latent::look_up(params, list, this->own_key(pair))};
   }
-  __device__ Pair find(const KeyList& list, int pair, const Found& found) const {
+  __device__ PairRows locate_rows(const KeyList& list, int pair, const Entries& entries) const {
     const int even = pair * kPair, odd = even + kKeyTile;
-    return {{locate(params, list.cache_of(params, even), own_key(pair, 0), found.own[0]),
-             locate(params, list.cache_of(params, odd), own_key(pair, 1), found.own[1])},
-            __ballot_sync(~0u, is_token(params, list.cache_of(params, lane < 16 ? even : odd), found.any))};
+    return {{latent::locate(params, list.cache_of(params, even), row_key(pair, 0), entries.own[0]),
+             latent::locate(params, list.cache_of(params, odd), row_key(pair, 1), entries.own[1])},
+            __ballot_sync(~0u, is_token(params, list.cache_of(params, lane < 16 ? even : odd), entries.any))};
   }
 
   // ---- a half -------------------------------------------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ class SharedCodeLoader {
 
   /// Issues the loads of the i-th half of a pair's rows; their addresses depend on `zero`.
   template <int i>
-  __device__ __forceinline__ void issue_half(const KeyList& list, int pair, const Pair& rows, std::uint32_t zero, HalfRow& half) const {
+  __device__ __forceinline__ void issue_half(const KeyList& list, int pair, const PairRows& rows, std::uint32_t zero, HalfRow& half) const {
     const std::byte* data = data_of(list.cache_of(params, pair * kPair + buffer_of(i) * kKeyTile)) + zero;
     const Token& token = rows.own[buffer_of(i)];
     const std::byte* row = token.present() ? token_at(params, data, token.at) : nullptr;
@@ -164,9 +163,6 @@ class SharedCodeLoader {
     return zero;
   }
 
-  const Params& params;
-  Storage<Config>& storage;
-  int warp, lane;
   std::uint32_t to;    // address of the lane's first chunk of its row, in slice 0 of the even tile; the other chunk is beside it
   std::uint32_t flip;  // signs of e4m3 rows
 };

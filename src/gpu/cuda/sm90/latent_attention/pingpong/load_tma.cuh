@@ -10,13 +10,13 @@
 namespace fovea::gpu::sm90::latent {
 
 template <class Config>
-class BoxLoader {
+class TmaLoader {
  public:
   std::uint32_t parity = 0;  // of the halves' `empty`, flipped: it changes with each fill
 
   static constexpr int kArrivals = 1;  // at a half's `full`: one lane expects the bytes
 
-  __device__ BoxLoader(const Params& params_, Storage<Config>& storage_)
+  __device__ TmaLoader(const Params& params_, Storage<Config>& storage_)
       : params(params_), storage(storage_), warp(threadIdx.x % Config::kLoadThreads / 32), lane(threadIdx.x % 32) {
     group = (Config::kCluster > 1 ? cluster_rank() * kShare : 0) + lane;
   }

@@ -246,7 +246,7 @@ struct Math {
       return;
     }
     if (work.slot >= 0) return results().store_partial(work.sequence, work.slot, [] {});
-    if (uniform(work.reduces)) results().reduce(storage, uniform(work.parts.end));
+    if (uniform(work.reduces)) results().reduce(storage, uniform(work.ctas.end));
     results().store(work.sequence);
   }
 
@@ -264,7 +264,7 @@ struct Math {
   /// Signals the last work tile's partial result to the part that reduces it, beside the first scores of the next.
   __device__ void signal() {
     const WorkTile& last = storage.work_tiles[q_parity];
-    if (uniform(last.reduced)) results().signal(last.sequence, own_part(params));
+    if (uniform(last.reduced)) results().signal(last.sequence, own_cta(params));
   }
 
   __device__ Results<Element> results() {

@@ -27,8 +27,8 @@ class Planner {
 
   __device__ __forceinline__ void operator()() {
     bool single = false;
-    for (WorkTile work = WorkTile::first_of(params, own_part(params), Config::kLists); !work.done();
-         work = work.next(params, own_part(params), Config::kLists)) {
+    for (WorkTile work = WorkTile::first_of(params, own_cta(params), Config::kLists); !work.done();
+         work = work.next(params, own_cta(params), Config::kLists)) {
       plan(work);
       single = work.tiles() == 1;
       if (work.reduces) break;  // a part reduces at its end
@@ -64,7 +64,7 @@ class Planner {
     const int first = work.begin * 2, last = first + work.tiles();
     Found found, next;
     look_up(list, first, found);
-    work.place(params, own_part(params), Config::kLists);  // while these loads are in flight
+    work.place(params, own_cta(params), Config::kLists);  // while these loads are in flight
     announce(work);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {
@@ -232,7 +232,7 @@ class CompanionLoader {
 
   __device__ __forceinline__ void operator()() {
     // The planner has other things to do first.
-    announce_work<Config>(storage, 0, WorkTile::first_of(params, own_part(params), Config::kLists));
+    announce_work<Config>(storage, 0, WorkTile::first_of(params, own_cta(params), Config::kLists));
     bool wanted = false;  // whether another part reduces the first work tile, and a math warp has valid rows
     for (std::uint32_t count = 0;; ++count) {
       const int slot = WorkTiles::stage_of(count);
@@ -263,7 +263,7 @@ class CompanionLoader {
   __device__ void signal_first(bool wanted) {
     if (!__any_sync(~0u, wanted)) return;
     barrier_wait(shared_address(&storage.work_empty[0]), 0);
-    flag_raise_if(wanted, ready_flags(params, own_part(params)) + lane_index());
+    flag_raise_if(wanted, ready_flags(params, own_cta(params)) + lane_index());
   }
 
   const Params& params;

@@ -162,7 +162,7 @@ class Scorer {
   __device__ __forceinline__ void load_queries(const Sequence& sequence) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Element* row = query_row<Element>(params, sequence, blockIdx.x * kRowTile + first_row() + 8 * r);
+      const Element* row = query_row<Element>(params, sequence, blockIdx.x * kQueryTile + first_row() + 8 * r);
       const auto* from = reinterpret_cast<const std::uint32_t*>(row + Config::kSharedSlices * kSlice) + lane % 4;
 #pragma unroll
       for (int slice = 0; slice < kOwnSlices; ++slice) {

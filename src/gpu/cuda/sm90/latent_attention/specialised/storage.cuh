@@ -70,17 +70,17 @@ struct Storage<Config, Kernel::specialised> {
   using WorkTiles = PipelineState<kWorkTiles>;
   using Plans = PipelineState<kPlans>;
   using Tiles = PipelineState<2>;
-  alignas(1024) std::byte staging[kStagingBytes];                 // codes of the next tile: [group][piece][8 rows][128]
-  alignas(1024) std::byte q[kRowTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
+  alignas(1024) std::byte staging[kStagingBytes];                   // codes of the next tile: [group][piece][8 rows][128]
+  alignas(1024) std::byte q[kQueryTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];  // [stage][group][slice][8 keys][64]; slice 8 becomes P (of 512 columns: is P)
   alignas(16) std::uint32_t scales[2][kKeyTile][4];   // [part][row][word] of the staged codes; of fp4 what belongs to the part
   bool fp4[2];                                        // [part]: what is staged
   Plan plans[kPlans];                                 // a ring
   KeyList list;                                       // of the work tile that is planned: here, it costs the planner no registers
   WorkTile work_tiles[kWorkTiles];                    // a ring, like the next line:
-  float sum[kWorkTiles][kRowTile], maximum[kWorkTiles][kRowTile], largest[kWorkTiles][kRowTile];  // [.][row] at a work tile's end
-  int grown[2][4];             // [stage][warp]: whether rows of the warp are to be rescaled first
-  float rescale[2][kRowTile];  // [stage][row]: and by what
+  float sum[kWorkTiles][kQueryTile], maximum[kWorkTiles][kQueryTile], largest[kWorkTiles][kQueryTile];  // [.][row] at a work tile's end
+  int grown[2][4];               // [stage][warp]: whether rows of the warp are to be rescaled first
+  float rescale[2][kQueryTile];  // [stage][row]: and by what
   // full: the planner arrives (of the first work tile, the warp that loads queries); score warps, value warps and that warp wait. empty:
   // score threads, value threads and the warp that loads queries arrive once they are done with the work tile; the planner waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];

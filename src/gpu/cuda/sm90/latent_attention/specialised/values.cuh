@@ -290,7 +290,7 @@ class Values {
     if (uniform(work.reduces)) {
       fence_shared_for_async();  // orders what has been decoded before the copies
       barrier_arrive(shared_address(&storage.tiles_done));
-      results.reduce(storage, uniform(work.parts.end));
+      results.reduce(storage, uniform(work.ctas.end));
     }
     results.store(work.sequence);
   }
