@@ -13,6 +13,10 @@ GLOSSARY = """# Glossary
 | signal | To count at a barrier. | announce | tells; told |
 | issue | To start a copy. | request | asked for |
 
+| in code | meaning | refused in code |
+|---|---|---|
+| TileScheduler | Which tiles a CTA takes. | WorkList; by_turns |
+
 | instead of | write |
 |---|---|
 | gone | here |
@@ -24,13 +28,16 @@ def findings(name: str, text: str) -> list[tuple[int, str]]:
     prose = check_words.prose_of(check_words.Path(name), text)
     if prose is None:
         return []
-    return [(line, what.split('"')[1]) for line, what in check_words.check_text(check_words.refused_phrases(GLOSSARY), prose)]
+    return [
+        (line, what.split('"')[1]) for line, what in check_words.check_prose(check_words.refused_in(GLOSSARY, "refused"), prose)
+    ]
 
 
 class CheckWords(unittest.TestCase):
     def test_glossary(self):
-        self.assertEqual(check_words.refused_phrases(GLOSSARY), {"tells": "signal", "told": "signal", "asked for": "issue"})
-        real = check_words.refused_phrases((ROOT / check_words.GLOSSARY).read_text(encoding="utf-8"))
+        refused = check_words.refused_in(GLOSSARY, "refused")
+        self.assertEqual(refused, {"tells": "signal", "told": "signal", "asked for": "issue"})
+        real = check_words.refused_in((ROOT / check_words.GLOSSARY).read_text(encoding="utf-8"), "refused")
         for phrase in ("that there is not", "tells", "asked for", "brings", "bringer", "job"):
             self.assertIn(phrase, real)
 
@@ -46,6 +53,20 @@ class CheckWords(unittest.TestCase):
         self.assertEqual(findings("src/a.cpp", 'int tells = 1;\nauto b = "http://told";  // `told`\nauto c = R"(// told)";\n'), [])
         self.assertEqual(findings("src/a.cpp", "int a;  // asked\nint b;  // for\n"), [])
         self.assertEqual(findings("src/a.cpp", "int a = 1'000;  // untold, asked forth\n"), [])
+
+    def test_names_in_code(self):
+        names = check_words.refused_in(GLOSSARY, "refused in code")
+        self.assertEqual(names, dict.fromkeys(("WorkList", "by_turns"), "TileScheduler"))
+
+        def found(file: str, text: str) -> list[tuple[int, str]]:
+            at = check_words.check_names(names, check_words.Path(file), text)
+            return [(line, what.split('"')[1]) for line, what in at]
+
+        text = 'WorkList a;\nint b_by_turns = kWorkListSize;  // WorkList\nauto c = "by_turns";\n'
+        self.assertEqual(found("src/a.cu", text), [(1, "WorkList"), (2, "WorkList"), (2, "by_turns")])
+        self.assertEqual(found("src/by_turns/a.cu", ""), [(1, "by_turns")])
+        self.assertEqual(found("src/a.cu", "int myWorkList, WorkListed, standby_turns;"), [])
+        self.assertEqual(found("tests/a.cpp", "WorkList a;"), [])
 
     def test_python(self):
         text = '"""The module.\n\n\nIt tells."""\nx = "told"  # told\n\n\ndef f(told=1):\n    """told"""\n'

@@ -44,15 +44,15 @@ KeySpan keys_of(const Head& head, const Pair& pair, int query) {
 }
 
 /// Finds the blocks of rows [begin, end) that see anything, and for each the range that its rows see. Rows count from `begin`.
-template <class Seen>
-int find_blocks(const Head& head, int begin, int end, Seen&& seen) {
+template <class VisibleKeys>
+int find_blocks(const Head& head, int begin, int end, VisibleKeys&& visible_keys) {
   const int depth = head.kernels().depth, block_rows = head.kernels().block_rows;
   int count = 0;
   for (int row = begin; row < end; row += block_rows) {
     const int last = std::min(row + block_rows, end);
     KeySpan some{std::numeric_limits<int>::max(), 0};
     for (int r = row; r < last; ++r) {
-      const KeySpan one = seen(r);
+      const KeySpan one = visible_keys(r);
       if (one.begin < one.end) some = {std::min(some.begin, one.begin), std::max(some.end, one.end)};
     }
     if (some.begin >= some.end) continue;
@@ -137,12 +137,12 @@ struct Product {
 };
 
 /// Multiplies values that are not all finite: each row multiplies exactly what it sees.
-template <class Seen>
-void multiply_exactly(const Head& head, const Product& product, int rows, Seen&& seen) {
+template <class VisibleKeys>
+void multiply_exactly(const Head& head, const Product& product, int rows, VisibleKeys&& visible_keys) {
   const bool f32 = head.kernels().operand_bytes == sizeof(float);
   const RowKernels& kernels = *head.setup.forward.rows;
   for (int row = 0; row < rows; ++row) {
-    const KeySpan span = seen(row);
+    const KeySpan span = visible_keys(row);
     if (span.begin >= span.end) continue;
     const int count = span.end - span.begin;
     const std::byte* weights = product.weights + (row * product.weight_stride + span.begin) * head.kernels().operand_bytes;
