@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The walk over the parts of paged decode, on an emulated warp, against a serial statement of its rules: every key tile that a row sees
-/// has one part, every partial result has its slot, and whatever a merging part waits for is delivered.
+/// The tile scheduler of paged attention, on an emulated warp, against a serial statement of its rules: every key tile
+/// that a row sees is in one split, every partial result has its slot, and every flag that a reduction awaits is set.
 #include "gpu/cuda/portable/paged_attention/tile_scheduler.cuh"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace fovea::gpu::portable::paged_attention {
 namespace {
 
-constexpr std::int64_t kFar = std::int64_t{1} << 40, kEnd = kLimit - 1;  // a bound of a mask; of the longest line
+constexpr std::int64_t kFar = std::int64_t{1} << 40, kEnd = kLimit - 1;  // a mask's bound; the most flattened tiles
 
 struct Batch {
   Params params{};
@@ -26,29 +26,29 @@ struct Batch {
   std::vector<int> cu_seqlens_q{}, kv_len{};
 };
 struct Found {
-  int part;
+  int split;
   WorkTile work;
 };
 using Job = std::pair<const Params&, std::vector<Found>&>;
 
 template <int kRowTile>
-void walk_parts(const void* job_) {
+void take_work(const void* job_) {
   const auto& [params, found] = *static_cast<const Job*>(job_);
-  for (int part = 0; part < params.parts; ++part) {
-    TileScheduler<kRowTile> walk(params, part);
-    for (WorkTile work = walk.next(); !work.is_none(); work = walk.next()) {
-      if (threadIdx.x == 0) found.push_back({part, work});
+  for (int split = 0; split < params.splits; ++split) {
+    TileScheduler<kRowTile> scheduler(params, split);
+    for (WorkTile work = scheduler.next(); !work.is_none(); work = scheduler.next()) {
+      if (threadIdx.x == 0) found.push_back({split, work});
     }
   }
 }
 
-/// Returns the fault, or nothing. A walk that does not end is a fault.
-std::string walk_all(const Batch& batch, std::vector<Found>& found) {
+/// Returns the fault, or nothing. A scheduler that does not end is a fault.
+std::string take_all(const Batch& batch, std::vector<Found>& found) {
   const Job job{batch.params, found};
   emulation::collectives_left = 1 << 24;
-  const auto kernel = batch.row_tile == kNarrowRows   ? walk_parts<kNarrowRows>
-                      : batch.row_tile == kMiddleRows ? walk_parts<kMiddleRows>
-                                                      : walk_parts<kWideRows>;
+  const auto kernel = batch.row_tile == kNarrowRows   ? take_work<kNarrowRows>
+                      : batch.row_tile == kMiddleRows ? take_work<kMiddleRows>
+                                                      : take_work<kWideRows>;
   return emulation::run(kernel, &job, {}).value_or("");
 }
 
@@ -79,7 +79,7 @@ struct QueryTileRule {
   BandMask mask;
   int q_begin, seq_q, kv_len, rows, token_begin, token_end;
   Keys seen;
-  std::int64_t begin, end;  // on a line without an end
+  std::int64_t begin, end;  // flattened tiles, without their bound
 };
 using Rules = std::map<std::pair<int, int>, QueryTileRule>;  // by sequence and first row
 
@@ -92,7 +92,7 @@ Rules rules_of(const Batch& batch) {
     const auto row_of_q = [&](int index) { return std::clamp(batch.cu_seqlens_q[static_cast<std::size_t>(index)], 0, p.total_q); };
     const int q_begin = row_of_q(sequence), kv_len = std::clamp(batch.kv_len[static_cast<std::size_t>(sequence)], 0, p.seq_k);
     int seq_q = std::max(row_of_q(sequence + 1) - q_begin, 0);
-    if (seq_q > p.seq_q) seq_q = p.beside ? 0 : p.seq_q;
+    if (seq_q > p.seq_q) seq_q = p.co_launched ? 0 : p.seq_q;
     const Keys of_all = seen_by(batch.mask, seq_q, kv_len, 0, seq_q);
     const std::int64_t length = of_all.none() ? 1 : of_all.last() - of_all.first();
     for (int row = 0; row < seq_q * group; row += batch.row_tile, place += length) {
@@ -130,16 +130,16 @@ void check_work(const QueryTileRule& rule, const WorkTile& work) {
   ASSERT_TRUE(got_first >= got_last || got_first == full_first);
 }
 
-/// The work tiles of a query tile, which parts from `first_part` to `last_part` share. Together they have all keys, in the parts' order.
-void check_shares(const QueryTileRule& rule, const std::vector<Found>& found, int first_part, int last_part) {
-  ASSERT_EQ(static_cast<int>(found.size()), last_part - first_part + 1);
+/// Checks the work tiles of a query tile in splits `first_split` to `last_split`. Together they have all keys, in the order of the splits.
+void check_splits(const QueryTileRule& rule, const std::vector<Found>& found, int first_split, int last_split) {
+  ASSERT_EQ(static_cast<int>(found.size()), last_split - first_split + 1);
   std::int64_t covered = rule.seen.none() ? 0 : rule.seen.first();
-  for (int expected = first_part; const auto& [part, work] : found) {
-    ASSERT_EQ(part, expected++);
+  for (int expected = first_split; const auto& [split, work] : found) {
+    ASSERT_EQ(split, expected++);
     ASSERT_NO_FATAL_FAILURE(check_work(rule, work));
-    const bool whole = first_part == last_part;
-    ASSERT_EQ(work.slot, whole ? -1 : partial_slot(part, part != first_part));
-    ASSERT_EQ(work.last_part, !whole && part == first_part ? last_part : -1);
+    const bool whole = first_split == last_split;
+    ASSERT_EQ(work.slot, whole ? -1 : partial_slot(split, split != first_split));
+    ASSERT_EQ(work.last_split, !whole && split == first_split ? last_split : -1);
     if (work.begin == work.end) continue;
     ASSERT_EQ(work.first, covered);
     covered = work.last;
@@ -152,23 +152,23 @@ void check(const Batch& batch) {
   std::map<std::pair<int, int>, std::vector<Found>> found;
   std::set<int> slots;
   std::vector<Found> all;
-  ASSERT_EQ(walk_all(batch, all), "");
+  ASSERT_EQ(take_all(batch, all), "");
   for (const Found& one : all) {
-    const auto& [part, work] = one;
+    const auto& [split, work] = one;
     ASSERT_TRUE(rules.contains({work.sequence, work.row})) << "sequence " << work.sequence << ", row " << work.row;
     ASSERT_TRUE(work.slot < 0 || slots.insert(work.slot).second) << "slot " << work.slot;
     found[{work.sequence, work.row}].push_back(one);
   }
-  const std::int64_t total = rules.empty() ? 0 : std::min(rules.rbegin()->second.end, kEnd), parts = batch.params.parts;
-  const std::int64_t part_length = std::max<std::int64_t>((total + parts - 1) / parts, kLeastKeys / kTileKeys);
+  const std::int64_t total = rules.empty() ? 0 : std::min(rules.rbegin()->second.end, kEnd), splits = batch.params.splits;
+  const std::int64_t split_length = std::max<std::int64_t>((total + splits - 1) / splits, kLeastKeys / kTileKeys);
   for (const auto& [at, rule] : rules) {
     SCOPED_TRACE("sequence " + std::to_string(at.first) + ", row " + std::to_string(at.second));
     ASSERT_EQ(found.contains(at), rule.begin < total);
     if (rule.begin >= total) continue;
-    const std::int64_t end = std::min(rule.end, total), first_part = rule.begin / part_length;
-    const bool whole = batch.params.whole || (batch.params.queued && end - rule.begin <= part_length);
-    const std::int64_t last_part = whole ? first_part : (end - 1) / part_length;
-    ASSERT_NO_FATAL_FAILURE(check_shares(rule, found[at], static_cast<int>(first_part), static_cast<int>(last_part)));
+    const std::int64_t end = std::min(rule.end, total), first_split = rule.begin / split_length;
+    const bool whole = batch.params.whole || (batch.params.queued && end - rule.begin <= split_length);
+    const std::int64_t last_split = whole ? first_split : (end - 1) / split_length;
+    ASSERT_NO_FATAL_FAILURE(check_splits(rule, found[at], static_cast<int>(first_split), static_cast<int>(last_split)));
   }
 }
 
@@ -192,8 +192,8 @@ Batch any_batch() {
   p.seq_q = one_of({1, 1, 2, 4, 9, p.batch > 5 ? 20 : 200});
   p.seq_k = one_of({1, 63, 64, 65, 500, 3000, 20000});
   p.group = detail::FastDivmod(one_of({1, 3, 4, 5, 8, 16}));
-  p.parts = one_of({1, 2, 3, 7, 16, 33, 132});
-  for (bool* flag : {&p.whole, &p.queued, &p.beside}) *flag = any(0, 2) == 0;
+  p.splits = one_of({1, 2, 3, 7, 16, 33, 132});
+  for (bool* flag : {&p.whole, &p.queued, &p.co_launched}) *flag = any(0, 2) == 0;
   batch.cu_seqlens_q.push_back(0);
   for (int i = 0; i < p.batch; ++i) {
     const int tokens = any(0, 4) == 0 ? 0 : any(0, 1) == 0 ? p.seq_q : any(0, p.seq_q + (any(0, 9) == 0 ? 10 : 0));
@@ -207,7 +207,7 @@ Batch any_batch() {
   return batch;
 }
 
-/// Overlapping sequences whose line would be up to five times as long as the plan allows.
+/// Overlapping sequences with up to five times the flattened tiles that a plan allows.
 Batch overflowing_batch() {
   Batch batch = any_batch<false>();
   Params& p = batch.params;
@@ -215,7 +215,7 @@ Batch overflowing_batch() {
   p.group = detail::FastDivmod(batch.row_tile);
   p.total_q = p.seq_q = 16;
   p.seq_k = 1 << 29;
-  p.parts = one_of({1, 7, 132, 1000});
+  p.splits = one_of({1, 7, 132, 1000});
   batch.mask = {kFar, any(0, 1) == 0 ? 0 : kFar};
   batch.cu_seqlens_q.resize(81);
   batch.kv_len.resize(80);
@@ -228,18 +228,18 @@ void check_many(int count, Batch (*make)()) {
   for (int i = 0; i < count; ++i) {
     Batch batch = make();
     Params& p = batch.params;
-    p.of_parts = detail::FastDivmod(p.parts);
+    p.splits_divmod = detail::FastDivmod(p.splits);
     p.mask = detail::NarrowMask(batch.mask);
     p.cu_seqlens_q = batch.cu_seqlens_q.data();
     p.kv_len = batch.kv_len.data();
-    SCOPED_TRACE("batch " + std::to_string(i) + " of " + std::to_string(p.batch) + " sequences, " + std::to_string(p.parts) + " parts");
+    SCOPED_TRACE("batch " + std::to_string(i) + " of " + std::to_string(p.batch) + " sequences, " + std::to_string(p.splits) + " splits");
     ASSERT_NO_FATAL_FAILURE(check(batch));
   }
 }
 
-TEST(TileScheduler, GivesEveryKeyTileToOnePart) { check_many(400, any_batch<false>); }
-TEST(TileScheduler, KeepsItsRulesWhateverLengthsAre) { check_many(200, any_batch<true>); }
-TEST(TileScheduler, KeepsItsRulesWhereTheLineEndsInsideOfAQueryTile) { check_many(50, overflowing_batch); }
+TEST(TileScheduler, GivesEveryKeyTileToOneSplit) { check_many(400, any_batch<false>); }
+TEST(TileScheduler, KeepsItsRulesForAnyLengths) { check_many(200, any_batch<true>); }
+TEST(TileScheduler, KeepsItsRulesWhereTheBoundIsInsideAQueryTile) { check_many(50, overflowing_batch); }
 
 }  // namespace
 }  // namespace fovea::gpu::portable::paged_attention

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernels of paged attention by cache type, head dims and rows of a query tile, and how many of a CTA's stages fit a device.
+/// Constants of the kernels by cache type, head dim and rows of a query tile; stages and CTAs that fit a device.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,35 +14,34 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// Each warp multiplies the keys that it loads. Else all warps multiply all keys, with 16 query rows each.
+/// Whether each warp multiplies the keys that it loads. Else each warp multiplies all keys with 16 query rows.
 constexpr bool has_own_keys(int row_tile) { return row_tile <= kMiddleRows; }
 
-/// `Cache`: the type of keys and values. Query rows of a tile are the second operand of products where they are few (8), and the first one
-/// else, 16 to a warp.
+/// `Cache`: the type of keys and values. Eight query rows are the B operand of MMAs; more are the A operand, 16 to a warp.
 template <class Cache_, int kHeadDim_, int kRowTile_>
 struct Config {
   using Cache = Cache_;
   static constexpr bool kQuantised = sizeof(Cache) == 1;
-  using Element = std::conditional_t<kQuantised, __half, Cache>;  // of products
+  using Element = std::conditional_t<kQuantised, __half, Cache>;  // operands of MMAs
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
   static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kTileKeys * kRowBytes;
   static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
-  static constexpr int kResults = kOwnKeys ? kWarps : 1;  // for each row of a query tile
+  static constexpr int kResults = kOwnKeys ? kWarps : 1;  // results of a row
   static constexpr int kResultRow = kHeadDim + 4;         // floats; the padding spreads rows over banks
-  static constexpr int kQuads = (kHeadDim + 127) / 128;   // of neighbouring columns of a result row, of a lane
+  static constexpr int kQuads = (kHeadDim + 127) / 128;   // a lane's quads of neighbouring columns in a result row
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
-  /// CTAs of a multiprocessor. Conversions of e4m3 values wait for each other: eight warps cannot hide that.
+  /// CTAs of a multiprocessor. Conversions of e4m3 values depend on each other: eight warps do not hide their latency.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
 
-/// Shared memory beside the ring: queries, states of rows, their factors; work tiles.
+/// Shared memory before the stages: queries, states of rows, their factors, work tiles.
 template <class Config>
 inline constexpr int kFixedBytes = (Config::kRowTile * (2 * Config::kHeadDim + 4 + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
 
-/// Results of a work tile lie where its keys and values were.
+/// Results of a work tile overwrite its keys and values.
 template <class Config>
 constexpr int shared_bytes(int stages) {
   return kFixedBytes<Config> + std::max(stages * Config::kStageBytes, Config::kResultBytes);
@@ -53,10 +52,11 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Several CTAs with two or three stages each, where they fit, else one with up to four; no stage where nothing fits. `single`: one CTA.
+/// Several CTAs with two or three stages each if they fit, else one CTA with up to four. Without a fit, `stages` is 0.
+/// `single` asks for one CTA.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, bool single) {
-  constexpr int kReserved = 1024;  // of each CTA, by the system
+  constexpr int kReserved = 1024;  // by the system, for each CTA
   const auto fits = [&](int stages, int ctas) {
     const int bytes = shared_bytes<Config>(stages);
     return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;

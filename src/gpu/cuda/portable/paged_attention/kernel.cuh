@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: each CTA takes the work tiles of one part, of one kv head. What instances/ instantiate.
+/// The kernel: each CTA computes the work tiles of one split of one kv head. instances/ instantiate it.
 #pragma once
 
-#include "gpu/cuda/portable/paged_attention/co_launch.cuh"
-#include "gpu/cuda/portable/paged_attention/finish.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/portable/paged_attention/epilogue.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
-#include "gpu/cuda/portable/paged_attention/merge_parts.cuh"
+#include "gpu/cuda/portable/paged_attention/reduce.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// The key tiles of a work tile. A stage is loaded again once all warps have read the tile that it held, which the next tile's barrier
-/// says. Warps stay side by side: memory is read faster when loads of neighbouring rows are issued at about the same time. Each thing
-/// stands in one place, as instructions that are not at hand come from memory that is busy. `find_next` finds the next work tile.
+/// Computes the key tiles of a work tile. A stage is refilled once all warps have read its tile, after the next tile's
+/// barrier. Warps stay in step: memory is faster when loads of neighbouring rows are issued together. Loads and MMAs
+/// have one call site each: instruction cache misses wait behind the copies of all CTAs. `find_next` finds the next
+/// work tile.
 template <class Config, class FindNext>
 __device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
                                         const WorkTile& next, const FindNext& find_next) {
   const int ahead = params.stages - 1, first = work.first, last = work.last;
   load.begin(work);
   math.clear();
-  int stage = 0, to = 0;  // of the tile, and of the one that is loaded
+  int stage = 0;  // of `tile`
+  int to = 0;     // of the tile that is loaded
 #pragma unroll 1
   for (int tile = first - ahead; tile < last; ++tile) {
     if (tile >= first) {
@@ -52,19 +54,19 @@ __device__ __forceinline__ void compute(const Params& params, Loader<Config>& lo
 }
 
 template <class Config>
-__device__ __forceinline__ void attend(const Params& params, Storage<Config>& storage, int kv_head, int part) {
-  TileScheduler<Config::kRowTile> scheduler(params, part);
-  const auto find = [&](int index) {  // by one warp; all know it at the next barrier
+__device__ __forceinline__ void attend(const Params& params, Storage<Config>& storage, int kv_head, int split) {
+  TileScheduler<Config::kRowTile> scheduler(params, split);
+  const auto find = [&](int index) {  // one warp stores the work tile; the others read it after the next barrier
     if (threadIdx.x >= 32) return;
     const WorkTile found = scheduler.next();
     if (threadIdx.x == 0) storage.works[index % 2] = found;
   };
   find(0);
   const ScoreTransform<Warp> score = score_transform(params, kv_head);
-  const float of_values = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
+  const float v_scale = params.v.scale == nullptr ? 1.0f : params.v.scale[kv_head * params.v.scale_stride];
   Loader<Config> load(params, storage, kv_head);
   Math<Config> math(params, storage, score);
-  const MergeParts<Config> merge(params, score, kv_head, part);
+  const ReduceSplits<Config> reduce(params, score, kv_head, split);
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; !storage.works[index % 2].is_none(); ++index) {
@@ -73,22 +75,34 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
     __syncthreads();  // results go where keys and values were
     math.store();
     __syncthreads();
-    Finish<Config>(params, storage, work, score, kv_head)(of_values);
+    Epilogue<Config>(params, storage, work, score, kv_head)(v_scale);
     __syncthreads();
-    merge(work);
+    reduce(work);
   }
+}
+
+/// With co_launched, the kernel before this one still runs, and has itself waited for all earlier ones. Their stores are
+/// complete; the fence makes them visible. Nothing of the call is read before.
+__device__ __forceinline__ void see_earlier_kernels(const Params& params) {
+  if (params.co_launched) __threadfence();
+}
+
+/// Called at the end of a CTA. The CTAs of the first split end after the kernel before, so whatever waits for this kernel
+/// waits for both. They start last; other CTAs do not wait, as that would keep their multiprocessors from later CTAs.
+__device__ __forceinline__ void end_after_previous(const Params& params, int split) {
+  if (params.co_launched && split == 0) grid_dependency_wait();
 }
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_pages(const __grid_constant__ Params params) {
   if constexpr (kMultiplies<typename Config::Element>) {
     extern __shared__ __align__(128) std::byte shared[];
-    // Last parts first: under a causal mask their query tiles see the most keys.
+    // Last splits first: under a causal mask their query tiles see the most keys.
     const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
-    const int part = params.parts - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
+    const int split = params.splits - 1 - static_cast<int>(blockIdx.x) / params.kv_heads;
     see_earlier_kernels(params);
-    attend(params, *reinterpret_cast<Storage<Config>*>(shared), kv_head, part);
-    end_after_previous(params, part);
+    attend(params, *reinterpret_cast<Storage<Config>*>(shared), kv_head, split);
+    end_after_previous(params, split);
   }
 }
 
@@ -96,7 +110,7 @@ template <class Config>
 bool has_whole_rows(const Cache& cache) {
   return cache.aligned && cache.row_bytes == Config::kRowBytes;
 }
-/// Products of strides and numbers of blocks or tokens take 32 bits times 32.
+/// Whether offsets of blocks and tokens are products of 32 bits times 32.
 inline bool has_short_strides(const Cache& cache) {
   return static_cast<std::uint64_t>(cache.strides.block) < 1u << 31 && static_cast<std::uint64_t>(cache.strides.token) < 1u << 27;
 }
@@ -108,12 +122,12 @@ Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
   params.in_one_page =
       params.whole_rows && params.page.divisor % kWarpKeys == 0 && has_short_strides(params.k) && has_short_strides(params.v);
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
-  // Plans differ in their stages: one CTA of a multiprocessor has the most.
+  // A plan with one CTA for each multiprocessor has the most stages.
   const DeviceProperties& device = *properties(ordinal);
   const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, true).stages;
   const auto allowed = static_cast<std::size_t>(shared_bytes<Config>(most));
   if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.parts} * params.kv_heads)),
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.splits} * params.kv_heads)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),
                           .programmatic = params.co_launched};

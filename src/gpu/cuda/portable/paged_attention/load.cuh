@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ways of keys, values and queries into shared memory. A warp loads 16 keys of each tile, through the block table.
+/// The loader: copies keys, values and queries into shared memory. A warp loads 16 keys of each tile, through the block table.
 #pragma once
 
 #include "gpu/common/element.cuh"
@@ -9,10 +9,10 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// NaN in every type. A block number outside the cache names keys of it.
+/// NaN in every type. Keys of a block number outside the cache are read from here.
 static __device__ const uint4 kNotANumber = {~0u, ~0u, ~0u, ~0u};
 
-/// Where a key lies in the cache.
+/// Place of a key in the cache.
 struct Slot {
   int block = -1, token = 0;
 
@@ -21,7 +21,7 @@ struct Slot {
 __device__ inline bool is_inside(const Params& params, int block) {
   return static_cast<unsigned>(block) < static_cast<unsigned>(params.blocks);
 }
-/// `found`: what the block table holds for the key.
+/// `found`: the key's entry of the block table.
 __device__ inline Slot slot_of(const Params& params, int key, int found) {
   return {is_inside(params, found) ? found : -1, key - params.page.quotient(key) * params.page.divisor};
 }
@@ -29,13 +29,13 @@ __device__ inline int look_up(const Params& params, int sequence, int key) {
   return params.block_table[sequence * params.table_stride + params.page.quotient(key)];
 }
 
-/// Keeps an address in registers, where the compiler would compute it again each time.
+/// Keeps an address in registers: else the compiler recomputes it for each use.
 __device__ inline const std::byte* kept(const std::byte* address) {
   asm volatile("" : "+l"(address));
   return address;
 }
 
-/// from + count * stride by one instruction, which the compiler does not spread over a loop.
+/// from + count * stride, by one instruction that the compiler does not spread over a loop.
 __device__ inline const std::byte* advanced(const std::byte* from, unsigned count, unsigned stride) {
   asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(from) : "r"(count), "r"(stride));
   return from;
@@ -53,7 +53,7 @@ class Loader {
         k_from(kept(chunk_of(params.k))),
         v_from(kept(chunk_of(params.v))) {}
 
-  /// Looks up the first keys of a work tile, once all keys of the one before are on their way.
+  /// Loads the block numbers of a work tile's first keys. All copies of the previous work tile have been issued.
   __device__ __forceinline__ void look_up(const WorkTile& next) {
     if (work == &next) return;
     work = &next;
@@ -63,13 +63,13 @@ class Loader {
     found = next_found(next.first);
   }
 
-  /// Before the first of a work tile's key tiles.
+  /// Called before the first key tile of a work tile.
   __device__ __forceinline__ void begin(const WorkTile& of) {
     look_up(of);
     copy_queries();
   }
 
-  /// Starts the copies of the warp's keys and values. Tiles are loaded one after another.
+  /// Issues the copies of the warp's keys and values. Tiles follow each other.
   __device__ __forceinline__ void operator()(int tile, int stage) {
     const int first = first_key(tile), block = found;
     found = next_found(tile + 1);
@@ -83,7 +83,7 @@ class Loader {
     }
   }
 
-  /// Queries of e4m3 caches become halves once they have arrived, with a power of two as factor; their order follows that of such keys.
+  /// Converts the queries of e4m3 caches to halves, times a power of two, in the column order of such keys (Operands::keys).
   __device__ __forceinline__ void convert_queries() {
 #pragma unroll 1
     for (int row = warp; row < Config::kRowTile; row += kWarps) {
@@ -102,26 +102,26 @@ class Loader {
 
  private:
   using Layout = CacheRows<Config>;
-  static constexpr int kColumns = Config::kHeadDim / 32;  // of a query row, of each lane
+  static constexpr int kColumns = Config::kHeadDim / 32;  // a lane's columns of a query row
   static constexpr int kChunks = Config::kRowBytes / 16, kRowLanes = kChunks;
-  static constexpr int kRowsAtOnce = 32 / kRowLanes;  // a lane copies the same chunk of several rows
+  static constexpr int kRowsAtOnce = 32 / kRowLanes;  // a lane copies one chunk of every kRowsAtOnce-th row
 
   // ---- keys and values --------------------------------------------------------------------------------------------------------------
 
   __device__ const std::byte* chunk_of(const Cache& cache) const {
     return cache.data + kv_head * cache.strides.head + lane % kRowLanes * 16;
   }
-  /// Of a tile's keys, the first that the warp loads.
+  /// The first key of a tile that this warp loads.
   __device__ int first_key(int tile) const { return tile * kTileKeys + warp * kWarpKeys; }
   __device__ bool is_wanted(int key) const { return key >= begin_key && key < end_key; }
-  /// Both halves of the warp look at the same keys: one for the keys' rows, one for the values'. Of a key that is not wanted, this is the
-  /// entry of the nearest one that is.
+  /// The block table's entry for the lane's key of a tile; for a key that is not wanted, that of the nearest wanted one.
+  /// Both halves of the warp look up the same keys: one for the keys' rows, one for the values'.
   __device__ int next_found(int tile) const {
     const int key = first_key(tile) + lane % kWarpKeys;
     return begin_key < end_key ? table[params.page.quotient(min(max(key, begin_key), end_key - 1))] : -1;
   }
 
-  /// Places in shared memory of the lane's chunk of rows, kRowsAtOnce apart.
+  /// Addresses of the lane's chunk in shared memory, of rows kRowsAtOnce apart.
   __device__ std::uint32_t first_place(std::uint32_t to) const {
     return to + static_cast<std::uint32_t>(Layout::offset(warp * kWarpKeys + lane / kRowLanes, lane % kRowLanes));
   }
@@ -129,7 +129,7 @@ class Loader {
     return (first ^ static_cast<std::uint32_t>(Layout::offset(i, 0) % Layout::kSpanBytes)) + i * Layout::kRowBytes;
   }
 
-  /// Of keys that are all in one block, in aligned rows without padding.
+  /// Copies rows of keys in one block; they are aligned and without padding.
   __device__ __forceinline__ void copy_page_rows(const Cache& cache, std::uint32_t to, const std::byte* from, unsigned block,
                                                  unsigned token) const {
     const std::uint32_t first = first_place(to);
@@ -139,7 +139,7 @@ class Loader {
     for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) copy_async(place_of_row(first, i), advanced(from, i, stride));
   }
 
-  /// Of keys in several blocks, or of which some are absent or outside the cache; of rows that are not aligned or have padding.
+  /// Copies rows of keys in several blocks, absent or outside the cache, and rows that are not aligned or have padding.
   __device__ __forceinline__ void copy_any_rows(int first, int block, std::uint32_t keys, std::uint32_t values) const {
     const int key = first + lane % kWarpKeys;
     const Slot slot = slot_of(params, key, block);
@@ -149,10 +149,10 @@ class Loader {
       copy_rows<false>(keys, k_from, at);
       copy_rows<true>(values, v_from, at);
     } else {
-      copy_parts(keys, values, at, wanted, inside);
+      copy_chunks(keys, values, at, wanted, inside);
     }
   }
-  /// Of keys that are all in the cache, in aligned rows without padding.
+  /// Copies rows of keys that are all in the cache; they are aligned and without padding.
   template <bool kValues>
   __device__ __forceinline__ void copy_rows(std::uint32_t to, const std::byte* from, std::int64_t at) const {
     const std::uint32_t first = first_place(to);
@@ -162,9 +162,9 @@ class Loader {
     }
   }
 
-  /// Of any keys and rows. Its code is short, as what a warp steps over on its way costs it more than the copies.
-  __device__ __forceinline__ void copy_parts(std::uint32_t keys, std::uint32_t values, std::int64_t at, unsigned wanted,
-                                             unsigned inside) const {
+  /// Copies any rows of any keys. Its code is short: code that a warp jumps over costs more than these copies.
+  __device__ __forceinline__ void copy_chunks(std::uint32_t keys, std::uint32_t values, std::int64_t at, unsigned wanted,
+                                              unsigned inside) const {
     const int chunk = lane % kRowLanes;
 #pragma unroll 1
     for (int i = lane / kRowLanes; i < 2 * kWarpKeys; i += kRowsAtOnce) {
@@ -190,8 +190,8 @@ class Loader {
 
   // ---- queries ----------------------------------------------------------------------------------------------------------------------
 
-  /// Starts the copies of queries, dealt out among the warps of a kv head. They arrive with the first keys, and are issued before: behind
-  /// the keys and values of all CTAs they would arrive with the last of these. Zeros beyond the rows and columns that there are.
+  /// Issues the copies of queries by all warps, before those of the first keys: behind the keys and values of all CTAs
+  /// they would arrive last. Rows and columns past the end are zeros.
   __device__ __forceinline__ void copy_queries() {
     constexpr int kQueryChunks = Config::kHeadDim / 8;
 #pragma unroll 1
@@ -217,7 +217,7 @@ class Loader {
     return params.bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : __half2float(__ushort_as_half(bits));
   }
 
-  /// Divides a row by the power of two by which its largest element lies in [1, 2), and returns it.
+  /// Divides a row by a power of two, so that its largest element lies in [1, 2). Returns the power.
   static __device__ float scaled_down(float (&x)[kColumns]) {
     float largest = 0;
 #pragma unroll
@@ -231,7 +231,7 @@ class Loader {
     return __int_as_float((127 + exponent) << 23);
   }
 
-  /// Where a column of a query row lies: in the order of the columns of keys that a lane gets.
+  /// Place of a column in a query row: the order of the key columns that a lane gets.
   static __device__ int place_of(int column) {
     const int quad = column % 16 / 4, of_quad = column % 4;
     return column / 16 * 16 + of_quad / 2 * 8 + 2 * quad + of_quad % 2;
@@ -241,10 +241,11 @@ class Loader {
   Storage<Config>& storage;
   const int kv_head, warp, lane;
   const std::byte *const k_from, *const v_from;  // the lane's chunk of the head's first row
-  const WorkTile* work = nullptr;                // no other has its place, neither the one before nor the one after
-  int begin_key = 0, end_key = 0;                // of `work`
-  const std::int32_t* table = nullptr;           // of its sequence
-  int found = -1;                                // what the block table holds for the lane's key of the next tile
+  const WorkTile* work = nullptr;                // neighbouring work tiles have other addresses
+  int begin_key = 0;                             // of `work`
+  int end_key = 0;
+  const std::int32_t* table = nullptr;  // of its sequence
+  int found = -1;                       // next_found() of the next tile
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

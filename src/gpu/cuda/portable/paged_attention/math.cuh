@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp computes of a key tile: scores, softmax, values. Accumulators stay in registers.
+/// The MMAs and the softmax of a warp, key tile by key tile. Accumulators stay in registers.
 #pragma once
 
 #include "gpu/common/score_transform.cuh"
@@ -25,14 +25,14 @@ struct VisibleKeys {
   }
   __device__ float masked(float score, int key) const { return key >= begin && key < end ? score : -INFINITY; }
 };
-/// The key tiles of which every row sees every key.
+/// Key tiles [first, last), of which every row sees every key.
 struct FullTiles {
   int first, last;
 
   __device__ bool hold(int tile) const { return tile >= first && tile < last; }
 };
 
-/// Rows as columns of accumulators: lanes with the same remainder by four share them.
+/// Rows that are columns of accumulators: lanes with the same lane % 4 share them.
 struct ColumnWarp : Warp {
   static __device__ float largest_of_row(float x) {
 #pragma unroll
@@ -46,7 +46,7 @@ struct ColumnWarp : Warp {
   }
 };
 
-/// Up to eight query rows: keys and values are the first operands. Each warp takes the 16 keys of a tile that it has loaded.
+/// Up to eight query rows: keys and values are the A operands. Each warp multiplies the 16 keys of a tile that it has loaded.
 template <class Config>
 class NarrowMath {
  public:
@@ -66,7 +66,7 @@ class NarrowMath {
     }
   }
 
-  /// Once queries are there.
+  /// Called once the queries have arrived.
   __device__ __forceinline__ void begin(const WorkTile& work_) {
     work = &work_;
     full = {work->full_first, work->full_last};
@@ -110,7 +110,7 @@ class NarrowMath {
     add_values(scores, storage.values(stage));
   }
 
-  /// Results of the warp's keys.
+  /// Stores the results over the warp's keys.
   __device__ __forceinline__ void store() {
     softmax.reduce_sum();
 #pragma unroll
@@ -131,9 +131,9 @@ class NarrowMath {
   using Math = Operands<Config>;
   static constexpr int kSteps = Config::kHeadDim / 16;
 
-  /// Rows 2t and 2t+1 of the lane, two keys each: keys x rows = K Q^T
+  /// keys x rows = K Q^T. A lane has rows 2t and 2t + 1, two keys of each.
   __device__ __forceinline__ void compute_scores(float (&scores)[4], std::uint32_t keys) const {
-    float sums[2][4] = {};  // of every other step: a product waits for the one before it into the same accumulators
+    float sums[2][4] = {};  // for even and odd steps: MMAs into the same accumulators wait for each other
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments k;
@@ -173,8 +173,8 @@ class NarrowMath {
   OnlineSoftmax<ColumnWarp, 4> softmax;
 };
 
-/// More query rows: they are the first operand, 16 to a warp. Each warp takes all keys of a tile where there is a warp for each 16 rows,
-/// else the ones of its group.
+/// More query rows: they are the A operand, 16 to a warp. With kOwnKeys all warps have the same rows, and each multiplies
+/// the keys that it has loaded. Else each warp has rows of its own, and multiplies all keys.
 template <class Config>
 class WideMath {
  public:
@@ -193,7 +193,7 @@ class WideMath {
     for (float& x : out) x = 0;
   }
 
-  /// Once queries are there.
+  /// Called once the queries have arrived.
   __device__ __forceinline__ void begin(const WorkTile& work_) {
     work = &work_;
     full = {work->full_first, work->full_last};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys and values as operands of products, from rows of 16-bit elements or of e4m3 values, which become halves exactly. One load covers 32
-/// bytes of 16 rows: one or two steps of 16 columns.
+/// Keys and values as operands of MMAs, from rows of 16-bit elements or of e4m3 values, which become halves exactly. One
+/// ldmatrix covers 32 bytes of 16 rows: one or two steps of 16 columns.
 #pragma once
 
 #include "gpu/common/codes.cuh"
@@ -13,12 +13,13 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config>
 struct Operands {
   using Rows = CacheRows<Config>;
-  static constexpr int kSteps = Config::kQuantised ? 2 : 1;        // of a load
-  static constexpr int kLoads = Config::kHeadDim / (16 * kSteps);  // of a row
+  static constexpr int kSteps = Config::kQuantised ? 2 : 1;        // steps of a load
+  static constexpr int kLoads = Config::kHeadDim / (16 * kSteps);  // loads of a row
   using Fragments = std::uint32_t[kSteps][4];
 
-  /// Keys x columns as first operand; as second ones, the first eight keys are words 0 and 2, the others 1 and 3. Of the 16 columns of a
-  /// step, e4m3 rows have 4t, 4t+1 where others have 2t, 2t+1, and 4t+2, 4t+3 where others have 2t+8, 2t+9: queries follow.
+  /// Keys x columns as A operand. As B operands, the first eight keys are words 0 and 2, the others words 1 and 3. In the
+  /// 16 columns of a step, e4m3 rows have 4t, 4t+1 in place of 2t, 2t+1, and 4t+2, 4t+3 in place of 2t+8, 2t+9. Queries
+  /// have the same order (Loader::convert_queries).
   static __device__ __forceinline__ void keys(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
     const MatrixPlace place = first_operand_place(lane);
     const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
@@ -35,8 +36,8 @@ struct Operands {
     }
   }
 
-  /// Columns x keys as first operand; as second ones, the first eight columns are words 0 and 2, the others 1 and 3. Which columns these
-  /// are, column() knows.
+  /// Columns x keys as A operand. As B operands, the first eight columns are words 0 and 2, the others words 1 and 3;
+  /// column() gives their numbers.
   static __device__ __forceinline__ void values(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
     const MatrixPlace place = Config::kQuantised ? first_operand_place(lane) : second_operand_place(lane);
     const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
@@ -56,7 +57,7 @@ struct Operands {
     }
   }
 
-  /// Of a step, the index-th of the first or the second eight columns.
+  /// The index-th column of the first or the second eight of a step.
   static __device__ constexpr int column(int step, int second, int index) {
     return 16 * step + (Config::kQuantised ? 2 * index + second : 8 * second + index);
   }

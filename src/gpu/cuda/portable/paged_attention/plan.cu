@@ -24,7 +24,7 @@ using Problem = detail::PagedAttentionProblem;
 
 constexpr std::string_view kName = "cuda.portable.paged_attention";
 
-/// A kernel, for one cache type.
+/// A kernel of one cache type.
 struct Entry {
   int head_dim, row_tile;
   Shape (*shape)(int, int, bool);
@@ -39,7 +39,7 @@ constexpr std::array kEntries{kEntry<Cache, 64, kNarrowRows>,  kEntry<Cache, 64,
 
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
-  // A row's result does not depend on how many there are beside it, where it is not to.
+  // With batch_invariant, the number of rows does not choose the kernel.
   const std::int64_t rows = problem.batch_invariant ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
   const auto& entries = problem.kv_dtype == DType::e4m3  ? kEntries<__nv_fp8_e4m3>
                         : problem.kv_dtype == DType::f16 ? kEntries<__half>
@@ -48,8 +48,8 @@ const Entry& entry_of(const Problem& problem) {
                        [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
 }
 
-/// Of all sequences together, as the kernel's walk counts them.
-std::int64_t line_bound(const Problem& problem) {
+/// Bound of the flattened tiles, as tile_scheduler.cuh counts them.
+std::int64_t flattened_bound(const Problem& problem) {
   const std::int64_t row_tile = entry_of(problem).row_tile;
   const std::int64_t row_tiles = std::min(problem.total_q * problem.group() / row_tile + problem.batch,
                                           problem.batch * ((problem.max_seq_q * problem.group() + row_tile - 1) / row_tile));
@@ -68,7 +68,7 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
                                     {"max_kv_len", problem.max_seq_k}}) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
-  if (const std::int64_t length = line_bound(problem); length >= kLimit) {
+  if (const std::int64_t length = flattened_bound(problem); length >= kLimit) {
     return declined("q and block_table (query tiles times key tiles)", length, "below 2^30");
   }
   if (entry_of(problem).shape(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, true).stages == 0) {
@@ -78,9 +78,9 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   return {};
 }
 
-/// A number that memory does not hold by chance: 64 bits, from one on that the clock chooses, and none twice.
+/// A number that memory does not hold by chance: 64 bits, begun by the clock, never repeated.
 std::uint64_t number_of_call() {
-  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;  // so that neighbours differ in all bits
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;  // neighbours differ in all bits
   static std::atomic<std::uint64_t> last{kOdd * static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   const std::uint64_t number = last.fetch_add(kOdd, std::memory_order_relaxed) + kOdd;
   return number != 0 ? number : number_of_call();
@@ -91,21 +91,21 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), entry_(entry_of(problem)) {
     params_.co_launched = problem.sequences == detail::SequenceClass::decode;
-    // Merging the parts of a single sequence costs more than a second CTA of a multiprocessor gives.
+    // Reducing the splits of a single sequence costs more than a second CTA of a multiprocessor gains.
     const bool single = has_own_keys(entry_.row_tile) && problem.batch == 1 && !params_.co_launched;
     const Shape shape = entry_.shape(properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor, single);
     params_.stages = shape.stages;
     params_.whole = problem.batch_invariant;
-    // Parts of one length are not equally long where masks leave out key tiles, which matters where there are many query tiles: the
-    // hardware deals out more parts than it runs at once.
-    const bool many = problem.max_seq_q * problem.group() > kWideRows;
-    params_.queued = many || params_.co_launched;
+    // Masks make splits of equal length unequally long, which matters with many query tiles. Then there are more splits
+    // than run at once, and the hardware balances them.
+    const bool prefill = problem.max_seq_q * problem.group() > kWideRows;
+    params_.queued = prefill || params_.co_launched;
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
-    const int turns = many ? kPartsOfMany : params_.co_launched ? kPartsCoLaunched : 1;
-    params_.parts = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
-    params_.of_parts = detail::FastDivmod(params_.parts);
+    const int turns = prefill ? kSplitsOfPrefill : params_.co_launched ? kSplitsCoLaunched : 1;
+    params_.splits = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
+    params_.splits_divmod = detail::FastDivmod(params_.splits);
     fill_shape();
-    if (splits()) {
+    if (has_partials()) {
       workspace_bytes = static_cast<std::size_t>(cells()) * (problem.head_dim_v * sizeof(float) + sizeof(RowState)) +
                         static_cast<std::size_t>(flags()) * sizeof(std::uint64_t);
     }
@@ -114,7 +114,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   std::string tuning() const override {
     std::string text = std::to_string(entry_.row_tile) + " x " + std::to_string(kTileKeys) + " tiles for head dims up to " +
                        std::to_string(entry_.head_dim) + ", " + std::to_string(params_.stages) + " stages, keys in up to " +
-                       std::to_string(params_.parts) + " parts for each kv head";
+                       std::to_string(params_.splits) + " splits for each kv head";
     for (const auto& [name, cache] : {std::pair{"k_cache", &params_.k}, {"v_cache", &params_.v}}) {
       if (!cache->aligned) text.append(", ").append(name).append(" by single elements");
     }
@@ -122,18 +122,18 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   }
 
  private:
-  static constexpr int kPartsOfMany = 4;
-  /// Beside another kernel, few CTAs run at first, and more once that one's end. 31 sequences of 8192 beside a prefill of 2048: 402 us,
-  /// with as many as run at once 437, with four times as many 402. One sequence of 131072: 242, 234, 255 (H100, 2026-11-25).
-  static constexpr int kPartsCoLaunched = 2;
+  static constexpr int kSplitsOfPrefill = 4;
+  /// A co-launched kernel has few CTAs at first, and more once those of the other one end. 31 sequences of 8192 with a
+  /// prefill of 2048 take 402 us with 2, 437 with 1, 402 with 4; one sequence of 131072 242, 234, 255 (H100, 2026-11-25).
+  static constexpr int kSplitsCoLaunched = 2;
 
   bool is_empty() const override { return problem_.total_q == 0 || problem_.batch == 0; }
-  bool splits() const { return !params_.whole && params_.parts > 1; }
+  bool has_partials() const { return !params_.whole && params_.splits > 1; }
   /// Rows of partial results.
-  std::int64_t cells() const { return std::int64_t{2} * params_.parts * params_.kv_heads * entry_.row_tile; }
+  std::int64_t cells() const { return std::int64_t{2} * params_.splits * params_.kv_heads * entry_.row_tile; }
 
-  /// Flags of parts whose results are there.
-  std::int64_t flags() const { return std::int64_t{params_.parts} * params_.kv_heads; }
+  /// Partials::ready.
+  std::int64_t flags() const { return std::int64_t{params_.splits} * params_.kv_heads; }
 
   Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     return entry_.launch(filled(args, workspace), device_.ordinal, stream);
@@ -175,7 +175,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     if (p.softcap != 0) params_.inv_softcap = in_base_2(2 * p.scale / p.softcap);
   }
 
-  /// With what only a run knows.
+  /// Adds the arguments of a run.
   Params filled(const PagedAttentionArgs& args, Workspace workspace) const {
     Params params = params_;
     params.q = args.q;
@@ -189,7 +189,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params.kv_len = args.kv_len;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
-    if (splits()) {
+    if (has_partials()) {
       params.partials.out = static_cast<float*>(workspace.data);
       params.partials.states = reinterpret_cast<RowState*>(params.partials.out + cells() * problem_.head_dim_v);
       params.partials.ready = reinterpret_cast<std::uint64_t*>(params.partials.states + cells());

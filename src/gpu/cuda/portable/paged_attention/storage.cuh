@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The shared memory of a CTA.
+/// Shared memory of a CTA.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// The rows of keys and values in shared memory, and of queries.
+/// Layouts of keys and values, and of queries.
 template <class Config>
 using CacheRows = SwizzledRows<Config::kRowBytes / 2>;
 template <class Config>
@@ -20,12 +20,12 @@ struct Storage {
   alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
   RowState states[Config::kResults][Config::kRowTile];
   float factors[Config::kRowTile];  // of the queries in `q`
-  alignas(128) WorkTile works[2];   // the one that is computed, and the next
+  alignas(128) WorkTile works[2];   // the current one and the next
 
-  /// Keys and values of a stage, CacheRows; stages lie behind this.
+  /// Keys and values of a stage, in CacheRows. The stages follow this struct.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
   __device__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTileBytes; }
-  /// Results of a row, of one warp's keys or of all: in the place of the stages.
+  /// Results of a row over one warp's keys, or over all keys. They overwrite the stages.
   __device__ float* results(int of, int row) {
     return reinterpret_cast<float*>(this + 1) + (of * Config::kRowTile + row) * Config::kResultRow;
   }

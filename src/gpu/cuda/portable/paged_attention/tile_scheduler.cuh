@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which work tiles a part takes. All query tiles of the batch lie on one line, sequence by sequence, each as long as its sequence has key
-/// tiles that some row sees; each part takes an equal length of the flattened. Only lengths and the plan decide, so results are the same
-/// whichever CTA computes what, and there is no table: a warp finds its place by sums over the lengths, 32 sequences at a time. All other
-/// warps wait for it, so it computes in 32 bits.
+/// The tile scheduler: it flattens the key tiles of all query tiles of a batch, sequence by sequence, and cuts them
+/// into splits of equal length. A query tile has as many flattened tiles as its sequence has key tiles that some row
+/// sees. Each split of each kv head is one CTA's share.
+///
+/// The schedule depends on the lengths and the plan alone, so results do not depend on which CTA computes what. There
+/// is no table: a warp finds its work by prefix sums over the lengths, 32 sequences at a time. It computes in 32 bits,
+/// as the other warps wait for it.
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
@@ -11,17 +14,19 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-inline constexpr int kLeastKeys = 128;  // of a part
+inline constexpr int kLeastKeys = 128;  // of a split
 
 struct Sequence {
   int index, q_begin, seq_q, kv_len;
-  int rows, row_tiles;    // rows: of all query heads of a kv head
-  int first_tile, tiles;  // key tiles that some row sees; one where none does
+  int rows;        // tokens times the query heads of a kv head
+  int row_tiles;   // query tiles
+  int first_tile;  // the first key tile that some row sees
+  int tiles;       // key tiles that some row sees, at least one
 
   __device__ int length() const { return row_tiles * tiles; }
 };
 
-/// Beyond the batch: one without rows. So is one that the kernel beside this one computes.
+/// Sequences beyond the batch have no rows. Neither do those that the co-launched kernel computes.
 template <int kRowTile>
 __device__ __forceinline__ Sequence sequence_at(const Params& params, int index) {
   Sequence s{.index = index};
@@ -39,21 +44,23 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   return s;
 }
 
-/// A query tile's place on the flattened.
+/// A query tile and its flattened tiles.
 struct QueryTile {
   Sequence sequence;
-  int row;         // the first, of sequence.rows
-  int begin, end;  // on the line
+  int row;  // the first of the tile, counted in the sequence
+  int begin;
+  int end;
 };
 
-/// The line of a batch, by a whole warp. Each lane looks at one sequence of 32.
+/// The flattened tiles of a batch, computed by a whole warp. Each lane has one sequence of 32.
 template <int kRowTile>
 class FlattenedTiles {
  public:
-  int total, part_length;
+  int total;
+  int split_length;
 
   __device__ __forceinline__ explicit FlattenedTiles(const Params& params_) : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
-    look();
+    load_sequences();
     total = __shfl_sync(~0u, own_end(), 31);
     if (params.batch > 32) {
       int rest = 0;
@@ -63,18 +70,18 @@ class FlattenedTiles {
       for (int distance = 1; distance < 32; distance *= 2) rest = bounded(rest, __shfl_xor_sync(~0u, rest, distance));
       total = bounded(total, rest);
     }
-    part_length = max(params.of_parts.quotient(total + params.parts - 1), kLeastKeys / kTileKeys);
+    split_length = max(params.splits_divmod.quotient(total + params.splits - 1), kLeastKeys / kTileKeys);
   }
 
-  /// Whether the part where a query tile begins takes all of it.
-  __device__ bool is_whole(const QueryTile& tile) const { return params.whole || (params.queued && tile.end - tile.begin <= part_length); }
+  /// Whether the split in which a query tile begins takes all of it.
+  __device__ bool is_whole(const QueryTile& tile) const { return params.whole || (params.queued && tile.end - tile.begin <= split_length); }
 
-  /// The query tile that holds `position`, which is below `total` and not lower than in the call before.
+  /// The query tile at `position`, which is below `total` and not lower than in the previous call.
   __device__ __forceinline__ QueryTile at(int position) {
     unsigned reached;
     while ((reached = __ballot_sync(~0u, position < own_end())) == 0) {
       first += 32;
-      look();
+      load_sequences();
     }
     const int found = __ffs(static_cast<int>(reached)) - 1;
     QueryTile tile = of_lane(found);
@@ -84,25 +91,25 @@ class FlattenedTiles {
       tile.begin += row_tile * tile.sequence.tiles;
       tile.end = tile.begin + tile.sequence.tiles;
     }
-    tile.end = min(tile.end, kLimit - 1);  // which is where the line ends, if it is as long
+    tile.end = min(tile.end, kLimit - 1);  // where `bounded` ends
     return tile;
   }
 
  private:
-  /// At the lane's sequence of the 32 from `first` on. They begin where the ones before them end.
-  __device__ __forceinline__ void look() {
+  /// Computes the flattened tiles of the 32 sequences from `first` on. They follow those of the sequences before.
+  __device__ __forceinline__ void load_sequences() {
     const int before = first == 0 ? 0 : __shfl_sync(~0u, own_end(), 31);
     own = sequence_at<kRowTile>(params, first + lane);
     own_begin = __shfl_up_sync(~0u, bounded(before, Warp::inclusive_sum(own.length(), bounded)), 1);
     if (lane == 0) own_begin = before;
   }
-  /// From what else is in registers: one more would spill.
+  /// Recomputed instead of kept: one more register would spill.
   __device__ __forceinline__ int own_end() const {
     const int rows = own.seq_q * params.group.divisor;
     return bounded(own_begin, (rows + kRowTile - 1) / kRowTile * own.tiles);
   }
-  /// The sum of two lengths. Only what is no cu_seqlens_q makes it larger than a plan allows. Then the line ends here, inside of a query
-  /// tile: places stay in order, so that every part of a query tile that another part merges has a result of it.
+  /// The sum of two lengths, at most kLimit - 1. A valid cu_seqlens_q stays below. With an invalid one the flattened
+  /// tiles end inside a query tile. Positions stay ordered, so every split that a reduction waits for has a result.
   static __device__ __forceinline__ int bounded(int a, int b) { return min(a + b, kLimit - 1); }
 
   __device__ __forceinline__ QueryTile of_lane(int found) const {
@@ -122,41 +129,48 @@ class FlattenedTiles {
   Sequence own;
 };
 
-/// Where a part leaves its partial result of a query tile: at most one of them begins before the part, and at most one ends after it.
-__device__ inline int partial_slot(int part, bool begins_before) { return 2 * part + (begins_before ? 0 : 1); }
+/// The slot of a split's partial result. At most one query tile begins before the split, and at most one ends after it.
+__device__ inline int partial_slot(int split, bool begins_before) { return 2 * split + (begins_before ? 0 : 1); }
 
-/// A query tile and a range of its key tiles.
+/// A query tile and a range of its key tiles. Token i sees key j iff low <= j - i <= high.
 struct WorkTile {
-  int sequence, q_begin, seq_q;
-  int row, rows;              // the tile's first row of the sequence, and its rows
-  int low, high;              // token i sees key j iff low <= j - i <= high
-  int begin, end;             // keys of the key tiles that some row sees; others are absent
-  int first, last;            // key tiles [first, last): one at least, whose keys may all be absent
-  int full_first, full_last;  // of these, the ones without a mask
-  int slot;                   // of the partial result, or -1
-  int last_part;              // of those that share the query tile, in the part that merges their results; else -1
-  bool uneven;                // rows differ in the keys that they see
+  int sequence;
+  int q_begin;
+  int seq_q;
+  int row;   // the first of the query tile, counted in the sequence
+  int rows;  // of the query tile; 0 if there is no work tile any more
+  int low;
+  int high;
+  int begin;  // keys [begin, end) of the key tiles that some row sees; others are absent
+  int end;
+  int first;  // key tiles [first, last), at least one; all of its keys may be absent
+  int last;
+  int full_first;  // key tiles [full_first, full_last) need no mask
+  int full_last;
+  int slot;        // of the partial result, or -1
+  int last_split;  // the last one that shares the query tile, in the split that reduces it; else -1
+  bool uneven;     // rows differ in the keys that they see
 
   __device__ bool is_none() const { return rows == 0; }
 };
 static_assert(2 * sizeof(WorkTile) == kWorkBytes);
 
-/// The work tiles of a part, one after another, by a whole warp.
+/// The work tiles of a split, one after another, found by a whole warp.
 template <int kRowTile>
 class TileScheduler {
  public:
-  __device__ __forceinline__ TileScheduler(const Params& params_, int part_) : params(params_), flattened(params_), part(part_) {
-    position = part * flattened.part_length;
-    end = min(position + flattened.part_length, flattened.total);
+  __device__ __forceinline__ TileScheduler(const Params& params_, int split_) : params(params_), flattened(params_), split(split_) {
+    position = split * flattened.split_length;
+    end = min(position + flattened.split_length, flattened.total);
   }
 
-  /// None where none is left.
+  /// The next work tile; is_none() after the last one.
   __device__ __forceinline__ WorkTile next() {
     WorkTile work{};
     while (position < end) {
       const QueryTile tile = flattened.at(position);
       const int from = position, to = flattened.is_whole(tile) ? tile.end : min(tile.end, end);
-      position = max(to, from + 1);  // whatever cu_seqlens_q holds, this ends
+      position = max(to, from + 1);  // so that the loop ends for any cu_seqlens_q
       if (flattened.is_whole(tile) && from != tile.begin) continue;
       fill(work, tile, from - tile.begin, to - tile.begin);
       break;
@@ -165,7 +179,7 @@ class TileScheduler {
   }
 
  private:
-  /// Key tiles [from, to) of those of the sequence.
+  /// `from`, `to`: a range of the sequence's key tiles.
   __device__ __forceinline__ void fill(WorkTile& work, const QueryTile& tile, int from, int to) const {
     const Sequence& s = tile.sequence;
     const int rows = min(s.rows - tile.row, kRowTile);
@@ -181,19 +195,19 @@ class TileScheduler {
     work.end = min(seen.end, work.last * kTileKeys);
     work.full_first = seen.full_first;
     work.full_last = min(seen.full_last, work.last);
-    if (work.last <= work.first) {  // the part has none of the keys that these rows see
+    if (work.last <= work.first) {  // the rows see no key of the split
       work.end = work.begin;
       work.full_first = work.last = work.first + 1;
     }
     work.uneven = first_token != last_token;
-    const bool split = from > 0 || to < tile.end - tile.begin;
-    work.slot = split ? partial_slot(part, tile.begin < part * flattened.part_length) : -1;
-    work.last_part = split && from == 0 ? (tile.end - 1) / flattened.part_length : -1;
+    const bool partial = from > 0 || to < tile.end - tile.begin;
+    work.slot = partial ? partial_slot(split, tile.begin < split * flattened.split_length) : -1;
+    work.last_split = partial && from == 0 ? (tile.end - 1) / flattened.split_length : -1;
   }
 
   const Params& params;
   FlattenedTiles<kRowTile> flattened;
-  const int part;
+  const int split;
   int position, end;
 };
 

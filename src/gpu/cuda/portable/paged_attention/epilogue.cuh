@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From the accumulators of a work tile, which lie in shared memory, to results or partial results: a warp for each row.
+/// The epilogue: accumulators of a work tile, in shared memory, become results or partial results. A warp takes a row at a time.
 #pragma once
 
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/portable/paged_attention/load.cuh"
 #include "gpu/cuda/portable/paged_attention/math.cuh"
-#include "gpu/cuda/portable/paged_attention/merge.cuh"
+#include "gpu/cuda/portable/paged_attention/reduce.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
 
 template <class Config>
-class Finish {
+class Epilogue {
  public:
-  __device__ Finish(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const ScoreTransform<Warp>& score_, int kv_head_)
+  __device__ Epilogue(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const ScoreTransform<Warp>& score_,
+                      int kv_head_)
       : params(params_), storage(storage_), work(work_), score(score_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Shared memory answers late while copies of other CTAs queue up before it, so a row reads all that it needs at once.
-  __device__ __forceinline__ void operator()(float of_values) const {
+  /// `v_scale`: scale of the values. A row issues all of its loads from shared memory together: they wait behind the
+  /// copies of other CTAs.
+  __device__ __forceinline__ void operator()(float v_scale) const {
     const bool partial = work.slot >= 0;
 #pragma unroll 1
     for (int row = static_cast<int>(threadIdx.x) / 32; row < work.rows; row += kWarps) {
       float4 columns[kQuads];
-      const RowState state = merged(row, columns);
+      const RowState state = reduced(row, columns);
       const ResultRow result(params, work.q_begin, kv_head, work.row + row);
-      const float factor = state.sum == 0 ? 0 : of_values / (partial ? state.sum : result.denominator(params, state, score.scale_log2));
+      const float factor = state.sum == 0 ? 0 : v_scale / (partial ? state.sum : result.denominator(params, state, score.scale_log2));
       const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
       float* partial_row = params.partials.out + cell * params.head_dim_v;
       if (lane == 0) {
@@ -47,7 +49,7 @@ class Finish {
           result.store(params, column, y);
         }
       }
-      // A value that only other rows see may have come in: 0 * NaN is NaN.
+      // A value that only other rows see may be NaN or infinite, and 0 times it is NaN.
       if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
       __syncwarp();  // stores of this row by other lanes come first
       if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
@@ -62,8 +64,8 @@ class Finish {
   using Cache = typename Config::Cache;
   static constexpr int kQuads = Config::kQuads;
 
-  /// The state of a row and its columns 4 (32 i + lane) and the three behind, relative to its maximum, over the keys of all warps.
-  __device__ __forceinline__ RowState merged(int row, float4 (&columns)[kQuads]) const {
+  /// The state of a row over the keys of all warps, and its columns 4 (32 i + lane) to 4 (32 i + lane) + 3, relative to the maximum.
+  __device__ __forceinline__ RowState reduced(int row, float4 (&columns)[kQuads]) const {
     RowState of[Config::kResults];
     float4 read[Config::kResults][kQuads] = {};
 #pragma unroll
@@ -90,8 +92,8 @@ class Finish {
     return state;
   }
 
-  /// A row by scalar code: its weighted mean of values, times `share`. The call is rare and takes scalars by value: an object would lie in
-  /// local memory, and every work tile would store it there.
+  /// Computes a row by scalar code: the weighted mean of its values, times `share`. The call is rare. It takes scalars
+  /// by value: an object passed by reference would be stored to local memory in every work tile.
   template <class Query>
   static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float share) {
     const ResultRow result(params, work.q_begin, kv_head, work.row + row);
