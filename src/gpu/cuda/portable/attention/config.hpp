@@ -22,6 +22,6 @@ struct TunedConfig {
 };
 
 template <class Element, int kIndex>
-using Config = TunedConfig<Element, kTunings[kIndex]>;
+using Config = TunedConfig<Element, Tuning(kTunings[kIndex])>;
 
 }  // namespace fovea::gpu::portable::attention

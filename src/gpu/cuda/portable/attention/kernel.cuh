@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The forward kernel: a work tile for each CTA. What instances/ instantiate.
+/// The forward kernel: a work tile for each CTA.
 #pragma once
 
 #include "gpu/cuda/portable/attention/launch.hpp"

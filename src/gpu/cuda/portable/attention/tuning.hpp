@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 
+#include "gpu/common/tuning_table.hpp"
+
 namespace fovea::gpu::portable::attention {
 
 struct Tuning {
@@ -28,17 +30,17 @@ struct Tuning {
 
 /// Of equal head dims, the row for more shared memory first. The figures are TFLOP/s on an H100, 4096 tokens, full masks, from
 /// bench/results/nvidia-h100/2026-11-24-portable-attention-variants.json; devices with less shared memory were not measured.
-inline constexpr std::array kTunings{
-    Tuning{64, 64, 4, 2, 128, 1, false, 1},   // 294; 64 keys and queries in registers 268
-    Tuning{96, 96, 4, 2, 64, 1, false, 1},    // 313; two stages 320
-    Tuning{128, 128, 4, 2, 64, 2, false, 2},  // 227 KB: two CTAs. 361
-    Tuning{128, 128, 4, 2, 64, 1, false, 2},  // 163 KB: two CTAs. 354; 32 keys 298; eight warps 290 to 346
-    Tuning{128, 128, 4, 2, 32, 1, false, 1},  // 99 KB: two CTAs; 64 KB: one
-    Tuning{192, 128, 4, 2, 64, 1, false, 1},  // 99 KB and 163 KB: one CTA; 227 KB: two. 376; 32 keys 337
-    Tuning{256, 256, 4, 1, 64, 1, false, 2},  // 227 KB: two CTAs. 314
-    Tuning{256, 256, 8, 1, 64, 1, false, 1},  // 163 KB: one CTA. 290
-    Tuning{256, 256, 4, 1, 16, 1, false, 1},  // 99 KB: two CTAs; 64 KB: one. 197
-};
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64, 64, 4, 2, 128, 1, false, 1}},               // 294; 64 keys and queries in registers 268
+    {"96", {96, 96, 4, 2, 64, 1, false, 1}},                // 313; two stages 320
+    {"128_two_stages", {128, 128, 4, 2, 64, 2, false, 2}},  // 227 KB: two CTAs. 361
+    {"128", {128, 128, 4, 2, 64, 1, false, 2}},             // 163 KB: two CTAs. 354; 32 keys 298; eight warps 290 to 346
+    {"128_small", {128, 128, 4, 2, 32, 1, false, 1}},       // 99 KB: two CTAs; 64 KB: one
+    {"192x128", {192, 128, 4, 2, 64, 1, false, 1}},         // 99 KB and 163 KB: one CTA; 227 KB: two. 376; 32 keys 337
+    {"256_two_ctas", {256, 256, 4, 1, 64, 1, false, 2}},    // 227 KB: two CTAs. 314
+    {"256", {256, 256, 8, 1, 64, 1, false, 1}},             // 163 KB: one CTA. 290
+    {"256_small", {256, 256, 4, 1, 16, 1, false, 1}},       // 99 KB: two CTAs; 64 KB: one. 197
+});
 
 /// The first row that takes these head dims, both at most 256, on a device with `shared_bytes` for a CTA.
 constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, int shared_bytes) {

@@ -24,6 +24,6 @@ struct TunedConfig {
 };
 
 template <class Element, int kIndex, Gradients kGradients>
-using Config = TunedConfig<Element, kTunings[kIndex], kGradients>;
+using Config = TunedConfig<Element, Tuning(kTunings[kIndex]), kGradients>;
 
 }  // namespace fovea::gpu::portable::attention_backward

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel of dq, and that of dk and dv: rows stay and columns pass by. What instances/ instantiate.
+/// The kernel of dq, and that of dk and dv: rows stay and columns pass by.
 #pragma once
 
 #include "gpu/cuda/portable/attention_backward/launch.hpp"
@@ -26,13 +26,25 @@ __global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_c
 }
 
 template <class Config>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+Result<void> launch_one(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Work) + sizeof(Storage<Config>::stats) <= Tuning::kOtherBytes);
   if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const int ctas = Config::kRowsAreQueries ? params.row_tiles * params.heads : params.key_tiles * params.kv_heads;
+  if (ctas == 0) return {};
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage<Config>)};
   return launch(&differentiate<Config>, shape, stream, params);
+}
+
+template <class Element, int kRow>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+  if (Result<void> done = launch_one<Config<Element, kRow, Gradients::dq>>(params, ordinal, stream); !done) return done;
+  if constexpr (kTunings[kRow].keys_at_once) {
+    return launch_one<Config<Element, kRow, Gradients::dk_dv>>(params, ordinal, stream);
+  } else {
+    if (Result<void> done = launch_one<Config<Element, kRow, Gradients::dk>>(params, ordinal, stream); !done) return done;
+    return launch_one<Config<Element, kRow, Gradients::dv>>(params, ordinal, stream);
+  }
 }
 
 }  // namespace fovea::gpu::portable::attention_backward

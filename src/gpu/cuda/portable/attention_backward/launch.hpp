@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: plan.cu calls these; each of instances/ defines some of them.
+/// The host's side of the kernels: plan.cu calls these.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,8 @@ namespace fovea::gpu::portable::attention_backward {
 /// What is known of each query row, and zeros where the other kernels flag.
 Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
 
-template <class Config>
+/// The kernels of a row of tuning.hpp.
+template <class Element, int kRow>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
 
 /// Rows that a product has made NaN although they see no NaN, and the gradient of sinks.

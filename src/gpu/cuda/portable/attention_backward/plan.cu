@@ -34,27 +34,9 @@ Result<void> accept(const Problem& problem) {
 
 using Launch = Result<void> (*)(const Params&, int, Stream);
 
-template <class Element, int kIndex, Gradients kGradients>
-Result<void> launch_some(const Params& params, int ordinal, Stream stream) {
-  const bool some = kGradients == Gradients::dq ? params.row_tiles > 0 : params.key_tiles > 0;
-  return some ? launch_differentiate<Config<Element, kIndex, kGradients>>(params, ordinal, stream) : Result<void>{};
-}
-
-/// The kernels of a row of tuning.hpp, in their order.
-template <class Element, int kIndex>
-Result<void> launch_row(const Params& params, int ordinal, Stream stream) {
-  if (Result<void> done = launch_some<Element, kIndex, Gradients::dq>(params, ordinal, stream); !done) return done;
-  if constexpr (kTunings[kIndex].keys_at_once) {
-    return launch_some<Element, kIndex, Gradients::dk_dv>(params, ordinal, stream);
-  } else {
-    if (Result<void> done = launch_some<Element, kIndex, Gradients::dk>(params, ordinal, stream); !done) return done;
-    return launch_some<Element, kIndex, Gradients::dv>(params, ordinal, stream);
-  }
-}
-
 template <class Element>
 Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_row<Element, row.value>; });
+  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_differentiate<Element, row.value>; });
 }
 
 class State final : public PlanState<Problem, AttentionBackwardArgs> {

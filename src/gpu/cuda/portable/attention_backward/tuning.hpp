@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 
+#include "gpu/common/tuning_table.hpp"
+
 namespace fovea::gpu::portable::attention_backward {
 
 inline constexpr int kWarps = 4;  // of a CTA
@@ -36,15 +38,15 @@ struct Tuning {
 
 /// Of equal head dims, the row for more shared memory first. What has 227 KB is the best of its variants on an H100
 /// (bench/results/nvidia-h100/2026-11-24-portable-backward-kernels.json); devices with less shared memory were not measured.
-inline constexpr std::array kTunings{
-    Tuning{64, 64, {2, 64, 2}, {2, 32, 2}, true, 2},     // 163 KB and 227 KB: two CTAs
-    Tuning{64, 64, {1, 64, 2}, {2, 32, 1}, true, 1},     // 99 KB: two CTAs
-    Tuning{128, 128, {2, 32, 2}, {1, 64, 2}, true, 2},   // 227 KB: two CTAs
-    Tuning{128, 128, {1, 64, 1}, {1, 32, 2}, true, 2},   // 163 KB: two CTAs
-    Tuning{128, 128, {1, 32, 1}, {1, 32, 1}, true, 1},   // 99 KB: two CTAs
-    Tuning{192, 128, {1, 64, 1}, {1, 32, 2}, true, 1},   // 163 KB and 99 KB: one CTA; 227 KB: two
-    Tuning{256, 256, {1, 32, 1}, {1, 32, 1}, false, 1},  // 163 KB and 99 KB: one CTA; 227 KB: two
-};
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64, 64, {2, 64, 2}, {2, 32, 2}, true, 2}},            // 163 KB and 227 KB: two CTAs
+    {"64_small", {64, 64, {1, 64, 2}, {2, 32, 1}, true, 1}},      // 99 KB: two CTAs
+    {"128", {128, 128, {2, 32, 2}, {1, 64, 2}, true, 2}},         // 227 KB: two CTAs
+    {"128_medium", {128, 128, {1, 64, 1}, {1, 32, 2}, true, 2}},  // 163 KB: two CTAs
+    {"128_small", {128, 128, {1, 32, 1}, {1, 32, 1}, true, 1}},   // 99 KB: two CTAs
+    {"192x128", {192, 128, {1, 64, 1}, {1, 32, 2}, true, 1}},     // 163 KB and 99 KB: one CTA; 227 KB: two
+    {"256", {256, 256, {1, 32, 1}, {1, 32, 1}, false, 1}},        // 163 KB and 99 KB: one CTA; 227 KB: two
+});
 
 /// The first row that takes these head dims, both at most 256, on a device with `shared_bytes` for a CTA.
 constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, int shared_bytes) {

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "gpu/cuda/portable/paged_attention/tiles.hpp"
+#include "gpu/cuda/portable/paged_attention/tuning.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 

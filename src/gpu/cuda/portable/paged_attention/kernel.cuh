@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel: each CTA computes the work tiles of one split of one kv head. instances/ instantiate it.
+/// The kernel: each CTA computes the work tiles of one split of one kv head.
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"

@@ -32,20 +32,27 @@ struct Entry {
 };
 template <class Cache, int kHeadDim, int kRowTile>
 constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>};
+/// The kernels of a row of tuning.hpp.
+template <class Cache, int kHeadDim>
+constexpr std::array kEntries{kEntry<Cache, kHeadDim, kNarrowRows>, kEntry<Cache, kHeadDim, kMiddleRows>,
+                              kEntry<Cache, kHeadDim, kWideRows>};
+
+/// The first kernel that takes this head dim and so many rows of a query tile.
 template <class Cache>
-constexpr std::array kEntries{kEntry<Cache, 64, kNarrowRows>,  kEntry<Cache, 64, kMiddleRows>,  kEntry<Cache, 64, kWideRows>,
-                              kEntry<Cache, 128, kNarrowRows>, kEntry<Cache, 128, kMiddleRows>, kEntry<Cache, 128, kWideRows>,
-                              kEntry<Cache, 256, kNarrowRows>, kEntry<Cache, 256, kMiddleRows>, kEntry<Cache, 256, kWideRows>};
+const Entry& entry_of(std::int64_t head_dim, std::int64_t rows) {
+  int tuning = 0;
+  while (kTunings[static_cast<std::size_t>(tuning)].head_dim < head_dim) ++tuning;
+  const auto* entries = function_of_row<kTunings.size()>(tuning, [](auto row) { return &kEntries<Cache, kTunings[row.value].head_dim>; });
+  return *std::find_if(entries->begin(), entries->end(), [&](const Entry& entry) { return entry.row_tile >= rows; });
+}
 
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
   // With batch_invariant, the number of rows does not choose the kernel.
   const std::int64_t rows = problem.batch_invariant ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
-  const auto& entries = problem.kv_dtype == DType::e4m3  ? kEntries<__nv_fp8_e4m3>
-                        : problem.kv_dtype == DType::f16 ? kEntries<__half>
-                                                         : kEntries<__nv_bfloat16>;
-  return *std::find_if(entries.begin(), entries.end(),
-                       [&](const Entry& entry) { return entry.head_dim >= head_dim && entry.row_tile >= rows; });
+  return problem.kv_dtype == DType::e4m3  ? entry_of<__nv_fp8_e4m3>(head_dim, rows)
+         : problem.kv_dtype == DType::f16 ? entry_of<__half>(head_dim, rows)
+                                          : entry_of<__nv_bfloat16>(head_dim, rows);
 }
 
 /// Bound of the flattened tiles, as tile_scheduler.cuh counts them.

@@ -10,7 +10,7 @@
 
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
-#include "gpu/cuda/portable/paged_attention/tiles.hpp"
+#include "gpu/cuda/portable/paged_attention/tuning.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 

@@ -24,6 +24,6 @@ struct TunedConfig {
 };
 
 template <class ValueElement, int kIndex>
-using Config = TunedConfig<ValueElement, kTunings[kIndex]>;
+using Config = TunedConfig<ValueElement, Tuning(kTunings[kIndex])>;
 
 }  // namespace fovea::gpu::portable::quantized_attention

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The 8-bit kernel: a work tile for each CTA. What instances/ instantiate.
+/// The 8-bit kernel: a work tile for each CTA.
 #pragma once
 
 #include "gpu/cuda/portable/quantized_attention/launch.hpp"

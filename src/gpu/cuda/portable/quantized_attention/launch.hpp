@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: plan.cu calls this; each of instances/ defines some of it.
+/// The host's side of the kernels: plan.cu calls this; the build instantiates it.
 #pragma once
 
 #include <cuda_fp16.h>

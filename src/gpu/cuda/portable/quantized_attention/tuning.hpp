@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 
+#include "gpu/common/tuning_table.hpp"
+
 namespace fovea::gpu::portable::quantized_attention {
 
 struct Tuning {
@@ -29,11 +31,13 @@ struct Tuning {
 };
 
 /// Of equal head dims, the row for more shared memory first. A key tile has one scale for each lane: 64 keys at most.
-inline constexpr std::array kTunings{
-    Tuning{64, 4, 2, 64, 1, 1},  Tuning{96, 4, 2, 64, 1, 1}, Tuning{128, 4, 2, 64, 2, 2},  // 163 KB and more: two CTAs
-    Tuning{128, 4, 2, 32, 1, 1},                                                           // 64 KB and 99 KB: two CTAs
-    Tuning{256, 4, 1, 32, 1, 1},                                                           // 64 KB: one CTA; else two
-};
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64, 4, 2, 64, 1, 1}},          // not measured against others
+    {"96", {96, 4, 2, 64, 1, 1}},          // nor this one
+    {"128", {128, 4, 2, 64, 2, 2}},        // 163 KB and more: two CTAs
+    {"128_small", {128, 4, 2, 32, 1, 1}},  // 64 KB and 99 KB: two CTAs
+    {"256", {256, 4, 1, 32, 1, 1}},        // 64 KB: one CTA; else two
+});
 
 /// The first row for this head dim on a device with `shared_bytes` for a CTA.
 constexpr int tuning_index(std::int64_t head_dim, int value_size, int shared_bytes) {

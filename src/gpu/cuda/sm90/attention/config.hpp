@@ -61,7 +61,7 @@ struct TileConfig {
 /// kTransform_: scores are softcapped, or their scale is negative. Paged attention has other Params and
 /// Keys, and another order of keys in shared memory.
 template <class Element, int kTuning_, bool kTransform_>
-struct Config : TileConfig<Element, Element, tunings_of(sizeof(Element) == 1)[kTuning_]> {
+struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) == 1)[kTuning_])> {
   using Params = dense::Params;
   using Keys = dense::TensorKeys<Element, Params>;
   static constexpr bool k8Bit = sizeof(Element) == 1;

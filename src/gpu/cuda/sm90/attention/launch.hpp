@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: plan.cu calls these; each of instances/ defines some of them.
+/// The host's side of the kernels: plan.cu calls these; the build instantiates them.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "gpu/common/tuning_table.hpp"
+
 namespace fovea::gpu::sm90::attention {
 
 struct Tuning {
@@ -26,33 +28,33 @@ struct Tuning {
 
 /// Narrowest first; of equal head dims, the row for more query rows first: tiles of 192 rows leave more of the last round idle. The figures
 /// are from bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the power limit.
-inline constexpr std::array kTunings{
-    Tuning{64, 64, 3, 128, 4, 4, 2, 160, false, false},          // with overlap and pingpong 5 to 7 % slower; 160 keys level
-    Tuning{96, 96, 3, 128, 2, 3, 1, 160, false, false},          // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
-    Tuning{128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096},  // 128 rows with overlap 4 to 8 % slower from 4096 on
-    Tuning{128, 128, 2, 128, 2, 3, 2, 216, true, true},          // without overlap 8 % slower; 128 x 160 tiles up to 6 %
-    Tuning{192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096},  // 128 rows with overlap 1 to 7 % slower
-    Tuning{192, 128, 2, 128, 2, 2, 1, 216, false, true},         // two query buffers and 96 keys: 2 to 5 % slower
-    Tuning{192, 192, 2, 96, 2, 2, 1, 216, false, true},          // what fits; not measured against others
-    Tuning{256, 256, 2, 80, 2, 2, 1, 216, false, true},          // pingpong makes no difference
-};
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                    // with overlap and pingpong 5 to 7 % slower; 160 keys level
+    {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                    // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
+    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096}},      // 128 rows with overlap 4 to 8 % slower from 4096 on
+    {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},                   // without overlap 8 % slower; 128 x 160 tiles up to 6 %
+    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096}},  // 128 rows with overlap 1 to 7 % slower
+    {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, false, true}},              // two query buffers and 96 keys: 2 to 5 % slower
+    {"192", {192, 192, 2, 96, 2, 2, 1, 216, false, true}},                   // what fits; not measured against others
+    {"256", {256, 256, 2, 80, 2, 2, 1, 216, false, true}},                   // pingpong makes no difference
+});
 
 /// Of e4m3 inputs. Beside each, accumulators of a lane: results and scores. Rows of head dim 128 alone are measured against others.
-inline constexpr std::array kTunings8{
-    Tuning{64, 64, 3, 128, 3, 3, 2, 160, false, false},    // 32 + 64
-    Tuning{96, 96, 3, 128, 2, 2, 2, 160, false, false},    // 48 + 64
-    Tuning{128, 128, 3, 128, 3, 3, 2, 160, false, false},  // 64 + 64; 2 x 192 keys up to 17 % slower, 3 x 96 keys 8 %
-    Tuning{192, 128, 2, 128, 2, 2, 2, 216, false, false},  // 64 + 64
-    Tuning{192, 192, 2, 128, 2, 2, 1, 216, false, false},  // 96 + 64
-    Tuning{256, 256, 2, 128, 2, 2, 1, 232, false, false},  // 128 + 64: with 216 registers the loop spills
-};
+inline constexpr auto kTuningsE4m3 = std::to_array<Named<Tuning>>({
+    {"64", {64, 64, 3, 128, 3, 3, 2, 160, false, false}},         // 32 + 64
+    {"96", {96, 96, 3, 128, 2, 2, 2, 160, false, false}},         // 48 + 64
+    {"128", {128, 128, 3, 128, 3, 3, 2, 160, false, false}},      // 64 + 64; 2 x 192 keys up to 17 % slower, 3 x 96 keys 8 %
+    {"192x128", {192, 128, 2, 128, 2, 2, 2, 216, false, false}},  // 64 + 64
+    {"192", {192, 192, 2, 128, 2, 2, 1, 216, false, false}},      // 96 + 64
+    {"256", {256, 256, 2, 128, 2, 2, 1, 232, false, false}},      // 128 + 64: with 216 registers the loop spills
+});
 
-constexpr std::span<const Tuning> tunings_of(bool eight_bit) {
-  return eight_bit ? std::span<const Tuning>(kTunings8) : std::span<const Tuning>(kTunings);
-}
+using Rows = std::span<const Named<Tuning>>;
+
+constexpr Rows tunings_of(bool eight_bit) { return eight_bit ? Rows(kTuningsE4m3) : Rows(kTunings); }
 
 /// The first row that takes these head dims, both at most 256, and so many query rows of a sequence: half of them under a causal mask.
-constexpr int tuning_index(std::span<const Tuning> rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
+constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
   int index = 0;
   for (const Tuning& row : rows) {
     if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from) break;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/sm90/attention_backward/apart/kernel.cuh"
 #include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
 }
 
 template <class Config>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+Result<void> launch_together(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= 226 * 1024);
   if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
@@ -63,6 +64,15 @@ Result<void> launch_differentiate(const Params& params, int ordinal, Stream stre
                           .shared_bytes = sizeof(Storage<Config>),
                           .programmatic = true};
   return launch(&differentiate<Config>, shape, stream, params);
+}
+
+template <class Config>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+  if constexpr (Config::kApart) {
+    return launch_apart<Config>(params, ordinal, stream);
+  } else {
+    return launch_together<Config>(params, ordinal, stream);
+  }
 }
 
 }  // namespace fovea::gpu::sm90::attention_backward

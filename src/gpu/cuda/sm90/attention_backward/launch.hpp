@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: plan.cu calls these; each of instances/ defines some of them.
+/// The host's side of the kernels: plan.cu calls these.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,8 +16,6 @@ Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
 /// dq, dk and dv: by one kernel, or where Config::kApart by two.
 template <class Config>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
-template <class Config>
-Result<void> launch_apart(const Params& params, int ordinal, Stream stream);
 
 /// Rows that a product has made NaN although they see no NaN, and the gradient of sinks.
 Result<void> launch_finish(const Params& params, DType dtype, Stream stream);

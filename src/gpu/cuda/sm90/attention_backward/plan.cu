@@ -45,18 +45,10 @@ Result<void> accept(const Problem& problem) {
 
 using Launch = Result<void> (*)(const Params&, int, Stream);
 
-template <class Element, int kTuning, bool kSoftcap>
-constexpr Launch launch_of() {
-  using Of = Config<Element, kTuning, kSoftcap>;
-  if constexpr (Of::kApart) {
-    return &launch_apart<Of>;
-  } else {
-    return &launch_differentiate<Of>;
-  }
-}
 template <class Element, bool kSoftcap>
 Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) { return launch_of<Element, row.value, kSoftcap>(); });
+  return function_of_row<kTunings.size()>(tuning,
+                                          [](auto row) -> Launch { return &launch_differentiate<Config<Element, row.value, kSoftcap>>; });
 }
 Launch launch_of(DType dtype, bool softcap, int tuning) {
   if (dtype == DType::f16) return softcap ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "gpu/common/tuning_table.hpp"
+
 namespace fovea::gpu::sm90::attention_backward {
 
 struct Tuning {
@@ -20,9 +22,13 @@ struct Tuning {
 };
 
 /// Narrowest first. Apart, products are 7/5 of those together.
-inline constexpr std::array kTunings{
-    Tuning{64, 64}, Tuning{128, 128}, Tuning{192, 128}, Tuning{192, 192, 64, 80, 2, 2}, Tuning{256, 256, 64, 64, 2, 1},
-};
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64, 64}},
+    {"128", {128, 128}},
+    {"192x128", {192, 128}},
+    {"192", {192, 192, 64, 80, 2, 2}},
+    {"256", {256, 256, 64, 64, 2, 1}},
+});
 
 /// The first row that takes these head dims, both at most 256.
 constexpr int tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v) {

@@ -2,6 +2,8 @@
 /// The entry of both kernels and its launch. Each kernel's own folder defines its storage and its roles.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
@@ -57,6 +59,22 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
                           .cluster = dim3(Config::kCluster),
                           .programmatic = true};
   return launch(&attend<Config>, shape, stream, params);
+}
+
+template <class Element, int kRow, int kHeadDim, bool kEdges>
+Attend instance_of() {
+  constexpr Tuning kTuning = kTunings[kRow];
+  if constexpr (kTuning.has_instance(std::is_same_v<Element, __half> ? DType::f16 : DType::bf16, kHeadDim, kEdges)) {
+    return &launch_attend<Config<Element, kHeadDim, kTuning.cluster, kTuning.load, kTuning.known_rows(), kEdges>>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Element, int kRow>
+Attend attend_of(int head_dim, bool edges) {
+  if (head_dim == 576) return edges ? instance_of<Element, kRow, 576, true>() : instance_of<Element, kRow, 576, false>();
+  return edges ? instance_of<Element, kRow, 512, true>() : instance_of<Element, kRow, 512, false>();
 }
 
 }  // namespace fovea::gpu::sm90::latent

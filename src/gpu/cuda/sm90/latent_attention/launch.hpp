@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's side of the kernels: launch_plan.cu calls these, and each of instances/ defines one of them.
+/// The host's side of the kernels: launch_plan.cu calls these.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,8 +13,11 @@ namespace fovea::gpu::sm90::latent {
 
 Result<void> launch_schedule(const Params& params, Stream stream);
 
-template <class Config>
-Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
+using Attend = Result<void> (*)(const Params& params, int ordinal, Stream stream);
+
+/// The launch of the attention kernel of a row of tuning.hpp, or null where the row has none.
+template <class Element, int kRow>
+Attend attend_of(int head_dim, bool edges);
 
 /// `blocks`: upper bound of the grid size.
 template <class Element>

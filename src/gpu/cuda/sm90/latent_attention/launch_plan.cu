@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/tensor_map.hpp"
@@ -23,35 +24,10 @@ constexpr std::int64_t kRowAlignment = 16;  // bytes
 constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the first
 
-using Attend = Result<void> (*)(const Params&, int, Stream);
-
-/// The instance of an entry of the table, or null where it has none.
-template <class Element, int kHeadDim, bool kEdges, std::size_t kIndex>
-constexpr Attend attend_of() {
-  constexpr Tuning tuning = kTunings[kIndex];
-  constexpr DType dtype = std::is_same_v<Element, __half> ? DType::f16 : DType::bf16;
-  if constexpr (tuning.has_instance(dtype, kHeadDim, kEdges)) {
-    return launch_attend<Config<Element, kHeadDim, tuning.cluster, tuning.load, tuning.known_rows(), kEdges>>;
-  } else {
-    return nullptr;
-  }
-}
-
-template <class Element, int kHeadDim, bool kEdges, std::size_t... kIndices>
-Attend attend_of(const Call& call, std::index_sequence<kIndices...>) {
-  constexpr std::array<Attend, sizeof...(kIndices)> all{attend_of<Element, kHeadDim, kEdges, kIndices>()...};
-  return all[tuning_index(call)];
-}
-
-template <class Element, int kHeadDim>
-Attend attend_of(const Call& call) {
-  constexpr auto all = std::make_index_sequence<kTunings.size()>();
-  return call.edges ? attend_of<Element, kHeadDim, true>(call, all) : attend_of<Element, kHeadDim, false>(call, all);
-}
-
 template <class Element>
-Attend attend_of(const Call& call) {
-  return call.head_dim == 576 ? attend_of<Element, 576>(call) : attend_of<Element, 512>(call);
+Attend attend_for(const Call& call) {
+  return function_of_row<kTunings.size()>(static_cast<int>(tuning_index(call)), [](auto row) { return &attend_of<Element, row.value>; })(
+      call.head_dim, call.edges);
 }
 
 /// Lays out the workspace from `base` on and returns its size. Each multiprocessor has two partial results, the most that any call needs.
@@ -141,7 +117,7 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
   if (!prepared) {
     if (Result<void> good = prepare(ready, stream); !good) return good;
   }
-  const Attend attend = call.dtype == DType::f16 ? attend_of<__half>(call) : attend_of<__nv_bfloat16>(call);
+  const Attend attend = call.dtype == DType::f16 ? attend_for<__half>(call) : attend_for<__nv_bfloat16>(call);
   if (Result<void> good = attend(ready, device.ordinal, stream); !good) return good;
   const bool split = !ready.whole && ready.ctas > 1 && (ready.even.size == 0 || ready.even.shares > 1);
   if (!split) return {};

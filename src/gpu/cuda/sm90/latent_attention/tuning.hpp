@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "fovea/tensor.hpp"
+#include "gpu/common/tuning_table.hpp"
 #include "gpu/cuda/sm90/latent_attention/tiles.hpp"
 
 namespace fovea::gpu::sm90::latent {
@@ -48,19 +49,20 @@ struct Tuning {
 
 /// A call gets the first that takes it. Measured on an H200, TFLOP/s: 128 sequences of 4096 keys and 128 heads with bf16 queries, from
 /// bench/results/nvidia-h200/2026-11-23-latent-decode.json where nothing else is said.
-inline constexpr std::array kTunings{
-    Tuning{.rows = Row::plain, .boxes = true, .pairs = true, .load = Load::boxes, .cluster = 2},  // 592; rows of 512 values: 590
-    Tuning{.rows = Row::plain, .boxes = true, .load = Load::boxes},  // with 64 heads 432, which is 86 % of the rate of copies
-    Tuning{.rows = Row::plain, .load = Load::rows},                  // in pages of one key: 500
-    Tuning{.rows = Row::v32, .specialised = true, .head_dim = 576, .kernel = Kernel::specialised},  // 446
-    Tuning{.rows = Row::v4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},   // 476
-    Tuning{.rows = Row::v41, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},  // 457
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"boxes_cluster",
+     {.rows = Row::plain, .boxes = true, .pairs = true, .load = Load::boxes, .cluster = 2}},  // 592; rows of 512 values: 590
+    {"boxes", {.rows = Row::plain, .boxes = true, .load = Load::boxes}},  // with 64 heads 432, which is 86 % of the rate of copies
+    {"rows", {.rows = Row::plain, .load = Load::rows}},                   // in pages of one key: 500
+    {"v32", {.rows = Row::v32, .specialised = true, .head_dim = 576, .kernel = Kernel::specialised}},  // 446
+    {"v4", {.rows = Row::v4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised}},    // 476
+    {"v41", {.rows = Row::v41, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised}},  // 457
     // 274 with 64 heads that list 128 and 512 keys, where v41 alone has 328 (2026-11-24-sparse-latent.json).
-    Tuning{.rows = Row::v41_and_fp4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised},
-    Tuning{.rows = Row::e4m3, .pairs = true, .specialised = true, .cluster = 2},  // 478; rows of 512 values: 488
-    Tuning{.rows = Row::e4m3, .specialised = true},                               // not measured alone
-    Tuning{},                                                                     // e4m3 rows with f16 queries: 369
-};
+    {"v41_and_fp4", {.rows = Row::v41_and_fp4, .specialised = true, .head_dim = 512, .kernel = Kernel::specialised}},
+    {"e4m3_cluster", {.rows = Row::e4m3, .pairs = true, .specialised = true, .cluster = 2}},  // 478; rows of 512 values: 488
+    {"e4m3", {.rows = Row::e4m3, .specialised = true}},                                       // not measured alone
+    {"codes", {}},                                                                            // e4m3 rows with f16 queries: 369
+});
 
 /// The last one takes every call.
 constexpr std::size_t tuning_index(const Call& call) {

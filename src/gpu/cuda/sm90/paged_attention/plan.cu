@@ -79,7 +79,7 @@ using Launch = Result<void> (*)(const Params&, int, int, Stream);
 template <class Element, bool kTransform>
 Launch launch_of(int kernel) {
   return function_of_row<kKernels.size()>(
-      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, kKernels[row.value].row, kTransform>>; });
+      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, row_of(row.value), kTransform>>; });
 }
 Launch launch_of(DType dtype, bool transform, int kernel) {
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(kernel) : launch_of<__half, false>(kernel);

@@ -12,27 +12,25 @@
 
 namespace fovea::gpu::sm90::paged_attention {
 
-/// A row of attention::kTunings, for so many query rows of a sequence or more.
 struct Kernel {
-  int row = 0;
-  std::int64_t rows_from = 0;
+  std::int64_t rows_from = 0;  ///< for so many query rows of a sequence or more
 };
 
-/// Narrowest first; of equal head dims, the one for more query rows first. Tiles of 192 rows load fewer keys for each query: 3072 causal
-/// rows over pages of 16 take 153 us, with 128 rows 166; four times 2048 take 292 and 299, four times 1024 99 and 96
-/// (bench/results/nvidia-h100/2026-11-25-paged-prefill-clocks.json).
-inline constexpr std::array kKernels{
-    Kernel{0},        // 64
-    Kernel{1},        // 96
-    Kernel{2, 1024},  // 128
-    Kernel{3},        // 128
-    Kernel{5},        // 192/128
-    Kernel{7},        // 256
-};
+/// By the name of a row of attention::kTunings, narrowest first; of equal head dims, the one for more query rows first. Tiles of 192 rows
+/// load fewer keys for each query: 3072 causal rows over pages of 16 take 153 us, with 128 rows 166; four times 2048 take 292 and 299, four
+/// times 1024 99 and 96 (bench/results/nvidia-h100/2026-11-25-paged-prefill-clocks.json).
+inline constexpr auto kKernels = std::to_array<Named<Kernel>>({
+    {"64", {}},
+    {"96", {}},
+    {"128_tall", {1024}},
+    {"128", {}},
+    {"192x128", {}},
+    {"256", {}},
+});
 
-constexpr const attention::Tuning& tuning_of(int kernel) {
-  return attention::kTunings[static_cast<std::size_t>(kKernels[static_cast<std::size_t>(kernel)].row)];
-}
+/// The row of attention::kTunings with the name of a kernel.
+constexpr int row_of(int kernel) { return row_named(attention::kTunings, kKernels[static_cast<std::size_t>(kernel)].name); }
+constexpr const attention::Tuning& tuning_of(int kernel) { return attention::kTunings[static_cast<std::size_t>(row_of(kernel))]; }
 
 /// The first kernel that takes these head dims, both at most 256, and so many query rows of a sequence: half of them under a causal mask.
 constexpr int kernel_of(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {

@@ -25,10 +25,10 @@ class WorkScales;  // work_scales.cuh
 
 /// `ValueElement`: __half or __nv_fp8_e4m3.
 template <class ValueElement, int kIndex>
-struct Config : attention::TileConfig<std::int8_t, ValueElement, tunings_of(sizeof(ValueElement) == 1)[kIndex]> {
+struct Config : attention::TileConfig<std::int8_t, ValueElement, Tuning(tunings_of(sizeof(ValueElement) == 1)[kIndex])> {
   using Params = quantized_attention::Params;
   using WorkTileData = WorkScales<Config>;
-  using Base = attention::TileConfig<std::int8_t, ValueElement, tunings_of(sizeof(ValueElement) == 1)[kIndex]>;
+  using Base = attention::TileConfig<std::int8_t, ValueElement, Tuning(tunings_of(sizeof(ValueElement) == 1)[kIndex])>;
   static constexpr bool kOwnScale = true, kOwnEdges = true;
   /// Blocks of a key tile, with a scale each.
   static constexpr int kKeyBlocks = Base::kKeyTile / static_cast<int>(Int8Groups::kKBlock);

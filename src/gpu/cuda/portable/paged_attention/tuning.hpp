@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Head dims and sizes of tiles, in a header that needs nothing of CUDA.
+#pragma once
+
+#include <array>
+
+#include "gpu/common/tuning_table.hpp"
+
+namespace fovea::gpu::portable::paged_attention {
+
+inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
+inline constexpr int kWarpKeys = 16, kTileKeys = kWarps * kWarpKeys, kLog2TileKeys = 6;  // each warp loads 16 keys of a tile
+static_assert(kTileKeys == 1 << kLog2TileKeys);
+inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
+inline constexpr int kWorkBytes = 128;                                   // of two work tiles
+
+struct Tuning {
+  int head_dim = 0;  ///< the largest that it takes, of keys and values; smaller ones are padded with zeros
+};
+
+/// Narrowest first. Each has kernels for query tiles of kNarrowRows, kMiddleRows and kWideRows.
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
+    {"64", {64}},
+    {"128", {128}},
+    {"256", {256}},
+});
+
+}  // namespace fovea::gpu::portable::paged_attention

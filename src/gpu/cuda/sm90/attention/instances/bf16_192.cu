@@ -1,7 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/sm90/attention/kernel.cuh"
-
-namespace fovea::gpu::sm90::attention {
-template Result<void> launch_attend<Config<__nv_bfloat16, 6, false>>(const Params&, int, int, Stream);
-template Result<void> launch_attend<Config<__nv_bfloat16, 6, true>>(const Params&, int, int, Stream);
-}  // namespace fovea::gpu::sm90::attention

@@ -1,6 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/sm90/latent_attention/specialised/kernel.cuh"
-
-namespace fovea::gpu::sm90::latent {
-template Result<void> launch_attend<Config<__nv_bfloat16, 512, 1, Load::codes, Row::v41>>(const Params&, int, Stream);
-}  // namespace fovea::gpu::sm90::latent

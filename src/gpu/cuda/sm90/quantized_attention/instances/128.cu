@@ -1,7 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/sm90/quantized_attention/kernel.cuh"
-
-namespace fovea::gpu::sm90::quantized_attention {
-template Result<void> launch_attend<Config<__half, 2>>(const Params&, int, int, Stream);
-template Result<void> launch_attend<Config<__nv_fp8_e4m3, 2>>(const Params&, int, int, Stream);
-}  // namespace fovea::gpu::sm90::quantized_attention
