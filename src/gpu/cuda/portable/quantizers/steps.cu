@@ -2,8 +2,10 @@
 #include <algorithm>
 
 #include "gpu/cuda/common/attention_plan.hpp"
-#include "gpu/cuda/portable/quantizers/kernel.cuh"
+#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/portable/quantizers/int8.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
+#include "gpu/cuda/portable/quantizers/values.cuh"
 #include "op/common/workspace_arena.hpp"
 #include "op/quantized_attention/validate.hpp"
 

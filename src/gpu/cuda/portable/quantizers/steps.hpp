@@ -9,7 +9,7 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-/// Kernels for elements of a dtype, of head dims 64, 96, 128 and 256. instances/ define them.
+/// Kernels for elements of a dtype, of head dims 64, 96, 128 and 256 (kernel.cu).
 struct Kernels {
   using Kernel = void (*)(Params);
   Kernel aligned[4], any[4];

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The kernel of all quantisers: its items, by tickets where some wait for others.
-#pragma once
-
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/portable/quantizers/int8.cuh"
+#include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/cuda/portable/quantizers/values.cuh"
 
 namespace fovea::gpu::portable::quantizers {
@@ -59,7 +58,10 @@ __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) qua
   }
 }
 
-/// Before a launch with tickets.
-__global__ void clear_counters(unsigned* counters, int count);
+template <class Element>
+constexpr Kernels kKernels{
+    {&quantize<Element, 64, true>, &quantize<Element, 96, true>, &quantize<Element, 128, true>, &quantize<Element, 256, true>},
+    {&quantize<Element, 64, false>, &quantize<Element, 96, false>, &quantize<Element, 128, false>, &quantize<Element, 256, false>}};
+const Kernels kHalfKernels = kKernels<__half>, kBfloatKernels = kKernels<__nv_bfloat16>;
 
 }  // namespace fovea::gpu::portable::quantizers
