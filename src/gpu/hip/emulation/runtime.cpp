@@ -91,8 +91,7 @@ constexpr Runtime kRuntime{count_devices, attribute,  name,        get_device,  
 constexpr unsigned char kImage[1]{};
 /// The registry has the kernels of all sources.
 constexpr std::array kCode = [] {
-  constexpr std::array kSources{"64_decode",   "128_decode", "256_decode", "64_prefill", "128_prefill",
-                                "256_prefill", "clear",      "append",     "fill",       "merge"};
+  constexpr std::array kSources{FOVEA_HIP_KERNELS};  // by CMake
   std::array<CodeObject, 2 * kSources.size()> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = {target_of(kDescribedDevices[i % 2].capability), kSources[i / 2], kImage};
   return all;

@@ -139,7 +139,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   int counter_count() const { return static_cast<int>(query_tiles_ * problem_.kv_heads * tuning_.row_waves()); }
   static int* counters(Workspace workspace) { return static_cast<int*>(workspace.data); }
 
-  const Tuning& tuning_;
+  const Named<Tuning>& tuning_;
   std::int64_t query_tiles_ = 0, counter_bytes_ = 0;
   hip::FunctionHandle attend_ = nullptr, clear_ = nullptr;
 };

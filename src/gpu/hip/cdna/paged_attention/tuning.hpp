@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <string_view>
+
+#include "gpu/common/tuning_table.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 
@@ -14,12 +15,11 @@ inline constexpr int kWaves = 4;  ///< of a workgroup
 
 /// A query tile has rows of one sequence: its tokens, each with all heads of a kv head.
 struct Tuning {
-  int head_dim = 0;         ///< largest, of K and of V
-  int row_blocks = 1;       ///< of 16 rows, of a wave
-  int key_waves = 1;        ///< waves that share the rows of a query tile and divide its keys; the others have other rows
-  int key_tile = 32;        ///< keys of a step
-  int waves = 2;            ///< least resident waves of a SIMD, which bounds the registers (Config::kResidentWaves)
-  std::string_view name{};  ///< of its kernels
+  int head_dim = 0;    ///< largest, of K and of V
+  int row_blocks = 1;  ///< of 16 rows, of a wave
+  int key_waves = 1;   ///< waves that share the rows of a query tile and divide its keys; the others have other rows
+  int key_tile = 32;   ///< keys of a step
+  int waves = 2;       ///< least resident waves of a SIMD, which bounds the registers (Config::kResidentWaves)
 
   constexpr int row_waves() const { return kWaves / key_waves; }
   constexpr int row_tile() const { return 16 * row_blocks * row_waves(); }
@@ -27,18 +27,18 @@ struct Tuning {
   constexpr int state_words() const { return 64 * (head_dim / 4 + 2); }
 };
 
-inline constexpr std::array kTunings{
+inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     // Decode: few rows, so that waves divide the keys. Bytes in flight bound it: a wave has a tile of K and one of V.
-    Tuning{64, 1, 4, 32, 3, "64_decode"},
-    Tuning{128, 1, 4, 32, 2, "128_decode"},
-    Tuning{256, 1, 4, 16, 2, "256_decode"},
+    {"64_decode", {64, 1, 4, 32, 3}},
+    {"128_decode", {128, 1, 4, 32, 2}},
+    {"256_decode", {256, 1, 4, 16, 2}},
     // Prefill: more rows for each key that is loaded; the waves of a workgroup find the same keys in the cache (L1). With head dim 128,
     // tiles
     // of 32 keys spill where they are of e4m3.
-    Tuning{64, 2, 1, 32, 2, "64_prefill"},
-    Tuning{128, 2, 1, 16, 2, "128_prefill"},
-    Tuning{256, 1, 1, 16, 2, "256_prefill"},
-};
+    {"64_prefill", {64, 2, 1, 32, 2}},
+    {"128_prefill", {128, 2, 1, 16, 2}},
+    {"256_prefill", {256, 1, 1, 16, 2}},
+});
 
 /// The average rows of a sequence from which query tiles of all waves are filled.
 inline constexpr std::int64_t kPrefillRows = 32;
