@@ -48,10 +48,10 @@ __device__ inline void emit_dq(const Params& params, Storage<Config>& storage) {
   }
 }
 
-/// Hands the sums in shared memory to the emitter. `elected`: one thread of those that store sums.
-template <class Config>
-__device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, bool elected, int cell, int rank) {
-  if (elected) {
+/// Hands the sums in shared memory to the emitter, by the kThreads threads that have stored them.
+template <int kThreads, class Config>
+__device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, int cell, int rank) {
+  if (thread_index() % kThreads == 0) {
     storage.emitted_cell = cell;
     storage.emitted_rank = rank;
   }
@@ -167,7 +167,7 @@ class DqWarpgroup {
   __device__ __forceinline__ void hand_over(int cell, int rank) {
     if (cell < 0) wait_for_emitter();
     ++handed_over;
-    hand_to_emitter(storage, thread_index() % 128 == 0, cell, rank);
+    hand_to_emitter<128>(storage, cell, rank);
   }
 
   const Params& params;
@@ -237,7 +237,7 @@ class OwnDq {
   __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1); }
   __device__ __forceinline__ void hand_over(int cell, int rank) {
     ++handed_over;
-    hand_to_emitter(storage, thread_index() == 0, cell, rank);
+    hand_to_emitter<256>(storage, cell, rank);
   }
 
   const Params& params;
