@@ -42,7 +42,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
+    const bool causal = problem.mask.right != kUnbounded;
     const std::int64_t rows = problem.ragged ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.max_seq_q;
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
     const Tuning& tuning = tuning_row();
@@ -57,11 +57,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, multiprocessors_);
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
-    if (work_tiles_ < kCountLimit && work_tiles_ > 0) {
-      const std::int64_t last_rows = problem.max_seq_q - (q_tiles - 1) * tokens;
-      const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !tuning.overlap && 2 * last_rows <= tokens};
-      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads * splits), ctas(), costs};
-    }
+    params_.order = dense::tile_order(problem, tokens, heads * splits, ctas(), tuning.overlap);
     fill_problem(params_, problem);
     params_.rows = problem.total_q;
     params_.splits = splits;
@@ -94,11 +90,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = transforms_scores(problem_);
     if (is_8bit()) {
-      dense::ValueTiles tiles = value_tiles_;
-      tiles.data = static_cast<std::byte*>(workspace.data);
-      tiles.v = params.v.data;
-      tiles.cu_seqlens_k = params.cu_seqlens_k;
-      if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;
+      Result<void> good = dense::launch_transpose(value_tiles_, params.v.data, params.cu_seqlens_k, workspace.data, stream);
+      if (!good) return good;
     }
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;

@@ -5,9 +5,11 @@
 
 #include <array>
 
+#include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "op/attention/problem.hpp"
 #include "op/common/attention_checks.hpp"
+#include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -19,6 +21,16 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
            {"k", p.q_dtype, p.k, rows_k, p.kv_heads, batch, p.head_dim_qk, p.k_alignment},
            {"v", p.q_dtype, p.v, rows_k, p.kv_heads, batch, p.head_dim_v, p.v_alignment},
            {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
+}
+
+/// The order of work tiles for `ctas`. `tokens`: of a query tile; `heads`: of all sequences and splits.
+/// Without overlap, warpgroups whose rows are past the sequence cost nothing.
+inline detail::TileOrder tile_order(const detail::AttentionCore& p, std::int64_t tokens, std::int64_t heads, int ctas, bool overlap) {
+  const bool window = p.mask.left != kUnbounded, causal = p.mask.right != kUnbounded;
+  const std::int64_t q_tiles = tiles_of(p.max_seq_q, tokens), last_rows = p.max_seq_q - (q_tiles - 1) * tokens;
+  if (q_tiles * heads == 0 || q_tiles * heads >= kCountLimit) return {};
+  const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !overlap && 2 * last_rows <= tokens};
+  return {static_cast<int>(q_tiles), static_cast<int>(heads), ctas, costs};
 }
 
 /// `tensors`: the RowsDesc of all.

@@ -70,7 +70,10 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
   }
 }
 
-Result<void> launch_transpose(const ValueTiles& tiles, Stream stream) {
+Result<void> launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream) {
+  tiles.v = v;
+  tiles.cu_seqlens_k = cu_seqlens_k;
+  tiles.data = static_cast<std::byte*>(to);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(tiles.count)),
                           .block = dim3(static_cast<unsigned>(tiles.key_tile / 16 * tiles.columns / 4)),
                           .shared_bytes = static_cast<std::size_t>(tiles.key_tile * tiles.columns) * 9 / 8,

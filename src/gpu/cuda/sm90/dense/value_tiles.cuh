@@ -41,7 +41,8 @@ ValueTiles value_tiles_of(const Problem& p, int key_tile, int columns) {
   return tiles;
 }
 
-Result<void> launch_transpose(const ValueTiles& tiles, Stream stream);
+/// `to`: the workspace for `tiles`, whose pointers are null.
+Result<void> launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream);
 
 /// Address of the values of key tile `tile`, for a work tile's sequence and kv head:
 /// [16 keys][column][key].

@@ -42,15 +42,10 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    const bool window = problem.mask.left != kUnbounded, causal = problem.mask.right != kUnbounded;
     index_ = attention::tuning_index(tunings_of(e4m3_values()), problem.head_dim_qk, problem.head_dim_v, problem.max_seq_q);
-    const std::int64_t tokens = row().row_tile(), q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads * problem.batch;
-    work_tiles_ = q_tiles * heads;
-    if (work_tiles_ < kCountLimit && work_tiles_ > 0) {
-      const std::int64_t last_rows = problem.max_seq_q - (q_tiles - 1) * tokens;
-      const detail::TileOrder::Costs costs{.even = causal == window, .short_last = 2 * last_rows <= tokens};
-      params_.order = {static_cast<int>(q_tiles), static_cast<int>(heads), ctas(), costs};
-    }
+    const std::int64_t tokens = row().row_tile(), heads = problem.heads * problem.batch;
+    work_tiles_ = tiles_of(problem.max_seq_q, tokens) * heads;
+    params_.order = dense::tile_order(problem, tokens, heads, ctas(), row().overlap);
     fill_problem(params_, problem);
     params_.lse_strides = problem.lse;
     params_.scale_log2 = in_base_2(problem.scale);
@@ -74,11 +69,8 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     if (Result<void> good = fill(params, args, workspace); !good) return good;
     if (!e4m3_values()) return launch_of<__half>(index_)(params, ctas(), device_.ordinal, stream);
     if (!problem_.v_in_tiles) {
-      dense::ValueTiles tiles = value_tiles_;
-      tiles.data = static_cast<std::byte*>(workspace.data);
-      tiles.v = params.v.data;
-      tiles.cu_seqlens_k = params.cu_seqlens_k;
-      if (Result<void> good = dense::launch_transpose(tiles, stream); !good) return good;
+      Result<void> good = dense::launch_transpose(value_tiles_, params.v.data, params.cu_seqlens_k, workspace.data, stream);
+      if (!good) return good;
     }
     return launch_of<__nv_fp8_e4m3>(index_)(params, ctas(), device_.ordinal, stream);
   }
