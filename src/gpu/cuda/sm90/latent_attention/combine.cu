@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Combines sequences of many splits, after the attention kernel.
+/// The combining kernel, for sequences of more splits than the attention kernel reduces.
 #include "gpu/cuda/common/programmatic_launch.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
@@ -7,14 +7,14 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Whether blocks take sequences by turns, or parts that stand in for them where these are fewer. Of an even schedule always sequences:
-/// each has more than kMostReduced splits.
+/// Whether blockIdx.y counts sequences. Otherwise it counts CTAs of the schedule that stand in for a combined sequence, if these are fewer.
+/// Even schedules count sequences, because each has more than kMostReduced splits.
 __host__ __device__ constexpr bool by_sequences(const Params& params) {
   return params.batch <= (params.ctas - 1) / detail::SplitSchedule::kMostReduced;
 }
 
-/// The sequence that blocks of this y may have to combine, and whether they do. It reads the schedule and the lengths before this kernel's
-/// wait. That is safe: all blocks of the attention kernel wait for their writer, and only then let this kernel start.
+/// The sequence that blocks of this y may have to combine, and whether they do. The schedule and the lengths are read before this kernel
+/// waits. All blocks of the attention kernel have waited for their writer before they let this kernel start.
 struct Combination {
   __device__ explicit Combination(const Params& params) {
     const int index = blockIdx.y, stand_in = (index + 1) * Schedule::kMostReduced;
@@ -32,25 +32,25 @@ struct Combination {
 
   using Schedule = detail::SplitSchedule;
   Sequence sequence;
-  detail::TileRange ctas;
-  bool wanted;
+  detail::TileRange ctas;  // that have its splits
+  bool wanted;             // whether it is combined here
 };
 
 /// Weights of the splits of each row, relative to 2^base.
 template <int kRows>
 struct Weights {
-  static constexpr int kLanes = kMathThreads / kRows;  // of each row
+  static constexpr int kLanes = kMathThreads / kRows;  // lanes of a row
   float of[kMaxCtas][kRows], total[kRows], base[kRows];
 
-  /// By the whole block. The lanes of a row take splits by turns, and issue several loads at once. `stats_of(part, row)`: RowStats of one
-  /// of `rows` rows.
+  /// Called by the whole block. The lanes of a row interleave its splits and issue several loads at once. `stats_of(split, row)` returns
+  /// the RowStats of one of `rows` rows.
   template <class StatsOf>
   __device__ void find(int count, int rows, float scale_log2, StatsOf&& stats_of) {
     constexpr int kAtOnce = 4;
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
     const int own_count = row < rows ? count : 0;
     float largest = -INFINITY, sum = 0;
-#pragma unroll 1  // a longer code path would take longer to load
+#pragma unroll 1  // unrolled, the instructions would take longer to load
     for (int first = own; first < count; first += kAtOnce * kLanes) {
       float lse[kAtOnce];
 #pragma unroll
@@ -66,7 +66,7 @@ struct Weights {
     }
     for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
     if (largest == -INFINITY) largest = 0;  // no split has seen a key
-    const bool exact = !is_plain(largest);  // the logarithm of a sum is lost in so large a number
+    const bool exact = !is_plain(largest);  // so large an LSE has lost the logarithm of the sum
 #pragma unroll 1
     for (int split = own; split < count; split += kLanes) {
       of[split][row] = exact ? 0 : exp2f(of[split][row] - largest);
@@ -85,7 +85,7 @@ struct Weights {
   }
 
  private:
-  /// From maxima and sums instead of LSE; returns the largest maximum.
+  /// Finds weights from maxima and sums instead of LSE. Returns the largest maximum.
   template <class StatsOf>
   __device__ float find_exact(int count, float scale_log2, float& sum, StatsOf&& stats_of) {
     const int row = threadIdx.x / kLanes, own = threadIdx.x % kLanes;
@@ -103,12 +103,12 @@ struct Weights {
   }
 };
 
-/// Adds a chunk, half a piece: two columns of each of two rows, which have weights of their own.
+/// Adds a chunk (half a piece): two columns of each of two rows, each row with its weight.
 __device__ inline void add(float4& to, const float4& x, float upper, float lower) {
   to = {to.x + upper * x.x, to.y + upper * x.y, to.z + lower * x.z, to.w + lower * x.w};
 }
 
-/// Adds the sums of all groups of warps in the first group. Returns whether this thread is in it.
+/// Adds the sums of all groups of warps into those of the first group. Returns whether this thread is in the first group.
 template <int kGroups, int kColumns, int kPlaces>
 __device__ bool add_up(float4 (&sums)[kGroups][kColumns][kPlaces], float4 (&out)[kColumns]) {
   const int group = threadIdx.x / kPlaces, place = threadIdx.x % kPlaces;
@@ -123,7 +123,7 @@ __device__ bool add_up(float4 (&sums)[kGroups][kColumns][kPlaces], float4 (&out)
   return true;
 }
 
-/// Stores the r-th row of a thread, from a column on.
+/// Stores the r-th of a thread's two rows, from `column` on.
 template <class Element, int kColumns>
 __device__ void store_row(const OutputRow& row, int r, int column, float normalise, const float4 (&out)[kColumns]) {
 #pragma unroll
@@ -145,10 +145,10 @@ __device__ float largest_of_splits(int count, StatsOf&& stats_of) {
   return largest;
 }
 
-/// Combines sequences of many splits: each group of warps adds its splits in their order, then groups are added in theirs. Grid (query
-/// tiles x column blocks x kGroups, y, kv heads). A thread has the rows of a math thread, and kColumns chunks of its accumulators. kGroups
-/// groups of warps share the splits of the same rows, and each issues loads of kAtOnce of them before it waits. With two chunks that is
-/// nine: eight groups then have all splits of a sequence in flight where pairs of multiprocessors share it.
+/// Each group of warps adds its splits in order, then the groups are added in order. Grid (query tiles x column blocks x kGroups, y, kv
+/// heads). A thread has the rows of a math thread and kColumns chunks of its accumulators. The kGroups groups interleave the splits of the
+/// same rows, and each issues loads of kAtOnce splits before it waits. With two chunks that is nine: eight groups then have all splits of
+/// a sequence in flight.
 template <class Element, int kGroups, int kColumns>
 __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ Params params) {
   constexpr int kPieces = kColumns / 2, kBlocks = kPartialPieces / kPieces, kAtOnce = kColumns == 2 ? 9 : 4;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
   const Combination combination(params);
   const int rows = combination.sequence.q_rows * params.heads_per_kv.divisor - tile * kQueryTile,
             count = combination.ctas.end - combination.ctas.begin;
-  const int own_count = warp_row < rows ? count : 0;  // of absent rows, nothing has been stored
+  const int own_count = warp_row < rows ? count : 0;  // nothing has been stored for rows past the end
   grid_dependency_wait();
   if (!combination.wanted || row_begin >= rows) return;
   const PartialPlace first_place(params, Combination::Schedule::slot(combination.ctas.begin, true), blockIdx.z, tile, 0);
@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
     if (piece > 0 || math_warp >= 4 || lane % 4 != 0) continue;
     output[r].store_lse(lse_of(total, base));
     if (params.max_logits == nullptr) continue;
-    const auto right = [&](int split) { return place_of(split).row_stats(kQueryTile + first_row + 8 * r); };  // of its warps
+    // The warps of the right half have stored the largest scores.
+    const auto right = [&](int split) { return place_of(split).row_stats(kQueryTile + first_row + 8 * r); };
     output[r].store_largest(largest_of_splits(own_count, right), scale_log2);
   }
 }
@@ -221,7 +222,7 @@ Result<void> launch_with(const Params& params, int sequences, Stream stream) {
 template <class Element>
 Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
   const int stand_ins = (params.ctas - 1) / detail::SplitSchedule::kMostReduced;
-  if (stand_ins == 0) return {};  // no sequence has more splits than the first of them reduces
+  if (stand_ins == 0) return {};  // the attention kernel reduces all splits
   const int sequences = by_sequences(params) ? params.batch : stand_ins;
   const int least = params.query_tiles * kPartialPieces * sequences * params.kv_heads;
   const auto chosen = least * 8 <= blocks   ? &launch_with<Element, 8, 2>

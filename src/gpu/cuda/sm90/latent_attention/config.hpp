@@ -46,14 +46,14 @@ template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 using Budget = std::conditional_t<kernel_of(kLoad, kRow) == Kernel::specialised, SpecialisedBudget<kHeadDim, kCluster, kLoad, kRow>,
                                   PingpongBudget<kHeadDim, kCluster, kLoad, kRow>>;
 
-/// kRow_: of all caches; only Load::codes reads it.
-/// kEdges_: rows of a tile may see different keys. The code for that slows down calls in which they never do.
+/// kRow_ is the kind of rows of all caches, for quantised loads. kEdges_: rows of a tile may see different keys; the instructions for that
+/// slow down other calls.
 template <class Element_, int kHeadDim_, int kCluster_, Load kLoad_, Row kRow_ = Row::any, bool kEdges_ = false>
 struct Config : Budget<kHeadDim_, kCluster_, kLoad_, kRow_> {
   using Element = Element_;
   static constexpr Kernel kKernel = kernel_of(kLoad_, kRow_);
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kCluster = kCluster_;  // CTAs that share each key tile; each loads a part of the keys for all
+  static constexpr int kCluster = kCluster_;  // CTAs that share each key tile; each loads some of the keys for all
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
   static constexpr bool kEdges = kEdges_;

@@ -12,7 +12,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// The packed format of a kind of row. The planar v41_fp8 differs only in where its scales lie.
+/// The packed format of a kind of row. The planar v41_fp8 only has its scales elsewhere.
 template <Row kRow>
 constexpr PackedFormat format_of() {
   static_assert(kRow != Row::plain && kRow != Row::e4m3);
@@ -20,7 +20,7 @@ constexpr PackedFormat format_of() {
   return *packed_format(kFormats[static_cast<int>(kRow) - static_cast<int>(Row::v32)]);
 }
 
-/// Codes of a row of `kDim` values. Rows of e4m3 have one scale for the whole cache, which consumers apply.
+/// Codes of a row of `kDim` values. Consumers apply the one scale of an e4m3 cache.
 template <Row kRow, int kDim>
 struct Codes {
   static constexpr int kCount = kRow == Row::e4m3 ? kDim : format_of < kRow == Row::e4m3 ? Row::v32 : kRow > ().codes;
@@ -28,7 +28,7 @@ struct Codes {
 };
 
 using gpu::halves_from_e4m3;
-/// Four e4m3 codes as two pairs of halves: an instruction reads the high ones without a shift.
+/// Four e4m3 codes as two pairs of halves. The instruction reads the high codes without a shift.
 __device__ inline void halves_from_e4m3(std::uint32_t codes, std::uint32_t& first, std::uint32_t& second) {
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(first), "=r"(second)
@@ -51,7 +51,7 @@ constexpr int scale_words() {
   }
 }
 
-/// The scale of 16 codes: those of quarter `quarter` of a slice of the half.
+/// The scale of the 16 codes in one quarter of a slice.
 template <Row kRow>
 __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int quarter) {
   if (kRow == Row::e4m3) return 1.0f;
@@ -66,7 +66,7 @@ __device__ inline float scale_of(const std::uint32_t (&words)[4], int slice, int
   }
 }
 
-/// Volatile, like the stores to shared memory: ptxas would sink all loads behind all stores, and then wait for them. kLine: prefetches the
+/// Volatile, as stores to shared memory are: ptxas would sink all loads behind all stores and then wait for them. kLine prefetches the
 /// whole 128-byte line into L2.
 template <int kWords, bool kLine = false>
 __device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4]) {
@@ -83,7 +83,7 @@ __device__ inline void load_words(const std::byte* from, std::uint32_t (&to)[4])
   }
 }
 
-/// 16 codes become 16 values of an operand: two chunks of 16 bytes.
+/// Decodes 16 codes into 16 values of an operand: two chunks of 16 bytes.
 template <Row kRow, class Element>
 __device__ inline void decode(const std::uint32_t* codes, float scale, std::uint32_t (&chunks)[2][4]) {
   std::uint32_t* values = chunks[0];
@@ -104,12 +104,12 @@ __device__ inline void decode(const std::uint32_t* codes, float scale, std::uint
 /// The dummy row, which is read for absent keys, without a branch.
 alignas(16) __device__ constexpr std::byte kNoRow[(kHalfSlices + 1) * kSlice]{};
 
-/// Mask that flips the signs of e4m3 rows under a negative scale. Consumers apply the magnitude of the scale.
+/// Mask that flips the signs of e4m3 codes if the cache's scale is negative. Consumers apply its magnitude.
 __device__ inline std::uint32_t flip_of(const Params& params) {
   return params.cache_scale != nullptr && *params.cache_scale < 0 ? 0x80808080 : 0;
 }
 
-/// What a lane loads of half a row: 16 codes of each slice, and the scales of all slices as they are stored.
+/// A lane's fragment of half a row: 16 codes of each slice, and the scales of all slices as they are stored.
 struct HalfRow {
   std::uint32_t codes[kHalfSlices + 1][4];
   std::uint32_t scales[4];
@@ -119,7 +119,7 @@ template <class Config, Row kRow>
 struct CodeRows {
   using Format = Codes<kRow, Config::kHeadDim>;
 
-  /// Slices of codes in a half, and of the rotary part. The left half has codes alone.
+  /// Slices of codes in a half. The right half also has the slices of the rotary part.
   static __device__ constexpr int slices(int half) { return half == 0 ? kHalfSlices : Format::kCount / kSlice - kHalfSlices; }
   static __device__ constexpr int rope_slices(int half) { return half == 0 ? 0 : Config::kSlices - Format::kCount / kSlice; }
   static __device__ constexpr int rope_at() {
@@ -136,12 +136,12 @@ struct CodeRows {
   /// `row`: null for an absent key. The address depends on `zero`.
   static __device__ __forceinline__ Source source_of(const std::byte* row, int scales_at, int half, int quarter, std::uint32_t zero = 0) {
     if (row == nullptr) return {kNoRow + zero, kNoRow + zero};
-    // Scales that follow the codes are found without the token's offset.
+    // v32 scales follow the codes, so their address needs no offset of the token.
     const std::byte* scales = row + (kRow == Row::v32 ? Format::kCount : scales_at);
     return {row + (half * (kHalfSlices * kSlice) + quarter * 16) * Format::kBits / 8, scales + half * scale_words<kRow>() * 4};
   }
 
-  /// kLine: the whole line of a slice is prefetched into L2, because its other half is the next slice.
+  /// kLine prefetches the whole line into L2, because its other half is the next slice.
   template <bool kLine = false>
   static __device__ __forceinline__ void load_slice(const Source& source, int slice, HalfRow& to) {
     load_words<Format::kBits / 2, kLine>(source.codes + slice * (kSlice * Format::kBits / 8), to.codes[slice]);
@@ -155,7 +155,7 @@ struct CodeRows {
     for (int slice = 0; slice < slices(half); ++slice) load_slice(source, slice, to);
   }
 
-  /// 16 codes become two chunks, side by side. `flip`: of flip_of().
+  /// Decodes 16 codes into two neighbouring chunks. `flip` is that of flip_of().
   static __device__ __forceinline__ void decode_slice(const HalfRow& from, int slice, int quarter, std::uint32_t flip,
                                                       std::uint32_t (&chunks)[2][4]) {
     std::uint32_t words[4];

@@ -13,11 +13,11 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// The roles of a kernel, in its own folder: `init(storage)` by one thread, then `run(params, storage, warpgroup)` by all.
+/// The roles of a kernel, defined in its folder. One thread calls init(storage), then all call run(params, storage, warpgroup).
 template <class Config, Kernel = Config::kKernel>
 struct Roles;
 
-/// Initialises the barriers that both kernels have, after all others: `fills` arrivals complete q_full, `reads` complete q_empty.
+/// Initialises the barriers of both kernels, after all others. `fills` arrivals complete q_full, `reads` arrivals complete q_empty.
 template <class Config>
 __device__ void init_common(Storage<Config>& storage, int fills, int reads) {
   barriers_init(storage.partial_full, 32);
@@ -27,7 +27,7 @@ __device__ void init_common(Storage<Config>& storage, int fills, int reads) {
   fence_barrier_init();
 }
 
-/// Grid (query tiles, kv heads, parts), clusters along the query tiles.
+/// Grid (query tiles, kv heads, CTAs of the schedule), clusters along the query tiles.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   grid_dependency_wait();
   Roles<Config>::run(params, storage, warpgroup);
   launch_dependents();
-  // The other CTA may still write to this one's shared memory. Checkers count barriers over the threads that have not ended.
+  // The other CTA may still write to this CTA's shared memory. Checkers count barriers over the threads that have not ended.
   Config::kCluster > 1 ? cluster_sync() : __syncthreads();
 }
 

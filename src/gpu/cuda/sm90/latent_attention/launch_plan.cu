@@ -127,8 +127,8 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
 std::string LaunchPlan::explain() const {
   const char* decoded = tuning.kernel == Kernel::specialised ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
   const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
-  return "64 x 64 tiles, " + std::to_string(params.ctas) + " parts of " + std::to_string(params.query_tiles * params.kv_heads) +
-         " row tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
+  return "64 x 64 tiles, " + std::to_string(params.ctas) + " splits of " + std::to_string(params.query_tiles * params.kv_heads) +
+         " query tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }
 
 Row row_kind_of(const detail::LatentCacheView& cache, DType q_dtype) {

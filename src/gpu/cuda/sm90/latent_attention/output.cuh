@@ -36,20 +36,19 @@ struct OutputRow {
     if (params.max_logits != nullptr) largest = params.max_logits + row.offset(sequence, params.max_logits_strides);
   }
 
-  /// Four lanes hold 16 columns of a row, each two neighbours of every eight (x). They exchange halves, so that each stores four columns at
-  /// once, and together whole sectors. All lanes of the warp call this.
+  /// Four lanes hold 16 columns of a row; each has two neighbours of every eight (x). They exchange halves, so that each stores four
+  /// columns at once and together they store whole sectors. All lanes of the warp call this.
   template <class Element>
   __device__ void store(int column, int lane, const float (&x)[4]) const {
     std::uint32_t left = pack<Element>(x[0], x[1]), right = pack<Element>(x[2], x[3]);
-    // A 2 x 2 transposition: the lower of two lanes keeps its left columns and receives the other's, and the upper one keeps the right
-    // columns.
+    // A 2 x 2 transposition: the lower lane of two ends with the left columns of both, the upper lane with the right ones.
     const bool upper = lane % 2 == 1;
     const std::uint32_t received = __shfl_xor_sync(~0u, upper ? left : right, 1);
     (upper ? left : right) = received;
     if (valid) *reinterpret_cast<uint2*>(static_cast<Element*>(base) + out + column) = {left, right};
   }
 
-  /// The factor from accumulators, relative to 2^base, to the result: V's scale over the sum with the sink's term.
+  /// Factor from accumulators, relative to 2^base, to the result: V's scale over the sum with the sink's term.
   __device__ float normalise(const Params& params, float sum, float base) const {
     if (sum == 0) return 0;
     return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum_with_sink(params, head, sum, base);

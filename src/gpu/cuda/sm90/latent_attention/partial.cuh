@@ -10,18 +10,17 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Numbers of each row of a partial result: [kind][16 rows] of a math warp.
+/// Statistics of the rows of a partial result: [kind][16 rows] of a math warp.
 struct RowStats {
-  static constexpr int kLse = 0, kMaximum = kMathWarpRows, kSum = 2 * kMathWarpRows,
-                       kLargest = 3 * kMathWarpRows;  // where each kind begins
+  static constexpr int kLse = 0, kMaximum = kMathWarpRows, kSum = 2 * kMathWarpRows, kLargest = 3 * kMathWarpRows;  // offset of each kind
   static constexpr int kFloats = kPartialRowStats * kMathWarpRows;
-  /// Bytes to copy: without the largest scores, which only the right half's warps have, unless the call wants them.
+  /// Bytes to copy. The largest scores, which only the right half's warps have, are left out unless the call wants them.
   static __device__ int bytes(const Params& params) {
     return (params.max_logits != nullptr ? kFloats : kLargest) * static_cast<int>(sizeof(float));
   }
 };
 
-/// Where a math warp stores its rows of a partial result. Its number is small, because there are no more parts than multiprocessors.
+/// Where a math warp stores its rows of a partial result. `at` is small, because there are no more CTAs than multiprocessors.
 struct PartialPlace {
   __device__ PartialPlace(const Params& params_, int slot, int kv_head, int query_tile, int warp)
       : params(params_), at(((slot * params.kv_heads + kv_head) * params.query_tiles + query_tile) * kMathWarps + warp) {}
@@ -32,7 +31,7 @@ struct PartialPlace {
     return place;
   }
   __device__ uint2* sums() const { return params.partial + at * kPartialPieces * kPieceWords * 32; }  // [piece][word][lane]
-  /// Stats of row `row`, counted from this warp's first row over the warps that follow.
+  /// RowStats of a row, counted from this warp's first row across the warps that follow.
   __device__ float* row_stats(int row = 0) const {
     return params.partial_rows + (at + row / kMathWarpRows) * RowStats::kFloats + row % kMathWarpRows;
   }
@@ -41,12 +40,12 @@ struct PartialPlace {
   int at;
 };
 
-/// Eight floats without their last bytes, in the order of the accumulator's registers: two columns of a row, two of the row eight further
-/// on, and the same eight columns on. The error of a value is up to 2^-15.6, next to 2^-8 or 2^-11 of bf16 or f16. Infinities and NaN stay
-/// so, because every value has been multiplied before.
+/// Eight accumulators of 24 bits each: two columns of a row and of the row eight below, then the same eight columns to the right. The error
+/// of a value is up to 2^-15.6, beside 2^-8 of bf16 or 2^-11 of f16. Infinities and NaN survive, because every value has been multiplied
+/// before.
 class Piece {
  public:
-  /// Truncation removes 2^-16.5 of a value on average. Values are multiplied by this first.
+  /// Values are multiplied by this first, because truncation removes 2^-16.5 of a value on average.
   static constexpr float kRounding = 1 + 1.08e-5f;
 
   __device__ explicit Piece(const float (&x)[kPieceFloats]) {
@@ -86,17 +85,17 @@ class Piece {
   uint2 words[kPieceWords];
 };
 
-/// A partial result that this CTA reduces, in shared memory that its key tiles have left: half of each math warp's pieces in the even tile,
-/// the others in the odd one. In each tile: [math warp][piece][word][lane], then in the even one [math warp] RowStats.
+/// Layout of a partial result that this CTA reduces, in the shared memory of its key tiles. Each tile has half of every math warp's pieces:
+/// [math warp][piece][word][lane]. In the even tile, [math warp] RowStats follow.
 struct StagedPartial {
   static constexpr int kPieces = kPartialPieces / 2, kBytes = kPieces * kPieceWords * 32 * sizeof(uint2);  // of a math warp
-  static constexpr int kRowsAt = kMathWarps * kBytes;  // of RowStats, from the even tile's begin on
+  static constexpr int kRowsAt = kMathWarps * kBytes;  // bytes from the even tile's begin to RowStats
   static constexpr int kRowBytes = kPartialRowStats * kMathWarpRows * sizeof(float);
 };
 static_assert(StagedPartial::kRowsAt + kMathWarps * StagedPartial::kRowBytes <= kGroups * kKeyGroup);
 
-/// By one warp, a lane for each math warp. A lane copies once the other part has set its flag and `await_tile(i)` has returned: consumers
-/// no longer read the i-th tile.
+/// Copies the partial results of other CTAs for the last sequence of this one; by one warp, a lane for each math warp. A lane copies once
+/// the other CTA has set its flag and `await_tile(i)` has returned, which means that consumers no longer read the i-th tile.
 template <class Storage, class AwaitTile>
 __device__ __forceinline__ void load_partials(const Params& params, Storage& storage, const WorkTile& work, AwaitTile&& await_tile) {
   if (!work.reduces) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What becomes of a math warpgroup's accumulators at the end of a work tile: rows of the result, or a partial result.
+/// Accumulators of a math warpgroup become rows of the result or a partial result at the end of a work tile.
 #pragma once
 
 #include "gpu/cuda/common/global_memory.cuh"
@@ -10,7 +10,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// By one warpgroup. Sums, maxima and largest scores are those of this thread's two rows.
+/// The results of one warpgroup. Sums, maxima and largest scores are those of this thread's two rows.
 template <class Element>
 struct Results {
   const Params& params;
@@ -20,7 +20,7 @@ struct Results {
   float (&largest)[2];
   float scale_log2;
   int half;          // of the columns
-  bool has_largest;  // of the two warpgroups, one has the largest scores of all keys, if any
+  bool has_largest;  // whether this warpgroup has the largest scores of all keys
 
   __device__ void store(const Sequence& sequence) const {
 #pragma unroll
@@ -40,9 +40,9 @@ struct Results {
     }
   }
 
-  /// Stores rows without a scale of V by the copy engine, through `staging`: this half of a key tile, [group][slice][8 rows][64], which all
-  /// of the warpgroup has read. Eight rows are eight heads of one token: one box. `staging` is free after tma_store_wait_read().
-  __device__ void store_boxes(const Sequence& sequence, std::uint32_t staging) const {
+  /// Stores rows without a scale of V by TMA, through `staging`: this half of a key tile, [group][slice][8 rows][64], which the warpgroup
+  /// has read. A TMA box is eight heads of one token. `staging` is free after tma_store_wait_read().
+  __device__ void store_by_tma(const Sequence& sequence, std::uint32_t staging) const {
     const int lane = lane_index(), first = blockIdx.x * kQueryTile + first_row();
     float factor[2];
 #pragma unroll
@@ -69,8 +69,8 @@ struct Results {
     if (place.token < sequence.q_rows) tma_store(&params.results, at, staging + (group + lane) * kKeyGroup);
   }
 
-  /// Stores a partial result in the order of the accumulator's registers, so that each store of a warp is contiguous; it is read in the
-  /// same order. `await_right` returns once the right half of the accumulators is complete.
+  /// Stores a partial result in the order of the accumulator's registers, so that each store of a warp is contiguous. `await_right` returns
+  /// once the right half of the accumulators is complete.
   template <class AwaitRight>
   __device__ void store_partial(const Sequence& sequence, int slot, AwaitRight&& await_right) const {
     const int own = math_warp();
@@ -89,7 +89,7 @@ struct Results {
       }
     };
     store_half(0);
-    await_right();  // by all warps of the warpgroup, with or without valid rows: they wait for MMAs at one place
+    await_right();  // by every warp, with or without valid rows: MMAs are waited for at one place
     store_half(1);
     if (!wanted || lane_index() % 4 != 0) return;
 #pragma unroll
@@ -102,14 +102,14 @@ struct Results {
     }
   }
 
-  /// Signals that this warp's rows of a partial result are stored. Called some time after the stores, because it waits for them.
+  /// Signals that this warp's rows of a partial result are stored. It waits for the stores, so it is called some time after them.
   __device__ void signal(const Sequence& sequence, int cta) const {
     const int own = math_warp();
     __syncwarp();
     flag_raise_if(lane_index() == 0 && has_rows(params, sequence, blockIdx.x, own), ready_flags(params, cta) + own);
   }
 
-  /// Adds the partial results of the parts up to `end`, as the load warp copies them.
+  /// Adds the partial results of the CTAs up to `end`, as the load warp copies them.
   template <class Storage>
   __device__ void reduce(Storage& storage, int end) const {
     for (int cta = own_cta(params) + 1; cta < end; ++cta) {
@@ -123,7 +123,7 @@ struct Results {
   }
 
  private:
-  /// Adds a partial result in shared memory, laid out as StagedPartial.
+  /// Adds a partial result in shared memory (StagedPartial).
   __device__ void add(const std::byte* even, const std::byte* odd) const {
     const int lane = lane_index(), own = math_warp();
     const float* rows = reinterpret_cast<const float*>(even + StagedPartial::kRowsAt + own * StagedPartial::kRowBytes) + lane / 4;
@@ -156,8 +156,8 @@ struct Results {
     }
   }
 
-  /// The left half of the columns stores the LSE, the right one the largest score. Of the four lanes of two rows, the first stores one and
-  /// the second the other: `place` is that of this lane's.
+  /// The warpgroup of the left columns stores the LSE, the other one the largest score. The first of four lanes stores the first row's, the
+  /// second lane the second row's: `place` is that of the lane's row.
   __device__ void store_row_values(const Sequence& sequence, const PackedRow& place) const {
     const int r = lane_index() % 2;
     const float own_sum = r == 0 ? sum[0] : sum[1], base = (r == 0 ? maximum[0] : maximum[1]) * scale_log2;

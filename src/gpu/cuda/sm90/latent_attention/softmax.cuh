@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp does with the scores of a tile: 16 rows of 64 columns, in the order in which MMAs leave them. A lane has two rows, eight
-/// apart, and of every eight columns two neighbours; four lanes share a row.
+/// Scores of a key tile become probabilities. A warp has 16 rows of 64 columns, in the order of an MMA's accumulator: a lane has two rows,
+/// eight apart, and two neighbours of every eight columns. Four lanes share a row.
 #pragma once
 
 #include "gpu/cuda/sm90/fragment.cuh"
@@ -33,9 +33,9 @@ __device__ inline void find_largest(const float (&scores)[32], float (&largest)[
   for (int i = 0; i < 32; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], scores[i]);
 }
 
-/// Finds what exponents are relative to in each row: maximum * scale_log2, where that is plain. Elsewhere it is 0, and the scores become
-/// relative to the maximum themselves. Returns whether both rows are plain. OnlineSoftmax has this arithmetic in code of its own: with one
-/// function for both, dense attention's instructions change.
+/// Finds the offset of each row's exponents: maximum * scale_log2 if that is plain. Otherwise the offset is 0, and the maximum is
+/// subtracted from the scores. Returns whether both rows are plain. OnlineSoftmax repeats this arithmetic, because one function for both
+/// changes the instructions of dense attention.
 __device__ inline bool find_offsets(const float (&maximum)[2], float scale_log2, float (&scores)[32], float (&offset)[2]) {
   float base[2];
   bool both = true;

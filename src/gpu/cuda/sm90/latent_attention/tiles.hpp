@@ -13,10 +13,10 @@ inline constexpr int kSlice = 64;           // columns of a slice: 128 bytes
 inline constexpr int kValueDim = 512;
 inline constexpr int kHalfSlices = kValueDim / kSlice / 2;  // V columns of one accumulator
 inline constexpr int kGroups = kKeyTile / 8;                // of eight rows
-inline constexpr int kKeySlices = 9;  // the ninth: the rotary part of 576 columns, then P of the even tiles (of all tiles, with four roles)
-inline constexpr int kKeyGroup = kKeySlices * 1024;       // bytes from one group of eight keys to the next
-inline constexpr int kStagingBytes = 5 * kGroups * 1024;  // codes of a tile and the rotary part: [group][piece][8 rows][128]
-inline constexpr int kBoxRows = 8;                        // keys of one copy: pages are multiples of it
+inline constexpr int kKeySlices = 9;                        // the ninth has columns 512 to 575, then P (of even tiles; specialised: of all)
+inline constexpr int kKeyGroup = kKeySlices * 1024;         // bytes from one group of eight keys to the next
+inline constexpr int kStagingBytes = 5 * kGroups * 1024;    // codes of a tile and the rotary part: [group][piece][8 rows][128]
+inline constexpr int kBoxRows = 8;                          // keys of one copy: pages are multiples of it
 
 inline constexpr int kKeyLimit = 1 << 30;  // a sequence has fewer keys: they are counted in ints
 
@@ -44,10 +44,10 @@ enum class Load {
   codes,  // row by row, decoded from 8 or 4 bits
 };
 
-/// How a cache stores a token. Of a kernel also: any kind, known at run time, and v41 with an extra cache of fp4.
+/// How a cache stores a token. Kernels also have `any`, a kind known at run time, and v41 with an extra cache of fp4.
 enum class Row : int { plain, e4m3, v32, v4, v41, fp4, any, v41_and_fp4 };
 
-/// Where queries list tokens: the first key of the extra cache, after `main_len` of the main one. Keys between them are absent.
+/// With lists of tokens: the first key of the extra cache, after `main_len` keys of the main one. Keys between them are absent.
 constexpr int extra_list_begin(int main_len) { return (main_len + kKeyTile - 1) / kKeyTile * kKeyTile; }
 
 }  // namespace fovea::gpu::sm90::latent

@@ -14,14 +14,14 @@ using Problem = detail::SparseLatentAttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.sparse_latent_attention";
 
-/// The core of a problem whose sequences are its query tokens. The extra list begins with a tile.
+/// The core of a problem whose sequences are its query tokens. The extra list begins at a key tile.
 detail::AttentionCore core_of(const Problem& problem) {
   detail::AttentionCore core = problem;
   core.max_seq_k = problem.main.topk + (problem.extra ? kKeyTile + problem.extra->topk : 0);
   return core;
 }
 
-/// What both caches hold; of an extra one only where it lists keys.
+/// Kind of rows in both caches. An extra cache counts only if it lists keys.
 Row rows_of(const Problem& problem) {
   const Row main = row_kind_of(problem.main.cache, problem.q_dtype);
   if (!problem.extra || problem.extra->topk == 0) return main;
@@ -32,7 +32,7 @@ Row rows_of(const Problem& problem) {
 
 Call call_of(const Problem& problem) { return call_of(problem, rows_of(problem), 1); }
 
-/// Of both caches.
+/// The unit of addresses in both caches.
 std::int64_t unit_of(const Problem& problem) {
   const std::int64_t main = place_unit(problem.main.cache);
   return problem.extra ? std::gcd(main, place_unit(problem.extra->cache)) : main;

@@ -28,15 +28,15 @@ struct Loader {
     for (WorkTile& work = keep(WorkTile::first_of(params, own_cta(params), Config::kLists)); !work.done();
          keep(work.next(params, own_cta(params), Config::kLists))) {
       load_keys(work.sequence, work.begin, work.end, first, [&] {
-        announce(work);
+        publish(work);
         QueryLoader<Config>(params, storage, work.sequence)();
       });
       first = false;
-      if (work.reduces) break;  // a part reduces at its end
+      if (work.reduces) break;  // a CTA reduces in its last work tile
     }
-    announce(WorkTile{});
+    publish(WorkTile{});
     barrier_arrive(shared_address(&storage.q_full));
-    // announce() has waited until all halves of the last pair were full, so `empty` can only complete for that pair.
+    // publish() has waited until all halves of the last pair were full, so `empty` can only complete for that pair.
     if (warp() == 0) {
       load_partials(params, storage, storage.loading[0], [&](int buffer) {
         for (int half = 0; half < 2; ++half) barrier_wait(shared_address(&storage.empty[buffer * 2 + half]), load_keys.parity ^ 1);
@@ -45,7 +45,7 @@ struct Loader {
   }
 
  private:
-  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // recomputed, because registers are short
+  static __device__ int warp() { return thread_index() % Config::kLoadThreads / 32; }  // recomputed, which saves a register
 
   __device__ WorkTile& keep(const WorkTile& work) {
     __syncwarp();
@@ -58,8 +58,8 @@ struct Loader {
     return storage.loading[warp()];
   }
 
-  /// Announces the next work tile, once consumers have read the query rows of the last one.
-  __device__ void announce(const WorkTile& work) {
+  /// Publishes the next work tile, once consumers have read the query rows of the last one.
+  __device__ void publish(const WorkTile& work) {
     barrier_wait(shared_address(&storage.q_empty), q_parity ^ 1);
     if (warp() == 0 && lane_index() == 0) storage.work_tiles[q_parity] = work;
     q_parity ^= 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys row by row, decoded, for a CTA alone: eight warps of few registers, each with a group of eight rows of each tile. As soon as a
-/// slice is decoded, the load of the same slice of the next half is issued into its registers.
+/// Keys row by row, decoded, for a CTA without a cluster: e4m3 rows, f16 queries, caches of several kinds. Eight warps of few registers
+/// each decode eight rows of a tile. Once a slice is decoded, the load of that slice of the next half is issued into its registers.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
@@ -12,19 +12,19 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class QuantisedLoader : public RowFinder<Config, 8> {
  public:
-  /// At a half's `full`: every thread arrives after it has decoded its codes, and once more when its copies are complete.
+  /// At a half's `full`: every thread arrives after it has stored its values, and again when its copies are complete.
   static constexpr int kArrivals = 2 * Config::kLoadThreads;
 
   __device__ QuantisedLoader(const Params& params_, Storage<Config>& storage_) : RowFinder<Config, 8>(params_, storage_) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
+    asm("" : "+r"(warp), "+r"(lane));  // kept, because reading them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to[0] = shared_address(storage.k[0]) + warp * kKeyGroup + row * 128 + (chunk ^ row) * 16;
     to[1] = to[0] ^ 16;
     flip = flip_of(params);
   }
 
-  /// Loads pairs [begin, end) of tiles. `before` is called ahead of a work tile's first keys, or after their first half, when a stage for
-  /// queries is free.
+  /// Loads pairs [begin, end) of tiles. Calls `before` ahead of a CTA's first keys; later after the first tile of a work tile, when the
+  /// queries' stage is free.
   template <class Before>
   __device__ __forceinline__ void operator()(const Sequence&, int begin, int end, bool first, Before&& before) {
     Tile tiles[2];
@@ -58,7 +58,7 @@ class QuantisedLoader : public RowFinder<Config, 8> {
   /// A tile's cache, and this lane's row.
   struct Tile {
     Row row;
-    const std::byte* token;  // or null for an absent key
+    const std::byte* token;  // null for an absent key
     int scales;              // bytes from there to the scales
     std::uint32_t present;   // a bit for each row of the warp
   };
@@ -76,7 +76,7 @@ class QuantisedLoader : public RowFinder<Config, 8> {
     }
   }
 
-  /// Calls f<CodeRows>() for the cache's kind of row, if this kernel decodes it. Queries of packed caches are bf16.
+  /// Calls f(CodeRows) for the cache's kind of row, if this kernel decodes it. Packed caches have bf16 queries.
   template <class F>
   static __device__ __forceinline__ void with_rows(Row row, F&& f) {
     if constexpr (!kAny) {
@@ -110,7 +110,7 @@ class QuantisedLoader : public RowFinder<Config, 8> {
     if (kHalf == kBuffer && lane == 0) storage.present[kBuffer][warp] = static_cast<std::uint8_t>(tile.present);
     copy_plain<kHalf>(tile, kAt);
     copy_async_arrive(full);
-    // Looked up beside the rows: a wait for them is a wait for this too.
+    // Issued with the loads of rows: ptxas waits for all of them at once.
     const auto look_further = [&] {
       if (kLast) entry = look_up(pair + 2);
     };
@@ -149,7 +149,7 @@ class QuantisedLoader : public RowFinder<Config, 8> {
     for (int i = 0; i < 2; ++i) store_shared(to[i] + at + slice * kGroupBytes, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
   }
 
-  /// Copies what is not coded of a half: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
+  /// Copies the unquantised slices of a half: plain rows, or the rotary part. A lane has two neighbours of a slice's eight chunks.
   template <int kHalf>
   __device__ __forceinline__ void copy_plain(const Tile& tile, int at) const {
     constexpr int kSlices = kHalf == 0 ? kHalfSlices : Config::kSlices - kHalfSlices;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys row by row, e4m3 decoded, for two CTAs. Of each tile, each CTA decodes every other group of eight rows and sends it to the other. A
-/// warp has one of these groups, a lane a quarter of its row. Two half rows are in flight at a time, and values are decoded before their
-/// stage is free.
+/// Keys row by row, decoded from e4m3, for a cluster of two CTAs. Each CTA decodes every other group of eight rows of a tile and sends it
+/// to the other CTA. A warp has one of these groups, a lane a quarter of a row. Two half rows are in flight at a time, and values are
+/// decoded before their stage is free.
 ///
-/// ptxas gives all these loads one scoreboard, and moves arithmetic to where its results are used. So data make the order: `zero` is
-/// computed from what must complete first, and is added to what must follow.
+/// ptxas gives all these loads one scoreboard and moves arithmetic to the use of its results. Data dependencies therefore make the order:
+/// `zero` is computed from results that must come first, and is added to addresses that must come later.
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
@@ -16,11 +16,11 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 class QuantisedClusterLoader : public RowFinder<Config, 16> {
  public:
-  /// At a half's `full`: every thread arrives after it has stored its values. The other CTA's values count by their bytes.
+  /// At a half's `full`: every thread arrives after it has stored its values. The other CTA's values are counted in bytes.
   static constexpr int kArrivals = Config::kLoadThreads;
 
   __device__ QuantisedClusterLoader(const Params& params_, Storage<Config>& storage_) : RowFinder<Config, 16>(params_, storage_) {
-    asm("" : "+r"(warp), "+r"(lane));  // kept: to read them again takes longer
+    asm("" : "+r"(warp), "+r"(lane));  // kept, because reading them again takes longer
     const int row = lane / 4, chunk = lane % 4 * 2;
     to = shared_address(storage.k[0]) + (warp * 2 + cluster_rank()) * kKeyGroup + row * 128 + (chunk ^ row) * 16;
     flip = flip_of(params);
@@ -29,19 +29,19 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
   /// Loads pairs [begin, end) of tiles. `before` is called ahead of their first keys.
   template <class Before>
   __device__ __forceinline__ void operator()(const Sequence&, int begin, int end, bool, Before&& before) {
-    const KeyList list = storage.lists[warp];  // in registers: reads of shared memory are late beside MMAs of scores
+    const KeyList list = storage.lists[warp];  // in registers, because shared memory answers late beside MMAs of scores
     const Entries first = look_up(list, begin, end);
     Entries entries = look_up(list, begin + 1, end);
     PairRows rows = locate_rows(list, begin, first);
-    HalfRow a, b;  // by turns
+    HalfRow a, b;  // even and odd halves
     issue_half<0>(list, begin, rows, 0, a);
-    issue_half<1>(list, begin, rows, 0, b);  // again at the loop's begin, where no load may be in flight; then the rows are near
+    issue_half<1>(list, begin, rows, 0, b);  // the loop issues it again, because none may be in flight where it begins
     before();
     std::uint32_t zero = wait_for<half_of(0)>(a) + wait_for<half_of(1)>(b) + (params.zero & entries.own[0] & entries.own[1] & entries.any);
 #pragma unroll 1
     for (int pair = begin; pair < end; ++pair) {
       issue_half<1>(list, pair, rows, zero, b);
-      const PairRows next = locate_rows(list, pair + 1, entries);  // here, where it waits for a free stage of the even tile
+      const PairRows next = locate_rows(list, pair + 1, entries);  // here it overlaps the wait for a free stage
       entries = look_up(list, pair + 2, end);
       zero = store_half<0>(rows.present, a, b);
       issue_half<2>(list, pair, rows, zero, a);
@@ -93,8 +93,8 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
 
   // ---- a half -------------------------------------------------------------------------------------------------------------------
 
-  /// Stores the i-th half of a pair, `a`, whose loads are complete. Then it waits for the next half, `b`, before more loads are issued: a
-  /// wait for one load is a wait for all in flight.
+  /// Stores the i-th half of a pair, `a`, whose loads are complete. Then waits for the next half, `b`, before more loads are issued,
+  /// because a wait for one load is a wait for all in flight.
   template <int i>
   __device__ __forceinline__ std::uint32_t store_half(std::uint32_t present, const HalfRow& a, const HalfRow& b) {
     constexpr int kBuffer = buffer_of(i), kHalf = half_of(i), kSlot = kBuffer * 2 + kHalf;
@@ -122,8 +122,8 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
     for (int i = 0; i < 2; ++i) store_shared((to ^ 16 * i) + at, chunks[i][0], chunks[i][1], chunks[i][2], chunks[i][3]);
   }
 
-  /// Whether a half's last slice becomes P of the even tile. Consumers do not wait for copies out of that slice, so it is sent to the other
-  /// CTA from registers.
+  /// Whether a half's last slice becomes P of the even tile. Consumers do not wait for bulk copies out of that slice, so registers are sent
+  /// to the other CTA instead.
   template <int i>
   static constexpr bool kUnderP = buffer_of(i) == 0 && half_of(i) == 1 && Config::kSlices == kKeySlices;
 
@@ -133,7 +133,7 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
     for (int i = 0; i < 2; ++i) store_async(remote_address((to ^ 16 * i) + at, peer), chunks[i], remote_address(full, peer));
   }
 
-  /// Sends what this warp has stored of a half to the other CTA.
+  /// Sends this warp's rows of a half to the other CTA.
   template <int i>
   __device__ __forceinline__ void send(int at, std::uint32_t full) const {
     constexpr int kBytes = Rows::slices(half_of(i)) * kGroupBytes;
@@ -154,7 +154,7 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
     Rows::load_codes(Rows::source_of(row, token.scales, half_of(i), lane % 4, zero), half_of(i), half);
   }
 
-  /// A word made of all loads, and cleared by params.zero: its use waits for them.
+  /// A word made of all loads and cleared by params.zero, so that its use waits for them.
   template <int kHalf>
   __device__ __forceinline__ std::uint32_t wait_for(const HalfRow& half) const {
     std::uint32_t zero = params.zero;

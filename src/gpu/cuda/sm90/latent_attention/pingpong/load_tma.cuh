@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys by TMA: eight keys to a box. Each CTA of the cluster copies a share of them to all.
+/// Keys by TMA, eight keys a box: pages of a multiple of eight. Each CTA of a cluster copies some of the keys to all.
 #pragma once
 
 #include "gpu/cuda/sm90/cluster.cuh"
@@ -21,10 +21,10 @@ class TmaLoader {
     group = (Config::kCluster > 1 ? cluster_rank() * kShare : 0) + lane;
   }
 
-  /// Warp w loads half w of the tiles (buffer w / 2, columns [0, 256) or the rest) of the pairs [begin, end), as soon as the half's last
-  /// reader has released it. `before` is called ahead of the second pair, or of the first of all: later, a stage for keys is free sooner
-  /// than one for queries. The block table is read a pair ahead. No copy is issued while one that is needed sooner is in flight: the first
-  /// pair's odd tile waits for the even tile, and a prefetch for the boxes before it.
+  /// Loads pairs [begin, end). Warp w loads half w (tile w / 2, columns [0, 256) or the rest) once its last reader has released it. The
+  /// block table is read one pair ahead. Calls `before` ahead of a CTA's first pair; later ahead of the second pair of a work tile, because
+  /// stages of keys are free sooner than the queries' stage. No copy is issued while one that is needed sooner is in flight: the first odd
+  /// tile waits for the even tile, and a prefetch waits for the boxes before it.
   template <class Before>
   __device__ __forceinline__ void operator()(const Sequence& sequence, int begin, int end, bool first, Before&& before) {
     const int buffer = warp / 2, half = warp % 2;
@@ -51,11 +51,11 @@ class TmaLoader {
   }
 
  private:
-  /// Not the left half, which may be filled for the second time before the odd tile has been multiplied.
+  /// The first odd tile waits for this half. The left one may be filled again before the odd tile has been multiplied.
   static constexpr int kEvenRight = 1;
   static constexpr int kShare = kGroups / Config::kCluster;  // groups of eight keys that this CTA copies
 
-  /// Where eight keys lie in the cache. For a block past the end, the copy engine fills in zeros.
+  /// Place of eight keys in the cache. TMA fills in zeros for a block past the end.
   struct Keys {
     int block, row;
   };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The math warpgroups. A 64 x 512 accumulator needs half of the register file, so two warpgroups split it by columns: warpgroup 0 has
-/// columns [0, 256), warpgroup 1 the rest. Each scores every other key tile (0 the even ones, 1 the odd ones), and both multiply P of all
-/// tiles with their half of V. In the order below, one's softmax runs beside the other's MMAs, and each half of a tile is released as soon
-/// as its last reader is done.
+/// columns [0, 256), warpgroup 1 the rest. Warpgroup 0 scores the even key tiles, warpgroup 1 the odd ones. Both multiply P of all tiles
+/// with their half of V. The softmax of one runs beside MMAs of the other, and each half of a tile is released after its last reader.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/pingpong/row_state.cuh"
@@ -46,12 +45,12 @@ struct Math {
  private:
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
-  /// Both go over pairs of an even and an odd tile, and compute O = O * rescale + P V for the even tile, then for the odd one. An MMA is in
-  /// flight only where nothing else accesses `out`, and never over a branch: ptxas serialises all others.
+  /// Both loops go over pairs of an even and an odd tile and compute O = O * rescale + P V for the even tile, then for the odd one. An MMA
+  /// is in flight only where nothing else accesses `out`, and never across a branch, because ptxas serialises such MMAs.
   __device__ void even_tiles(int pair, int end) {
     tiles.start_scores(Even{});
     tiles.end_scores(Even{});
-    give_back_staging();
+    release_staging();
     signal();
     for (bool first = true;; first = false) {
       const bool last = pair + 1 == end;
@@ -102,7 +101,7 @@ struct Math {
   }
 
   __device__ void odd_tiles(int pair, int end) {
-    give_back_staging();
+    release_staging();
     tiles.start_scores(Odd{});
     if (!Config::kEvenFirst) tiles.end_scores(Odd{});
     signal();
@@ -112,7 +111,7 @@ struct Math {
       tiles.parity ^= 1;
       if (last) break;
       ++pair;
-      named_sync(kEvenScored, kMathThreads);  // side by side, both would end late, and no softmax would run beside an MMA
+      named_sync(kEvenScored, kMathThreads);  // at the same time, both scores would end late, and no softmax would overlap an MMA
       tiles.start_scores(Odd{});
       if (!Config::kEvenFirst) tiles.end_scores(Odd{});
     }
@@ -157,7 +156,7 @@ struct Math {
 
   __device__ void even_values(int key, bool first, bool last) {
     named_sync(kEvenReady, kMathThreads);
-    if constexpr (Config::kEvenFirst) {  // long complete; but rescaling, which not all warps do, may have no MMA beside it
+    if constexpr (Config::kEvenFirst) {  // complete by now, but no MMA may be in flight across the branch that rescales
       wgmma_wait<0>();
       fence_operand(tiles.scores);
     }
@@ -175,7 +174,7 @@ struct Math {
   __device__ void mask(Tile, int key) {
     const bool whole = sees_all(seen, key);
     uint2 bits{~0u, ~0u};  // one for each key
-    // By the lane that releases the tile, so that a checker of single threads sees this read before the release.
+    // The lane that releases the tile reads them, so that checkers of single threads see the read before the release.
     if (Config::kSingleKeys) load_shared_if(rows.lane() == 0, shared_address(storage.present[Tile::value]), bits);
     if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
     const uint2 present{__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
@@ -186,7 +185,7 @@ struct Math {
     latent::exponentiate<Element>(tiles.scores, rows.scale_log2(), offset, rows.sum, tiles.probabilities);
   }
 
-  /// `first`: before this warpgroup's first MMA with values. Its accumulators are zeros.
+  /// `first`: this warpgroup has issued no MMA with values, so its accumulators are zeros.
   template <class Tile>
   __device__ void follow_maximum(Tile, bool first) {
     rows.follow_maximum(Tile{}, [&](const float(&rescale)[2]) {
@@ -204,7 +203,7 @@ struct Math {
   template <class Tile>
   __device__ void hide_values(Tile, int key) {
     if (!Config::kEdges && Config::kSingleKeys && Config::kCluster == 1)
-      return;  // the loader fills in zeros for keys that no row of the tile sees
+      return;  // the loader has filled in zeros for keys that no row of the tile sees
     const detail::TileRange all = Config::kEdges ? seen_by_all : seen[0];
     if (key >= all.begin && key + kKeyTile <= all.end) return;
     const std::uint32_t values = tiles.own_half(Tile{});
@@ -230,7 +229,7 @@ struct Math {
     if constexpr (!Config::kStages) tiles.clear_out();
   }
 
-  /// Whether the first rescaling of zeros is left out. With codes, no register is left for the test.
+  /// Whether the first rescaling, of zeros, is left out. Quantised loads leave no register for the test.
   static __device__ bool skips_first(bool first) { return Config::kStages && first; }
 
   __device__ void finish(const WorkTile& work) {
@@ -241,7 +240,7 @@ struct Math {
     }
     if (Config::kStages && stages) {
       named_sync(kWarpgroup + half, 128);  // every warp arrives once it has read this half of the odd tile
-      results().store_boxes(work.sequence, staging());
+      results().store_by_tma(work.sequence, staging());
       staged = true;
       return;
     }
@@ -250,10 +249,10 @@ struct Math {
     results().store(work.sequence);
   }
 
-  /// Half of the odd tile, through which a whole result is stored. It is released once the copy engine has read it, beside the next work
-  /// tile's first scores.
+  /// Half of the odd tile, through which a whole result is stored. It is released once TMA has read it, beside the next work tile's first
+  /// scores.
   __device__ std::uint32_t staging() const { return tiles.own_half(Odd{}); }
-  __device__ void give_back_staging() {
+  __device__ void release_staging() {
     if (!Config::kStages || !staged) return;
     tma_store_wait_read();
     __syncwarp();
@@ -261,7 +260,7 @@ struct Math {
     staged = false;
   }
 
-  /// Signals the last work tile's partial result to the part that reduces it, beside the first scores of the next.
+  /// Signals the last work tile's partial result to the CTA that reduces it, beside the next work tile's first scores.
   __device__ void signal() {
     const WorkTile& last = storage.work_tiles[q_parity];
     if (uniform(last.reduced)) results().signal(last.sequence, own_cta(params));
@@ -277,7 +276,7 @@ struct Math {
   detail::TileRange seen_by_all;  // keys that all rows of the tile see (kEdges; otherwise as any row)
   detail::TileRange seen[2];      // keys that this thread's two rows see
   bool stages = false;            // whether this work tile's result is stored through half of the odd tile
-  bool staged = false;            // whether the last one's may still be in flight from there
+  bool staged = false;            // whether the last work tile's result may still be in flight from there
   std::uint32_t q_parity = 0;
   TilePair<Config> tiles;
   RowState<Config> rows;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Maxima, sums and largest scores of a lane's two rows, which the math warpgroups exchange through shared memory.
 ///
-/// A row's maximum grows only when a score exceeds it by kSlack: the sum absorbs the factor, and the accumulators stay. So after a work
-/// tile's first key tiles a vote is enough. Exchanges through shared memory, and shuffles too, would wait for the MMAs of scores beside
-/// them, whose operands take its whole bandwidth.
+/// A row's maximum grows only when a score exceeds it by kSlack. So after a work tile's first key tiles, a vote of the warp is mostly
+/// enough. An exchange through shared memory, or a shuffle, would wait for the MMAs of scores, whose operands take its whole bandwidth.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/pingpong/storage.cuh"
@@ -24,8 +23,8 @@ struct RowState {
 
   // ---- maxima -------------------------------------------------------------------------------------------------------------------
 
-  /// Whether rows of this warp have new maxima, which are stored for the other warpgroup. The first key tile of a work tile always sets
-  /// them.
+  /// Returns whether rows of this warp have new maxima, and stores these for the other warpgroup. The first key tile of a work tile always
+  /// sets them.
   template <class Tile>
   __device__ bool grow_maximum(Tile, bool first, float (&scores)[32], const float (&largest)[2], float (&rescale)[2], float (&offset)[2]) {
     bool grown = first;
@@ -46,8 +45,8 @@ struct RowState {
     return true;
   }
 
-  /// Takes over the maxima of the other warpgroup's tile, and calls `rescale_out` with the factors. Where no row has grown, an older and
-  /// lower maximum is stored.
+  /// Takes over the maxima of the other warpgroup's tile, and calls `rescale_out` with the factors. The stored maximum of a row that has
+  /// not grown is older and not larger.
   template <class Tile, class Rescale>
   __device__ void follow_maximum(Tile, Rescale&& rescale_out) {
     float other[2], rescale[2];
@@ -80,8 +79,8 @@ struct RowState {
 
   // ---- sums ---------------------------------------------------------------------------------------------------------------------
 
-  // The sum of a row is spread over four lanes. After the last pair the warpgroups exchange their sums: that of the even tiles goes to the
-  // odd tiles' warpgroup, which adds its own and returns the total.
+  // Four lanes share the sum of a row. After the last pair, warpgroup 0 publishes the sums of the even tiles; warpgroup 1 adds its own and
+  // publishes the totals.
   __device__ void reduce_sum() {
 #pragma unroll
     for (float& x : sum) x = Warp::sum_of_row(x);
@@ -108,7 +107,7 @@ struct RowState {
     add_sum(Tile{});
   }
 
-  // Recomputed where they are used, which saves registers for accumulators.
+  // Recomputed at each use, which saves registers for accumulators.
   static __device__ int lane() { return lane_index(); }
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane_row(lane()); }
@@ -117,7 +116,7 @@ struct RowState {
   const Params& params;
   Storage<Config>& storage;
   float maximum[2], sum[2];
-  float top[2];              // this lane's largest scores, because the maximum does not follow its row closely (not Load::boxes)
+  float top[2];              // this lane's largest scores, which the maximum follows only roughly (not by TMA loads)
   float scale_of_codes = 0;  // scale_log2 times the magnitude of the cache's scale; above 0, so that minus infinity stays so
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The shared memory of a CTA whose two math warpgroups score by turns.
+/// The shared memory of the pingpong kernel.
 #pragma once
 
 #include "gpu/cuda/sm90/barrier.cuh"
@@ -16,17 +16,16 @@ enum : int {
   kEvenScored = 3,  // warpgroup 0 arrives once it has issued the next even tile's scores; 1 waits, so its MMAs queue behind them
 };
 
-/// Where two warpgroups score by turns.
 template <class Config>
 struct Storage<Config, Kernel::pingpong> {
   alignas(1024) std::byte p[kQueryTile * 128];                      // P of the odd tile: [row][64 keys]
   alignas(1024) std::byte q[kQueryTile / 8 * Config::kQueryGroup];  // [group][slice][8 rows][64]
   // [even, odd tile][group][slice][8 keys][64]. Slice 8 of the even tile becomes its P once its scores are complete.
   alignas(1024) std::byte k[2][kGroups * kKeyGroup];
-  WorkTile work_tiles[2];  // by turns. A load warp writes one before q is filled; consumers read it until they release the next one's q
-  WorkTile loading[Config::kLoadThreads / 32];  // [load warp]: here, it costs the warps no registers
-  KeyList lists[Config::kLoadThreads / 32];     // likewise
-  float maximum[2][kQueryTile];                 // [warpgroup][row], as the warpgroup last published it: only growth is
+  WorkTile work_tiles[2];  // A load warp writes one before q is filled; consumers read it until they release the next one's q
+  WorkTile loading[Config::kLoadThreads / 32];  // [load warp]: shared memory saves registers
+  KeyList lists[Config::kLoadThreads / 32];     // [load warp]
+  float maximum[2][kQueryTile];                 // [warpgroup][row], published by the warpgroup when it grows
   float sum[2][kQueryTile];               // [tile][row]: [0] of the even tiles, after the last of them; [1] of all, after the last odd one
   float largest[kQueryTile];              // [row]: scores of the even tiles, after the last of them (not Load::boxes)
   alignas(8) std::uint8_t present[2][8];  // [tile][group]: a bit for each key, clear for absent ones (not Load::boxes)

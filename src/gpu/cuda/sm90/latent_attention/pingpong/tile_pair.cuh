@@ -23,8 +23,8 @@ struct TilePair {
 
   // ---- scores -------------------------------------------------------------------------------------------------------------------
 
-  /// Issues the first slice of scores = Q K^T, so that MMAs continue while earlier ones are waited for. The half that is loaded first comes
-  /// first: the left one of even tiles, the right one of odd tiles.
+  /// Issues the first slice of scores = Q K^T, so that MMAs continue while earlier ones are waited for. It is in the half that is loaded
+  /// first: the left half of even tiles, the right half of odd tiles.
   template <class Tile>
   __device__ void start_scores(Tile) {
     wait_full(Tile{}, Tile{});
@@ -87,14 +87,14 @@ struct TilePair {
   template <class Tile, class Half>
   __device__ void wait_full(Tile, Half) {
     barrier_wait(shared_address(&storage.full[Tile::value * 2 + Half::value]), parity);
-    if (Config::kSingleKeys) fence_shared_for_async();  // loaders do not wait for their copies, so they cannot fence
+    if (Config::kSingleKeys) fence_shared_for_async();  // loaders do not wait for their own copies, so they cannot fence
   }
 
-  /// Releases the half, which this warp has read for the last time.
+  /// Releases a half that this warp has read for the last time.
   template <class Tile, class Half>
   __device__ void release(Tile, Half) {
     const std::uint32_t empty = shared_address(&storage.empty[Tile::value * 2 + Half::value]);
-    if (lane_index() != 0) return;  // the lane that has read which keys are present signals to both CTAs
+    if (lane_index() != 0) return;  // lane 0 has read which keys are present; it signals both CTAs
     if constexpr (Config::kCluster > 1) {
       static_assert(Config::kCluster == 2);
       barrier_arrive_at(empty, cluster_rank() ^ 1);
@@ -111,7 +111,7 @@ struct TilePair {
   Storage<Config>& storage;
   int half;                         // of the columns: the warpgroup
   float out[128], scores[32];       // accumulators: 64 rows x 256 columns, and 64 rows x 64 keys
-  std::uint32_t probabilities[16];  // P of the tile that this warpgroup has scored, as operand A
+  std::uint32_t probabilities[16];  // P of this warpgroup's tile: operand A
   std::uint32_t parity = 0;         // of `full` of this pair's halves
 
  private:
@@ -157,7 +157,9 @@ struct TilePair {
   }
 };
 
-/// One warpgroup's half of the columns of a tile.
+/// One warpgroup's half of the columns of a tile whose keys not all rows see. A probability of 0 does not hide a value: 0 times NaN is NaN.
+/// So values of keys that no row sees become zeros, and of keys that some rows see those that are not finite. Rows that see such a key are
+/// NaN all the same: its score is not finite either, because a value is a part of its key.
 template <class Element>
 struct EdgeTile {
   std::uint32_t values;  // address of the half's first slice: [group][slice][8 keys][64], as part of a key tile
@@ -165,14 +167,15 @@ struct EdgeTile {
   int key;       // the first key of the tile
   Visible keys;  // to the rows of this query tile
 
-  /// By the warpgroup, where all rows see the same keys: values of the other keys reach no MMA.
+  /// Clears values of keys that no row sees. The warpgroup calls this if all rows see the same keys.
   __device__ void clear() const {
     clear_unseen();
     fence_shared_for_async();
     named_sync(kWarpgroup + half, 128);
   }
 
-  /// By the warpgroup, before the MMAs with these values.
+  /// Clears values of keys that no row sees, and values that are not finite of keys that some rows see. The warpgroup calls this before
+  /// its MMAs with these values.
   __device__ void hide() const {
     clear_unseen();
     named_sync(kWarpgroup + half, 128);  // every warp arrives once its scores of these keys are complete
@@ -194,7 +197,7 @@ struct EdgeTile {
     return values + row / 8 * kKeyGroup + i / 8 * kGroupBytes + row % 8 * 128 + (i % 8 ^ row % 8) * 16;
   }
   __device__ bool is_seen(int row) const { return key + row >= keys.some.begin && key + row < keys.some.end; }
-  /// Whether some rows see a key, and others do not.
+  /// Whether some rows see a key and others do not.
   __device__ bool is_partial(int row) const { return is_seen(row) && (key + row < keys.every.begin || key + row >= keys.every.end); }
 
   __device__ void clear_unseen() const {

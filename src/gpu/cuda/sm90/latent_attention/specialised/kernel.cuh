@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Two value warpgroups, a score warpgroup, and load warps.
+/// The roles of the specialised kernel: two value warpgroups, a score warpgroup, and load warps.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/kernel.cuh"
@@ -33,7 +33,7 @@ struct Roles<Config, Kernel::specialised> {
       Scorer<Config>(params, storage)();
     } else {
       warpgroup_reg_dealloc<Config::kLoadRegisters>();
-      RolesLoader<Config>(params, storage)();
+      LoadWarps<Config>(params, storage)();
     }
   }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The load warps of four roles. One warp plans, a few tiles ahead, where the keys are. Two copy them as they are stored in the cache. The
-/// fourth loads queries, and at the end other parts' partial results.
+/// The load warps of the specialised kernel. One warp plans the addresses of keys a few tiles ahead. Two warps copy keys as the cache
+/// stores them. The fourth loads queries and, at the end, partial results of other CTAs.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/keys.cuh"
@@ -11,15 +11,15 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Announces a work tile; by one warp.
+/// Publishes a work tile; by one warp.
 template <class Config>
-__device__ __forceinline__ void announce_work(Storage<Config>& storage, int slot, const WorkTile& work) {
+__device__ __forceinline__ void publish_work(Storage<Config>& storage, int slot, const WorkTile& work) {
   if (lane_index() != 0) return;
   storage.work_tiles[slot] = work;
   barrier_arrive(shared_address(&storage.work_full[slot]));
 }
 
-/// Announces work tiles, and plans where their keys are.
+/// Publishes work tiles, and plans the addresses of their keys.
 template <class Config>
 class Planner {
  public:
@@ -31,10 +31,10 @@ class Planner {
          work = work.next(params, own_cta(params), Config::kLists)) {
       plan(work);
       single = work.tiles() == 1;
-      if (work.reduces) break;  // a part reduces at its end
+      if (work.reduces) break;  // a CTA reduces in its last work tile
     }
-    announce(WorkTile{});
-    // Value warps begin a work tile with two decoded tiles. Where the last work tile has but one, a blank tile follows.
+    publish(WorkTile{});
+    // Value warps begin a work tile with two decoded tiles. After a last work tile of one tile, a blank tile follows.
     if (single) post(params.main, {}, {});
     begin_plan();
     if (lane_index() == 0) slot().end = true;
@@ -42,16 +42,16 @@ class Planner {
   }
 
  private:
-  using Found = int[2];  // of two keys of this lane
+  using Entries = int[2];  // of two keys of this lane
   using WorkTiles = typename Storage<Config>::WorkTiles;
   using Plans = typename Storage<Config>::Plans;
 
-  /// The companion warp has announced the first work tile, or that there is none.
-  __device__ void announce(const WorkTile& work) {
+  /// The companion warp has published the first work tile, or the end.
+  __device__ void publish(const WorkTile& work) {
     const int at = WorkTiles::stage_of(work_index);
     if (work_index > 0) {
       barrier_wait(shared_address(&storage.work_empty[at]), WorkTiles::parity_of(work_index) ^ 1);
-      announce_work<Config>(storage, at, work);
+      publish_work<Config>(storage, at, work);
     }
     ++work_index;
   }
@@ -62,26 +62,26 @@ class Planner {
     __syncwarp();
     const KeyList& list = storage.list;
     const int first = work.begin * 2, last = first + work.tiles();
-    Found found, next;
-    look_up(list, first, found);
+    Entries entries, next;
+    look_up(list, first, entries);
     work.place(params, own_cta(params), Config::kLists);  // while these loads are in flight
-    announce(work);
+    publish(work);
 #pragma unroll 1
     for (int tile = first; tile < last; ++tile) {
       look_up(list, tile + 1, next);
       const RowCache& cache = list.cache_of(params, tile * kKeyTile);
-      post(cache, place_of(cache, tile, 0, found[0]), place_of(cache, tile, 1, found[1]));
-      found[0] = next[0], found[1] = next[1];
+      post(cache, place_of(cache, tile, 0, entries[0]), place_of(cache, tile, 1, entries[1]));
+      entries[0] = next[0], entries[1] = next[1];
     }
   }
 
   static __device__ int own_key(int tile, int i) { return tile * kKeyTile + i * 32 + lane_index(); }
-  __device__ void look_up(const KeyList& list, int tile, Found& found) const {
+  __device__ void look_up(const KeyList& list, int tile, Entries& entries) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) found[i] = latent::look_up(params, list, own_key(tile, i));
+    for (int i = 0; i < 2; ++i) entries[i] = latent::look_up(params, list, own_key(tile, i));
   }
-  __device__ Token place_of(const RowCache& cache, int tile, int i, int found) const {
-    return locate(params, cache, own_key(tile, i), found);
+  __device__ Token place_of(const RowCache& cache, int tile, int i, int entries) const {
+    return locate(params, cache, own_key(tile, i), entries);
   }
 
   static __device__ bool holds_fp4(const RowCache& cache) { return Config::kTwoKinds && cache.row == Row::fp4; }
@@ -116,7 +116,7 @@ class Planner {
   std::uint32_t work_index = 0, plans = 0;
 };
 
-/// Codes of a tile, by one of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
+/// Copies the codes of a tile; by each of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
 template <class Config>
 class StagedLoader {
  public:
@@ -124,7 +124,7 @@ class StagedLoader {
 
   __device__ StagedLoader(const Params& params_, Storage<Config>& storage_, int warp)
       : params(params_), storage(storage_), lane(lane_index()), first_row(warp * kWarpRows + lane / 8) {
-    asm("" : "+r"(lane), "+r"(first_row));  // kept: to read them again takes longer
+    asm("" : "+r"(lane), "+r"(first_row));  // kept, because reading them again takes longer
   }
 
   __device__ __forceinline__ void operator()() {
@@ -133,8 +133,8 @@ class StagedLoader {
       barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
       const Plan& plan = storage.plans[slot];
       if (plan.end) return;
-      load_part<0>(tile, plan);
-      load_part<1>(tile, plan);
+      load_side<0>(tile, plan);
+      load_side<1>(tile, plan);
       barrier_arrive(shared_address(&storage.plan_empty[slot]));
     }
   }
@@ -148,9 +148,9 @@ class StagedLoader {
   /// The row whose scales this lane loads.
   __device__ int own_row() const { return first_row / kWarpRows * kWarpRows + lane; }
 
-  /// The plan is read again for each part, before the part's stage is free, because registers to keep it are short.
-  template <int kPart>
-  __device__ __forceinline__ void load_part(std::uint32_t tile, const Plan& plan) {
+  /// Reads the plan again for each side, which saves registers, and before the side's stage is free.
+  template <int kSide>
+  __device__ __forceinline__ void load_side(std::uint32_t tile, const Plan& plan) {
     const std::byte* data = plan.data;
     const std::uint32_t own = plan.at[Plan::order(own_row())];
     const std::byte* scales = own != Token::kNone ? token_at(params, data, own) + plan.scales[own_row()] : nullptr;
@@ -161,20 +161,20 @@ class StagedLoader {
       const uint4 four = from[i];
       at[4 * i] = four.x, at[4 * i + 1] = four.y, at[4 * i + 2] = four.z, at[4 * i + 3] = four.w;
     }
-    barrier_wait(shared_address(&storage.staged_free[kPart]), (tile & 1) ^ 1);
-    if (Config::kTwoKinds && own_row() == 0) storage.fp4[kPart] = plan.fp4;
+    barrier_wait(shared_address(&storage.staged_free[kSide]), (tile & 1) ^ 1);
+    if (Config::kTwoKinds && own_row() == 0) storage.fp4[kSide] = plan.fp4;
     if (Config::kTwoKinds && plan.fp4) {
-      load_fp4<kPart>(data, at, scales);
+      load_fp4<kSide>(data, at, scales);
     } else {
-      load_rows<kPart>(data, at);
-      load_scales<kPart>(scales);
+      load_rows<kSide>(data, at);
+      load_scales<kSide>(scales);
     }
-    copy_async_arrive(shared_address(&storage.staged[kPart]));
-    // The arrival of copies covers these alone. This arrival covers what the thread itself has stored.
-    barrier_arrive(shared_address(&storage.staged[kPart]));
+    copy_async_arrive(shared_address(&storage.staged[kSide]));
+    // The copies' arrival does not cover the thread's own stores; this one does.
+    barrier_arrive(shared_address(&storage.staged[kSide]));
   }
 
-  template <int kPart>
+  template <int kSide>
   __device__ __forceinline__ void load_rows(const std::byte* data, const std::uint32_t (&at)[kSteps]) const {
     const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, 0, lane % 8);
     data += lane % 8 * 16;
@@ -184,7 +184,7 @@ class StagedLoader {
       const std::byte* from = present ? token_at(params, data, at[step]) : data;
 #pragma unroll
       for (int piece = 0; piece < Rows::kPieces; ++piece) {
-        if (Staged::part_of(piece) != kPart) continue;
+        if (Staged::side_of(piece) != kSide) continue;
         if (Rows::chunks(piece) == 8 || lane % 8 < Rows::chunks(piece))
           copy_async(to + Staged::chunk(step * kStepRows, piece, 0), from + Rows::offset(piece), present);
       }
@@ -192,24 +192,24 @@ class StagedLoader {
   }
 
   /// Four lanes load each half of the columns. Scales are two chunks of 8 bytes.
-  template <int kPart>
+  template <int kSide>
   __device__ __forceinline__ void load_fp4(const std::byte* data, const std::uint32_t (&at)[kSteps], const std::byte* scales) const {
-    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kPart, lane % 4);
-    const std::uint32_t scales_to = shared_address(&storage.scales[kPart][own_row()]);
-    const int offset = lane % 8 / 4 * 128 + kPart * 64 + lane % 4 * 16;
+    const std::uint32_t to = shared_address(storage.staging) + Staged::chunk(first_row, lane % 8 / 4 * 2 + kSide, lane % 4);
+    const std::uint32_t scales_to = shared_address(&storage.scales[kSide][own_row()]);
+    const int offset = lane % 8 / 4 * 128 + kSide * 64 + lane % 4 * 16;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const bool present = at[step] != Token::kNone;
       copy_async(to + Staged::chunk(step * kStepRows, 0, 0), (present ? token_at(params, data, at[step]) : data) + offset, present);
     }
     const bool present = scales != nullptr;
-    const std::byte* from = (present ? scales : data) + kPart * 8;
+    const std::byte* from = (present ? scales : data) + kSide * 8;
     for (int half = 0; half < 2; ++half) copy_async_8(scales_to + half * 8, from + half * 16, present);
   }
 
-  template <int kPart>
+  template <int kSide>
   __device__ __forceinline__ void load_scales(const std::byte* scales) const {
-    const std::uint32_t to = shared_address(&storage.scales[kPart][own_row()]);
+    const std::uint32_t to = shared_address(&storage.scales[kSide][own_row()]);
     const bool present = scales != nullptr;
     const std::byte* from = present ? scales : static_cast<const std::byte*>(params.q);
     if constexpr (Rows::kScaleBytes == 8) {
@@ -224,16 +224,16 @@ class StagedLoader {
   int lane, first_row;
 };
 
-/// Loads queries, work tile by work tile, signals this part's partial result, and loads those of others.
+/// Loads queries, work tile by work tile, signals this CTA's partial result, and loads those of other CTAs.
 template <class Config>
 class CompanionLoader {
  public:
   __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
-    // The planner has other things to do first.
-    announce_work<Config>(storage, 0, WorkTile::first_of(params, own_cta(params), Config::kLists));
-    bool wanted = false;  // whether another part reduces the first work tile, and a math warp has valid rows
+    // The planner finds the first keys meanwhile.
+    publish_work<Config>(storage, 0, WorkTile::first_of(params, own_cta(params), Config::kLists));
+    bool wanted = false;  // whether another CTA reduces the first work tile, and the lane's math warp has valid rows
     for (std::uint32_t count = 0;; ++count) {
       const int slot = WorkTiles::stage_of(count);
       const WorkTile& work = storage.work_at(count);
@@ -241,7 +241,7 @@ class CompanionLoader {
       if (count == 0) wanted = work.reduced && lane_index() < kMathWarps && has_rows(params, work.sequence, blockIdx.x, lane_index());
       if (!done) {
         const QueryLoader<Config, kWarp> load(params, storage, work.sequence);
-        if (count > 0) load.prefetch();  // of the first work tile, the stage is free at once
+        if (count > 0) load.prefetch();  // the first work tile finds its stage free
         barrier_wait(shared_address(&storage.q_empty), (count & 1) ^ 1);
         load();
         barrier_arrive(shared_address(&storage.work_empty[slot]));
@@ -249,7 +249,7 @@ class CompanionLoader {
       if (count == 1) signal_first(wanted);
       if (!done) continue;
       if (count == 0) return;
-      // Nothing is announced after the last work tile, so it is still there.
+      // Nothing is published after the last work tile, so its slot is intact.
       return load_partials(params, storage, storage.work_tiles[WorkTiles::stage_of(count - 1)],
                            [&](int) { barrier_wait(shared_address(&storage.tiles_done), 0); });
     }
@@ -272,9 +272,9 @@ class CompanionLoader {
 
 /// The roles of the load warps.
 template <class Config>
-class RolesLoader {
+class LoadWarps {
  public:
-  __device__ RolesLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+  __device__ LoadWarps(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
 
   __device__ __forceinline__ void operator()() {
     const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The score warpgroup of four roles: Q K^T, softmax, P. The left half of Q is in shared memory, the rest in registers, which leaves room
-/// for the stage of codes.
+/// The score warpgroup of the specialised kernel: Q K^T, softmax, P. The left half of Q is in shared memory and the rest in registers,
+/// which leaves shared memory for staged codes.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
@@ -20,7 +20,7 @@ class Scorer {
 
   __device__ __forceinline__ void operator()() {
     bool done = storage.work_at(0).done();
-    if (!done) load_queries(storage.work_tiles[0].sequence);  // a return here would make the loop below a quarter longer
+    if (!done) load_queries(storage.work_tiles[0].sequence);  // with a return here, the loop below is a quarter longer
     std::uint32_t tile = 0;
     for (std::uint32_t work_index = 0; !done; ++work_index) {
       const int slot = WorkTiles::stage_of(work_index);
@@ -32,12 +32,12 @@ class Scorer {
       for (int key = work.begin * kPair; tile != end; key += kKeyTile) {
         const int buffer = Tiles::stage_of(tile);
         start_scores(buffer);
-        // What does not depend on the scores:
+        // These do not depend on the scores.
         const uint2 present = present_in(tile);
         const bool whole = key >= seen.begin && key + kKeyTile <= seen.end && (present.x & present.y) == ~0u;
         wgmma_wait<0>();
         fence_operand(scores);
-        if (!whole) {  // the lane is read again: what follows from it would be kept throughout the loop
+        if (!whole) {  // the lane is read again, because values derived from it would be kept throughout the loop
           mask_scores<true>(scores, {seen, seen}, key, present, lane_index());
         }
         const bool last = tile + 1 == end;
@@ -49,7 +49,7 @@ class Scorer {
         }
         exponentiate(buffer, slot, key == work.begin * kPair);
         if (last) finish(slot);
-        // For value warps too, whose own fence would wait for shared memory beside the next scores.
+        // Value warps rely on this fence: their own would wait for shared memory beside the next scores.
         fence_shared_for_async();
         named_arrive(kFull + buffer, kMathThreads + Config::kScoreThreads);
         ++tile;
@@ -74,7 +74,7 @@ class Scorer {
 
   // ---- a tile -------------------------------------------------------------------------------------------------------------------
 
-  /// A bit for each present key. One lane reads them, and releases the plan.
+  /// A bit for each present key. One lane reads them and releases the plan.
   __device__ __forceinline__ uint2 present_in(std::uint32_t tile) const {
     const int slot = Plans::stage_of(tile);
     barrier_wait(shared_address(&storage.plan_full[slot]), Plans::parity_of(tile));
@@ -114,8 +114,8 @@ class Scorer {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// Turns scores into probabilities and stores them to the ninth slice of the stage: [group][8 rows][64 keys]. first: there is nothing to
-  /// rescale.
+  /// Turns scores into probabilities and stores them to the ninth slice of the stage: [group][8 rows][64 keys]. `first`: nothing needs to
+  /// be rescaled.
   __device__ __forceinline__ void exponentiate(int buffer, int slot, bool first) {
     float largest[2];
     find_largest(scores, largest);
@@ -137,7 +137,7 @@ class Scorer {
     store_swizzled_row<kKeyTile>(to + row / 8 * kKeyGroup + row % 8 * 128, row, 0, own, p);
   }
 
-  /// Sets the maxima that have been outgrown, and stores the factors for the value warpgroups.
+  /// Sets maxima that have been outgrown, and stores the factors for the value warpgroups.
   __device__ void grow_maxima(int buffer, int slot, const float (&largest)[2]) {
     float maximum[2];
     __syncwarp();  // the first of the four lanes of a row has stored its maximum
@@ -158,7 +158,7 @@ class Scorer {
 
   // ---- a work tile --------------------------------------------------------------------------------------------------------------
 
-  /// Loads this lane's part of the slices of Q that are kept in registers.
+  /// Loads this lane's fragments of the slices of Q that are kept in registers.
   __device__ __forceinline__ void load_queries(const Sequence& sequence) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -183,7 +183,7 @@ class Scorer {
     }
   }
 
-  /// Stores sums and largest scores for the value warpgroups, which find the maxima there already.
+  /// Stores sums and largest scores for the value warpgroups. The maxima are stored already.
   __device__ void finish(int slot) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -198,12 +198,12 @@ class Scorer {
   const Params& params;
   Storage<Config>& storage;
   int warp, lane;
-  detail::TileRange seen;  // keys that all rows of the tile see: not Config::kEdges
+  detail::TileRange seen;  // keys that all rows of the tile see (never kEdges)
   float scale_log2;
   float scores[32], sum[2];           // accumulators: 64 rows x 64 keys; this lane's sums of its two rows
   float offset[2];                    // of find_offsets(); the maxima are in shared memory
   bool plain;                         // whether all rows of the warp have plain offsets
-  float top[2];                       // this lane's largest scores: the maximum does not follow its row closely
+  float top[2];                       // this lane's largest scores, which the maximum follows only roughly
   std::uint32_t own[kOwnSlices][16];  // slices of Q: fragments of operand A
 };
 

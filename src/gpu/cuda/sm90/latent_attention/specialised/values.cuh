@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The value warpgroups of four roles: each decodes half the columns of every key tile, and computes O = O * rescale + P V with them.
+/// The value warpgroups of the specialised kernel: each decodes half the columns of every key tile, and computes O = O * rescale + P V.
 ///
-/// A tile is decoded two tiles ahead of the one that is multiplied, into the same stage: the left part of a warpgroup's columns as soon as
-/// it is multiplied, while MMAs of the right part are in flight. Key tiles follow each other whatever their work tiles are, so what is
-/// decoded during a work tile's last MMAs belongs to the next. The first two tiles are only decoded, the last two of all only multiplied.
-/// Where the last work tile has one tile, a blank one is decoded after it.
+/// A tile is decoded two tiles ahead of the one that is multiplied, into the same stage: the left side of a warpgroup's columns as soon as
+/// it has been multiplied, while MMAs of the right side are in flight. Key tiles follow each other across work tiles, so tiles decoded
+/// during a work tile's last MMAs belong to the next one. The first two tiles are only decoded, the last two of all only multiplied. If the
+/// last work tile has one tile, a blank one is decoded after it.
 #pragma once
 
 #include "gpu/cuda/sm90/latent_attention/decode.cuh"
@@ -54,7 +54,7 @@ class Values {
   using Scales = std::uint32_t[4];  // of half a row of one key
   using WorkTiles = typename Storage<Config>::WorkTiles;
   using Tiles = typename Storage<Config>::Tiles;
-  static constexpr int kHalfBytes = kHalfSlices * kGroupBytes, kPartSlices = kHalfSlices / 2;
+  static constexpr int kHalfBytes = kHalfSlices * kGroupBytes, kSideSlices = kHalfSlices / 2;
 
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane_row(lane_index()); }
@@ -68,7 +68,7 @@ class Values {
 
   /// Waits for P and V, and rescales where rows have grown.
   __device__ __forceinline__ Operands begin_mmas(int buffer) {
-    // Score warps have fenced before they arrive: P, and the decoded values for which they waited at kDecoded.
+    // Before they arrive, score warps have fenced P and the decoded values for which they waited at kDecoded.
     named_sync(kFull + buffer, kMathThreads + Config::kScoreThreads);
     const int grown = storage.grown[buffer][warp()];
     if (__any_sync(~0u, grown)) rescale(buffer);
@@ -82,7 +82,7 @@ class Values {
   /// The i-th of four MMAs of the left columns, or of the right ones.
   __device__ __forceinline__ void multiply(const Operands& of, int right, int i) {
     Wgmma<Element, 128>::template ss<Major::mn>(accumulator_slice<64>(out, 64 * right), advance_descriptor(of.p, i * 32),
-                                                advance_descriptor(of.v, i * 2 * kKeyGroup + right * kPartSlices * kGroupBytes), true);
+                                                advance_descriptor(of.v, i * 2 * kKeyGroup + right * kSideSlices * kGroupBytes), true);
   }
 
   /// Multiplies tile step - 2. Its MMAs are in flight afterwards.
@@ -95,7 +95,7 @@ class Values {
       for (int i = 0; i < 4; ++i) multiply(of, right, i);
       wgmma_commit();
     }
-    // Nothing has been decoded. Score warps wait for this arrival before they end, so that no barrier is left half complete.
+    // Nothing has been decoded. Score warps wait for this arrival before they exit, so that no barrier stays half complete.
     named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
@@ -106,14 +106,14 @@ class Values {
 
   /// Decodes tile `step`, the first of its stage.
   __device__ __forceinline__ void decode_tile(std::uint32_t step) {
-    Part part;
+    Side side;
     const auto nothing = [](int) {};
-    read_part<0>(step, part);
-    decode_part<0>(step, part, nothing);
-    read_part<1>(step, part);
-    decode_part<1, true>(step, part, nothing);
-    __syncwarp();  // lanes may have parted where they waited for codes
-    // Score warps fence, which wait for it.
+    read_side<0>(step, side);
+    decode_side<0>(step, side, nothing);
+    read_side<1>(step, side);
+    decode_side<1, true>(step, side, nothing);
+    __syncwarp();  // lanes may have diverged where they waited for codes
+    // Score warps wait for this and fence.
     named_arrive(kDecoded + Tiles::stage_of(step), kMathThreads + Config::kScoreThreads);
   }
 
@@ -124,22 +124,22 @@ class Values {
 #pragma unroll
     for (int i = 0; i < 4; ++i) multiply(of, 0, i);
     wgmma_commit();
-    Part part;
-    read_part<0>(step, part);
+    Side side;
+    read_side<0>(step, side);
     wgmma_wait<0>();
-    named_sync(kWarpgroup + half, 128);  // every warp arrives once it has multiplied the left part
-    // An MMA that finds others before it stalls its warp. So those of the right part stand between pieces of other work.
-    decode_part<0>(step, part, [&](int i) {
+    named_sync(kWarpgroup + half, 128);  // every warp arrives once it has multiplied the left side
+    // An MMA issued behind others stalls its warp. So MMAs of the right side are issued between pieces of decoding.
+    decode_side<0>(step, side, [&](int i) {
       if (i == 0) wgmma_fence();
       multiply(of, 1, i);
       if (i == 3) wgmma_commit();
     });
-    read_part<1>(step, part);
+    read_side<1>(step, side);
     await_mmas();
     if (Config::kRopeBecomesP && lane_index() == 0) barrier_arrive(shared_address(&storage.empty[buffer]));
-    named_sync(kWarpgroup + half, 128);  // likewise the right part
-    decode_part<1>(step, part, [](int) {});
-    if (Config::kRopeBecomesP) __syncwarp();  // lanes may have parted where they waited to copy the rotary part
+    named_sync(kWarpgroup + half, 128);  // every warp arrives once it has multiplied the right side
+    decode_side<1>(step, side, [](int) {});
+    if (Config::kRopeBecomesP) __syncwarp();  // lanes may have diverged where they waited to copy the rotary part
     named_arrive(kDecoded + buffer, kMathThreads + Config::kScoreThreads);
   }
 
@@ -150,56 +150,56 @@ class Values {
 
   // ---- codes become values ------------------------------------------------------------------------------------------------------
 
-  /// What a lane decodes of a part of a tile: a quarter of each of two slices of two keys, eight rows apart.
-  struct Part {
-    Chunks codes[kPartSlices];
+  /// A lane's codes of one side of a tile: a quarter of each of two slices, for two keys eight rows apart.
+  struct Side {
+    Chunks codes[kSideSlices];
     Scales scales[2];
     bool fp4;
   };
 
   /// Reads codes and scales into registers, while MMAs are in flight.
-  template <int kPart>
-  __device__ __forceinline__ void read_part(std::uint32_t tile, Part& part) const {
-    barrier_wait(shared_address(&storage.staged[kPart]), tile & 1);
-    part.fp4 = Config::kTwoKinds && uniform(storage.fp4[kPart]);
-    if (part.fp4) {
-      if constexpr (Config::kTwoKinds) read_rows<kPart, Row::fp4>(part);
+  template <int kSide>
+  __device__ __forceinline__ void read_side(std::uint32_t tile, Side& side) const {
+    barrier_wait(shared_address(&storage.staged[kSide]), tile & 1);
+    side.fp4 = Config::kTwoKinds && uniform(storage.fp4[kSide]);
+    if (side.fp4) {
+      if constexpr (Config::kTwoKinds) read_rows<kSide, Row::fp4>(side);
     } else {
-      read_rows<kPart, main_row(Config::kRow)>(part);
+      read_rows<kSide, main_row(Config::kRow)>(side);
     }
   }
-  template <int kPart, Row kRow>
-  __device__ __forceinline__ void read_rows(Part& part) const {
+  template <int kSide, Row kRow>
+  __device__ __forceinline__ void read_rows(Side& side) const {
     const int row = first_row();
-    read_codes<kPart, kRow>(row, lane_index() % 4, part.codes);
+    read_codes<kSide, kRow>(row, lane_index() % 4, side.codes);
 #pragma unroll
-    for (int key = 0; key < 2; ++key) read_scales<kPart, kRow>(storage.scales[kPart][row + key * 8], part.scales[key]);
+    for (int key = 0; key < 2; ++key) read_scales<kSide, kRow>(storage.scales[kSide][row + key * 8], side.scales[key]);
   }
 
   /// `before(i)` is called ahead of the i-th of four pieces. kFirst: the stage is empty.
-  template <int kPart, bool kFirst = false, class Before>
-  __device__ __forceinline__ void decode_part(std::uint32_t tile, Part& part, const Before& before) const {
-    if (part.fp4) {
-      if constexpr (Config::kTwoKinds) decode_rows<kPart, Row::fp4, kFirst>(tile, part, before);
+  template <int kSide, bool kFirst = false, class Before>
+  __device__ __forceinline__ void decode_side(std::uint32_t tile, Side& side, const Before& before) const {
+    if (side.fp4) {
+      if constexpr (Config::kTwoKinds) decode_rows<kSide, Row::fp4, kFirst>(tile, side, before);
     } else {
-      decode_rows<kPart, main_row(Config::kRow), kFirst>(tile, part, before);
+      decode_rows<kSide, main_row(Config::kRow), kFirst>(tile, side, before);
     }
   }
 
-  template <int kPart, Row kRow, bool kFirst, class Before>
-  __device__ __forceinline__ void decode_rows(std::uint32_t tile, Part& part, const Before& before) const {
+  template <int kSide, Row kRow, bool kFirst, class Before>
+  __device__ __forceinline__ void decode_rows(std::uint32_t tile, Side& side, const Before& before) const {
     const int buffer = Tiles::stage_of(tile), row = first_row(), quarter = lane_index() % 4;
     const std::uint32_t to = shared_address(storage.k[buffer]) + half * kHalfBytes + row / 8 * kKeyGroup + row % 8 * 128;
-    constexpr int kAt = kPart * kPartSlices;
+    constexpr int kAt = kSide * kSideSlices;
 #pragma unroll
-    for (int slice = 0; slice < kPartSlices; ++slice) {
+    for (int slice = 0; slice < kSideSlices; ++slice) {
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
         before(2 * slice + key);
-        if (kPart == 0 && slice + 1 == kPartSlices && key == 1) free_part<kPart>(part.codes[slice][key]);
+        if (kSide == 0 && slice + 1 == kSideSlices && key == 1) free_side<kSide>(side.codes[slice][key]);
         if (kHalfSlices + kAt + slice == Rows::kRopeSlice && half == 1) continue;
         Chunks chunks;
-        decode<kRow, Element>(part.codes[slice][key], scale_of<kRow>(part.scales[key], kAt + slice, quarter), chunks);
+        decode<kRow, Element>(side.codes[slice][key], scale_of<kRow>(side.scales[key], kAt + slice, quarter), chunks);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           store_shared(to + (kAt + slice) * kGroupBytes + key * kKeyGroup + ((2 * quarter + i) ^ row % 8) * 16, chunks[i][0], chunks[i][1],
@@ -207,19 +207,19 @@ class Values {
         }
       }
     }
-    if (kPart == 1) {  // the rotary part at last: by now P, which it may overwrite, has mostly been multiplied
+    if (kSide == 1) {  // the rotary part comes last: P, which it overwrites, has mostly been multiplied by now
       copy_rope<kFirst>(buffer, tile, row, quarter);
-      free_part<kPart>(part.codes[kPartSlices - 1][1]);
+      free_side<kSide>(side.codes[kSideSlices - 1][1]);
     }
   }
 
-  template <int kPart, Row kRow>
-  __device__ __forceinline__ void read_codes(int row, int quarter, Chunks (&codes)[kPartSlices]) const {
+  template <int kSide, Row kRow>
+  __device__ __forceinline__ void read_codes(int row, int quarter, Chunks (&codes)[kSideSlices]) const {
     constexpr int kBytes = kRow == Row::fp4 ? 8 : 16, kLanes = 16 / kBytes;  // bytes of a lane, of each slice; and lanes that share a chunk
     const std::uint32_t from =
-        shared_address(storage.staging) + Staged::chunk(row, half * 2 + kPart, quarter / kLanes) + quarter % kLanes * kBytes;
+        shared_address(storage.staging) + Staged::chunk(row, half * 2 + kSide, quarter / kLanes) + quarter % kLanes * kBytes;
 #pragma unroll
-    for (int slice = 0; slice < kPartSlices; ++slice) {
+    for (int slice = 0; slice < kSideSlices; ++slice) {
 #pragma unroll
       for (int key = 0; key < 2; ++key) {
         const std::uint32_t own = (from ^ slice * 4 * kBytes) + key * Staged::kGroupStride;
@@ -228,26 +228,26 @@ class Values {
     }
   }
 
-  /// Reads the scales of this part, which are stored by halves of the columns.
-  template <int kPart, Row kRow>
+  /// Reads the scales of this side, which are stored by halves of the columns.
+  template <int kSide, Row kRow>
   __device__ __forceinline__ void read_scales(const std::uint32_t (&words)[4], Scales& scales) const {
     if constexpr (kRow == Row::fp4) {
-      for (int i = 0; i < 2; ++i) scales[2 * kPart + i] = words[half * 2 + i];
+      for (int i = 0; i < 2; ++i) scales[2 * kSide + i] = words[half * 2 + i];
     } else {
-      constexpr int kWords = scale_words<kRow>(), kWord = kWords == 1 ? 0 : kPart;
+      constexpr int kWords = scale_words<kRow>(), kWord = kWords == 1 ? 0 : kSide;
       scales[kWord] = words[half * kWords + kWord];
     }
   }
 
-  /// `last`: what this lane has read last. Reads complete in order, so all are complete when it is.
-  template <int kPart>
-  __device__ __forceinline__ void free_part(std::uint32_t (&last)[4]) const {
+  /// `last` is the lane's last read. Reads complete in order, so all are complete with it.
+  template <int kSide>
+  __device__ __forceinline__ void free_side(std::uint32_t (&last)[4]) const {
     asm volatile("" : "+r"(last[0])::"memory");  // of fp4 there are two words at most
-    barrier_arrive(shared_address(&storage.staged_free[kPart]));
+    barrier_arrive(shared_address(&storage.staged_free[kSide]));
   }
 
-  /// Copies the rotary part. Where it is no part of the values, each warpgroup copies one of the lane's keys, once both have multiplied P,
-  /// which lies there.
+  /// Copies the rotary part. If it overwrites P, each warpgroup copies one of the lane's two keys after both have multiplied P. If it
+  /// belongs to the values, the right warpgroup copies both keys.
   template <bool kFirst>
   __device__ __forceinline__ void copy_rope(int buffer, std::uint32_t tile, int row, int quarter) const {
     if (Config::kRopeBecomesP) {
@@ -282,13 +282,13 @@ class Values {
     }
     const Results<Element> results{params, out, sum, maximum, largest, scale_log2_of(params), half, half == 1};
     if (work.slot >= 0) {
-      wgmma_wait<1>();  // those of the left part, which is stored beside the others
+      wgmma_wait<1>();  // for the left side, which is stored while MMAs of the right side run
       fence_first_operands<64>(out);
       return results.store_partial(work.sequence, work.slot, [&] { await_mmas(); });
     }
     await_mmas();
     if (uniform(work.reduces)) {
-      fence_shared_for_async();  // orders what has been decoded before the copies
+      fence_shared_for_async();  // orders decoded values before the copies
       barrier_arrive(shared_address(&storage.tiles_done));
       results.reduce(storage, uniform(work.ctas.end));
     }
