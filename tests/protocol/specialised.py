@@ -32,8 +32,8 @@ HALVES = range(2)
 class WorkTile:
     tiles: int
     partial: bool = False  # it leaves a partial result
-    reduced: bool = False  # another part waits for it: the first work tile alone
-    reduces: bool = False  # it reduces other parts' partial results: the last work tile alone
+    reduced: bool = False  # another CTA waits for it: the first work tile alone
+    reduces: bool = False  # it reduces other CTAs' partial results: the last work tile alone
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Shape:
     rope_becomes_p: bool = True
     two_kinds: bool = False
     copied_queries: bool = True
-    reduced_parts: int = 1
+    reduced_splits: int = 1
     work_stages: int = 4
 
 
@@ -73,9 +73,9 @@ def free(name, slots, count):
     return Await(name, count % slots, count // slots - 1)
 
 
-def columns(tile, half, part):
-    """The keys of a part of a half of the columns, by the warp that decodes them."""
-    return [("k", tile % 2, half, part, warp) for warp in WARPS]
+def columns(tile, half, side):
+    """The keys of one side of a half of the columns, by the warp that decodes them."""
+    return [("k", tile % 2, half, side, warp) for warp in WARPS]
 
 
 def ninth_slice(tile):
@@ -144,7 +144,7 @@ class Specialised:
         buffer = tile % 2
         yield meet("kDecoded", buffer, waits=True)
         yield Fence("of what is decoded")
-        keys = [read(place, tile) for half in HALVES for part in range(2) for place in columns(tile, half, part)]
+        keys = [read(place, tile) for half in HALVES for side in range(2) for place in columns(tile, half, side)]
         if self.shape.rope_becomes_p:
             keys += [read(place, ("rope", tile)) for place in ninth_slice(tile)]
         yield Start(mmas, (*keys, read(("q",), index)))
@@ -199,58 +199,58 @@ class Specialised:
         if self.grown.get((buffer, warp)):
             yield read(("rescale", buffer, warp), tile)
 
-    def mmas(self, half, warp, tile, part):
+    def mmas(self, half, warp, tile, side):
         operands = [read(place, ("P", tile)) for place in ninth_slice(tile)]
-        operands += [read(place, tile) for place in columns(tile, half, part)]
+        operands += [read(place, tile) for place in columns(tile, half, side)]
         return Start(f"MMAs of value {half} {warp}", tuple(operands))
 
     def await_mmas(self, half, warp, pending=0, name="MMAs"):
         return AwaitGroups(name, f"MMAs of value {half} {warp}", pending)
 
     def decode_tile(self, half, warp, tile):
-        for part in range(2):
-            yield from self.read_part(part, warp, tile)
-            yield from self.decode_part(part, half, warp, tile)
+        for side in range(2):
+            yield from self.read_side(side, warp, tile)
+            yield from self.decode_side(side, half, warp, tile)
         yield meet("kDecoded", tile % 2, waits=False)
 
     def multiply_tile(self, half, warp, step):
         yield self.await_mmas(half, warp)
         yield from self.begin_mmas(warp, step - 2)
-        for part in range(2):
-            yield self.mmas(half, warp, step - 2, part)
+        for side in range(2):
+            yield self.mmas(half, warp, step - 2, side)
         yield meet("kDecoded", step % 2, waits=False)
 
     def multiply_and_decode(self, half, warp, step):
         tile = step - 2
         yield from self.begin_mmas(warp, tile)
         yield self.mmas(half, warp, tile, 0)
-        yield from self.read_part(0, warp, step)
+        yield from self.read_side(0, warp, step)
         yield self.await_mmas(half, warp, name="left MMAs")
         yield Meet("kWarpgroup, left", half, 128)
-        yield from self.decode_part(0, half, warp, step, before_last=[self.mmas(half, warp, tile, 1)])
-        yield from self.read_part(1, warp, step)
+        yield from self.decode_side(0, half, warp, step, before_last=[self.mmas(half, warp, tile, 1)])
+        yield from self.read_side(1, warp, step)
         yield self.await_mmas(half, warp)
         if self.shape.rope_becomes_p:
             yield Arrive("empty", step % 2, 1)
         yield Meet("kWarpgroup, right", half, 128)
-        yield from self.decode_part(1, half, warp, step, first=False)
+        yield from self.decode_side(1, half, warp, step, first=False)
         yield meet("kDecoded", step % 2, waits=False)
 
-    def read_part(self, part, warp, tile):
-        yield Await("staged", part, tile)
+    def read_side(self, side, warp, tile):
+        yield Await("staged", side, tile)
         if self.shape.two_kinds:
-            yield read(("fp4", part), tile)
-        yield read(("staging", part, warp), tile)
-        yield read(("scales", part, warp), tile)
+            yield read(("fp4", side), tile)
+        yield read(("staging", side, warp), tile)
+        yield read(("scales", side, warp), tile)
 
-    def decode_part(self, part, half, warp, tile, first=True, before_last=()):
-        place = ("k", tile % 2, half, part, warp)
+    def decode_side(self, side, half, warp, tile, first=True, before_last=()):
+        place = ("k", tile % 2, half, side, warp)
         yield write(place, tile)
         yield from before_last
-        if part == 0:
+        if side == 0:
             yield Arrive("staged_free", 0, 32)
         yield write(place, tile)
-        if part == 0:
+        if side == 0:
             return
         if self.shape.rope_becomes_p:
             if not first:
@@ -275,13 +275,13 @@ class Specialised:
             yield read(self.of_work("largest", index, warp), index)
 
     def add_partials(self, half, warp):
-        parts = self.shape.reduced_parts
-        for part in range(parts):
+        splits = self.shape.reduced_splits
+        for split in range(splits):
             for buffer in range(2):
-                yield Await("partial_full", buffer, part)
+                yield Await("partial_full", buffer, split)
             for place in partial_places(half, warp):
-                yield read(place, ("result", part))
-            if part + 1 < parts:
+                yield read(place, ("result", split))
+            if split + 1 < splits:
                 yield Fence("of what is added")
                 yield Arrive("partial_empty", 0, 32)
 
@@ -322,14 +322,14 @@ class Specialised:
             yield read(("plan", tile % PLANS), tile)
             if tile == self.tiles:
                 break
-            for part in range(2):
+            for side in range(2):
                 yield read(("plan", tile % PLANS), tile)
-                yield Await("staged_free", part, tile - 1)
+                yield Await("staged_free", side, tile - 1)
                 if self.shape.two_kinds and warp == 0:
-                    yield write(("fp4", part), tile)
-                rows = [write((name, part, row), tile) for row in (2 * warp, 2 * warp + 1) for name in ("staging", "scales")]
-                yield Start(f"copies of producer {warp}", tuple(rows), Arrive("staged", part, 32), bulk=False)
-                yield Arrive("staged", part, 32)
+                    yield write(("fp4", side), tile)
+                rows = [write((name, side, row), tile) for row in (2 * warp, 2 * warp + 1) for name in ("staging", "scales")]
+                yield Start(f"copies of producer {warp}", tuple(rows), Arrive("staged", side, 32), bulk=False)
+                yield Arrive("staged", side, 32)
             yield Arrive("plan_empty", tile % PLANS, 32)
             tile += 1
         yield END
@@ -361,20 +361,20 @@ class Specialised:
             yield Arrive("q_full", 0, 32)
 
     def load_partials(self):
-        for part in range(self.shape.reduced_parts):
-            if part > 0:
-                yield Await("partial_empty", 0, part - 1)
+        for split in range(self.shape.reduced_splits):
+            if split > 0:
+                yield Await("partial_empty", 0, split - 1)
             else:
                 yield Await("tiles_done", 0, 0)
             for buffer in range(2):
                 places = [place for half in HALVES for warp in WARPS for place in partial_places(half, warp) if place[1] == buffer]
-                results = tuple(write(place, ("result", part)) for place in places)
+                results = tuple(write(place, ("result", split)) for place in places)
                 yield Start("copies of companion", results, Arrive("partial_full", buffer, 0, bytes=1))
                 yield Arrive("partial_full", buffer, 32, bytes=1)
 
 
 def partial_places(half, warp):
     """Places of partial results: some of every tile, for each warp that adds them."""
-    return [("k", buffer, half, part, warp) for buffer in range(2) for part in range(2)] + [
+    return [("k", buffer, half, side, warp) for buffer in range(2) for side in range(2)] + [
         ("ninth", buffer, 2 * warp + half) for buffer in range(2)
     ]

@@ -19,7 +19,7 @@ def shapes(seed):
     if work_tiles and not work_tiles[0].reduces and rng.random() < 0.5:
         work_tiles[0] = WorkTile(work_tiles[0].tiles, partial=True, reduced=True)
     flags = [rng.random() < 0.5 for _ in range(3)]
-    return Shape(tuple(work_tiles), *flags, reduced_parts=rng.choice([1, 2]))
+    return Shape(tuple(work_tiles), *flags, reduced_splits=rng.choice([1, 2]))
 
 
 def run(shape, seed, left_out=None):
@@ -46,7 +46,7 @@ EVERYTHING = Shape(
     rope_becomes_p=True,
     two_kinds=True,
     copied_queries=False,
-    reduced_parts=2,
+    reduced_splits=2,
 )
 
 

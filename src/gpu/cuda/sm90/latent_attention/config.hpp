@@ -8,7 +8,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// Threads and registers of the kernel whose two warpgroups score key tiles in turn.
+/// Threads and registers of the pingpong kernel.
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 struct PingpongBudget {
   static constexpr bool kSingleKeys = kLoad != Load::boxes;
@@ -27,7 +27,7 @@ struct PingpongBudget {
   static_assert(kLoad != Load::rows || kCluster == 1);
 };
 
-/// Threads and registers of the kernel with four roles.
+/// Threads and registers of the specialised kernel.
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 struct SpecialisedBudget {
   static constexpr int kScoreThreads = 128, kLoadThreads = 128;

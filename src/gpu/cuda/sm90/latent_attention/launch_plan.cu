@@ -125,8 +125,8 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
 }
 
 std::string LaunchPlan::explain() const {
-  const char* decoded = tuning.kernel == Kernel::specialised ? "keys one by one, decoded by four roles" : "keys one by one, decoded";
-  const char* keys = tuning.load == Load::boxes ? "boxes of 8 keys" : tuning.load == Load::rows ? "keys one by one" : decoded;
+  const char* decoded = tuning.kernel == Kernel::specialised ? "gathered keys, decoded by value warps" : "gathered keys, decoded";
+  const char* keys = tuning.load == Load::boxes ? "TMA boxes of 8 keys" : tuning.load == Load::rows ? "gathered keys" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.ctas) + " splits of " + std::to_string(params.query_tiles * params.kv_heads) +
          " query tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }

@@ -33,7 +33,7 @@ struct Roles<Config, Kernel::specialised> {
       Scorer<Config>(params, storage)();
     } else {
       warpgroup_reg_dealloc<Config::kLoadRegisters>();
-      LoadWarps<Config>(params, storage)();
+      run_load_warp(params, storage);
     }
   }
 };

@@ -21,9 +21,10 @@ __device__ __forceinline__ void publish_work(Storage<Config>& storage, int slot,
 
 /// Publishes work tiles, and plans the addresses of their keys.
 template <class Config>
-class Planner {
- public:
-  __device__ Planner(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+struct Planner {
+  const Params& params;
+  Storage<Config>& storage;
+  std::uint32_t work_index = 0, plans = 0;
 
   __device__ __forceinline__ void operator()() {
     bool single = false;
@@ -110,10 +111,6 @@ class Planner {
     barrier_arrive(shared_address(&storage.plan_full[Plans::stage_of(plans)]));
     ++plans;
   }
-
-  const Params& params;
-  Storage<Config>& storage;
-  std::uint32_t work_index = 0, plans = 0;
 };
 
 /// Copies the codes of a tile; by each of kWarps warps. Eight lanes share a row: 128 contiguous bytes of four rows at a time.
@@ -226,9 +223,9 @@ class StagedLoader {
 
 /// Loads queries, work tile by work tile, signals this CTA's partial result, and loads those of other CTAs.
 template <class Config>
-class CompanionLoader {
- public:
-  __device__ CompanionLoader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
+struct CompanionLoader {
+  const Params& params;
+  Storage<Config>& storage;
 
   __device__ __forceinline__ void operator()() {
     // The planner finds the first keys meanwhile.
@@ -265,34 +262,21 @@ class CompanionLoader {
     barrier_wait(shared_address(&storage.work_empty[0]), 0);
     flag_raise_if(wanted, ready_flags(params, own_cta(params)) + lane_index());
   }
-
-  const Params& params;
-  Storage<Config>& storage;
 };
 
-/// The roles of the load warps.
+/// The roles of the load warps: planner, copies of keys, companion.
 template <class Config>
-class LoadWarps {
- public:
-  __device__ LoadWarps(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {}
-
-  __device__ __forceinline__ void operator()() {
-    const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);
-    if (warp == 0) {
-      Planner<Config>(params, storage)();
-    } else if (warp <= KeyLoader::kWarps) {
-      KeyLoader(params, storage, warp - 1)();
-    } else {
-      CompanionLoader<Config>(params, storage)();
-    }
+__device__ __forceinline__ void run_load_warp(const Params& params, Storage<Config>& storage) {
+  constexpr int kKeyWarps = StagedLoader<Config>::kWarps;
+  static_assert(Config::kLoadThreads / 32 == kKeyWarps + 2);
+  const int warp = uniform(threadIdx.x % Config::kLoadThreads / 32);
+  if (warp == 0) {
+    Planner<Config>{params, storage}();
+  } else if (warp <= kKeyWarps) {
+    StagedLoader<Config>(params, storage, warp - 1)();
+  } else {
+    CompanionLoader<Config>{params, storage}();
   }
-
- private:
-  using KeyLoader = StagedLoader<Config>;
-  static_assert(Config::kLoadThreads / 32 == KeyLoader::kWarps + 2);
-
-  const Params& params;
-  Storage<Config>& storage;
-};
+}
 
 }  // namespace fovea::gpu::sm90::latent

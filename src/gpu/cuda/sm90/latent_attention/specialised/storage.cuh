@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The shared memory of a CTA whose warps have four roles, and the layout of staged codes in it.
+/// The shared memory of the specialised kernel, and the layout of staged codes in it.
 #pragma once
 
 #include "gpu/cuda/sm90/barrier.cuh"
