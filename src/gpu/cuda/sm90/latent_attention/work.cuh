@@ -43,6 +43,10 @@ __device__ inline Sequence listed_sequence(const Params& params, int index) {
   return sequence;
 }
 
+__device__ inline detail::TileRange narrowed(const detail::KeyRange& keys) {
+  return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+}
+
 __device__ inline Sequence sequence_at(const Params& params, int index) {
   if (params.listed) return listed_sequence(params, index);
   Sequence sequence{.index = index, .batch = params.cu_seqlens_q != nullptr ? 0 : index, .q_rows = params.seq_q.divisor};
@@ -52,10 +56,7 @@ __device__ inline Sequence sequence_at(const Params& params, int index) {
   }
   sequence.kv_len = max(min(params.kv_len[index], params.max_kv_len), 0);
   sequence.band = detail::make_band(params.mask, sequence.q_rows, sequence.kv_len);
-  if (sequence.q_rows > 0) {
-    const detail::KeyRange keys = detail::keys_seen_by_some(sequence.band, 0, sequence.q_rows, sequence.kv_len);
-    sequence.keys = {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
-  }
+  if (sequence.q_rows > 0) sequence.keys = narrowed(detail::keys_seen_by_some(sequence.band, 0, sequence.q_rows, sequence.kv_len));
   return sequence;
 }
 
@@ -77,20 +78,18 @@ __device__ inline Visible visible_to(const Params& params, const Sequence& seque
   const int first = params.heads_per_kv.quotient(first_tile * kQueryTile);
   const int last = min(params.heads_per_kv.quotient((first_tile + tiles) * kQueryTile - 1), sequence.q_rows - 1);
   if (first > last) return {{}, {0, kKeyLimit}};
-  const detail::KeyRange some = detail::keys_seen_by_some(sequence.band, first, last + 1, sequence.kv_len);
-  const int begin = static_cast<int>(some.begin), end = static_cast<int>(some.end);
-  if (first == last) return {{begin, end}, {begin, end}};
+  const detail::TileRange some = narrowed(detail::keys_seen_by_some(sequence.band, first, last + 1, sequence.kv_len));
+  if (first == last) return {some, some};
   // Neither bound decreases from a row to the next.
-  const detail::KeyRange upper = detail::keys_seen_by(sequence.band, first, sequence.kv_len);
-  const detail::KeyRange lower = detail::keys_seen_by(sequence.band, last, sequence.kv_len);
-  return {{begin, end}, {static_cast<int>(lower.begin), static_cast<int>(upper.end)}};
+  const detail::TileRange upper = narrowed(detail::keys_seen_by(sequence.band, first, sequence.kv_len));
+  const detail::TileRange lower = narrowed(detail::keys_seen_by(sequence.band, last, sequence.kv_len));
+  return {some, {lower.begin, upper.end}};
 }
 
 /// Keys that a row of this CTA's query tile sees. Rows past the last token see the keys of the last.
 __device__ inline detail::TileRange seen_by(const Params& params, const Sequence& sequence, int row) {
   const int token = max(min(params.heads_per_kv.quotient(blockIdx.x * kQueryTile + row), sequence.q_rows - 1), 0);
-  const detail::KeyRange keys = detail::keys_seen_by(sequence.band, token, sequence.kv_len);
-  return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+  return narrowed(detail::keys_seen_by(sequence.band, token, sequence.kv_len));
 }
 
 /// One sequence and pairs [begin, end) of its key tiles. The schedule deals consecutive work tiles to each CTA of a query tile.

@@ -162,28 +162,27 @@ class Values {
   __device__ __forceinline__ void read_side(std::uint32_t tile, Side& side) const {
     barrier_wait(shared_address(&storage.staged[kSide]), tile & 1);
     side.fp4 = Config::kTwoKinds && uniform(storage.fp4[kSide]);
-    if (side.fp4) {
-      if constexpr (Config::kTwoKinds) read_rows<kSide, Row::fp4>(side);
-    } else {
-      read_rows<kSide, main_row(Config::kRow)>(side);
-    }
-  }
-  template <int kSide, Row kRow>
-  __device__ __forceinline__ void read_rows(Side& side) const {
-    const int row = first_row();
-    read_codes<kSide, kRow>(row, lane_index() % 4, side.codes);
+    with_kind(side.fp4, [&](auto kind) {
+      const int row = first_row();
+      read_codes<kSide, kind>(row, lane_index() % 4, side.codes);
 #pragma unroll
-    for (int key = 0; key < 2; ++key) read_scales<kSide, kRow>(storage.scales[kSide][row + key * 8], side.scales[key]);
+      for (int key = 0; key < 2; ++key) read_scales<kSide, kind>(storage.scales[kSide][row + key * 8], side.scales[key]);
+    });
+  }
+
+  /// Calls f with the kind of staged rows, as a compile-time constant.
+  template <class F>
+  static __device__ __forceinline__ void with_kind(bool fp4, F&& f) {
+    if constexpr (Config::kTwoKinds) {
+      if (fp4) return f(std::integral_constant<Row, Row::fp4>());
+    }
+    f(std::integral_constant<Row, main_row(Config::kRow)>());
   }
 
   /// `before(i)` is called ahead of the i-th of four pieces. kFirst: the stage is empty.
   template <int kSide, bool kFirst = false, class Before>
   __device__ __forceinline__ void decode_side(std::uint32_t tile, Side& side, const Before& before) const {
-    if (side.fp4) {
-      if constexpr (Config::kTwoKinds) decode_rows<kSide, Row::fp4, kFirst>(tile, side, before);
-    } else {
-      decode_rows<kSide, main_row(Config::kRow), kFirst>(tile, side, before);
-    }
+    with_kind(side.fp4, [&](auto kind) { decode_rows<kSide, kind, kFirst>(tile, side, before); });
   }
 
   template <int kSide, Row kRow, bool kFirst, class Before>
