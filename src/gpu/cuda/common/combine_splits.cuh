@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/splits.hpp"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/runtime.hpp"
 

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu {

@@ -3,10 +3,10 @@
 /// NaN is NaN. And the gradient of sinks.
 #pragma once
 
-#include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/gradient/sequence.cuh"
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace fovea::gpu::gradient {

@@ -2,10 +2,10 @@
 /// Before the products: what they need of each query row, dq of queries that see no key, and zeros where they count and flag.
 #pragma once
 
-#include "gpu/common/element.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/gradient/sequence.cuh"
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "op/attention_backward/problem.hpp"
 

@@ -6,9 +6,9 @@
 #include <cfloat>
 
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/common/warp_rows.cuh"
 
 namespace fovea::gpu {
 

@@ -6,7 +6,6 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/common/warp_rows.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
 
 namespace fovea::gpu::portable::attention {

@@ -9,7 +9,7 @@ namespace fovea::gpu::portable::attention {
 
 /// Whether a device of the architecture at hand can run it; else it is compiled to nothing.
 template <class Config>
-inline constexpr bool kRuns = kMultiplies<typename Config::Element> && (kTarget != 75 || sizeof(Storage<Config>) <= 64 * 1024);
+inline constexpr bool kRuns = kHasMma<typename Config::Element> && (kTarget != 75 || sizeof(Storage<Config>) <= 64 * 1024);
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant__ Params params) {

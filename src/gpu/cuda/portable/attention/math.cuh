@@ -4,8 +4,7 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/common/ldmatrix.cuh"
-#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/mma.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention/epilogue.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
@@ -71,7 +70,7 @@ class Math {
 #pragma unroll
       for (int i = 0; i < kOut; ++i) out[b][i] = 0;
     }
-    const MatrixPlace place = first_operand_place(lane);
+    const MatrixPlace place = a_operand_place(lane);
     queries = shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows::offset(warp_row + place.row, place.chunk));
   }
 
@@ -93,12 +92,12 @@ class Math {
   }
   __device__ __forceinline__ void load_queries(std::uint32_t (&to)[kBlocks][4], int step) const {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) load_matrices(to[b], QueryRows::advanced(queries, 16 * step) + b * 16 * QueryRows::kRowBytes);
+    for (int b = 0; b < kBlocks; ++b) ldmatrix(to[b], QueryRows::advanced(queries, 16 * step) + b * 16 * QueryRows::kRowBytes);
   }
 
   /// scores (rows x key tile) = Q (rows x head dim) K^T
   __device__ __forceinline__ void compute_scores(int stage) {
-    const MatrixPlace place = second_operand_place(lane);
+    const MatrixPlace place = b_operand_place(lane);
     const std::uint32_t keys = shared_address(storage.k[stage]) + static_cast<std::uint32_t>(QueryRows::offset(place.row, place.chunk));
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -113,11 +112,11 @@ class Math {
 #pragma unroll
       for (int n = 0; n < Config::kKeyTile / 16; ++n) {
         std::uint32_t k[4];
-        load_matrices(k, QueryRows::advanced(keys, 16 * step) + n * 16 * QueryRows::kRowBytes);
+        ldmatrix(k, QueryRows::advanced(keys, 16 * step) + n * 16 * QueryRows::kRowBytes);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add<Element>(&scores[b][8 * n], rows[b], k[0], k[1]);
-          multiply_add<Element>(&scores[b][8 * n + 4], rows[b], k[2], k[3]);
+          mma<Element>(&scores[b][8 * n], rows[b], k[0], k[1]);
+          mma<Element>(&scores[b][8 * n + 4], rows[b], k[2], k[3]);
         }
       }
     }
@@ -125,7 +124,7 @@ class Math {
 
   /// out (rows x head dim) += P (rows x key tile) V
   __device__ __forceinline__ void add_values(int stage) {
-    const MatrixPlace place = first_operand_place(lane);
+    const MatrixPlace place = a_operand_place(lane);
     const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
 #pragma unroll
     for (int step = 0; step < Config::kKeyTile / 16; ++step) {
@@ -138,11 +137,11 @@ class Math {
 #pragma unroll
       for (int n = 0; n < Config::kHeadDimV / 16; ++n) {
         std::uint32_t v[4];
-        load_matrices_transposed(v, ValueRows::advanced(values, 16 * n) + step * 16 * ValueRows::kRowBytes);
+        ldmatrix_trans(v, ValueRows::advanced(values, 16 * n) + step * 16 * ValueRows::kRowBytes);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add<Element>(&out[b][8 * n], p[b], v[0], v[1]);
-          multiply_add<Element>(&out[b][8 * n + 4], p[b], v[2], v[3]);
+          mma<Element>(&out[b][8 * n], p[b], v[0], v[1]);
+          mma<Element>(&out[b][8 * n + 4], p[b], v[2], v[3]);
         }
       }
     }

@@ -9,7 +9,7 @@ namespace fovea::gpu::portable::attention_backward {
 
 /// Whether a device of the architecture at hand can run it; else it is compiled to nothing.
 template <class Config>
-inline constexpr bool kRuns = kMultiplies<typename Config::Element>&& kTarget != 75;
+inline constexpr bool kRuns = kHasMma<typename Config::Element>&& kTarget != 75;
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_constant__ Params params) {

@@ -5,8 +5,7 @@
 #include <cstddef>
 
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/common/ldmatrix.cuh"
-#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/mma.cuh"
 #include "gpu/cuda/common/shared.cuh"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -19,7 +18,7 @@ struct WarpProducts {
                                                   const std::byte* columns) {
     using Layout = SwizzledRows<kDim>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const MatrixPlace row = first_operand_place(lane), column = second_operand_place(lane);
+    const MatrixPlace row = a_operand_place(lane), column = b_operand_place(lane);
     const std::uint32_t rows_at = shared_address(rows) + static_cast<std::uint32_t>(Layout::offset(warp_row + row.row, row.chunk));
     const std::uint32_t columns_at = shared_address(columns) + static_cast<std::uint32_t>(Layout::offset(column.row, column.chunk));
 #pragma unroll
@@ -31,15 +30,15 @@ struct WarpProducts {
     for (int step = 0; step < kDim / 16; ++step) {
       std::uint32_t first[kBlocks][4];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) load_matrices(first[b], Layout::advanced(rows_at, 16 * step) + b * 16 * Layout::kRowBytes);
+      for (int b = 0; b < kBlocks; ++b) ldmatrix(first[b], Layout::advanced(rows_at, 16 * step) + b * 16 * Layout::kRowBytes);
 #pragma unroll
       for (int n = 0; n < kColumns / 16; ++n) {
         std::uint32_t second[4];
-        load_matrices(second, Layout::advanced(columns_at, 16 * step) + n * 16 * Layout::kRowBytes);
+        ldmatrix(second, Layout::advanced(columns_at, 16 * step) + n * 16 * Layout::kRowBytes);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add<Element>(&to[b][8 * n], first[b], second[0], second[1]);
-          multiply_add<Element>(&to[b][8 * n + 4], first[b], second[2], second[3]);
+          mma<Element>(&to[b][8 * n], first[b], second[0], second[1]);
+          mma<Element>(&to[b][8 * n + 4], first[b], second[2], second[3]);
         }
       }
     }
@@ -50,20 +49,20 @@ struct WarpProducts {
   static __device__ __forceinline__ void accumulate(float (&sums)[kBlocks][kDim / 2], const std::uint32_t (&weights)[kBlocks][kColumns / 4],
                                                     const std::byte* columns) {
     using Layout = SwizzledRows<kDim>;
-    const MatrixPlace place = first_operand_place(static_cast<int>(threadIdx.x) % 32);
+    const MatrixPlace place = a_operand_place(static_cast<int>(threadIdx.x) % 32);
     const std::uint32_t at = shared_address(columns) + static_cast<std::uint32_t>(Layout::offset(place.row, place.chunk));
 #pragma unroll
     for (int step = 0; step < kColumns / 16; ++step) {
 #pragma unroll
       for (int n = 0; n < kDim / 16; ++n) {
         std::uint32_t second[4];
-        load_matrices_transposed(second, Layout::advanced(at, 16 * n) + step * 16 * Layout::kRowBytes);
+        ldmatrix_trans(second, Layout::advanced(at, 16 * n) + step * 16 * Layout::kRowBytes);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           const std::uint32_t first[4] = {weights[b][4 * step], weights[b][4 * step + 1], weights[b][4 * step + 2],
                                           weights[b][4 * step + 3]};
-          multiply_add<Element>(&sums[b][8 * n], first, second[0], second[1]);
-          multiply_add<Element>(&sums[b][8 * n + 4], first, second[2], second[3]);
+          mma<Element>(&sums[b][8 * n], first, second[0], second[1]);
+          mma<Element>(&sums[b][8 * n + 4], first, second[2], second[3]);
         }
       }
     }

@@ -2,7 +2,7 @@
 /// Slots of a packed cache to rows: code * scale in f32, rounded once. All loads of a token are issued before any of it is used.
 #pragma once
 
-#include "gpu/common/codes.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/token.cuh"
 
 namespace fovea::gpu::portable::conversion {

@@ -5,8 +5,7 @@
 #include <cfloat>
 
 #include "fovea/cache_format.hpp"
-#include "gpu/common/codes.cuh"
-#include "gpu/common/quantize.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/token.cuh"
 
 namespace fovea::gpu::portable::conversion {

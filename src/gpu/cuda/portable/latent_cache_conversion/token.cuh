@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "fovea/cache_format.hpp"
-#include "gpu/common/element.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/params.hpp"
 
 namespace fovea::gpu::portable::conversion {

@@ -6,8 +6,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "gpu/common/element.cuh"
-#include "gpu/common/words.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/portable/merge_states/params.hpp"
 
 namespace fovea::gpu::portable::merge {

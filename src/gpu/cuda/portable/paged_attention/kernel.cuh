@@ -2,7 +2,7 @@
 /// The kernel: each CTA computes the work tiles of one split of one kv head.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/paged_attention/epilogue.cuh"
 #include "gpu/cuda/portable/paged_attention/launch.hpp"
 #include "gpu/cuda/portable/paged_attention/reduce.cuh"
@@ -95,7 +95,7 @@ __device__ __forceinline__ void end_after_previous(const Params& params, int spl
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_pages(const __grid_constant__ Params params) {
-  if constexpr (kMultiplies<typename Config::Element>) {
+  if constexpr (kHasMma<typename Config::Element>) {
     extern __shared__ __align__(128) std::byte shared[];
     // Last splits first: under a causal mask their query tiles see the most keys.
     const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;

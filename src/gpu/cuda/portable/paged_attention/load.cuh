@@ -2,8 +2,8 @@
 /// The loader: copies keys, values and queries into shared memory. A warp loads 16 keys of each tile, through the block table.
 #pragma once
 
-#include "gpu/common/element.cuh"
 #include "gpu/cuda/common/copy_async.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/portable/paged_attention/storage.cuh"
 

@@ -73,7 +73,7 @@ class NarrowMath {
 #pragma unroll
     for (int i = 0; i < kSteps / 2; ++i) {
       std::uint32_t words[4];
-      load_matrices(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(lane % 8, lane / 8 + 4 * i)));
+      ldmatrix(words, shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(lane % 8, lane / 8 + 4 * i)));
 #pragma unroll
       for (int j = 0; j < 4; ++j) queries[2 * i + j / 2][j % 2] = words[j];
     }
@@ -141,7 +141,7 @@ class NarrowMath {
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) {
         const int step = load * Math::kSteps + i;
-        multiply_add<Element>(sums[step % 2], k[i], queries[step][0], queries[step][1]);
+        mma<Element>(sums[step % 2], k[i], queries[step][0], queries[step][1]);
       }
     }
 #pragma unroll
@@ -150,13 +150,13 @@ class NarrowMath {
 
   /// columns x rows += V^T P^T
   __device__ __forceinline__ void add_values(const float (&p)[4], std::uint32_t values) {
-    const std::uint32_t low = transposed(pack<Element>(p[0], p[2])), high = transposed(pack<Element>(p[1], p[3]));
+    const std::uint32_t low = movmatrix_trans(pack<Element>(p[0], p[2])), high = movmatrix_trans(pack<Element>(p[1], p[3]));
 #pragma unroll
     for (int load = 0; load < Math::kLoads; ++load) {
       typename Math::Fragments v;
       Math::values(v, values, warp * kWarpKeys, load, lane);
 #pragma unroll
-      for (int i = 0; i < Math::kSteps; ++i) multiply_add<Element>(out[load * Math::kSteps + i], v[i], low, high);
+      for (int i = 0; i < Math::kSteps; ++i) mma<Element>(out[load * Math::kSteps + i], v[i], low, high);
     }
   }
 
@@ -251,7 +251,7 @@ class WideMath {
 
   /// rows x keys = Q K^T
   __device__ __forceinline__ void compute_scores(float (&scores)[kScores], std::uint32_t keys) const {
-    const MatrixPlace matrix = first_operand_place(lane);
+    const MatrixPlace matrix = a_operand_place(lane);
     const std::uint32_t queries =
         shared_address(storage.q) + static_cast<std::uint32_t>(QueryRows<Config>::offset(first_row + matrix.row, matrix.chunk));
 #pragma unroll
@@ -261,7 +261,7 @@ class WideMath {
       typename Math::Fragments q;
 #pragma unroll
       for (int i = 0; i < Math::kSteps; ++i) {
-        load_matrices(q[i], QueryRows<Config>::advanced(queries, 16 * (load * Math::kSteps + i)));
+        ldmatrix(q[i], QueryRows<Config>::advanced(queries, 16 * (load * Math::kSteps + i)));
       }
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
@@ -269,8 +269,8 @@ class WideMath {
         Math::keys(k, keys, first_key + 16 * n, load, lane);
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
-          multiply_add<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
-          multiply_add<Element>(&scores[8 * n + 4], q[i], k[i][1], k[i][3]);
+          mma<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
+          mma<Element>(&scores[8 * n + 4], q[i], k[i][1], k[i][3]);
         }
       }
     }
@@ -290,8 +290,8 @@ class WideMath {
 #pragma unroll
         for (int i = 0; i < Math::kSteps; ++i) {
           float* to = &out[8 * (load * Math::kSteps + i)];
-          multiply_add<Element>(to, p, v[i][0], v[i][2]);
-          multiply_add<Element>(to + 4, p, v[i][1], v[i][3]);
+          mma<Element>(to, p, v[i][0], v[i][2]);
+          mma<Element>(to + 4, p, v[i][1], v[i][3]);
         }
       }
     }

@@ -3,9 +3,8 @@
 /// ldmatrix covers 32 bytes of 16 rows: one or two steps of 16 columns.
 #pragma once
 
-#include "gpu/common/codes.cuh"
-#include "gpu/cuda/common/ldmatrix.cuh"
-#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/mma.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/portable/paged_attention/storage.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
@@ -21,29 +20,29 @@ struct Operands {
   /// 16 columns of a step, e4m3 rows have 4t, 4t+1 in place of 2t, 2t+1, and 4t+2, 4t+3 in place of 2t+8, 2t+9. Queries
   /// have the same order (Loader::convert_queries).
   static __device__ __forceinline__ void keys(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
-    const MatrixPlace place = first_operand_place(lane);
+    const MatrixPlace place = a_operand_place(lane);
     const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
     if constexpr (Config::kQuantised) {
       std::uint32_t codes[4];
-      load_matrices(codes, at);
+      ldmatrix(codes, at);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) to[i][j] = halves_from_e4m3(codes[2 * i + j % 2] >> (j < 2 ? 0 : 16));
       }
     } else {
-      load_matrices(to[0], at);
+      ldmatrix(to[0], at);
     }
   }
 
   /// Columns x keys as A operand. As B operands, the first eight columns are words 0 and 2, the others words 1 and 3;
   /// column() gives their numbers.
   static __device__ __forceinline__ void values(Fragments& to, std::uint32_t tile, int row, int load, int lane) {
-    const MatrixPlace place = Config::kQuantised ? first_operand_place(lane) : second_operand_place(lane);
+    const MatrixPlace place = Config::kQuantised ? a_operand_place(lane) : b_operand_place(lane);
     const std::uint32_t at = Rows::advanced(tile + static_cast<std::uint32_t>(Rows::offset(row + place.row, place.chunk)), 16 * load);
     if constexpr (Config::kQuantised) {
       std::uint32_t codes[4];
-      load_matrices_transposed(codes, at);
+      ldmatrix_trans(codes, at);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -53,7 +52,7 @@ struct Operands {
         }
       }
     } else {
-      load_matrices_transposed(to[0], at);
+      ldmatrix_trans(to[0], at);
     }
   }
 

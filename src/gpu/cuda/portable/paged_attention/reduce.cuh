@@ -2,9 +2,9 @@
 /// Reduction of partial results: over the warps of a CTA (epilogue.cuh), and over the splits that share a query tile.
 #pragma once
 
-#include "gpu/common/element.cuh"
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/common/warp.cuh"

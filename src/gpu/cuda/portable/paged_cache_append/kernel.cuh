@@ -5,9 +5,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "gpu/common/element.cuh"
-#include "gpu/common/quantize.cuh"
-#include "gpu/common/words.cuh"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/portable/paged_cache_append/params.hpp"
 
 namespace fovea::gpu::portable::append {

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/common/ldmatrix.cuh"
-#include "gpu/cuda/common/mma_sync.cuh"
+#include "gpu/cuda/common/mma.cuh"
 #include "gpu/cuda/common/quantized/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/quantized_attention/epilogue.cuh"
@@ -81,7 +80,7 @@ class Math {
       query_scale[b] = scales().of_query(min(work.token + warp_row + 16 * b + lane_row(lane), work.seq_q - 1));
     }
     key_scales = scales().at_key(lane_column(lane));
-    const MatrixPlace place = first_operand_place(lane);
+    const MatrixPlace place = a_operand_place(lane);
     queries = shared_address(storage.q) + static_cast<std::uint32_t>(CodeRows::offset(warp_row + place.row, place.chunk));
   }
 
@@ -96,7 +95,7 @@ class Math {
 
   /// sums (rows x key tile) = Q (rows x head dim) K^T, of codes
   __device__ __forceinline__ void compute_scores(int stage) {
-    const MatrixPlace place = second_operand_place(lane);
+    const MatrixPlace place = b_operand_place(lane);
     const std::uint32_t keys = shared_address(storage.k[stage]) + static_cast<std::uint32_t>(CodeRows::offset(place.row, place.chunk));
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -107,15 +106,15 @@ class Math {
     for (int step = 0; step < Config::kHeadDim / 32; ++step) {
       std::uint32_t q[kBlocks][4];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) load_matrices(q[b], CodeRows::advanced(queries, 16 * step) + b * 16 * CodeRows::kRowBytes);
+      for (int b = 0; b < kBlocks; ++b) ldmatrix(q[b], CodeRows::advanced(queries, 16 * step) + b * 16 * CodeRows::kRowBytes);
 #pragma unroll
       for (int n = 0; n < Config::kKeyTile / 16; ++n) {
         std::uint32_t k[4];
-        load_matrices(k, CodeRows::advanced(keys, 16 * step) + n * 16 * CodeRows::kRowBytes);
+        ldmatrix(k, CodeRows::advanced(keys, 16 * step) + n * 16 * CodeRows::kRowBytes);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          multiply_add(&sums[b][8 * n], q[b], k[0], k[1]);
-          multiply_add(&sums[b][8 * n + 4], q[b], k[2], k[3]);
+          mma(&sums[b][8 * n], q[b], k[0], k[1]);
+          mma(&sums[b][8 * n + 4], q[b], k[2], k[3]);
         }
       }
     }
@@ -148,13 +147,13 @@ class Math {
     const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
     const int first_row = step * ValueOperands::kKeys;
     std::uint32_t loaded[4], v[ValueOperands::kTiles][2];
-    load_matrices_transposed(loaded, ValueRows::advanced(values, ValueOperands::kLoadedColumns * n) + first_row * ValueRows::kRowBytes);
+    ldmatrix_trans(loaded, ValueRows::advanced(values, ValueOperands::kLoadedColumns * n) + first_row * ValueRows::kRowBytes);
     ValueOperands::operands(loaded, v);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int j = 0; j < ValueOperands::kTiles; ++j) {
-        multiply_add<typename ValueOperands::Operand>(sums_of(b) + 4 * j, weights[b][step], v[j][0], v[j][1]);
+        mma<typename ValueOperands::Operand>(sums_of(b) + 4 * j, weights[b][step], v[j][0], v[j][1]);
       }
     }
   }

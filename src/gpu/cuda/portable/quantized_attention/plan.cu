@@ -47,7 +47,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   std::string tuning() const override {
     std::string text = std::to_string(row().row_tile()) + " x " + std::to_string(row().key_tile) + " tiles";
     if (row().stages == 2) text += ", two stages";
-    if (problem_.v_dtype == DType::e4m3 && multiplies_e4m3(target())) text += kE4m3Products;
+    if (problem_.v_dtype == DType::e4m3 && has_e4m3_mma(target())) text += kE4m3Products;
     return text;
   }
 

@@ -8,10 +8,10 @@
 
 #include <cstdint>
 
-#include "gpu/common/codes.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/common/ldmatrix.cuh"
+#include "gpu/cuda/common/mma.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/common/target.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
@@ -29,7 +29,7 @@ struct HalfProducts {
   static constexpr bool kTileSums = false;   ///< whether sums of a key tile begin at zero, and join the accumulators in f32
   static constexpr int kLoadedColumns = 16;  ///< of shared memory, in units of two bytes, in what a load of matrices holds
   /// What the lane names for a load.
-  static __device__ MatrixPlace place(int lane) { return first_operand_place(lane); }
+  static __device__ MatrixPlace place(int lane) { return a_operand_place(lane); }
   /// Of accumulators of kKeys keys.
   static __device__ __forceinline__ void probabilities(const float* from, std::uint32_t (&to)[4]) {
 #pragma unroll
@@ -46,7 +46,7 @@ struct InterleavedColumns {
 };
 
 /// `kE4m3Products`: what e4m3 values are multiplied as.
-template <class ValueElement, bool kE4m3Products = multiplies_e4m3(kTarget)>
+template <class ValueElement, bool kE4m3Products = has_e4m3_mma(kTarget)>
 struct Values;
 
 template <bool kE4m3Products>

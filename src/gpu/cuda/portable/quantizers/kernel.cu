@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The kernel of all quantisers: its items, by tickets where some wait for others.
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/quantizers/int8.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/cuda/portable/quantizers/values.cuh"

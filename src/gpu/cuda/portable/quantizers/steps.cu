@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/common/attention_plan.hpp"
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/quantizers/int8.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/cuda/portable/quantizers/values.cuh"

@@ -5,7 +5,7 @@
 #include <cfloat>
 #include <cstddef>
 
-#include "gpu/common/element.cuh"
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/quantizers/params.hpp"
 #include "op/common/band.hpp"

@@ -2,8 +2,8 @@
 /// V as e4m3 or f16, channels less their means and times their factors: a CTA has 128 tokens of a head.
 #pragma once
 
-#include "gpu/common/quantize.cuh"
-#include "gpu/cuda/common/value_tiles.cuh"
+#include "gpu/cuda/common/quantize.cuh"
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/portable/quantizers/channels.cuh"
 
 namespace fovea::gpu::portable::quantizers {

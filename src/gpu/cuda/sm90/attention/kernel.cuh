@@ -2,7 +2,7 @@
 /// The forward kernel: storage, barriers, roles.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/attention/launch.hpp"
 #include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"

@@ -2,7 +2,7 @@
 /// The kernel of all gradients: barriers and roles.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/kernel.cuh"
 #include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/common/warp_rows.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/gemm.cuh"

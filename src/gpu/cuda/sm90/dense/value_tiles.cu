@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/cuda/common/programmatic_launch.cuh"
-#include "gpu/cuda/common/value_tiles.cuh"
+#include "gpu/cuda/common/target.cuh"
+#include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
 
 namespace fovea::gpu::sm90::dense {

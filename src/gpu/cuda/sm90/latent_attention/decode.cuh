@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "fovea/cache_format.hpp"
-#include "gpu/common/codes.cuh"
+#include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/latent_attention/params.hpp"
 

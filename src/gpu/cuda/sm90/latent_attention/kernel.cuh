@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/latent_attention/launch.hpp"

@@ -2,7 +2,7 @@
 /// The kernel of paged attention: storage, barriers, roles.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
 #include "gpu/cuda/sm90/paged_attention/active_ctas.cuh"
 #include "gpu/cuda/sm90/paged_attention/launch.hpp"

@@ -2,7 +2,7 @@
 /// Separate kernels of dk and dv, and of dq, for head dims whose accumulators fill the registers.
 #pragma once
 
-#include "gpu/cuda/common/programmatic_launch.cuh"
+#include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/dkdv.cuh"
 #include "gpu/cuda/sm90/attention_backward/apart/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/launch.hpp"

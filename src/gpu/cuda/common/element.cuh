@@ -6,6 +6,9 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <cstdint>
+#include <type_traits>
+
 namespace fovea::gpu {
 
 __device__ inline float to_f32(float value) { return value; }
@@ -32,6 +35,14 @@ __device__ inline Pack<T, kCount> load_pack(const T* from) {
 template <class T, int kCount>
 __device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+/// Two neighbours of type T. Unlike a Pack, words keep two elements in one register until then.
+template <class T>
+__device__ inline float2 two_to_f32(const std::uint32_t* words) {
+  if constexpr (std::is_same_v<T, float>) return {__uint_as_float(words[0]), __uint_as_float(words[1])};
+  if constexpr (std::is_same_v<T, __half>) return __half22float2(*reinterpret_cast<const __half2*>(words));
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return {__uint_as_float(words[0] << 16), __uint_as_float(words[0] & 0xffff0000u)};
 }
 
 }  // namespace fovea::gpu
