@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "fovea/attention.hpp"
-#include "gpu/cuda/common/splits.hpp"
+#include "gpu/cuda/common/attention_params.hpp"
 #include "op/attention/problem.hpp"
 
 namespace fovea::gpu {
@@ -72,6 +72,7 @@ inline float in_base_2(double factor, double least = -std::numeric_limits<float>
   return static_cast<float>(std::clamp(factor * std::numbers::log2e, least, static_cast<double>(std::numeric_limits<float>::max())));
 }
 
+/// `Params`: AttentionParams, or its fields in another order.
 template <class Params>
 void fill_problem(Params& params, const detail::AttentionCore& p) {
   params.batch = static_cast<int>(p.batch);

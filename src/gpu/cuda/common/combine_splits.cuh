@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/attention_params.hpp"
 #include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/common/splits.hpp"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/runtime.hpp"

@@ -8,7 +8,7 @@
 
 #include "fovea/attention_backward.hpp"
 #include "gpu/cuda/common/attention_plan.hpp"
-#include "gpu/cuda/common/gradient/tiles.hpp"
+#include "gpu/cuda/common/gradient/params.hpp"
 #include "op/attention_backward/problem.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/common/checks.hpp"
@@ -47,8 +47,7 @@ inline Result<void> accept_shared(const Problem& problem) {
 inline detail::WorkspaceArena arena_at(void* base) { return detail::WorkspaceArena(static_cast<std::byte*>(base), 256); }
 
 /// `key_tile`: of the kernel that computes dk and dv.
-template <class Params>
-void fill_shape(Params& params, const Problem& p, int key_tile) {
+inline void fill_shape(GradientParams& params, const Problem& p, int key_tile) {
   fill_problem(params, p);
   params.kv_heads = static_cast<int>(p.kv_heads);
   params.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink;
@@ -63,8 +62,7 @@ void fill_shape(Params& params, const Problem& p, int key_tile) {
 }
 
 /// The workspace of prepare and finish.
-template <class Params>
-void place_shared(detail::WorkspaceArena& arena, Params& params, bool has_sink) {
+inline void place_shared(detail::WorkspaceArena& arena, GradientParams& params, bool has_sink) {
   const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
   params.stats = arena.take<RowStats>(cells);
   params.dq_not_finite = arena.take<int>(cells);
@@ -73,8 +71,7 @@ void place_shared(detail::WorkspaceArena& arena, Params& params, bool has_sink) 
 }
 
 /// What only a run knows, but for the tensors that the leaf's kernels read.
-template <class Params>
-void fill_run(Params& params, const Problem& problem, const AttentionBackwardArgs& args) {
+inline void fill_run(GradientParams& params, const Problem& problem, const AttentionBackwardArgs& args) {
   fill_lists(params, problem, args.forward);
   params.lse = {args.forward.lse, problem.lse};
   if (problem.has_dlse) params.dlse = {args.dlse, problem.dlse};

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "gpu/cuda/common/gradient/tiles.hpp"
+#include "gpu/cuda/common/gradient/params.hpp"
 #include "op/common/band.hpp"
 #include "op/common/gradient_order.hpp"
 

@@ -1,18 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The scales of a work tile's queries, keys and values. All 16 query rows of which a lane has two neighbours share its scale with the
-/// lane's other row, and all keys of a block that a lane has share one: this is what granularity by thread follows.
+/// Scales of quantised tensors: fields of a kernel's parameters, and the scales of a work tile. A lane's two rows of an MMA
+/// share a scale, and so do its keys of a block: granularity by thread is made for this.
 #pragma once
 
 #include <cstdint>
 
+#include "fovea/quantized_attention.hpp"
 #include "gpu/common/score_transform.cuh"
-#include "gpu/cuda/common/quantized/codes.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::gpu {
 
-/// A product of codes times `unit` is a score; `log2` is above 0 and includes log2(e).
+/// Numbers in f32 by batch, row (or group) and head.
+struct Numbers {
+  const float* data = nullptr;  ///< or null
+  detail::RowStrides strides{};
+};
+
+struct Codes {
+  Numbers q_scale{}, k_scale{};
+  Numbers v_scale{}, v_mean{};  ///< by channel
+  Numbers lse_shift{};
+  Int8Groups groups{};
+};
+
+/// The fields that a plan knows.
+inline Codes codes_of(const detail::QuantizedAttentionProblem& p) {
+  return {{nullptr, p.q_scales}, {nullptr, p.k_scales}, {nullptr, p.v_scales}, {nullptr, p.v_means}, {nullptr, p.lse_shift}, p.groups};
+}
+
+inline void fill_codes(Codes& codes, const detail::QuantizedAttentionProblem& p, const QuantizedAttentionArgs& args) {
+  codes.q_scale.data = args.q_scale;
+  codes.k_scale.data = args.k_scale;
+  codes.v_scale.data = p.has_v_scale ? args.v_scale : nullptr;
+  codes.v_mean.data = p.has_v_mean ? args.v_mean : nullptr;
+  codes.lse_shift.data = p.has_lse_shift ? args.lse_shift : nullptr;
+}
+
+/// An integer score times `unit` is a score. `log2` is above 0 and includes log2(e).
 struct CodeScale {
-  float unit, log2;
+  float unit;
+  float log2;
 };
 
 /// `Params` has `codes` and the fields of a batch: cu_seqlens_q, heads_per_kv, scale_log2. `Work`: the work tile.
@@ -30,25 +59,25 @@ class Scales {
     const std::int64_t block = first_block(work.k_begin, Int8Groups::kKBlock);
     return at(params.codes.k_scale, kv_head(), block * params.codes.groups.k_per_block() + params.codes.groups.k_group(key));
   }
-  /// From a key's to that of the key a block behind it.
+  /// Distance of the scales of two keys, one block apart.
   __device__ std::int64_t key_block_stride() const { return params.codes.groups.k_per_block() * params.codes.k_scale.strides.row; }
-  /// For a row and a key with these scales.
+  /// The scale of a row and a key with these scales.
   __device__ CodeScale scale(float query, float key) const {
     const float log2 = log2_of(query);
     return {log2 < 0 ? -key : key, clamped_scale(fabsf(log2))};
   }
-  /// Of a row, before its sign moves to the keys.
+  /// A row's factor in base 2, before its sign moves to the keys.
   __device__ float log2_of(float query) const { return query * params.scale_log2; }
 
-  /// Of channels of values, or null.
+  /// Scales and means by channel, or null.
   __device__ const float* value_scales() const { return channels(params.codes.v_scale); }
   __device__ const float* value_means() const { return channels(params.codes.v_mean); }
-  /// A result's column of a row with keys. `x`: normalised, of values as they are stored.
+  /// A column of the result of a row with keys. `x`: normalised result of the stored values.
   __device__ __forceinline__ float value_of(float x, int column) const {
     if (params.codes.v_scale.data != nullptr) x *= value_scales()[column];
     return params.codes.v_mean.data != nullptr ? x + value_means()[column] : x;
   }
-  /// lse of a row with keys, smoothed so far.
+  /// lse of a row with keys; `lse` is that of smoothed keys.
   __device__ __forceinline__ float shifted(float lse, int token) const {
     const Numbers& shift = params.codes.lse_shift;
     if (shift.data == nullptr) return lse;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a launch passes to the forward kernel.
+/// Parameters of the forward kernel.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "fovea/mask.hpp"
-#include "gpu/cuda/common/splits.hpp"
+#include "gpu/cuda/common/attention_params.hpp"
 #include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::portable::attention {
@@ -25,22 +24,16 @@ constexpr auto* row_of_head(const Rows<Pointer>& rows, int batch, int row, int h
   return static_cast<To*>(rows.data) + batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head;
 }
 
-struct Params {
-  Rows<const void*> q, k, v;
+struct Params : AttentionParams {
+  Rows<const void*> q;
+  Rows<const void*> k;
+  Rows<const void*> v;
   Rows<void*> out;
-  int q_tiles = 0;                      ///< of a sequence; of a ragged batch, the most that all sequences have between them
-  int batch = 0, seq_q = 0, seq_k = 0;  ///< lengths, which are bounds of a ragged batch
-  int heads = 0, heads_per_kv = 1;
-  int packed_shift = 0;  ///< log2 of the query heads that share a query tile
-  int head_dim_qk = 0, head_dim_v = 0;
-  const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< [batch + 1], of a ragged batch
-  BandMask mask{};
-  float scale_log2 = 0;                           ///< of scores as they enter the softmax; includes log2(e)
-  bool transform = false;                         ///< scores are softcapped, or their scale is negative
-  float scale = 1, inv_softcap = 0, softcap = 0;  ///< where `transform`
-  float zero = 0;                                 ///< which no compiler knows: OnlineSoftmax makes order with it
-  const float* sink = nullptr;                    ///< [heads], or null
-  float* lse = nullptr;                           ///< or null
+  int q_tiles = 0;         ///< of a sequence; of a ragged batch, the most of all sequences together
+  int packed_shift = 0;    ///< log2 of the query heads that share a query tile
+  bool transform = false;  ///< ScoreTransform::enabled
+  float zero = 0;          ///< unknown to the compiler: OnlineSoftmax orders instructions by it
+  float* lse = nullptr;    ///< or null
   detail::RowStrides lse_strides{};
   Splits splits{};
 };

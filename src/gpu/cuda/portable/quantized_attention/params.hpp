@@ -2,7 +2,7 @@
 /// What a launch passes to the 8-bit kernel.
 #pragma once
 
-#include "gpu/cuda/common/quantized/codes.hpp"
+#include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
 
 namespace fovea::gpu::portable::quantized_attention {

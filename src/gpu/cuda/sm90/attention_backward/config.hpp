@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "fovea/mask.hpp"
-#include "gpu/cuda/common/gradient/tiles.hpp"
+#include "gpu/cuda/common/gradient/params.hpp"
 #include "gpu/cuda/sm90/attention_backward/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 
@@ -15,37 +14,16 @@ using namespace gradient;
 
 inline constexpr int kWarpgroupKeys = 64;  // keys of a warpgroup, which stores their dk and dv
 
-struct Params {
+struct Params : GradientParams {
   static constexpr bool kOrderedDq = true;  // key tiles may add to dq, one after the other
   ClippedRows q, k, v, dout, dq, dk, dv;
   ClippedRows dq_k, dq_v;  // k and v with the key tiles of a separate kernel of dq
-  PlainRows out, lse;
-  int batch = 0, seq_q = 0, seq_k = 0;  // lengths are bounds of a ragged batch
-  int heads = 0, kv_heads = 0, heads_per_kv = 1;
-  int head_dim_qk = 0, head_dim_v = 0;
-  const std::int32_t* cu_seqlens_q = nullptr;  // [batch + 1], of a ragged batch
-  const std::int32_t* cu_seqlens_k = nullptr;  // likewise
-  BandMask mask{};
-  int group = 128;                     // GradientOrder
-  bool leaks = false;                  // masked keys or a sink may make results NaN
-  float scale = 1;                     // of scores, and of dq and dk
-  float scale_log2 = 0;                // with log2(e)
-  float softcap = 0;                   // or 0
-  float inv_softcap = 0;               // 2 log2(e) scale / softcap
-  const float* sink = nullptr;         // [heads], or null
-  float* dsink = nullptr;              // [heads], or null
-  int key_tile = 0;                    // keys of a CTA that computes dk and dv
-  int query_tiles = 0, key_tiles = 0;  // of the whole batch, gaps included
-  int row_tiles = 0;                   // of 128 queries: CTAs of a separate kernel of dq
+  PlainRows out;
+  int group = 128;  // GradientOrder
   // Workspace. A kernel of all gradients has dq_sums and dq_semaphore.
-  RowStats* stats = nullptr;      // [heads][query_tiles]
-  float* sink_parts = nullptr;    // [heads][query_tiles], where there are sinks
-  float* dq_sums = nullptr;       // [heads][query_tiles][query tile x padded head dim], as dq.cuh orders it
-  int* dq_semaphore = nullptr;    // [heads][query_tiles]: key tiles that have added to dq_sums
-  int* dq_not_finite = nullptr;   // [heads][query_tiles]
-  int* dkv_not_finite = nullptr;  // [key tiles in order of their tickets]
-  int* ticket = nullptr;          // ticket of the next key tile
-  PlainRows dlse;                 // null without dlse
+  float* dq_sums = nullptr;     // [heads][query_tiles][query tile x padded head dim], as dq.cuh orders it
+  int* dq_semaphore = nullptr;  // [heads][query_tiles]: key tiles that have added to dq_sums
+  int* ticket = nullptr;        // ticket of the next key tile
 };
 
 /// kSoftcap_: scores are softcapped.

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "gpu/cuda/common/quantized/codes.hpp"
+#include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
