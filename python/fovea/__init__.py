@@ -26,6 +26,16 @@ from fovea._latent_schedule import LatentSchedule
 from fovea._library import version as _version
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
+from fovea._plan import (
+    Plan,
+    plan_attention,
+    plan_latent_attention,
+    plan_paged_attention,
+    plan_paged_cache_append,
+    plan_quantize_and_attend,
+    plan_quantized_attention,
+    plan_sparse_latent_attention,
+)
 from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantize_qk_int8, quantize_v, quantized_attention
 from fovea._sdpa import scaled_dot_product_attention
 
@@ -36,6 +46,7 @@ __all__ = [
     "Device",
     "Implementation",
     "LatentSchedule",
+    "Plan",
     "QuantizedQk",
     "QuantizedV",
     "attention",
@@ -51,6 +62,13 @@ __all__ = [
     "merge_states",
     "paged_attention",
     "paged_cache_append",
+    "plan_attention",
+    "plan_latent_attention",
+    "plan_paged_attention",
+    "plan_paged_cache_append",
+    "plan_quantize_and_attend",
+    "plan_quantized_attention",
+    "plan_sparse_latent_attention",
     "quantize_and_attend",
     "quantize_latent_cache",
     "quantize_qk_int8",

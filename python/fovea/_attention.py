@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
 from fovea._autocast import autocast
-from fovea._calls import repeatable
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
 from fovea._library import band, empty_lse, empty_out, fills, scale_tensor, score_scale, top_left, wants_gradients
@@ -44,7 +44,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor, return_lse: bool 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: bool = False,
         **options: Unpack[AttentionOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@repeatable
+@checked
 def attention(
     q: Tensor,
     k: Tensor,
@@ -126,7 +126,7 @@ def attention(
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
         refuse_grad_transforms(q, k, v, sink)
         _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-        both = differentiable_attention(q, k, v, sink, *lengths, *mask, score_scale(scale), softcap, *options)
+        both = differentiable_attention(q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *options)
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
     if out is None:

@@ -96,17 +96,17 @@ def _gradients(forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, impl
     return tuple(gradients) if dsink is None else (*gradients, dsink)
 
 
-def new_outputs(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """The kernel of differentiable_attention, and its fake kernel too, as the operator inside has one."""
     *forward, implementation, batch_invariant = options
     out, lse = empty_out(q, v), empty_lse(q)
     new = fills(forward[0], None, None)
-    _attention(q, k, v, out, lse, *forward, sink, None, None, None, implementation, batch_invariant, *new)
+    _attention(q, k, v, out, lse, *forward, None, None, None, implementation, batch_invariant, *new)
     return out, lse
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, *ctx.options = inputs
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options, sink, _implementation, _invariant = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sink)
 
@@ -115,14 +115,13 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     if torch.is_grad_enabled():  # the graph would be cut silently
         raise NotImplementedError("create_graph: got True, want False (attention is differentiable once)")
     *tensors, sink = ctx.saved_tensors
-    max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, _implementation, _invariant = ctx.options
     if dout is None:
         dout = torch.zeros_like(tensors[3])
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    forward = (*tensors, max_seqlen_q, max_seqlen_k, left, right, from_top, scale, softcap, sink)
-    gradients = _gradients(forward, dout, dlse)
-    return (*gradients, *(None,) * (len(ctx.needs_input_grad) - len(gradients)))
+    dq, dk, dv, *dsink = _gradients((*tensors, *ctx.options, sink), dout, dlse)
+    others = len(tensors) - 5 + len(ctx.options)  # lengths and numbers, up to the sink
+    return (dq, dk, dv, *(None,) * others, dsink[0] if dsink else None, None, None)
 
 
 torch.library.impl("fovea::differentiable_attention", "default", new_outputs)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fovea._annotations import Arguments, Axes, said
 from fovea._library import typed
-from fovea._repeat import READY, Repeats
 from fovea._words import in_python, placed, renamed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -27,11 +26,6 @@ _SCHEMA = re.compile(r"fovea::\w+\(\) ")
 def checked(function: _Function) -> _Function:
     """Wraps a public function: refuses arguments of other types than annotated, and puts errors in the names of its arguments."""
     return _gate(function, Arguments(function, {}))
-
-
-def repeatable(function: _Function) -> _Function:
-    """``checked``, and calls that say what an earlier one said take the short path (``_repeat.py``)."""
-    return _gate(function, Arguments(function, {}), repeats=Repeats(function) if READY else None)
 
 
 def adapted(
@@ -59,12 +53,9 @@ def _gate(
     function: _Function,
     arguments: Arguments,
     *,
-    repeats: Repeats | None = None,
     names: Mapping[str, str] | None = None,
     refusal: type[Exception] = ValueError,
 ) -> _Function:
-    run: Any = None if repeats is None else repeats.run
-    second: Any = None if repeats is None else repeats.second
     in_order, by_name, ranks = arguments.in_order, arguments.by_name, arguments.ranks
 
     def said_here(error: Exception, call: tuple[Any, Any]) -> Exception:
@@ -74,9 +65,6 @@ def _gate(
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = Ellipsis if run is None or torch.compiler.is_dynamo_compiling() else run(args, kwargs)
-            if result is not Ellipsis and result is not NotImplemented:
-                return result
             named = [isinstance(value, by_name.get(name, object)) for name, value in kwargs.items()]
             if not all(map(isinstance, args, in_order)) or not all(named):
                 raise TypeError  # which one, said below
@@ -84,7 +72,7 @@ def _gate(
                 value = args[at] if at < len(args) else kwargs.get(name)
                 if isinstance(value, Tensor) and value.dim() not in taken:
                     raise TypeError
-            return second(args, kwargs) if result is NotImplemented else function(*args, **kwargs)
+            return function(*args, **kwargs)
         except _CAUGHT as error:
             if torch.compiler.is_compiling():
                 raise

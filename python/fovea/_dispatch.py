@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fovea._library import typed
-from fovea._repeat import record
 
 _BELOW = torch._C._after_ADInplaceOrView_keyset
 _library = torch.library.Library("fovea", "IMPL")  # what it registers lives as long as it does
@@ -32,7 +31,7 @@ class _Operator:
         for key in ("Conjugate", "Negative"):
             _library.impl(name, self.resolve, key)
         torch.library.register_fake(f"fovea::{name}", self.fake)
-        self._tensors = [at for at, argument in enumerate(arguments) if str(argument.type) in ("Tensor", "Optional[Tensor]")]
+        self.tensor_places = [at for at, argument in enumerate(arguments) if str(argument.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, *args: Any) -> None:
         """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
@@ -44,10 +43,6 @@ class _Operator:
         except RuntimeError as error:
             raise typed(error) from None
 
-    def tensors(self, args: tuple[Any, ...]) -> Iterator[tuple[str, Tensor | None, bool]]:
-        """Of a call: each tensor that the schema has, in order, by its name, and whether it is written."""
-        return ((self.names[at], args[at], at in self.written) for at in self._tensors)
-
     def redispatch(self, keys: Any, *args: Any) -> None:
         try:
             self.run(self.overload.redispatch, (keys & _BELOW, *args), args)
@@ -58,7 +53,6 @@ class _Operator:
         self.check_derivatives(args)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             call(*call_args)
-            record(self, args)
         self.mark_written(args)
 
     def check_derivatives(self, args: tuple[Any, ...]) -> None:

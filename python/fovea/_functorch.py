@@ -37,7 +37,7 @@ def _map_attention(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tu
     call = dict(zip(_NAMES, args, strict=True))
     if call["cu_seqlens_q"] is not None:
         raise NotImplementedError("cu_seqlens_q: got a tensor within torch.vmap, want None (make one ragged batch of all)")
-    refuse_grad_transforms(*args[:4])
+    refuse_grad_transforms(*args[:3], call["sink"])
     for name, dim in zip(_FIXED, in_dims, strict=False):
         tensor = call[name]
         moved = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

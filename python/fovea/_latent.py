@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
-from fovea._calls import repeatable
+from fovea._calls import checked
 from fovea._latent_schedule import LatentSchedule, run
 from fovea._library import band, empty_lse, fills, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
@@ -50,7 +50,7 @@ def latent_attention(q: Tensor, cache: Tensor, block_table: Tensor, kv_len: Tens
         lse: Tensor | None = None, return_lse: bool = False,
         **options: Unpack[LatentOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@repeatable
+@checked
 def latent_attention(
     q: Tensor,
     cache: Tensor,
@@ -193,7 +193,7 @@ def sparse_latent_attention(q: Tensor, cache: Tensor, indices: Tensor, topk_leng
         lse: Tensor | None = None, max_logits: Tensor | None = None, return_lse: bool = False, return_max_logits: bool = False,
         **options: Unpack[SparseOptions]) -> Tensor | tuple[Tensor, ...]: ...
 # fmt: on
-@repeatable
+@checked
 def sparse_latent_attention(
     q: Tensor,
     cache: Tensor,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fovea._calls import adapted, checked, repeatable
+from fovea._calls import adapted, checked
 from fovea._dispatch import OPERATORS
 
 _quantize_latent_cache = OPERATORS["quantize_latent_cache"]
@@ -69,7 +69,7 @@ def cache_formats() -> dict[str, CacheFormat]:
     return dict(_FORMATS)
 
 
-@repeatable
+@checked
 def quantize_latent_cache(
     rows: Tensor,
     cache: Tensor,

@@ -9,10 +9,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fovea._dispatch import OPERATORS
 from fovea._library import is_captured, typed
-from fovea._repeat import Schedule
 
 
-class LatentSchedule(Schedule):
+class LatentSchedule:
     """How the work of a call is distributed over a GPU. It is the same in every layer of a decode step, so it is computed once.
 
     >>> schedule = fovea.LatentSchedule()
@@ -45,7 +44,6 @@ class LatentSchedule(Schedule):
         self._call: tuple[Any, ...] = ()
         self._captured = False
         self._memory: Tensor | None = None
-        self._token: object = None
 
     def _fits(self, call: tuple[Any, ...]) -> bool:
         """Whether the schedule serves a call of this description. Raises if the caller wrongly says that it does."""

@@ -57,11 +57,6 @@ _constants: dict[Any, Tensor] = {}
 _MOST_CONSTANTS = 4096
 
 
-def is_constant(tensor: Tensor) -> bool:
-    """Whether this package made it and keeps it as it is for good."""
-    return any(kept is tensor for kept in _constants.values())
-
-
 def _keep(key: Any, tensor: Tensor) -> Tensor:
     """The tensor, which equal calls get again. One made in a graph's capture belongs to the graph, and holds nothing yet."""
     if len(_constants) < _MOST_CONSTANTS and not is_captured(tensor):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
-from fovea._calls import repeatable
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, fills, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask
@@ -44,7 +44,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Te
         cu_seqlens_q: Tensor | None = None, *, lse: Tensor | None = None, return_lse: bool = False,
         **options: Unpack[PagedOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@repeatable
+@checked
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -143,7 +143,7 @@ def paged_attention(
     return out if lse is None else (out, lse)
 
 
-@repeatable
+@checked
 def paged_cache_append(
     k: Tensor,
     v: Tensor,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from fovea._calls import checked, repeatable
+from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, fills, score_scale, top_left
 from fovea._options import Call, DenseMask, Lengths
@@ -316,7 +316,7 @@ def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor, return_
 def quantize_and_attend(q: Tensor, k: Tensor, v: Tensor, *, lse: Tensor | None = None, return_lse: bool = False,
         **options: Unpack[QuantizeOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
 # fmt: on
-@repeatable
+@checked
 def quantize_and_attend(
     q: Tensor,
     k: Tensor,

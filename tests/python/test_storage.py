@@ -68,7 +68,7 @@ def test_every_tensor_of_an_operator_is_within_its_storage(name):
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
 @pytest.mark.parametrize(("function", "make", "name"), CALLS)
 def test_a_storage_without_its_last_byte(function, make, name, known):
-    """Also where calls that say the same have been made, so that this one would take the short path."""
+    """Also after calls with the same key, whose plan is kept."""
     call = make()
     for _ in range(4 if known else 0):
         function(**call)

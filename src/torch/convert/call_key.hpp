@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// What a call says, as the key of its plan: everything but addresses.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace fovea::binding {
+
+/// The largest alignment that a plan is promised, in bytes: the widest access of a kernel. Memory that is aligned further serves the same plan.
+inline constexpr std::uintptr_t kLargestAlignment = 16;
+
+inline std::int32_t alignment_of_address(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data) | kLargestAlignment;
+  return static_cast<std::int32_t>(address & (~address + 1));
+}
+
+/// Of each tensor its dtype, device, shape, strides and alignment; every other argument as it is.
+class CallKey {
+ public:
+  /// The key of the call in progress in this thread.
+  static CallKey& current();
+
+  void clear() {
+    words_.clear();
+    is_whole_ = true;
+  }
+  void add(const torch::stable::Tensor& tensor);
+  void add(const torch::stable::Device& device);
+  void add(const std::string& text);
+  void add(double value);
+  template <class T>
+  requires std::is_integral_v<T>
+  void add(T value) { words_.push_back(static_cast<std::int64_t>(value)); }
+  template <class T>
+  void add(const std::optional<T>& value) {
+    add(value.has_value());
+    if (value) add(*value);
+  }
+  template <class T>
+  void add(const std::vector<T>& values) {
+    add(values.size());
+    for (const T& value : values) add(value);
+  }
+
+  const std::vector<std::int64_t>& words() const { return words_; }
+  /// False if a tensor cannot say all of this (a sparse one has no strides), or if its storage lacks elements. Such a call keeps no plan;
+  /// describing the tensor says what is wrong.
+  bool is_whole() const { return is_whole_; }
+
+ private:
+  std::vector<std::int64_t> words_;
+  bool is_whole_ = true;
+};
+
+struct CallKeyHash {
+  std::size_t operator()(const std::vector<std::int64_t>& words) const noexcept;
+};
+
+}  // namespace fovea::binding
