@@ -28,7 +28,7 @@ from fovea._attention_backward import differentiable_attention
 from fovea._calls import from_gate
 from fovea._dispatch import OPERATORS
 from fovea._latent import latent_attention, sparse_latent_attention
-from fovea._library import typed
+from fovea._library import is_captured, typed
 from fovea._paged import paged_attention, paged_cache_append
 from fovea._quantized import quantize_and_attend, quantized_attention
 from fovea._words import in_python
@@ -45,20 +45,20 @@ class _InPython:
     def __new__(cls, *_: Any) -> Any:
         return object.__new__(cls)
 
-    def run(self, *tensors: Any, **named: Any) -> Any:
-        return self._run(tensors, named)  # type: ignore[attr-defined]
+    def run(self: Any, *tensors: Any, **named: Any) -> Any:
+        return self._run(tensors, named)
 
-    def prepare(self, *tensors: Any, **named: Any) -> None:
-        self._prepare(tensors, named)  # type: ignore[attr-defined]
+    def prepare(self: Any, *tensors: Any, **named: Any) -> None:
+        self._prepare(tensors, named)
 
 
-def _c_class() -> type:
+def _c_class() -> Any:
     """The C class, with all that it needs of torch; ``_InPython`` if there is none."""
     with suppress(ImportError, AttributeError):
         module = import_module("fovea._plans")
         parts = SimpleNamespace(
             table=torch.ops.fovea.plan_table(),
-            exchange=torch.Tensor.__dlpack_c_exchange_api__,  # type: ignore[attr-defined]
+            exchange=torch.Tensor.__dlpack_c_exchange_api__,
             tensor_type=Tensor,
             parameter_type=torch.nn.Parameter,
             modes=(
@@ -78,7 +78,7 @@ def _c_class() -> type:
     return _InPython
 
 
-_Base = _c_class()
+_Base: Any = _c_class()
 IN_C: bool = _Base is not _InPython
 """Whether runs are in C."""
 
@@ -100,7 +100,7 @@ class _Slot(NamedTuple):
     of: int
 
 
-class Plan(_Base):  # type: ignore[misc, valid-type]
+class Plan(_Base):
     """A planned call of one of Fovea's functions: ``plan_attention``, ``plan_paged_attention`` and so on make it.
 
     >>> plan = fovea.plan_paged_attention(q, k_cache, v_cache, block_table, kv_len, out=out)
@@ -115,9 +115,10 @@ class Plan(_Base):  # type: ignore[misc, valid-type]
     A plan may run in several threads and on several streams at once: a run takes its workspace from torch's allocator, in the order
     of the current stream, also while a CUDA graph is captured. Prepared runs share one schedule, so they follow each other.
 
-    Runs have no gradient and do not follow autocast. Within torch's modes, transforms and traces, and over subclasses of tensors, the
-    operator runs in the plan's place, and says what it says there. ``torch.compile`` breaks its graph at a run: compile the function
-    itself. The profiler sees kernels, and no operator.
+    Runs have no gradient and do not follow autocast. Within torch's modes, transforms and traces, and over subclasses of tensors,
+    the operator runs in the plan's place, and says what it says there. ``torch.compile`` breaks its graph at a run: compile the
+    function itself. The profiler sees kernels, and no operator. A tensor's storage is checked if the tensor or its address is
+    another one than in the run before.
     """
 
     implementation: str
@@ -154,7 +155,7 @@ class Plan(_Base):  # type: ignore[misc, valid-type]
     def _of(cls, call: _Call, slots: list[_Slot], order: tuple[int, ...], result: Any) -> Plan:
         """``order``: slots of positional arguments. ``result``: a slot, a tuple of slots, or None."""
         for_c = tuple((slot.name, slot.like, slot.planned, slot.written, slot.make, slot.of) for slot in slots)
-        self = cls.__new__(cls, call.address, for_c, order, result)
+        self = _Base.__new__(cls, call.address, for_c, order, result)
         self._operator, self._slots, self._order, self._result = call.operator, slots, order, result
         self._arguments = [None if isinstance(value, Tensor) else value for value in call.arguments]
         self._text, self.workspace_bytes = call.text, call.workspace_bytes
@@ -248,11 +249,12 @@ class _Description(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Description:
-        alignment = _ALIGNMENT
-        with suppress(RuntimeError):  # of a tensor without memory
-            bits = tensor.data_ptr() | _ALIGNMENT
-            alignment = bits & -bits
-        return cls(tensor.dtype, tensor.device, tensor.shape, tensor.stride(), alignment)
+        """A tensor without an address counts as aligned."""
+        bits = _ALIGNMENT
+        if type(tensor) is Tensor:
+            with suppress(RuntimeError):
+                bits |= tensor.data_ptr()
+        return cls(tensor.dtype, tensor.device, tensor.shape, tensor.stride(), bits & -bits)
 
 
 def _text(value: Any) -> str:
@@ -287,12 +289,21 @@ class _Catch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is differentiable_attention:
+            names = (argument.name for argument in func._schema.arguments)
+            named = [(name, tensor) for name, tensor in zip(names, args, strict=False) if isinstance(tensor, Tensor)]
+            name = next((name for name, tensor in named if tensor.requires_grad), None)
+            if name is None:
+                raise NotImplementedError(f"{named[0][0]}: got a tensor within torch.vmap, want a plain one in a plan")
             raise NotImplementedError(
-                "q, k, v: got a tensor that requires a gradient or is mapped by torch.vmap, want plain ones in a plan (detach())"
+                f"{name}.requires_grad: got True, want False (a plan has no gradient; use torch.no_grad() or detach())"
             )
         name = _NAMES.get(func)
         if name is None:
             return func(*args, **(kwargs or {}))
+        if is_captured(args[0]):
+            raise NotImplementedError(
+                "got a call within a CUDA graph's capture, want a plan from before it: its runs can be captured"
+            )
         self.call = _Call.of(name, args)
         return None
 
@@ -319,7 +330,7 @@ def _planner(function: Callable[_Parameters, Any]) -> Callable[_Parameters, Plan
 
     plan.__name__, plan.__qualname__ = f"plan_{name}", f"plan_{name}"
     plan.__annotations__ = plan.__annotations__ | {"return": Plan}
-    plan.__doc__ = f"""Plans a call of :func:`fovea.{name}`, which takes the same arguments and raises the same errors, but runs nothing.
+    plan.__doc__ = f"""Plans a call of :func:`fovea.{name}`: takes its arguments, raises its errors and runs nothing.
 
     Returns:
         A :class:`fovea.Plan`, which runs over these tensors or others like them.

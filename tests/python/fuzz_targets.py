@@ -3,8 +3,10 @@
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 import fovea
 import fuzz_core
@@ -12,6 +14,7 @@ import fuzz_distributed
 import fuzz_flash
 import fuzz_flashinfer
 import judge
+from fovea._dispatch import OPERATORS
 from fuzz_draw import Draw
 
 
@@ -49,6 +52,25 @@ def core(name: str) -> Target:
     )
 
 
+def planned(target: Target) -> Target:
+    """A plan of the call, run twice: over the tensors of the planning, and over the same given again."""
+    plan = getattr(fovea, f"plan_{target.function.__name__}")
+
+    @wraps(target.function)
+    def plan_and_run(*args: Any, **kwargs: Any) -> Any:
+        made = plan(*args, **kwargs)
+        made.run()
+        return made.run(
+            **{name: value for name, value in kwargs.items() if isinstance(value, Tensor) and name in made._description}
+        )
+
+    def make(draw: Draw) -> dict[str, Any]:
+        return {name: value for name, value in target.make(draw).items() if name != "schedule"}
+
+    names = target.names | set(OPERATORS[target.function.__name__].names)  # those of run()
+    return target._replace(name=f"fovea.{plan.__name__}", function=plan_and_run, make=make, names=names)
+
+
 def drop_in(function: Any, make: Any, check: Any, writes: tuple[str, ...], raises: tuple[type[Exception], ...]) -> Target:
     name = f"{function.__module__.removeprefix('fovea.')}.{function.__qualname__}"
     names = frozenset(inspect.signature(function).parameters)
@@ -56,5 +78,6 @@ def drop_in(function: Any, make: Any, check: Any, writes: tuple[str, ...], raise
 
 
 CORE = [core(name) for name in fuzz_core.MAKERS]
+PLANS = [planned(target) for target in CORE if hasattr(fovea, f"plan_{target.function.__name__}")]
 DROP_INS = [drop_in(*each) for each in fuzz_flash.FUNCTIONS + fuzz_flashinfer.FUNCTIONS + fuzz_distributed.FUNCTIONS]
-TARGETS = CORE + DROP_INS
+TARGETS = CORE + PLANS + DROP_INS

@@ -324,7 +324,7 @@ def test_checkpoints(label, reentrant):
 
 def test_gradients_are_refused():
     call = dense()
-    with pytest.raises(NotImplementedError, match="requires a gradient"):
+    with pytest.raises(NotImplementedError, match=r"^q\.requires_grad: got True"):
         fovea.plan_attention(call["q"].requires_grad_(), call["k"], call["v"])
     with torch.no_grad():
         plan = fovea.plan_attention(call["q"], call["k"], call["v"])
@@ -337,7 +337,7 @@ def test_gradients_are_refused():
 
 @pytest.mark.parametrize("make", ["attention", "paged_attention", "sparse_latent_attention, flat"])
 def test_modes_see_the_operator(make):
-    call, arguments, plan = planned(make)
+    call, _, plan = planned(make)
     want = plan.run()
     with Calls() as calls:
         got = plan.run()
@@ -371,11 +371,11 @@ def test_traces_have_the_operator():
 def test_transforms_are_refused():
     call = dense()
     plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    with pytest.raises((NotImplementedError, ValueError), match="vmap|q\\.shape|q\\.alignment"):
+    with pytest.raises(NotImplementedError, match=r"^q: got a tensor mapped by torch\.vmap"):
         torch.vmap(lambda q: plan.run(q))(torch.stack([call["q"], call["q"]]))
-    with pytest.raises(Exception, match="torch.func|requires_grad|q\\."):
+    with pytest.raises(NotImplementedError, match=r"^q\.requires_grad: got True"):
         torch.func.grad(lambda q: plan.run(q).sum())(call["q"])
-    with pytest.raises(NotImplementedError, match="mapped by torch.vmap"):
+    with pytest.raises(NotImplementedError, match=r"^q: got a tensor within torch\.vmap"):
         torch.vmap(lambda q: fovea.plan_attention(q, call["k"], call["v"]))(torch.stack([call["q"], call["q"]]))
 
 

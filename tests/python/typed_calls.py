@@ -109,3 +109,14 @@ def wrong(q: Tensor) -> None:
     fovea.paged_attention(q, q, q, [[0, 1]], q)  # type: ignore[call-overload]
     fovea.quantize_v(q, dtype="float16")  # type: ignore[arg-type]
     fovea.distributed.attention(q, q, q, Layout(4, 2), way="best")  # type: ignore[call-overload]
+
+
+def plans(q: Tensor, table: Tensor) -> None:
+    plan = fovea.plan_paged_attention(q, q, q, table, table, causal=False, out=q)
+    assert_type(plan, fovea.Plan)
+    assert_type(fovea.plan_attention(q, q, q, return_lse=True), fovea.Plan)
+    assert_type(fovea.plan_latent_attention(q, q, table, table, format="rows"), fovea.Plan)
+    assert_type(plan.implementation, str)
+    assert_type(plan.workspace_bytes, int)
+    plan.prepare(q, kv_len=table)
+    plan.run(q, q, q, out=None, prepared=True)

@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <string_view>
 
-
 namespace fovea::binding {
 namespace {
 

@@ -13,7 +13,8 @@
 
 namespace fovea::binding {
 
-/// The largest alignment that a plan is promised, in bytes: the widest access of a kernel. Memory that is aligned further serves the same plan.
+/// The largest alignment that a plan is promised, in bytes: the widest access of a kernel. Memory that is aligned further serves the same
+/// plan.
 inline constexpr std::uintptr_t kLargestAlignment = 16;
 
 inline std::int32_t alignment_of_address(const void* data) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Dense attention and its gradient.
 #include "op/attention/fields.hpp"
-
 #include "op/attention_backward/fields.hpp"
 #include "operation.hpp"
 

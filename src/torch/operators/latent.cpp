@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Latent attention, dense and token-sparse.
 #include "op/latent_attention/fields.hpp"
-
 #include "operation.hpp"
 
 namespace fovea::binding {
@@ -111,7 +110,9 @@ struct SparseLatentAttention {
 
   static SparseLatentAttentionArgs args(const SparseLatentAttentionDesc& desc, void* const* addresses) {
     const auto selection = [](void* const* three) -> SparseLatentAttentionArgs::Selection {
-      return {.cache = three[0], .indices = static_cast<const std::int32_t*>(three[1]), .topk_length = static_cast<const std::int32_t*>(three[2])};
+      return {.cache = three[0],
+              .indices = static_cast<const std::int32_t*>(three[1]),
+              .topk_length = static_cast<const std::int32_t*>(three[2])};
     };
     SparseLatentAttentionArgs args{.q = addresses[0],
                                    .out = addresses[7],

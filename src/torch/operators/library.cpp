@@ -11,8 +11,8 @@ namespace {
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> kAll = [] {
     std::vector<Operation> all;
-    for (const auto& some : {attention_operations(), paged_operations(), merge_operations(), latent_operations(),
-                             latent_cache_operations(), quantized_operations()}) {
+    for (const auto& some : {attention_operations(), paged_operations(), merge_operations(), latent_operations(), latent_cache_operations(),
+                             quantized_operations()}) {
       all.insert(all.end(), some.begin(), some.end());
     }
     return all;
@@ -35,7 +35,8 @@ std::string inputs(const std::string& arguments) {
 /// Dense attention for autograd returns new tensors, out and lse. The Python package gives it its kernel, which allocates and calls
 /// attention, and its formula, which calls attention_backward.
 std::string differentiable_attention() {
-  return "differentiable_attention(" + inputs(schema_of(detail::kDenseFields)) + ", str implementation, bool batch_invariant) -> (Tensor, Tensor)";
+  return "differentiable_attention(" + inputs(schema_of(detail::kDenseFields)) +
+         ", str implementation, bool batch_invariant) -> (Tensor, Tensor)";
 }
 
 /// Merging for autograd, likewise. Its formula needs no kernel.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Attention over a block-table cache, and writing into that cache.
 #include "op/paged_attention/fields.hpp"
-
 #include "op/paged_cache_append/fields.hpp"
 #include "operation.hpp"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// 8-bit attention: the quantisers, attention on quantised tensors, and both in one call.
 #include "op/quantized_attention/fields.hpp"
-
 #include "operation.hpp"
 
 namespace fovea::binding {

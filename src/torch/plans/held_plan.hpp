@@ -34,7 +34,8 @@ class HeldPlanOf final : public HeldPlan {
     begin_call();
     set_call_device(planned_.device);
     const auto args = Operation::args(planned_.desc, addresses);
-    raise_if_failed(schedule == nullptr ? binding::run(planned_.plan, args) : planned_.plan.run_prepared(args, memory(schedule), call_stream()));
+    raise_if_failed(schedule == nullptr ? binding::run(planned_.plan, args)
+                                        : planned_.plan.run_prepared(args, memory(schedule), call_stream()));
   }
 
   void prepare(void* const* addresses, void* schedule) const override {

@@ -88,7 +88,7 @@ def pages_of(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
     if isinstance(cache, Tensor):
         if cache.dim() not in (4, 5) or cache.shape[1] != 2:
             want(False, "paged_kv_cache.shape", list(cache.shape), "[pages, 2, ..], or a tuple")
-        cache = cache[:, 0], cache[:, 1]
+        cache = cache.unbind(1)
     if len(cache) != 2:
         want(False, "paged_kv_cache", f"{len(cache)} tensors", "2: keys and values")
     k, v = cache

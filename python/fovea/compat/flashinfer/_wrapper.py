@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fovea._calls import adapted
+from fovea._library import is_captured
 from fovea._paged import paged_attention
+from fovea._plan import Plan, plan_paged_attention
 from fovea.compat._arguments import rows
 from fovea.compat.flashinfer._output import Output
 from fovea.compat.flashinfer._plan import PageList, Shape, int32_of, longest, try_pages
@@ -41,6 +43,8 @@ class Wrapper:
         self._scores: Scores | None = None
         self._shape: Shape
         self._batch_invariant = False
+        self._held: Plan | None = None
+        self._held_for: tuple[Any, ...] = ()
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -61,6 +65,7 @@ class Wrapper:
     def _with_scores(self, scores: Scores, run: Callable[..., Result], *tensors: Any, **options: Any) -> Result:
         """run() with scores that replace those of the plan, unless it is refused."""
         before, self._scores = self._planned(), scores
+        self._held = None
         try:
             return run(*tensors, **options)
         except BaseException:
@@ -148,6 +153,44 @@ class PagedWrapper(Wrapper):
         table = torch.where((known == self._listed)[self._table], self._table, -1)
         k, v = (each.view(torch.uint8).index_select(0, known).view(each.dtype).to(dtype) for each in (k, v))
         return k, v, table
+
+    def _run_held(self, numbers: tuple[Any, ...], q: Tensor, cache: Cache, out: Tensor | None) -> Result | None:
+        """A run with the plan of an earlier one, if that had the same numbers and tensors like these."""
+        plan = self._held
+        if plan is None or torch.compiler.is_compiling() or self._held_for != (*numbers, *self._settings()):
+            return None
+        k, v = pages_of(cache, self._kv_layout)
+        try:
+            return plan.run(q, k, v, self._table, self._kv_len, self._cu_seqlens_q, out=out)
+        except (NotImplementedError, TypeError, ValueError):  # the long way says what is wrong, or plans anew
+            self._held = None
+            return None
+
+    def _hold(self, numbers: tuple[Any, ...], q: Tensor, cache: Cache, scores: Scores, scales: Scales, **lengths: Any) -> None:
+        """Plans later runs like this one, if they hand their tensors to Fovea as they are."""
+        k, v = pages_of(cache, self._kv_layout)
+        if (
+            (q.dtype, k.dtype) != self._reads
+            or q.dtype != self._shape.written
+            or scales.of_values(v) != 1.0
+            or scales.options(k=k, v=v)
+        ):
+            return
+        if (
+            torch.compiler.is_compiling()
+            or type(q) is not Tensor
+            or q.stride(-1) != 1
+            or is_captured(q)
+            or torch._C._len_torch_dispatch_stack()
+        ):
+            return
+        options = scores.options(q.shape[-1], scales.of_scores()) | lengths | {"batch_invariant": self._batch_invariant}
+        self._held = plan_paged_attention(q, k, v, self._table, self._kv_len, **options)
+        self._held_for = (*numbers, *self._settings())
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What plan() settled beside the tensors."""
+        return self._scores, self._shape, self._page_size, self._batch_invariant
 
     def _run_pages(self, q: Tensor, cache: Cache, scores: Scores, scales: Scales, output: Output, **options: Any) -> Result:
         """options: sink, cu_seqlens_q, max_seqlen_q."""

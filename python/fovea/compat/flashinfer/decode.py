@@ -220,6 +220,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         Returns:
             out, or (out, lse float32 ``[batch * q_len_per_req, head]``). A query that sees no key gives 0 and -inf.
         """
+        numbers = (q_scale, k_scale, v_scale, window_left, q_len_per_req)
+        is_plain = not (args or return_lse) and lse is sinks is skip_softmax_threshold_scale_factor is kv_cache_sf is None
+        is_plain = is_plain and not any(isinstance(number, Tensor) for number in numbers)
+        if is_plain and (result := self._run_held(numbers, q, paged_kv_cache, out)) is not None:
+            return result
         refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         scores = self._planned()
         if q_len_per_req not in (None, self._queries):
@@ -232,7 +237,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._queries}
         output = Output(self._shape.written, out, lse, return_lse)
         scales = Scales(q_scale, k_scale, v_scale).times(q, args)
-        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
+        result = self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
+        if is_plain:
+            self._hold(numbers, q, paged_kv_cache, scores, scales, **lengths)
+        return result
 
     @adapted()
     def run_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:

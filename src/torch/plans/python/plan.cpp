@@ -53,7 +53,10 @@ bool Slot::read(PyObject* from) {
   if (planned_given != Py_None) planned = Ref::to(planned_given);
   if (make_given != Py_None) make = Ref::to(make_given);
   DLTensor view;
-  if (!torch().is_tensor(like_tensor) || !torch().view(like_tensor, view)) return refuse("tensor: no plain memory");
+  if (!torch().view(like_tensor, view)) {
+    PyErr_Format(PyExc_ValueError, "%U: got a tensor without memory of its own, want a plain one in a plan", name.get());
+    return false;
+  }
   is_present = true;
   shape.assign(view.shape, view.shape + view.ndim);
   strides.assign(view.strides, view.strides + view.ndim);

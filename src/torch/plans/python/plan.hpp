@@ -13,16 +13,16 @@ namespace fovea::python {
 /// A tensor of the operator's schema.
 struct Slot {
   Ref name;
-  Ref planned;                                ///< the tensor of a run that gets no other; absent for a new output
-  Ref make;                                   ///< allocates a new output; takes the tensor of slot `like`, if there is one
+  Ref planned;  ///< the tensor of a run that gets no other; absent for a new output
+  Ref make;     ///< allocates a new output; takes the tensor of slot `like`, if there is one
   std::int64_t like = -1;
-  std::vector<std::int64_t> shape, strides;   ///< required of any tensor here
+  std::vector<std::int64_t> shape, strides;  ///< required of any tensor here
   DLDataType dtype{};
   DLDevice device{};
   std::uintptr_t alignment = 1;
   bool is_present = false;
   bool is_written = false;
-  bool is_real = false;                       ///< may require a gradient
+  bool is_real = false;                            ///< may require a gradient
   const void *seen = nullptr, *seen_at = nullptr;  ///< object and address of the last tensor whose memory was checked
 
   /// Reads (name, description, planned, written, make, like). False with an exception set.
