@@ -23,18 +23,18 @@ void for_all_calls(Check&& check) {
 /// The rule once more, one decision after another.
 Tuning expected(const Call& call) {
   if (call.rows == Row::plain) {
-    if (!call.boxes) return {.kernel = Kernel::pingpong, .load = Load::rows, .cluster = 1};
-    return {.kernel = Kernel::pingpong, .load = Load::boxes, .cluster = call.pairs ? 2 : 1};
+    if (!call.tma) return {.kernel = Kernel::pingpong, .load = Load::gather, .cluster = 1};
+    return {.kernel = Kernel::pingpong, .load = Load::tma, .cluster = call.pairs ? 2 : 1};
   }
   const bool special = call.dtype == DType::bf16 && !call.edges;
   const bool packed576 = call.rows == Row::v32, packed512 = call.rows == Row::v4 || call.rows == Row::v41 || call.rows == Row::v41_and_fp4;
   if (special && (call.head_dim == 576 ? packed576 : packed512)) {
-    return {.rows = call.rows, .specialised = true, .kernel = Kernel::specialised, .load = Load::codes, .cluster = 1};
+    return {.rows = call.rows, .specialised = true, .kernel = Kernel::specialised, .load = Load::quantised, .cluster = 1};
   }
   if (special && call.rows == Row::e4m3) {
-    return {.rows = call.rows, .specialised = true, .kernel = Kernel::pingpong, .load = Load::codes, .cluster = call.pairs ? 2 : 1};
+    return {.rows = call.rows, .specialised = true, .kernel = Kernel::pingpong, .load = Load::quantised, .cluster = call.pairs ? 2 : 1};
   }
-  return {.kernel = Kernel::pingpong, .load = Load::codes, .cluster = 1};
+  return {.kernel = Kernel::pingpong, .load = Load::quantised, .cluster = 1};
 }
 
 TEST(LatentTuning, EveryCallGetsItsKernel) {
@@ -59,10 +59,10 @@ TEST(LatentTuning, AConfigNamesItsKernel) {
   for (const Tuning& tuning : kTunings) EXPECT_EQ(kernel_of(tuning.load, tuning.known_rows()), tuning.kernel);
 }
 
-TEST(LatentTuning, FourRolesDecodePackedRowsAlone) {
+TEST(LatentTuning, SpecialisedDecodesPackedRowsAlone) {
   for (const Tuning& tuning : kTunings) {
     if (tuning.kernel != Kernel::specialised) continue;
-    EXPECT_TRUE(tuning.load == Load::codes && tuning.cluster == 1 && tuning.specialised);
+    EXPECT_TRUE(tuning.load == Load::quantised && tuning.cluster == 1 && tuning.specialised);
   }
 }
 

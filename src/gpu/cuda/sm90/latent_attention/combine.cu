@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The combining kernel, for sequences of more splits than the attention kernel reduces.
 #include "gpu/cuda/common/target.cuh"
-#include "gpu/cuda/sm90/latent_attention/launch.hpp"
 #include "gpu/cuda/sm90/latent_attention/output.cuh"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "gpu/cuda/sm90/latent_attention/partial.cuh"
 
 namespace fovea::gpu::sm90::latent {

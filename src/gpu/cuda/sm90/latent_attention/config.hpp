@@ -11,20 +11,20 @@ namespace fovea::gpu::sm90::latent {
 /// Threads and registers of the pingpong kernel.
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
 struct PingpongBudget {
-  static constexpr bool kSingleKeys = kLoad != Load::boxes;
-  static constexpr bool kStages = kLoad == Load::rows;  // whether whole results may leave through the odd tile
+  static constexpr bool kGathered = kLoad != Load::tma;
+  static constexpr bool kStages = kLoad == Load::gather;  // whether whole results may leave through the odd tile
   /// Decoded keys are late: the odd tiles' warpgroup multiplies the even tile's P V, which frees a stage, before it waits for the second
   /// half of its own keys.
-  static constexpr bool kEvenFirst = kLoad == Load::codes;
-  static constexpr int kLoadThreads = kLoad == Load::codes && kCluster == 1 ? 256 : 128;
+  static constexpr bool kEvenFirst = kLoad == Load::quantised;
+  static constexpr int kLoadThreads = kLoad == Load::quantised && kCluster == 1 ? 256 : 128;
   static constexpr int kThreads = kMathThreads + kLoadThreads;
   static constexpr int kPool = 65536 / kThreads / 8 * 8;  // registers of each thread at launch, which the roles share
   static constexpr bool kWideMmas = kPool >= 158;         // ptxas wants as many for an MMA of 256 columns: 128 accumulators and some
-  static constexpr int kMathRegisters = kLoad == Load::codes ? 192 : 216;
+  static constexpr int kMathRegisters = kLoad == Load::quantised ? 192 : 216;
   static constexpr int kLoadRegisters = (kPool * kThreads - kMathRegisters * kMathThreads) / kLoadThreads / 8 * 8;
   static constexpr int kSharedSlices = kHeadDim / kSlice;  // of Q, in shared memory: all
   static_assert(kGroups % kCluster == 0);
-  static_assert(kLoad != Load::rows || kCluster == 1);
+  static_assert(kLoad != Load::gather || kCluster == 1);
 };
 
 /// Threads and registers of the specialised kernel.
@@ -39,7 +39,7 @@ struct SpecialisedBudget {
       (kPool * kThreads - kMathRegisters * kMathThreads - kScoreRegisters * kScoreThreads) / kLoadThreads / 8 * 8;
   static constexpr int kSharedSlices = kHalfSlices;  // of Q, in shared memory; the score warpgroup has the others in registers
   static constexpr bool kTwoKinds = kRow == Row::v41_and_fp4;
-  static_assert(kLoad == Load::codes && kCluster == 1);
+  static_assert(kLoad == Load::quantised && kCluster == 1);
 };
 
 template <int kHeadDim, int kCluster, Load kLoad, Row kRow>
@@ -57,12 +57,12 @@ struct Config : Budget<kHeadDim_, kCluster_, kLoad_, kRow_> {
   static constexpr Load kLoad = kLoad_;
   static constexpr Row kRow = kRow_;
   static constexpr bool kEdges = kEdges_;
-  static constexpr bool kLists = kLoad != Load::boxes && kRow != Row::e4m3;  // whether queries may list their tokens
+  static constexpr bool kLists = kLoad != Load::tma && kRow != Row::e4m3;  // whether queries may list their tokens
   static constexpr int kSlices = kHeadDim / kSlice;
   static constexpr bool kRopeBecomesP = kSlices == kKeySlices;  // else the ninth slice is P's alone
   static constexpr int kQueryGroup = Config::kSharedSlices * 1024;
   static_assert(kHeadDim == 576 || kHeadDim == 512);
-  static_assert(!kEdges || kLoad != Load::codes || kRow == Row::any);
+  static_assert(!kEdges || kLoad != Load::quantised || kRow == Row::any);
 };
 
 /// The shared memory of a CTA, defined in the kernel's own folder.

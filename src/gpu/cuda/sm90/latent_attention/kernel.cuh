@@ -7,7 +7,7 @@
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
-#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "gpu/cuda/sm90/thread.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     Roles<Config>::init(storage);
-    if (Config::kLoad == Load::boxes) {
+    if (Config::kLoad == Load::tma) {
       prefetch_tensor_map(&params.left);
       prefetch_tensor_map(&params.right);
     }

@@ -126,7 +126,7 @@ Result<void> LaunchPlan::run(const Params& ready, Stream stream, bool prepared) 
 
 std::string LaunchPlan::explain() const {
   const char* decoded = tuning.kernel == Kernel::specialised ? "gathered keys, decoded by value warps" : "gathered keys, decoded";
-  const char* keys = tuning.load == Load::boxes ? "TMA boxes of 8 keys" : tuning.load == Load::rows ? "gathered keys" : decoded;
+  const char* keys = tuning.load == Load::tma ? "TMA boxes of 8 keys" : tuning.load == Load::gather ? "gathered keys" : decoded;
   return "64 x 64 tiles, " + std::to_string(params.ctas) + " splits of " + std::to_string(params.query_tiles * params.kv_heads) +
          " query tiles, clusters of " + std::to_string(tuning.cluster) + ", " + keys;
 }
@@ -189,7 +189,7 @@ Result<void> LaunchPlan::encode_heads_of(Params& filled, const detail::Attention
   const Result<bool> queries = encode_heads(filled.queries, *this, core, filled.q, core.q, {slices, kSlice, in_shared});
   if (!queries) return queries.error();
   filled.tma_queries = *queries;
-  if (tuning.load != Load::rows) return {};
+  if (tuning.load != Load::gather) return {};
   const Result<bool> results = encode_heads(filled.results, *this, core, filled.out, core.out, {kValueDim / kSlice, kSlice, kHalfSlices});
   if (!results) return results.error();
   filled.tma_results = *results;
@@ -246,7 +246,7 @@ Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& 
   if (cache.page > kMost || cache.blocks > kMost) return declined(text + " (blocks, page)", "2^31 or more", "less");
   if (packed && cache.page > kMost / packed_format(cache.format)->bytes())
     return declined(text + " (bytes of a page)", "2^31 or more", "less");
-  if (load != Load::boxes && !places_fit(cache, unit)) {
+  if (load != Load::tma && !places_fit(cache, unit)) {
     return declined(text + " (units of " + std::to_string(unit) + " bytes, which divide the strides of all blocks and tokens)",
                     "2^32 or more", "fewer: a block stride that is a multiple of more bytes, such as those of a token");
   }

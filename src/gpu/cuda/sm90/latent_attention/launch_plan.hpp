@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "gpu/plan_state.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/common/attention_core.hpp"

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Arguments of the kernels.
+/// Arguments of the kernels, and the functions that launch them.
 #pragma once
 
 #include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
+#include "gpu/runtime.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/fast_divmod.hpp"
 #include "op/common/split_schedule.hpp"
@@ -82,5 +85,17 @@ struct Params {
   CUtensorMap results;       // TMA boxes of 8 heads of one token of out, half of the columns
   bool tma_results = false;  // whether `results` is set
 };
+
+Result<void> launch_schedule(const Params& params, Stream stream);
+
+using Attend = Result<void> (*)(const Params& params, int ordinal, Stream stream);
+
+/// The launch of the attention kernel of a row of tuning.hpp, or null where the row has none.
+template <class Element, int kRow>
+Attend attend_of(int head_dim, bool edges);
+
+/// `blocks`: upper bound of the grid size.
+template <class Element>
+Result<void> launch_combine(const Params& params, int blocks, Stream stream);
 
 }  // namespace fovea::gpu::sm90::latent

@@ -15,7 +15,7 @@ constexpr std::string_view kName = "cuda.sm90.latent_attention";
 Call call_of(const Problem& problem) {
   Call call = call_of(problem, row_kind_of(problem.cache, problem.q_dtype), problem.max_seq_q);
   const detail::CacheStrides& strides = problem.cache.strides;
-  call.boxes = problem.cache.page % kBoxRows == 0 && tma_reaches({strides.block, strides.token, strides.head}, 2);
+  call.tma = problem.cache.page % kBoxRows == 0 && tma_reaches({strides.block, strides.token, strides.head}, 2);
   call.edges = problem.max_seq_q > 1 && problem.group() % kQueryTile != 0;
   return call;
 }
@@ -56,7 +56,7 @@ class State final : public LatentPlan<Problem, LatentAttentionArgs> {
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.main.data = static_cast<const std::byte*>(args.cache);
     params.cache_scale = problem_.has_scale ? args.cache_scale : nullptr;
-    if (launch_.tuning.load != Load::boxes) return {};
+    if (launch_.tuning.load != Load::tma) return {};
     return encode_keys(params, problem_, problem_.cache.blocks > 0 ? args.cache : args.q);  // a cache without blocks has no memory
   }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The schedule of a batch.
 #include "gpu/cuda/common/target.cuh"
-#include "gpu/cuda/sm90/latent_attention/launch.hpp"
+#include "gpu/cuda/sm90/latent_attention/params.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 
 namespace fovea::gpu::sm90::latent {

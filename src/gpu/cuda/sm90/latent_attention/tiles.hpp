@@ -39,9 +39,9 @@ inline constexpr int kHalves = 4;  // buffer * 2 + half
 
 /// How keys are loaded.
 enum class Load {
-  boxes,  // eight at once, by the copy engine: dense attention over pages of a multiple of eight
-  rows,   // row by row, as they are stored: any page, or the tokens that a query lists
-  codes,  // row by row, decoded from 8 or 4 bits
+  tma,        // TMA boxes of eight keys: dense attention over pages of a multiple of eight
+  gather,     // row by row, as they are stored: any page, or the tokens that a query lists
+  quantised,  // row by row, decoded from 8 or 4 bits
 };
 
 /// How a cache stores a token. Kernels also have `any`, a kind known at run time, and v41 with an extra cache of fp4.

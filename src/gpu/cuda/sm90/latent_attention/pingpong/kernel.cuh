@@ -18,8 +18,8 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 struct Loader {
   using Quantised = std::conditional_t<Config::kCluster == 1, QuantisedLoader<Config>, QuantisedClusterLoader<Config>>;
-  using KeyLoader = std::conditional_t<Config::kLoad == Load::boxes, TmaLoader<Config>,
-                                       std::conditional_t<Config::kLoad == Load::rows, GatherLoader<Config>, Quantised>>;
+  using KeyLoader = std::conditional_t<Config::kLoad == Load::tma, TmaLoader<Config>,
+                                       std::conditional_t<Config::kLoad == Load::gather, GatherLoader<Config>, Quantised>>;
 
   __device__ Loader(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_), load_keys(params_, storage_) {}
 
@@ -52,7 +52,7 @@ struct Loader {
     if (lane_index() == 0) {
       storage.loading[warp()] = work;
       storage.loading[warp()].place(params, own_cta(params), Config::kLists);
-      if (Config::kLoad != Load::boxes && !work.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, work.sequence);
+      if (Config::kLoad != Load::tma && !work.done()) storage.lists[warp()] = list_of<Config::kCluster>(params, work.sequence);
     }
     __syncwarp();
     return storage.loading[warp()];

@@ -175,10 +175,10 @@ struct Math {
     const bool whole = sees_all(seen, key);
     uint2 bits{~0u, ~0u};  // one for each key
     // The lane that releases the tile reads them, so that checkers of single threads see the read before the release.
-    if (Config::kSingleKeys) load_shared_if(rows.lane() == 0, shared_address(storage.present[Tile::value]), bits);
+    if (Config::kGathered) load_shared_if(rows.lane() == 0, shared_address(storage.present[Tile::value]), bits);
     if (__all_sync(~0u, whole && (bits.x & bits.y) == ~0u)) return;
     const uint2 present{__shfl_sync(~0u, bits.x, 0), __shfl_sync(~0u, bits.y, 0)};
-    mask_scores<Config::kSingleKeys>(tiles.scores, seen, key, present, rows.lane());
+    mask_scores<Config::kGathered>(tiles.scores, seen, key, present, rows.lane());
   }
 
   __device__ void exponentiate(const float (&offset)[2]) {
@@ -202,7 +202,7 @@ struct Math {
   /// Hides values of keys that not all rows see, so that a probability of 0 meets no value that is not finite.
   template <class Tile>
   __device__ void hide_values(Tile, int key) {
-    if (!Config::kEdges && Config::kSingleKeys && Config::kCluster == 1)
+    if (!Config::kEdges && Config::kGathered && Config::kCluster == 1)
       return;  // the loader has filled in zeros for keys that no row of the tile sees
     const detail::TileRange all = Config::kEdges ? seen_by_all : seen[0];
     if (key >= all.begin && key + kKeyTile <= all.end) return;
@@ -234,7 +234,7 @@ struct Math {
 
   __device__ void finish(const WorkTile& work) {
     rows.reduce_sum();
-    if constexpr (Config::kSingleKeys) {
+    if constexpr (Config::kGathered) {
 #pragma unroll
       for (float& x : rows.top) x = Warp::largest_of_row(x);
     }
@@ -267,7 +267,7 @@ struct Math {
   }
 
   __device__ Results<Element> results() {
-    return {params, tiles.out, rows.sum, rows.maximum, rows.top, rows.scale_log2(), half, Config::kSingleKeys && half == 1};
+    return {params, tiles.out, rows.sum, rows.maximum, rows.top, rows.scale_log2(), half, Config::kGathered && half == 1};
   }
 
   const Params& params;

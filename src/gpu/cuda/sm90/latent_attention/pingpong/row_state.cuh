@@ -13,7 +13,7 @@ namespace fovea::gpu::sm90::latent {
 template <class Config>
 struct RowState {
   __device__ RowState(const Params& params_, Storage<Config>& storage_) : params(params_), storage(storage_) {
-    if (Config::kLoad == Load::codes) scale_of_codes = scale_log2_of(params);
+    if (Config::kLoad == Load::quantised) scale_of_codes = scale_log2_of(params);
   }
 
   __device__ void begin(int r) {
@@ -30,7 +30,7 @@ struct RowState {
     bool grown = first;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (Config::kSingleKeys) top[r] = fmaxf(top[r], largest[r]);
+      if (Config::kGathered) top[r] = fmaxf(top[r], largest[r]);
       rescale[r] = 1;
       offset[r] = maximum[r] * scale_log2();
       grown |= outgrows(largest[r], maximum[r], scale_log2(), offset[r]);
@@ -62,7 +62,7 @@ struct RowState {
 
   // The odd tiles' warpgroup takes over the largest scores of the even tiles, after the last of them.
   __device__ void publish_largest() {
-    if constexpr (Config::kSingleKeys) {
+    if constexpr (Config::kGathered) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float all = Warp::largest_of_row(top[r]);
@@ -71,7 +71,7 @@ struct RowState {
     }
   }
   __device__ void take_largest() {
-    if constexpr (Config::kSingleKeys) {
+    if constexpr (Config::kGathered) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], storage.largest[first_row() + 8 * r]);
     }
@@ -111,7 +111,7 @@ struct RowState {
   static __device__ int lane() { return lane_index(); }
   static __device__ int warp() { return threadIdx.x % 128 / 32; }
   static __device__ int first_row() { return warp() * 16 + lane_row(lane()); }
-  __device__ float scale_log2() const { return Config::kLoad == Load::codes ? scale_of_codes : params.scale_log2; }
+  __device__ float scale_log2() const { return Config::kLoad == Load::quantised ? scale_of_codes : params.scale_log2; }
 
   const Params& params;
   Storage<Config>& storage;

@@ -27,8 +27,8 @@ struct Storage<Config, Kernel::pingpong> {
   KeyList lists[Config::kLoadThreads / 32];     // [load warp]
   float maximum[2][kQueryTile];                 // [warpgroup][row], published by the warpgroup when it grows
   float sum[2][kQueryTile];               // [tile][row]: [0] of the even tiles, after the last of them; [1] of all, after the last odd one
-  float largest[kQueryTile];              // [row]: scores of the even tiles, after the last of them (not Load::boxes)
-  alignas(8) std::uint8_t present[2][8];  // [tile][group]: a bit for each key, clear for absent ones (not Load::boxes)
+  float largest[kQueryTile];              // [row]: scores of the even tiles, after the last of them (gathered keys)
+  alignas(8) std::uint8_t present[2][8];  // [tile][group]: a bit for each key, clear for absent ones (gathered keys)
   // [half of a tile] full: the copy engine, or every load thread, arrives once the half is loaded; consumers wait.
   // empty: the four warps of the half's last reader arrive, in each CTA of the cluster; the producer waits.
   alignas(8) std::uint64_t full[kHalves], empty[kHalves];

@@ -87,7 +87,7 @@ struct TilePair {
   template <class Tile, class Half>
   __device__ void wait_full(Tile, Half) {
     barrier_wait(shared_address(&storage.full[Tile::value * 2 + Half::value]), parity);
-    if (Config::kSingleKeys) fence_shared_for_async();  // loaders do not wait for their own copies, so they cannot fence
+    if (Config::kGathered) fence_shared_for_async();  // loaders do not wait for their own copies, so they cannot fence
   }
 
   /// Releases a half that this warp has read for the last time.
