@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the plan of every GPU entry does before it launches.
+/// The plan of every GPU entry: checks before it launches.
 #pragma once
 
 #include <string_view>

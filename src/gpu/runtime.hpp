@@ -194,7 +194,7 @@ Result<void> allow_shared_bytes(int ordinal, std::size_t bytes) {
   return set;
 }
 
-/// What the code of a kernel that a device runs was compiled for: 89 is compute capability 8.9, also where a later device compiles it from
+/// Target of the code of a kernel that a device runs: 89 is compute capability 8.9, also where a later device compiles it from
 /// PTX. 0 without such a device.
 template <auto kKernel>
 int target_on(int ordinal) {

@@ -34,7 +34,7 @@ __device__ inline float followed(float maximum, float largest, float scale, floa
 /// In base 2, of a sum relative to 2^base.
 __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
-/// How large probabilities are: 2^kShift at the maximum, up to 2^(kShift + kSlack) before the maximum follows.
+/// Range of probabilities: 2^kShift at the maximum, up to 2^(kShift + kSlack) before the maximum follows.
 struct FloatRange {
   static constexpr float kShift = 0, kSlack = gpu::kSlack;
 };
@@ -102,7 +102,7 @@ struct OnlineSoftmax {
   }
 
  protected:
-  /// Of each row, of the lane's columns. Where `quick`, something lower if there is no score above 0: such rows do not grow.
+  /// Largest score of each row in the lane's columns. With `quick` and no score above 0 it may be lower: such rows do not grow.
   __device__ __forceinline__ void find_largest(const float (&scores)[kScores], float (&largest)[2]) const {
     largest[0] = scores[0];
     largest[1] = scores[2];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How many threads fill the rows that no sequence has, and what each of their stores writes.
+/// Threads that fill the rows that no sequence has, and the widths of their stores.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace fovea::gpu {
 
 inline constexpr int kFillThreads = 256, kMostFillGroups = 256;
 
-/// What a store writes. Outputs that the library allocates take the widest.
+/// Zeros of one store. Outputs that the library allocates take the widest.
 struct alignas(16) WideZero {
   std::uint32_t word[4];
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's part of what kernels of dense attention share, forward and backward: the fields that follow from a problem.
+/// Plans of dense attention, forward and backward: parameters from a problem, packed heads, splits.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ constexpr int packed_heads(std::int64_t group, std::int64_t seq_q, int row_tile,
   return packed;
 }
 
-/// Parts of the keys of each query tile, `most` at most, for calls with fewer work tiles than `slots` for them.
+/// Splits of the keys of each query tile, at most `most`, for calls with fewer work tiles than `slots` for them.
 constexpr int splits_of(std::int64_t work_tiles, std::int64_t most, int slots) {
   constexpr std::int64_t kMostSplits = 32;
   if (work_tiles == 0) return 1;
@@ -62,7 +62,7 @@ auto function_of_row(int index, Of) {
   return kFunctions[static_cast<std::size_t>(index)];
 }
 
-/// Whether scores are computed before the softmax, which otherwise takes products with a factor above 0.
+/// ScoreTransform::enabled. Otherwise the softmax multiplies q . k by a factor above 0.
 inline bool transforms_scores(const detail::AttentionCore& p) {
   return p.softcap != 0 || p.scale < 0 || p.scale * std::numbers::log2e > static_cast<double>(std::numeric_limits<float>::max());
 }
@@ -97,7 +97,7 @@ inline Splits splits_for(const detail::AttentionProblem& p, int count) {
           .result_strides = p.out,
           .lse_strides = p.lse};
 }
-/// What only a run knows. `memory`: for bytes() of them.
+/// Adds the arguments of a run. `memory` has bytes() of them.
 inline void fill_splits(Splits& splits, const detail::AttentionProblem& p, const AttentionArgs& args, void* memory) {
   if (splits.count == 1) return;
   splits.out = static_cast<float*>(memory);
@@ -107,7 +107,7 @@ inline void fill_splits(Splits& splits, const detail::AttentionProblem& p, const
   splits.result_lse = p.has_lse ? args.lse : nullptr;
 }
 
-/// What only a run knows, but for the tensors.
+/// Adds the arguments of a run, except the tensors.
 template <class Params>
 void fill_lists(Params& params, const detail::AttentionProblem& p, const AttentionArgs& args) {
   params.sink = p.has_sink ? args.sink : nullptr;

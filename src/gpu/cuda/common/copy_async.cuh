@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Copies from global to shared memory that go on beside the thread, in groups; rows of a tile by all threads of a CTA. Turing, which has
-/// no such copies, loads and stores at once.
+/// Asynchronous copies from global to shared memory (cp.async), in groups; copies of a tile's rows by all threads of a CTA.
+/// Turing, which has no cp.async, loads and stores at once.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ __device__ inline void copy_async_part(std::uint32_t shared, const void* from, i
     store_shared_128(shared, chunk);
   }
 }
-/// The same of one that is present.
+/// The same for a chunk that is present.
 __device__ inline void copy_async(std::uint32_t shared, const void* from) {
   if constexpr (kTarget >= 80) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(__cvta_generic_to_global(from)) : "memory");
@@ -43,7 +43,7 @@ __device__ inline void copy_async(std::uint32_t shared, const void* from) {
     store_shared_128(shared, *static_cast<const uint4*>(from));
   }
 }
-/// The same of four bytes.
+/// The same for four bytes.
 __device__ inline void copy_async_word(std::uint32_t shared, const void* from) {
   if constexpr (kTarget >= 80) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(__cvta_generic_to_global(from)) : "memory");
@@ -78,7 +78,7 @@ __device__ inline void copy_async_wait() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// The same of a number of groups that only a run knows, up to 2.
+/// The same for a number of groups that is not constant, up to 2.
 __device__ inline void copy_async_wait(int pending) {
   if (pending == 2) {
     copy_async_wait<2>();
@@ -89,7 +89,7 @@ __device__ inline void copy_async_wait(int pending) {
   }
 }
 
-/// Copies rows into SwizzledRows<kColumns> by kThreads threads. What lies behind the first kUsed of these columns need not be written.
+/// Copies rows into SwizzledRows<kColumns> by kThreads threads. Columns from kUsed on need not be written.
 template <int kColumns, int kRows, int kThreads, int kUsed = kColumns>
 class RowCopy {
  public:
@@ -133,7 +133,7 @@ class RowCopy {
   static constexpr int kStep = kThreads / Layout::kSpanChunks;  // rows that threads copy at once
   static_assert(kRows % kStep == 0 && kStep % 8 == 0);
 
-  /// Of this thread, in the i-th step.
+  /// This thread's row in the i-th step.
   static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / Layout::kSpanChunks + i * kStep; }
   static __device__ int chunk() { return static_cast<int>(threadIdx.x) % Layout::kSpanChunks; }
   static __device__ std::uint32_t place(std::uint32_t to, int i, int span) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One row of attention by scalar arithmetic, which multiplies no value that the row does not see. A product of tiles cannot: where a value
-/// that only other rows see is not finite, this is the way back.
+/// One row of attention by scalar arithmetic over visible keys alone. An MMA multiplies masked values by 0, which makes NaN
+/// of values that are not finite; such rows are recomputed here.
 ///
 /// The row has a softmax of its own. Its scores are rounded otherwise than those of an MMA, so large ones differ by more than an exponent
 /// bears: weights relative to the MMA's maximum could be anything.
@@ -15,7 +15,7 @@
 
 namespace fovea::gpu {
 
-/// Where a key and its value are; null for a key that is not a number.
+/// Addresses of a key and its value; null for a key that is NaN.
 template <class Element, class ValueElement = Element>
 struct KeyRow {
   const Element* k;
@@ -29,7 +29,7 @@ struct ExactRow {
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
 
   /// Column 32 c + lane of sum_j p_j v_j / sum_j p_j, where p_j = 2^(s_j * scale_log2), over the keys from `begin` to `end`; by a whole
-  /// warp. `row_of(key)`: its KeyRow. `transformed`: what becomes of a product of q and of this key.
+  /// warp. `row_of(key)`: its KeyRow. `transformed(product, key)`: the score.
   template <class RowOf, class Transform>
   __device__ void operator()(int begin, int end, float scale_log2, const RowOf& row_of, const Transform& transformed,
                              float (&columns)[kColumns]) const {

@@ -40,7 +40,7 @@ struct SwizzledRows {
   static constexpr int kSpanBytes = kRowBytes % 128 == 0 ? 128 : 64;
   static constexpr int kSpanChunks = kSpanBytes / 16, kSpans = kRowBytes / kSpanBytes;
 
-  /// Of a chunk, from the first row on.
+  /// Byte offset of a chunk from the first row.
   __device__ static constexpr int offset(int row, int chunk) {
     const int places = kSpanBytes == 128 ? row % 8 : row / 2 % 4;
     return row * kRowBytes + ((chunk ^ places) * 16);

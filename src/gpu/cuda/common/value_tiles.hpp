@@ -13,7 +13,7 @@ namespace fovea::gpu {
 
 inline constexpr int kValueUnit = 16;  ///< keys of a column that lie together
 
-/// The key of a unit that lies at a place of it, and the place of a key.
+/// The key at a place of a unit, and the place of a key.
 constexpr int value_key(int place) { return place / 4 * 2 + place % 4 / 2 * 8 + place % 2; }
 constexpr int value_place(int key) { return key % 8 / 2 * 4 + key / 8 * 2 + key % 2; }
 
@@ -21,7 +21,7 @@ constexpr int value_place(int key) { return key % 8 / 2 * 4 + key / 8 * 2 + key 
 constexpr std::int64_t first_value_tile(bool ragged, int seq_k, int sequence, int k_begin, int key_tile) {
   return ragged ? k_begin / key_tile + sequence : std::int64_t{sequence} * std::max((seq_k + key_tile - 1) / key_tile, 1);
 }
-/// Of all heads. `Problem`: of attention.
+/// Value tiles of all heads. `Problem`: of attention.
 template <class Problem>
 constexpr std::int64_t value_tile_count(const Problem& p, int key_tile) {
   const std::int64_t of_head =

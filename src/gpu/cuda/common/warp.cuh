@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp of NVIDIA's GPUs does with rows of matrix accumulators: four lanes share a row, each with neighbouring columns.
+/// Warp operations on rows of MMA accumulators: four lanes share a row, each with neighbouring columns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,7 +32,7 @@ struct Warp {
     for (int distance = 4; distance < 32; distance *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
     return x;
   }
-  /// Of the lane and those before it. `sum(a, b)`: of two.
+  /// Sum over the lane and those before it. `sum(a, b)` adds two.
   template <class Sum>
   static __device__ __forceinline__ int inclusive_sum(int x, const Sum& sum) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

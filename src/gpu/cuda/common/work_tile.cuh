@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a CTA of dense attention computes at a time: query rows of one sequence and of the heads that are packed together, and the key
+/// A work tile of dense attention: query rows of one sequence and of the heads that are packed together, and the key
 /// tiles of one split.
 #pragma once
 
@@ -30,16 +30,16 @@ struct WorkTile {
     int begin, end;
   };
   __device__ Keys keys_of(int of_token) const { return {max(of_token + low, 0), min(of_token + high + 1, seq_k)}; }
-  /// Of these, the ones in the work tile's own key tiles.
+  /// Those of keys_of in the work tile's key tiles.
   __device__ Keys own_keys_of(int of_token, int key_tile) const {
     const Keys seen = keys_of(of_token);
     return {max(seen.begin, first * key_tile), min(seen.end, last * key_tile)};
   }
-  /// Of a row of the query tile. Heads are packed by 2^packed_shift.
+  /// Token and head of a row of the query tile. 2^packed_shift heads are packed.
   __device__ RowPlace place(int row, int packed_shift) const {
     return {token + (row >> packed_shift), head + (row & ((1 << packed_shift) - 1))};
   }
-  /// Of a row of q, out or lse.
+  /// Offset of a row of q, out or lse.
   __device__ std::int64_t offset(const detail::RowStrides& strides, RowPlace at) const {
     return batch * strides.batch + std::int64_t{q_begin + at.token} * strides.row + at.head * strides.head;
   }
@@ -64,7 +64,7 @@ struct WorkTile {
   }
 };
 
-/// Of a ragged batch.
+/// Length of a sequence of a ragged batch.
 __device__ inline int sequence_length(const std::int32_t* cu_seqlens, int sequence, int bound) {
   return min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// After the products: rows whose gradient is not finite, by scalar arithmetic that multiplies nothing that a row does not see, since 0 *
-/// NaN is NaN. And the gradient of sinks.
+/// The kernel after those of the gradients. It recomputes rows whose gradient is not finite by scalar arithmetic over
+/// visible pairs alone, since 0 * NaN is NaN. It also computes the gradient of sinks.
 #pragma once
 
 #include "gpu/common/softmax.cuh"
@@ -69,7 +69,7 @@ struct ExactRows {
     return row_at(rows, at.k_begin, key, kv_head);
   }
 
-  /// p and ds of a pair that is visible. Rows without a gradient have none.
+  /// p and ds of a visible pair. Rows without a gradient have no pairs.
   struct Pair {
     float p, ds;
   };

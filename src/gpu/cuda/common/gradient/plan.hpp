@@ -70,7 +70,7 @@ inline void place_shared(detail::WorkspaceArena& arena, GradientParams& params, 
   params.sink_parts = arena.take<float>(has_sink ? cells : 0);
 }
 
-/// What only a run knows, but for the tensors that the leaf's kernels read.
+/// Adds the arguments of a run, except the tensors of the leaf's kernels.
 inline void fill_run(GradientParams& params, const Problem& problem, const AttentionBackwardArgs& args) {
   fill_lists(params, problem, args.forward);
   params.lse = {args.forward.lse, problem.lse};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Before the products: what they need of each query row, dq of queries that see no key, and zeros where they count and flag.
+/// The kernel before those of the gradients: RowStats of each query row, zeros in dq of queries that see no key, and zeros
+/// in counters and flags.
 #pragma once
 
 #include "gpu/common/softmax.cuh"
@@ -24,14 +25,14 @@ __device__ inline float lse_with_sink(float lse, const float* sink, int head) {
   return lse == -INFINITY ? INFINITY : lse;
 }
 
-/// What dlse changes for a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
+/// Adds dlse to a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
 __device__ inline void take_dlse(float lse, float dlse, float sink, float& total, float& delta) {
   const float most = lse + detail::kMostSinkOverLse;
   if (sink > most) total = fabsf(lse) < detail::kLseWithoutSum ? most : INFINITY;
   delta = total == INFINITY ? 0 : delta - dlse * expf(total - lse);
 }
 
-/// What is zero before the products, by all CTAs together.
+/// Clears counters and flags, by all CTAs together.
 template <class Params>
 __device__ inline void clear(const Params& params, std::int64_t cell) {
   if (threadIdx.x != 0) return;

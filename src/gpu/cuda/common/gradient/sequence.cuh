@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which tiles there are, and of which sequence. Tiles of a ragged batch are numbered with gaps: sequence b begins at begin / tile + b, so
-/// no scan is needed. `Params` are those of a leaf, which names its fields as others do.
+/// Tiles of a backward pass and their sequences. Tiles of a ragged batch are numbered with gaps: sequence b begins at
+/// begin / tile + b, so no scan is needed. `Params` derives from GradientParams.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ __device__ inline detail::GradientOrder order_of(const Params& params, const Seq
           .group = group_of(params)};
 }
 
-/// The part of a CTA: keys of one sequence, and the query heads that share them.
+/// A CTA's keys of one sequence, and the query heads that share them.
 struct KeyTile {
   Sequence sequence;
   int kv_head;
@@ -87,8 +87,8 @@ struct KeyTile {
 /// of a head would be resident at once, and dq would leave L2 between two that add to it.
 inline constexpr int kHeadsBeside = 16;
 
-/// Of a ragged batch sequence by sequence, else of all sequences as if their heads were of one. Head by head, or so many heads at a time;
-/// then from the first key tile on. `rows`: of a key tile.
+/// The key tile of a CTA. A ragged batch is ordered by sequence; otherwise all heads of the batch count as those of one
+/// sequence. Key tiles are ordered by head, or by groups of kHeadsBeside heads, then from the first on. `rows`: of a key tile.
 template <class Params>
 __device__ inline KeyTile key_tile_at(const Params& params, int rows, int ticket) {
   const bool ragged = params.cu_seqlens_k != nullptr;

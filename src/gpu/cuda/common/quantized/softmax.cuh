@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Online softmax over sums of products of codes. Most tiles need no scores: the maximum is found in integers, and one multiply-add makes
+/// Online softmax over integer scores. Most tiles need no scores: the maximum is found in integers, and one multiply-add makes
 /// an exponent of a sum.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What follows a warp's last product: lse, normalisation, and the way of the results to global memory.
+/// The epilogue of a warp: lse, normalisation, and stores of the results.
 #pragma once
 
 #include "gpu/common/score_transform.cuh"
@@ -31,7 +31,7 @@ class Epilogue {
   /// `out` is relative to 2^(maximum * scale_log2).
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
     const float scale_log2 = score_transform(params).scale_log2;
-    // Values that a row does not see, or a sink that hides all: 0 times NaN is NaN.
+    // Masked values, or all values with an infinite sink, have weight 0, and 0 * NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -62,8 +62,7 @@ class Epilogue {
   __device__ RowPlace place(int row) const { return work.place(row, params.packed_shift); }
   __device__ int row(int block, int r) const { return warp_row + 16 * block + lane_row(lane) + 8 * r; }
 
-  /// What turns the accumulators of a row, relative to 2^base, into its result; the sink's share is the merging kernel's where there are
-  /// splits.
+  /// Factor of a row's accumulators, which are relative to 2^base. With splits the combining kernel adds the sink's share.
   __device__ __forceinline__ float normaliser(int block, int r, float sum, float base) const {
     if (params.sink != nullptr && params.splits.count == 1) {
       const RowPlace at = place(row(block, r));
@@ -86,7 +85,7 @@ class Epilogue {
     return params.splits.cell(work.split, std::int64_t{work.batch} * params.seq_q + at.token, at.head);
   }
 
-  /// Results in the place of the queries, as rows of the tile.
+  /// Address of a staged result: results overwrite the queries.
   __device__ std::uint32_t staged(int of_row, int column) const {
     return shared_address(storage.q) + static_cast<std::uint32_t>(StagedRows::offset(of_row, column / 8) + column % 8 * 2);
   }
@@ -135,9 +134,9 @@ class Epilogue {
     }
   }
 
-  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+  // ---- rows that are not finite ---------------------------------------------------------------------------------------------------------
 
-  /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+  /// Recomputes rows of a block that are not finite: a value that the row does not see may be NaN, and 0 * NaN is NaN.
   static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows) {
     Epilogue(params, storage).compute_rows(block, rows);
   }

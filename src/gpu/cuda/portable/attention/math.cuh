@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp computes of a work tile: scores, softmax, values. Rows of queries are 16 to a block; accumulators stay in registers.
+/// The MMAs and the softmax of a warp. A block has 16 query rows; accumulators stay in registers.
 #pragma once
 
 #include "gpu/common/softmax.cuh"
@@ -20,7 +20,7 @@ class Math {
         lane(static_cast<int>(threadIdx.x) % 32),
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
-  /// Key tiles are taken from the last to the first. Queries and the last key tile's keys are on their way.
+  /// Computes key tiles from the last to the first. Loads of the queries and of the last tile's keys have been issued.
   __device__ __forceinline__ void operator()(const Loader<Config>& load) {
     begin();
     if constexpr (kKeepQueries) keep_queries();
@@ -82,7 +82,7 @@ class Math {
     return token < work.seq_q && key <= last + work.high && key + Config::kKeyTile > token + work.low;
   }
 
-  // ---- products -----------------------------------------------------------------------------------------------------------------
+  // ---- MMAs ---------------------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void keep_queries() {
     copy_async_wait<0>();
@@ -149,7 +149,7 @@ class Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// Scores become probabilities, and `out` relative to the same maximum: block by block, which takes fewer registers.
+  /// Turns scores into probabilities, and makes `out` relative to the same maximum. One block at a time takes fewer registers.
   __device__ __forceinline__ void take_scores(int tile) {
     const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
     const ScoreTransform<Warp> transform = score_transform(params);
@@ -158,7 +158,7 @@ class Math {
       transform(scores[b]);
       if (edge) mask(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
       const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
-      softmax[b].quick = false;  // the registers that remembering it takes are dearer than what it saves
+      softmax[b].quick = false;  // keeping it costs more registers than it saves time
       if (!grown) continue;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
@@ -179,7 +179,7 @@ class Math {
   const Params& params;
   Storage<Config>& storage;
   const int lane, warp_row;  // of the query tile, the warp's first row
-  std::uint32_t queries;     // address of what the lane names of the warp's rows
+  std::uint32_t queries;     // the lane's ldmatrix address in the warp's rows
   std::uint32_t kept[kKeepQueries ? kSteps : 1][kBlocks][4];
   float scores[kBlocks][kScores], out[kBlocks][kOut];
   OnlineSoftmax<Warp, kScores> softmax[kBlocks];

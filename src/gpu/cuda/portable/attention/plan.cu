@@ -115,7 +115,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
   }
 
-  /// With what only a run knows.
+  /// Adds the arguments of a run.
   Params filled(const AttentionArgs& args, Workspace workspace) const {
     Params params = params_;
     params.q.data = args.q;

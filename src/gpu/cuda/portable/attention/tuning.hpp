@@ -28,7 +28,7 @@ struct Tuning {
   static constexpr int kWorkBytes = 128;  ///< for what a CTA knows of its work tile
 };
 
-/// Of equal head dims, the row for more shared memory first. The figures are TFLOP/s on an H100, 4096 tokens, full masks, from
+/// Rows of equal head dims begin with the one for most shared memory. The figures are TFLOP/s on an H100, 4096 tokens, full masks, from
 /// bench/results/nvidia-h100/2026-11-24-portable-attention-variants.json; devices with less shared memory were not measured.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 4, 2, 128, 1, false, 1}},               // 294; 64 keys and queries in registers 268

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The work tile of a CTA. The hardware starts CTAs in the order of their index: head by head, which keeps the keys and values of few heads
-/// in L2, and the query tiles with most keys first.
+/// The work tile of a CTA. CTAs start in the order of their index: head by head, which keeps the keys and values of few heads
+/// in L2, and query tiles with most keys first.
 #pragma once
 
 #include "gpu/cuda/common/work_tile.cuh"

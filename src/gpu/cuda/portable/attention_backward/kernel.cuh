@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel of dq, and that of dk and dv: rows stay and columns pass by.
+/// The kernels of dq, and of dk and dv: a CTA keeps rows and reads columns tile by tile.
 #pragma once
 
 #include "gpu/cuda/portable/attention_backward/launch.hpp"
@@ -7,7 +7,7 @@
 
 namespace fovea::gpu::portable::attention_backward {
 
-/// Whether a device of the architecture at hand can run it; else it is compiled to nothing.
+/// Whether a device of this target can run the kernel; else it is compiled to nothing.
 template <class Config>
 inline constexpr bool kRuns = kHasMma<typename Config::Element>&& kTarget != 75;
 

@@ -11,14 +11,14 @@
 
 namespace fovea::gpu::portable::attention_backward {
 
-/// What is known of each query row, and zeros where the other kernels flag.
+/// Computes RowStats of each query row, and clears the flags of the other kernels.
 Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
 
 /// The kernels of a row of tuning.hpp.
 template <class Element, int kRow>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
 
-/// Rows that a product has made NaN although they see no NaN, and the gradient of sinks.
+/// Recomputes rows that an MMA has made NaN although they see no NaN; the gradient of sinks.
 Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 }  // namespace fovea::gpu::portable::attention_backward

@@ -1,11 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ways of rows and columns into shared memory, by all threads.
+/// Shared memory of a CTA, and the loads of rows and columns by all threads.
 #pragma once
 
+#include <cstddef>
+
 #include "gpu/cuda/common/copy_async.cuh"
-#include "gpu/cuda/portable/attention_backward/storage.cuh"
+#include "gpu/cuda/portable/attention_backward/config.hpp"
+#include "gpu/cuda/portable/attention_backward/work.cuh"
 
 namespace fovea::gpu::portable::attention_backward {
+
+/// Numbers of a tile of queries, where they are columns.
+template <int kColumns>
+struct alignas(16) ColumnStats {
+  float minus_lse[kColumns], delta[kColumns];
+  int natural;
+};
+
+/// Rows and columns of q and dout, or of k and v, as SwizzledRows.
+template <class Config>
+struct Storage {
+  alignas(128) std::byte rows_qk[Config::kRows * 2 * Config::kHeadDimQk];
+  alignas(128) std::byte rows_v[Config::kRows * 2 * Config::kHeadDimV];
+  alignas(128) std::byte columns_qk[Config::kStages][Config::kColumns * 2 * Config::kHeadDimQk];
+  alignas(128) std::byte columns_v[Config::kStages][Config::kColumns * 2 * Config::kHeadDimV];
+  alignas(128) ColumnStats<Config::kColumns> stats[Config::kStages];
+  Work work;
+};
 
 /// A tile of columns, and the head that it is of.
 struct Step {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp computes: scores of its rows and of the columns that pass by, then the gradient of its rows, which stays in registers.
-/// Written for rows of queries; for rows of keys, read k for q, v for dout, and the other way round.
+/// The math of a warp: scores of its rows and of each tile of columns, then the gradient of the rows, which stays in
+/// registers. Names are those of rows of queries; with rows of keys, k and q, and v and dout, change places.
 #pragma once
 
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/attention_backward/gemm.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
-#include "gpu/cuda/portable/attention_backward/products.cuh"
 #include "gpu/cuda/portable/attention_backward/store.cuh"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -57,7 +57,7 @@ class Math {
   using Element = typename Config::Element;
   static constexpr bool kQueries = Config::kRowsAreQueries;
   static constexpr int kBlocks = Config::kBlocks, kScores = Config::kColumns / 2;  // accumulators of a lane for a block
-  using Products = WarpProducts<Element, kBlocks, Config::kColumns>;
+  using Gemm = WarpGemm<Element, kBlocks, Config::kColumns>;
 
   __device__ __forceinline__ void begin() {
     clear(of_scores);
@@ -87,7 +87,7 @@ class Math {
     }
   }
 
-  /// From a row of the tile to a column, of the warp's first row and the tile's first column.
+  /// First column of the tile minus the warp's first row.
   __device__ __forceinline__ int difference(int tile) const { return tile * Config::kColumns - storage.work.row - warp_row; }
   /// Whether a row of this warp sees a column of the tile.
   __device__ __forceinline__ bool sees(int tile) const {
@@ -95,13 +95,13 @@ class Math {
     return first - (Config::kWarpRows - 1) <= storage.work.high && first + Config::kColumns - 1 >= storage.work.low;
   }
 
-  /// Adds what a tile of columns gives to the gradient.
+  /// Adds a tile of columns to the gradient.
   __device__ __forceinline__ void add(int tile, int stage) {
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     std::uint32_t p[kBlocks][kScores / 2], ds[kBlocks][kScores / 2];
-    Products::template multiply<Config::kHeadDimQk>(scores, storage.rows_qk, warp_row, storage.columns_qk[stage]);
+    Gemm::template gemm_ss<Config::kHeadDimQk>(scores, storage.rows_qk, warp_row, storage.columns_qk[stage]);
     if constexpr (Config::kOfScores) {
-      Products::template multiply<Config::kHeadDimV>(dp, storage.rows_v, warp_row, storage.columns_v[stage]);
+      Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_row, storage.columns_v[stage]);
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -116,13 +116,13 @@ class Math {
         if constexpr (Config::kOfScores) ds[b][i / 2] = pack<Element>(dp[b][i], dp[b][i + 1]);
       }
     }
-    if constexpr (Config::kOfValues) Products::template accumulate<Config::kHeadDimV>(of_values, p, storage.columns_v[stage]);
-    if constexpr (Config::kOfScores) Products::template accumulate<Config::kHeadDimQk>(of_scores, ds, storage.columns_qk[stage]);
+    if constexpr (Config::kOfValues) Gemm::template gemm_rs<Config::kHeadDimV>(of_values, p, storage.columns_v[stage]);
+    if constexpr (Config::kOfScores) Gemm::template gemm_rs<Config::kHeadDimQk>(of_scores, ds, storage.columns_qk[stage]);
   }
 
-  // ---- between products ---------------------------------------------------------------------------------------------------------
+  // ---- softmax and its gradient ---------------------------------------------------------------------------------------------------------
 
-  /// Of the i-th accumulator of a block, the query's.
+  /// The query's number for the i-th accumulator of a block.
   __device__ __forceinline__ float minus_lse_of(int b, int i, int stage) const {
     return kQueries ? minus_lse[kQueries ? b : 0][row_of(i)] : storage.stats[stage].minus_lse[column_of(i) + lane_column(lane)];
   }
@@ -152,7 +152,7 @@ class Math {
       if constexpr (Config::kOfScores) dp[i] *= scores[i];
     }
   }
-  /// Scores become capped ones, and dp has the slope.
+  /// Softcaps the scores, and multiplies dp by the derivative.
   __device__ __forceinline__ void cap(float (&scores)[kScores], float (&dp)[kScores]) const {
     const Softcap softcap{params.scale, params.softcap, params.inv_softcap};
 #pragma unroll
@@ -163,7 +163,7 @@ class Math {
     }
   }
 
-  /// `first_difference`: of column and row, at the first of both.
+  /// `first_difference`: first column minus first row of the block.
   __device__ __forceinline__ void mask(float (&p)[kScores], float (&ds)[kScores], int first_difference) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

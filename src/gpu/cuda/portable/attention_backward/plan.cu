@@ -121,7 +121,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     return arena.bytes();
   }
 
-  /// What only a run knows.
+  /// Adds the arguments of a run.
   void fill(Params& params, const AttentionBackwardArgs& args) const {
     fill_run(params, problem_, args);
     params.q.data = args.forward.q;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What runs before and after the products.
+/// The kernels before and after those of the gradients.
 #include "gpu/cuda/common/gradient/finish.cuh"
 #include "gpu/cuda/common/gradient/prepare.cuh"
 #include "gpu/cuda/portable/attention_backward/launch.hpp"

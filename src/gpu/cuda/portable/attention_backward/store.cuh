@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The way of a gradient to global memory. Rows with something that is not finite are flagged: finish computes them again.
+/// Stores of a gradient. Rows that are not finite are flagged, and `finish` recomputes them.
 #pragma once
 
 #include "gpu/cuda/common/fragment.cuh"
-#include "gpu/cuda/portable/attention_backward/storage.cuh"
+#include "gpu/cuda/portable/attention_backward/load.cuh"
 
 namespace fovea::gpu::portable::attention_backward {
 

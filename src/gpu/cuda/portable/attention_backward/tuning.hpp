@@ -12,7 +12,7 @@ namespace fovea::gpu::portable::attention_backward {
 
 inline constexpr int kWarps = 4;  // of a CTA
 
-/// A CTA keeps rows of two tensors and their gradient, and columns of two tensors pass by.
+/// A CTA keeps rows of two tensors and their gradient, and reads columns of two tensors tile by tile.
 struct Tiles {
   int blocks = 1;    ///< of 16 rows, of each warp: what it reads of the columns serves all of them
   int columns = 32;  ///< of a tile
@@ -36,7 +36,7 @@ struct Tuning {
   static constexpr int kOtherBytes = 1280;  ///< at most: what a CTA knows of its work, and of queries that pass by
 };
 
-/// Of equal head dims, the row for more shared memory first. What has 227 KB is the best of its variants on an H100
+/// Rows of equal head dims begin with the one for most shared memory. Those for 227 KB are the best variants on an H100
 /// (bench/results/nvidia-h100/2026-11-24-portable-backward-kernels.json); devices with less shared memory were not measured.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64, {2, 64, 2}, {2, 32, 2}, true, 2}},            // 163 KB and 227 KB: two CTAs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The work of a CTA. The hardware starts CTAs in the order of their index. Queries are taken head by head, which keeps keys and values in
-/// L2, and those that see most first. Keys are taken in the order of gradient::key_tile_at.
+/// The work tile of a CTA. CTAs start in the order of their index. Rows of queries are ordered by head, which keeps keys and
+/// values in L2, and those that see most keys come first. Rows of keys have the order of gradient::key_tile_at.
 #pragma once
 
 #include "gpu/cuda/common/gradient/sequence.cuh"

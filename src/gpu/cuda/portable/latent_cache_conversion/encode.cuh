@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a lane does with the values of its chunk.
+/// Quantisation of a lane's chunk.
 #pragma once
 
 #include <cfloat>

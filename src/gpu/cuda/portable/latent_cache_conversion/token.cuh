@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How the lanes of a warp share its tokens, and where the bytes are. A lane takes chunks of 16 bytes of the row, and neighbouring lanes
+/// Tokens of a warp, shared by its lanes, and addresses of their bytes. A lane takes chunks of 16 bytes of the row, and neighbouring lanes
 /// take neighbouring chunks. Each instruction of the warp thus reads or writes one contiguous piece.
 #pragma once
 

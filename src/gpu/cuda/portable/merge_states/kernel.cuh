@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A few lanes merge one (row, head). A lane reads every element of all parts before it writes that element, and all lanes have read every
-/// lse before one is written. So the result may overwrite one of the parts.
+/// A few lanes merge one (row, head). A lane reads an element of all parts before it writes that element, and all lanes read
+/// every lse before one is written, so the result may overwrite one of the parts.
 #pragma once
 
 #include <cmath>

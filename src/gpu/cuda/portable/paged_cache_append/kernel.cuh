@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// New rows of K and V into the slots of a cache. A thread takes one pack of the rows of a few tokens, so its head and scale stay the same.
+/// Copies new rows of K and V to the slots of a cache. A thread takes one pack of the rows of a few tokens, so its head and
+/// scale stay the same.
 #pragma once
 
 #include <limits>
@@ -34,7 +35,7 @@ __device__ inline Words<__nv_fp8_storage_t, kPack> quantized(const Words<From, k
 /// The offset of a row that is not stored.
 inline constexpr std::int64_t kSkipped = std::numeric_limits<std::int64_t>::min();
 
-/// Where the row of a token begins in the cache. The host has not seen the slots. Any slot outside the cache is skipped, as -1 is.
+/// Offset of a token's row in the cache. The host does not see the slots: a slot outside the cache is skipped, as -1 is.
 __device__ inline std::int64_t row_offset(const Params& params, const Side& side, std::int64_t token) {
   const std::int64_t slot = token < params.tokens ? params.slot_mapping[token] : -1;
   if (slot < 0 || slot >= params.slots) return kSkipped;

@@ -17,7 +17,7 @@ struct TunedConfig {
   static constexpr int kHeadDim = kTuning.head_dim, kBlocks = kTuning.blocks, kKeyTile = kTuning.key_tile, kStages = kTuning.stages;
   static constexpr int kWarpRows = 16 * kBlocks, kRowTile = kTuning.row_tile(), kThreads = 32 * kTuning.warps;
   static constexpr int kValueSize = sizeof(ValueElement);
-  /// Of rows in shared memory, in units of two bytes.
+  /// Columns of rows in shared memory, in units of two bytes.
   static constexpr int kCodeColumns = kTuning.code_row_bytes() / 2, kValueColumns = kTuning.value_row_bytes(kValueSize) / 2;
   static_assert(kHeadDim % 32 == 0 && 64 % kKeyTile == 0 && kKeyTile % 16 == 0);
   static_assert(kStages == 1 || kStages == 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What follows a warp's last product: lse, normalisation, scales and means of V, and the stores of the results.
+/// The epilogue of a warp: lse, normalisation, scales and means of V, and stores of the results.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,7 +7,7 @@
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/quantized/softmax.cuh"
-#include "gpu/cuda/portable/quantized_attention/storage.cuh"
+#include "gpu/cuda/portable/quantized_attention/load.cuh"
 #include "gpu/cuda/portable/quantized_attention/values.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {
@@ -30,7 +30,7 @@ class Epilogue {
   /// `out`: sums of values as they are stored, relative to 2^softmax.base().
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], float (&out)[kBlocks][kOut],
                                              const float (&query_scale)[kBlocks]) const {
-    // Values that a row does not see: 0 times NaN is NaN.
+    // Masked values have weight 0, and 0 * NaN is NaN.
     const bool leaks = work.full_first > work.first || work.full_last < work.last;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -59,7 +59,7 @@ class Epilogue {
   __device__ detail::KeyRange keys_of(int token) const { return {max(token + work.low, 0), min(token + work.high + 1, work.seq_k)}; }
 
   static constexpr int kOne = 1 << static_cast<int>(Place::Range::kShift);  // the probability at the maximum, rounded
-  /// Where a probability of `top` is the only one, not even an f32 result shows that it was rounded to kOne.
+  /// `top` / kOne undoes the rounding of the largest probability to kOne, so that a row with one key is exact.
   static __device__ __forceinline__ float normaliser(float sum, float top) {
     if constexpr (kOne == 1) return sum == 0 ? 0 : __fdividef(1, sum);
     return sum == 0 ? 0 : top / kOne / sum;
@@ -128,9 +128,9 @@ class Epilogue {
     }
   }
 
-  // ---- what is not finite ---------------------------------------------------------------------------------------------------------
+  // ---- rows that are not finite ---------------------------------------------------------------------------------------------------------
 
-  /// Rows of a block with something that is not finite, which may have come from a value that the row does not see: 0 * NaN is NaN.
+  /// Recomputes rows of a block that are not finite: a value that the row does not see may be NaN, and 0 * NaN is NaN.
   static __device__ __noinline__ void compute_again(const Params& params, Storage<Config>& storage, int block, RowPair rows, float scale) {
     Epilogue(params, storage).compute_rows(block, rows, scale);
   }

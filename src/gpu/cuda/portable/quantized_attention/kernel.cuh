@@ -7,7 +7,7 @@
 
 namespace fovea::gpu::portable::quantized_attention {
 
-/// Whether a device of the architecture at hand can run it; else it is compiled to nothing.
+/// Whether a device of this target can run the kernel; else it is compiled to nothing.
 template <class Config>
 inline constexpr bool kRuns = kTarget != 75 || sizeof(Storage<Config>) <= 64 * 1024;
 

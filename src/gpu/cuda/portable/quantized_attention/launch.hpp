@@ -14,7 +14,7 @@ namespace fovea::gpu::portable::quantized_attention {
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
-/// What the code that a device runs was compiled for: 89 is compute capability 8.9. All kernels of a build have the same targets.
+/// Target of the code that a device runs: 89 is compute capability 8.9. All kernels of a build have the same targets.
 template <class Config>
 int target_on(int ordinal);
 

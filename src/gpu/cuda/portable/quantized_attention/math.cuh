@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a warp computes of a work tile: integer scores, softmax, values. Rows of queries are 16 to a block; accumulators stay in registers.
+/// The MMAs and the softmax of a warp. Scores are integers; a block has 16 query rows; accumulators stay in registers.
 #pragma once
 
 #include "gpu/cuda/common/fragment.cuh"
@@ -20,7 +20,7 @@ class Math {
         lane(static_cast<int>(threadIdx.x) % 32),
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
-  /// Key tiles are taken from the last to the first. Queries and the last key tile's keys are on their way.
+  /// Computes key tiles from the last to the first. Loads of the queries and of the last tile's keys have been issued.
   __device__ __forceinline__ void operator()(const Loader<Config>& load) {
     begin();
     const int first = storage.work.first;
@@ -62,10 +62,10 @@ class Math {
   using ValueOperands = Values<typename Config::ValueElement>;
   static constexpr int kBlocks = Config::kBlocks, kScores = Config::kKeyTile / 2;  // accumulators of a lane for a block
   static constexpr int kOut = Config::kHeadDim / 2;
-  static constexpr int kSteps = Config::kKeyTile / ValueOperands::kKeys;  // products over the keys of a tile
+  static constexpr int kSteps = Config::kKeyTile / ValueOperands::kKeys;  // MMAs over the keys of a tile
 
   __device__ Scales scales() const { return {params, storage.work}; }
-  /// Of all keys of the tile that the lane has.
+  /// Scale of the lane's keys of a tile.
   __device__ __forceinline__ float key_scale_of(int tile) const {
     return key_scales[tile * Config::kKeyTile / static_cast<int>(Int8Groups::kKBlock) * scales().key_block_stride()];
   }
@@ -91,7 +91,7 @@ class Math {
     return token < work.seq_q && key <= token + Config::kWarpRows - 1 + work.high && key + Config::kKeyTile > token + work.low;
   }
 
-  // ---- products -----------------------------------------------------------------------------------------------------------------
+  // ---- MMAs ---------------------------------------------------------------------------------------------------------------------
 
   /// sums (rows x key tile) = Q (rows x head dim) K^T, of codes
   __device__ __forceinline__ void compute_scores(int stage) {
@@ -128,7 +128,7 @@ class Math {
       for (int n = 0; n < kLoads; ++n) {
         float tile_sums[kBlocks][kOfLoad] = {};
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) add_products(stage, step, n, [&](int b) { return tile_sums[b]; });
+        for (int step = 0; step < kSteps; ++step) accumulate(stage, step, n, [&](int b) { return tile_sums[b]; });
 #pragma unroll
         for (int i = 0; i < kBlocks * kOfLoad; ++i) out[i / kOfLoad][kOfLoad * n + i % kOfLoad] += tile_sums[i / kOfLoad][i % kOfLoad];
       }
@@ -136,13 +136,13 @@ class Math {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-        for (int n = 0; n < kLoads; ++n) add_products(stage, step, n, [&](int b) { return &out[b][kOfLoad * n]; });
+        for (int n = 0; n < kLoads; ++n) accumulate(stage, step, n, [&](int b) { return &out[b][kOfLoad * n]; });
       }
     }
   }
-  /// Products with the n-th load of values. `sums_of(block)`: their accumulators.
+  /// MMAs with the n-th load of values. `sums_of(block)`: their accumulators.
   template <class SumsOf>
-  __device__ __forceinline__ void add_products(int stage, int step, int n, const SumsOf& sums_of) {
+  __device__ __forceinline__ void accumulate(int stage, int step, int n, const SumsOf& sums_of) {
     const MatrixPlace place = ValueOperands::place(lane);
     const std::uint32_t values = shared_address(storage.v[stage]) + static_cast<std::uint32_t>(ValueRows::offset(place.row, place.chunk));
     const int first_row = step * ValueOperands::kKeys;
@@ -160,7 +160,7 @@ class Math {
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
-  /// Sums become weights, and `out` relative to the same maximum: block by block, which takes fewer registers.
+  /// Turns sums into weights, and makes `out` relative to the same maximum. One block at a time takes fewer registers.
   __device__ __forceinline__ void take_scores(int tile, float key_scale) {
     const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
 #pragma unroll
@@ -203,7 +203,7 @@ class Math {
   const Params& params;
   Storage<Config>& storage;
   const int lane, warp_row;    // of the query tile, the warp's first row
-  std::uint32_t queries;       // address of what the lane names of the warp's rows
+  std::uint32_t queries;       // the lane's ldmatrix address in the warp's rows
   const float* key_scales;     // of the lane's first keys
   float query_scale[kBlocks];  // of both rows of the lane
   int sums[kBlocks][kScores];

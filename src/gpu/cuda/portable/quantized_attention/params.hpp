@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a launch passes to the 8-bit kernel.
+/// Parameters of the 8-bit kernel.
 #pragma once
 
 #include "gpu/cuda/common/quantized/scales.cuh"
@@ -7,7 +7,7 @@
 
 namespace fovea::gpu::portable::quantized_attention {
 
-/// Of a plan for dense attention without splits, and with one query head in a query tile. `scale_log2` may be negative.
+/// Without splits, and with one query head in a query tile. `scale_log2` may be negative.
 struct Params : attention::Params {
   Codes codes{};
   DType out_dtype{};

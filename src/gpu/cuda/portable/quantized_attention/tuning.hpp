@@ -30,7 +30,7 @@ struct Tuning {
   static constexpr int kWorkBytes = 128;  ///< for what a CTA knows of its work tile
 };
 
-/// Of equal head dims, the row for more shared memory first. A key tile has one scale for each lane: 64 keys at most.
+/// Rows of equal head dims begin with the one for most shared memory. A key tile has one scale for each lane: 64 keys at most.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 4, 2, 64, 1, 1}},          // not measured against others
     {"96", {96, 4, 2, 64, 1, 1}},          // nor this one

@@ -28,9 +28,9 @@ struct HalfProducts {
   static constexpr int kKeys = 16;           ///< of a product
   static constexpr bool kTileSums = false;   ///< whether sums of a key tile begin at zero, and join the accumulators in f32
   static constexpr int kLoadedColumns = 16;  ///< of shared memory, in units of two bytes, in what a load of matrices holds
-  /// What the lane names for a load.
+  /// The lane's ldmatrix address.
   static __device__ MatrixPlace place(int lane) { return a_operand_place(lane); }
-  /// Of accumulators of kKeys keys.
+  /// Rounds the probabilities of kKeys keys to an A operand.
   static __device__ __forceinline__ void probabilities(const float* from, std::uint32_t (&to)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i] = pack<__half>(from[2 * i], from[2 * i + 1]);
@@ -89,7 +89,7 @@ struct Values<__nv_fp8_e4m3, false> : HalfProducts, InterleavedColumns {
       odd = halves_of(codes);
     }
   }
-  /// Of the high bytes of both 16 bits: exponent and mantissa lie side by side in both formats. Only the code of NaN reaches bit 14.
+  /// Converts the high bytes of both 16 bits: exponent and mantissa are adjacent in both formats. NaN alone reaches bit 14.
   static __device__ __forceinline__ std::uint32_t halves_of(std::uint32_t codes) {
     const std::uint32_t magnitude = codes >> 1 & 0x3f803f80, nan = magnitude + 0x00800080 & 0x40004000;
     return magnitude | codes & 0x80008000 | nan;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is known of channels: sums and extremes by slices of tokens. The last slice of a sequence's head makes means and scales of them.
+/// Sums and extremes of channels, by slices of tokens. The last slice of a sequence's head turns them into means and scales.
 #pragma once
 
 #include "gpu/cuda/portable/quantizers/finish.cuh"
@@ -8,7 +8,7 @@ namespace fovea::gpu::portable::quantizers {
 
 inline constexpr int kLoads = 8;  ///< of a thread, in flight
 
-/// Of a thread: the channels of one chunk over some tokens. Extremes are keys of PairOrder.
+/// A thread's channels of one chunk, over some tokens. Extremes are keys of PairOrder.
 template <class Element, bool kSum, bool kExtremes>
 struct ChunkParts {
   using Order = PairOrder<Element>;
@@ -35,7 +35,7 @@ struct ChunkParts {
   }
 };
 
-/// Of the groups of rows of a slice.
+/// Partial sums of a slice's groups of rows.
 template <int kHeadDim>
 struct LookShared {
   alignas(16) float sum[kRowsAtOnce][kHeadDim];

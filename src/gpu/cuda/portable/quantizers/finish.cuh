@@ -48,7 +48,7 @@ __device__ inline void wait_for_channels(const Side& side, int sequence, int hea
   __threadfence();
 }
 
-/// Of a chunk's channels: means or factors, after the wait; `otherwise` where there are none.
+/// Means or factors of a chunk's channels, after the wait; `otherwise` without any.
 __device__ __forceinline__ void load_numbers(float (&to)[kChunk], const float* from, std::int64_t index, float otherwise) {
 #pragma unroll
   for (int i = 0; i < kChunk; i += 4) {

@@ -6,7 +6,7 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-/// Of 128 tokens.
+/// Scales of 128 tokens.
 struct Int8Shared {
   static constexpr int kGroups = 64;  ///< at most
   unsigned largest[kGroups];          ///< magnitudes
@@ -69,7 +69,7 @@ class Int8Quantizer {
       }
     }
   }
-  /// Of the keys of this head, or of those that a query head reads.
+  /// Means of the keys of this head, or of those that a query head reads.
   __device__ __forceinline__ void load_means(int c, float (&mean)[kChunk]) const {
     const std::int64_t channels = (std::int64_t{tokens.sequence} * params.kv_heads + kv_head()) * kHeadDim;
     load_numbers(mean, params.k.means, channels + column(c), 0);
@@ -160,7 +160,7 @@ class Int8Quantizer {
   /// clocks.
   static __device__ __forceinline__ unsigned code_of(float x) { return __float_as_uint(__fadd_rn(x, 0x1.8p23f)); }
 
-  /// Of each query row, its product with the mean of its keys.
+  /// Stores each query row's product with the mean of its keys.
   __device__ __forceinline__ void write_shifts() {
     float shift[kRows] = {};
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// In which order a launch of the quantisers takes its work items.
+/// The order of the quantisers' work items.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@ namespace fovea::gpu::portable::quantizers {
 
 enum class Step : std::uint8_t { none, look_at_k, look_at_v, quantize_q, quantize_k, quantize_v };
 
-/// Of one step: some tokens of a column. A column is a head of a sequence, or a head of all sequences of a ragged batch.
+/// A work item: some tokens of a column, for one step. A column is a head of a sequence, or a head of all sequences of a ragged batch.
 struct Item {
   Step step = Step::none;
   int piece = 0, column = 0;
 };
 
-/// Columns of k and v are dealt in units. A unit's channels are looked at one unit ahead: when its tokens are quantised, their sums are
-/// ready and L2 still holds them. Whatever an item needs of others comes before it.
+/// Columns of k and v form units. A unit's channels are read one unit ahead of its quantisation: then their sums are ready,
+/// and L2 still holds the tokens. Items come after those that they depend on.
 struct ItemOrder {
   int columns = 0;                               ///< of k and v
   int unit = 1;                                  ///< columns

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a launch passes to the quantisers of 8-bit attention.
+/// Parameters of the quantisers of 8-bit attention.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ constexpr int ctas_for(std::int64_t head_dim) { return head_dim == 64 ? 6 : head
 
 /// The sequences of a batch.
 struct Batch {
-  const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr;  ///< [sequences + 1], of a ragged batch
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< [sequences + 1], of a ragged batch
+  const std::int32_t* cu_seqlens_k = nullptr;  ///< likewise
   int sequences = 0;
   int seq_q = 0, seq_k = 0;  ///< lengths, which are bounds of a ragged batch
   bool masked = false;       ///< keys that no row sees do not count
@@ -42,7 +43,7 @@ struct Rows {
 /// Numbers in f32, of groups or channels; null where there are none.
 using Numbers = Rows<float*>;
 
-/// What is known of a channel of some tokens. Extremes are NaN if a value is.
+/// Sum and extremes of a channel over some tokens. Extremes are NaN if a value is.
 struct alignas(16) ChannelPart {
   double sum;
   float low, high;

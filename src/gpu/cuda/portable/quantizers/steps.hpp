@@ -20,7 +20,7 @@ extern const Kernels kHalfKernels, kBfloatKernels;
 std::optional<Error> why_not(const detail::QuantizeQkInt8Problem& problem);
 std::optional<Error> why_not(const detail::QuantizeVProblem& problem);
 
-/// What one launch quantises: q and k, v, all three of one batch and head dim, or nothing. Null is left out. A ragged batch with a mask
+/// The tensors of one launch: q and k, v, or all three, of one batch and head dim; null is left out. A ragged batch with a mask
 /// needs the lengths of its queries for v too. `v_in_tiles`: v_out takes value tiles (gpu/cuda/common/value_tiles.hpp), of e4m3 and head
 /// dims up to 128.
 struct Tensors {

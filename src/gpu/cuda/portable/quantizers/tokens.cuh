@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which tokens a CTA has, and chunks of their rows.
+/// The tokens of a CTA, and chunks of their rows.
 #pragma once
 
 #include <cfloat>
@@ -101,7 +101,7 @@ struct PairOrder {
 
   static __device__ __forceinline__ unsigned key(unsigned word) { return kNative ? word : word ^ (word >> 15 & 0x00010001u) * 0x7fffu; }
   static __device__ __forceinline__ unsigned word_of(unsigned key_) { return key(key_); }
-  /// Of keys. A NaN wins in one of the two at least.
+  /// Extremes of keys. A NaN wins in at least one of the two.
   static __device__ __forceinline__ unsigned lesser(unsigned a, unsigned b) {
     if constexpr (!kNative)
       return __vmins2(a, b);
@@ -157,7 +157,7 @@ __device__ __forceinline__ Chunk<Element> load_chunk(const std::byte* from) {
   }
 }
 
-/// Of a chunk: 1-byte codes as two words, 2-byte ones as four.
+/// Stores a chunk: 1-byte values as two words, 2-byte values as four.
 template <bool kAligned, int kWords>
 __device__ __forceinline__ void store_words(void* to, const unsigned (&word)[kWords]) {
   if constexpr (kAligned && kWords == 2) {

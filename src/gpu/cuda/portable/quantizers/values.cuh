@@ -50,7 +50,7 @@ class ValueQuantizer {
   static constexpr int kColumns = kHeadDim / kChunk, kRows = kBlockTokens / kRowsAtOnce;  // of a thread
   static_assert(2 * kRows == kValueUnit);
 
-  /// Of the thread's rows, from its first one.
+  /// Offset of the thread's row i from its first one.
   static __device__ constexpr int row(int i) { return value_key(i); }
   __device__ int token(int i) const { return tokens.token + first + row(i); }
 
@@ -64,13 +64,13 @@ class ValueQuantizer {
     }
   }
 
-  /// Of row i, channel j.
+  /// The value in row i, channel j.
   template <bool kF16>
   __device__ __forceinline__ float value(int i, int j) const {
     const float x = (chunk[i][j] - mean[j]) * factor[j];
     return !tokens.counts(token(i)) || (!kF16 && isnan(factor[j])) ? 0 : x;
   }
-  /// Of row i, four channels from `j` on.
+  /// Four values in row i, from channel j on.
   __device__ __forceinline__ unsigned codes(int i, int j) const {
     return e4m3_codes(value<false>(i, j), value<false>(i, j + 1)) | e4m3_codes(value<false>(i, j + 2), value<false>(i, j + 3)) << 16;
   }

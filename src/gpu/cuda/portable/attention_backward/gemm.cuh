@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The two shapes of a backward pass's products, by a warp with kBlocks blocks of 16 rows.
+/// The two GEMMs of a backward pass, by a warp with kBlocks blocks of 16 rows: with both operands in shared memory
+/// (ss), or with A in registers (rs).
 #pragma once
 
 #include <cstddef>
@@ -11,11 +12,11 @@
 namespace fovea::gpu::portable::attention_backward {
 
 template <class Element, int kBlocks, int kColumns>
-struct WarpProducts {
+struct WarpGemm {
   /// to (rows x columns) = rows (rows x kDim, from `warp_row` on) columns (columns x kDim)^T
   template <int kDim>
-  static __device__ __forceinline__ void multiply(float (&to)[kBlocks][kColumns / 2], const std::byte* rows, int warp_row,
-                                                  const std::byte* columns) {
+  static __device__ __forceinline__ void gemm_ss(float (&to)[kBlocks][kColumns / 2], const std::byte* rows, int warp_row,
+                                                 const std::byte* columns) {
     using Layout = SwizzledRows<kDim>;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const MatrixPlace row = a_operand_place(lane), column = b_operand_place(lane);
@@ -46,8 +47,8 @@ struct WarpProducts {
 
   /// sums (rows x kDim) += weights (rows x columns) columns (columns x kDim)
   template <int kDim>
-  static __device__ __forceinline__ void accumulate(float (&sums)[kBlocks][kDim / 2], const std::uint32_t (&weights)[kBlocks][kColumns / 4],
-                                                    const std::byte* columns) {
+  static __device__ __forceinline__ void gemm_rs(float (&sums)[kBlocks][kDim / 2], const std::uint32_t (&weights)[kBlocks][kColumns / 4],
+                                                 const std::byte* columns) {
     using Layout = SwizzledRows<kDim>;
     const MatrixPlace place = a_operand_place(static_cast<int>(threadIdx.x) % 32);
     const std::uint32_t at = shared_address(columns) + static_cast<std::uint32_t>(Layout::offset(place.row, place.chunk));
