@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a forward kernel that follow from its row of tuning.hpp.
+/// Constants of a forward kernel, from its row of tuning.hpp, and its launch.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "gpu/cuda/portable/attention/params.hpp"
 #include "gpu/cuda/portable/attention/tuning.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::portable::attention {
 
@@ -23,5 +28,8 @@ struct TunedConfig {
 
 template <class Element, int kIndex>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex])>;
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::portable::attention

@@ -2,7 +2,7 @@
 /// The forward kernel: a work tile for each CTA.
 #pragma once
 
-#include "gpu/cuda/portable/attention/launch.hpp"
+#include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/attention/math.cuh"
 
 namespace fovea::gpu::portable::attention {

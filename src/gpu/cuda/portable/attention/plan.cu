@@ -9,7 +9,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
-#include "gpu/cuda/portable/attention/launch.hpp"
+#include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/validate.hpp"

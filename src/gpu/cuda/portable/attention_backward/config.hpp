@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a backward kernel that follow from its row of tuning.hpp.
+/// Constants of a backward kernel, from its row of tuning.hpp; parameters and launches of the kernels.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "gpu/cuda/common/gradient/params.hpp"
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
 
@@ -25,5 +30,26 @@ struct TunedConfig {
 
 template <class Element, int kIndex, Gradients kGradients>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex]), kGradients>;
+
+using namespace gradient;
+
+struct Tensor : PlainRows {
+  bool aligned = false;  // every row, to 16 bytes
+};
+
+struct Params : GradientParams {
+  static constexpr bool kOrderedDq = false;  // no two CTAs add to the same gradient
+  Tensor q, k, v, out, dout, dq, dk, dv;
+};
+
+/// Computes RowStats of each query row, and clears the flags of the other kernels.
+Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+
+/// The kernels of a row of tuning.hpp.
+template <class Element, int kRow>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
+
+/// Recomputes rows that an MMA has made NaN although they see no NaN; the gradient of sinks.
+Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 }  // namespace fovea::gpu::portable::attention_backward

@@ -2,7 +2,7 @@
 /// The kernels of dq, and of dk and dv: a CTA keeps rows and reads columns tile by tile.
 #pragma once
 
-#include "gpu/cuda/portable/attention_backward/launch.hpp"
+#include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/attention_backward/math.cuh"
 
 namespace fovea::gpu::portable::attention_backward {

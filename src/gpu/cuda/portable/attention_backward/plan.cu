@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/gradient/plan.hpp"
-#include "gpu/cuda/portable/attention_backward/launch.hpp"
+#include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/validate.hpp"

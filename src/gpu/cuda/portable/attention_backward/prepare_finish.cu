@@ -2,7 +2,7 @@
 /// The kernels before and after those of the gradients.
 #include "gpu/cuda/common/gradient/finish.cuh"
 #include "gpu/cuda/common/gradient/prepare.cuh"
-#include "gpu/cuda/portable/attention_backward/launch.hpp"
+#include "gpu/cuda/portable/attention_backward/config.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/common/gradient/sequence.cuh"
-#include "gpu/cuda/portable/attention_backward/params.hpp"
+#include "gpu/cuda/portable/attention_backward/config.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
 

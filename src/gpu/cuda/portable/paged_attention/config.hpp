@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of the kernels by cache type, head dim and rows of a query tile; stages and CTAs that fit a device.
+/// Constants of the kernels by cache type, head dim and rows of a query tile; stages and CTAs that fit a device; the launch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/cuda/portable/paged_attention/params.hpp"
 #include "gpu/cuda/portable/paged_attention/tuning.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 
@@ -68,5 +70,8 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
   }
   return {};
 }
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::portable::paged_attention

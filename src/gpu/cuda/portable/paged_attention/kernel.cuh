@@ -3,8 +3,8 @@
 #pragma once
 
 #include "gpu/cuda/common/target.cuh"
+#include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/paged_attention/epilogue.cuh"
-#include "gpu/cuda/portable/paged_attention/launch.hpp"
 #include "gpu/cuda/portable/paged_attention/reduce.cuh"
 
 namespace fovea::gpu::portable::paged_attention {

@@ -10,7 +10,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
-#include "gpu/cuda/portable/paged_attention/launch.hpp"
+#include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/paged_attention/validate.hpp"

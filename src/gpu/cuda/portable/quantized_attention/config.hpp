@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of an 8-bit kernel that follow from its row of tuning.hpp.
+/// Constants of an 8-bit kernel, from its row of tuning.hpp; its parameters and its launch.
 #pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
+#include "gpu/cuda/common/quantized/scales.cuh"
+#include "gpu/cuda/portable/attention/params.hpp"
 #include "gpu/cuda/portable/quantized_attention/tuning.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::portable::quantized_attention {
 
@@ -25,5 +31,18 @@ struct TunedConfig {
 
 template <class ValueElement, int kIndex>
 using Config = TunedConfig<ValueElement, Tuning(kTunings[kIndex])>;
+
+/// Without splits, and with one query head in a query tile. `scale_log2` may be negative.
+struct Params : attention::Params {
+  Codes codes{};
+  DType out_dtype{};
+};
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+
+/// Target of the code that a device runs: 89 is compute capability 8.9. All kernels of a build have the same targets.
+template <class Config>
+int target_on(int ordinal);
 
 }  // namespace fovea::gpu::portable::quantized_attention

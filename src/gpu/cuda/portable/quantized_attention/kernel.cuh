@@ -2,7 +2,7 @@
 /// The 8-bit kernel: a work tile for each CTA.
 #pragma once
 
-#include "gpu/cuda/portable/quantized_attention/launch.hpp"
+#include "gpu/cuda/portable/quantized_attention/config.hpp"
 #include "gpu/cuda/portable/quantized_attention/math.cuh"
 
 namespace fovea::gpu::portable::quantized_attention {

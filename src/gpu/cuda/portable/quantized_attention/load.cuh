@@ -8,7 +8,6 @@
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/portable/attention/work.cuh"
 #include "gpu/cuda/portable/quantized_attention/config.hpp"
-#include "gpu/cuda/portable/quantized_attention/params.hpp"
 
 namespace fovea::gpu::portable::quantized_attention {
 

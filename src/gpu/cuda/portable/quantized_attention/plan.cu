@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
-#include "gpu/cuda/portable/quantized_attention/launch.hpp"
+#include "gpu/cuda/portable/quantized_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/quantized_attention/validate.hpp"
 
