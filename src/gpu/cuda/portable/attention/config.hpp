@@ -29,6 +29,7 @@ struct TunedConfig {
 template <class Element, int kIndex>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex])>;
 
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 

@@ -71,6 +71,7 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
   return {};
 }
 
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
 

@@ -38,6 +38,7 @@ struct Params : attention::Params {
   DType out_dtype{};
 };
 
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
 Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +12,7 @@
 
 #include "gpu/cuda/sm90/attention/tuning.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::sm90::dense {
 template <class Element, class Params>
@@ -69,5 +72,9 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
   static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // each work tile has its scale
   static constexpr bool kOwnEdges = false;                            // warpgroups find their own masked key tiles
 };
+
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention

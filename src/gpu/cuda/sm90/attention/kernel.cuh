@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/target.cuh"
-#include "gpu/cuda/sm90/attention/launch.hpp"
+#include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
 

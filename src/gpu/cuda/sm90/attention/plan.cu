@@ -9,7 +9,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
-#include "gpu/cuda/sm90/attention/launch.hpp"
+#include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"

@@ -3,11 +3,15 @@
 /// with keys that a block table names.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/paged_attention/tuning.hpp"
+#include "gpu/runtime.hpp"
 #include "op/common/fast_divmod.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
@@ -52,5 +56,9 @@ struct Config : attention::Config<Element_, kTuning_, kTransform_> {
   static_assert(sizeof(Element_) == 2);
   static_assert(Base::kKeyTile % kGroupRows == 0 && Base::kKeyTile <= 32 * kGroupRows);  // a lane for each box
 };
+
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::paged_attention

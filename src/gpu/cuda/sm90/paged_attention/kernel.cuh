@@ -5,7 +5,7 @@
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
 #include "gpu/cuda/sm90/paged_attention/active_ctas.cuh"
-#include "gpu/cuda/sm90/paged_attention/launch.hpp"
+#include "gpu/cuda/sm90/paged_attention/config.hpp"
 #include "gpu/cuda/sm90/paged_attention/load.cuh"
 
 namespace fovea::gpu::sm90::paged_attention {

@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
-#include "gpu/cuda/sm90/paged_attention/launch.hpp"
+#include "gpu/cuda/sm90/paged_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_checks.hpp"
 #include "op/paged_attention/validate.hpp"

@@ -2,6 +2,9 @@
 /// Parameters of a launch of 8-bit attention, and the constants of a kernel, from its row of tuning.hpp.
 #pragma once
 
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
 #include <cstdint>
 
 #include "gpu/cuda/common/quantized/scales.cuh"
@@ -9,6 +12,7 @@
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/quantized_attention/tuning.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::sm90::quantized_attention {
 
@@ -35,5 +39,9 @@ struct Config : attention::TileConfig<std::int8_t, ValueElement, Tuning(tunings_
   static_assert(Base::kKeyTile % Int8Groups::kKBlock == 0 && Base::kHeadDimQk == Base::kHeadDimV && !Base::kOverlap);
   static_assert(!Base::k8BitValues || Base::kKeyTile == kQuantizedValueKeys);
 };
+
+/// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::quantized_attention

@@ -5,8 +5,8 @@
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
+#include "gpu/cuda/sm90/quantized_attention/config.hpp"
 #include "gpu/cuda/sm90/quantized_attention/epilogue.cuh"
-#include "gpu/cuda/sm90/quantized_attention/launch.hpp"
 
 namespace fovea::gpu::sm90::quantized_attention {
 

@@ -11,7 +11,7 @@
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
-#include "gpu/cuda/sm90/quantized_attention/launch.hpp"
+#include "gpu/cuda/sm90/quantized_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/quantized_attention/validate.hpp"
 
