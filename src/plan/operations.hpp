@@ -6,17 +6,17 @@
 #include <tuple>
 
 #include "op/attention/fields.hpp"
-#include "op/attention/validate.hpp"
-#include "op/attention_backward/validate.hpp"
+#include "op/attention/problem.hpp"
+#include "op/attention_backward/problem.hpp"
 #include "op/latent_attention/fields.hpp"
-#include "op/latent_attention/validate.hpp"
-#include "op/latent_cache_conversion/validate.hpp"
-#include "op/merge_states/validate.hpp"
+#include "op/latent_attention/problem.hpp"
+#include "op/latent_cache_conversion/problem.hpp"
+#include "op/merge_states/problem.hpp"
 #include "op/paged_attention/fields.hpp"
-#include "op/paged_attention/validate.hpp"
-#include "op/paged_cache_append/validate.hpp"
-#include "op/quantized_attention/validate.hpp"
-#include "op/sparse_latent_attention/validate.hpp"
+#include "op/paged_attention/problem.hpp"
+#include "op/paged_cache_append/problem.hpp"
+#include "op/quantized_attention/problem.hpp"
+#include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::detail {
 

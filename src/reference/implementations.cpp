@@ -2,7 +2,7 @@
 /// The reference is the last entry of every list. It is slow, but accepts whatever the contract allows. It alone allocates in run().
 #include "reference/implementations.hpp"
 
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 #include "reference/reference.hpp"
 #include "reference/state.hpp"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 #include "reference/attend.hpp"
 #include "reference/element.hpp"
 #include "reference/implementations.hpp"

@@ -8,7 +8,7 @@
 
 #include "fovea/attention_backward.hpp"
 #include "noise.hpp"
-#include "op/attention_backward/validate.hpp"
+#include "op/attention_backward/problem.hpp"
 #include "plain_backward.hpp"
 #include "reference/reference.hpp"
 #include "run_case.hpp"

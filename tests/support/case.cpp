@@ -5,7 +5,7 @@
 #include <array>
 
 #include "../cases.hpp"
-#include "op/common/cost.hpp"
+#include "cost.hpp"
 
 namespace fovea::check {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "latent_case.hpp"
 #include "noise.hpp"
-#include "op/latent_cache_conversion/validate.hpp"
+#include "op/latent_cache_conversion/problem.hpp"
 #include "reference/reference.hpp"
 
 namespace fovea::check {

@@ -4,9 +4,9 @@
 #include <tuple>
 
 #include "bound_case.hpp"
-#include "op/attention/validate.hpp"
-#include "op/merge_states/validate.hpp"
-#include "op/paged_attention/validate.hpp"
+#include "op/attention/problem.hpp"
+#include "op/merge_states/problem.hpp"
+#include "op/paged_attention/problem.hpp"
 #include "plain.hpp"
 #include "reference/reference.hpp"
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "latent_trial.hpp"
-#include "op/latent_attention/validate.hpp"
+#include "op/latent_attention/problem.hpp"
 
 namespace fovea::check {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "op/attention/validate.hpp"
+#include "op/attention/problem.hpp"
 #include "plain.hpp"
 #include "quantized_trial.hpp"
 #include "reference/reference.hpp"

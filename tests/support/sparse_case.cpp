@@ -5,7 +5,7 @@
 
 #include "latent_case.hpp"
 #include "latent_trial.hpp"
-#include "op/sparse_latent_attention/validate.hpp"
+#include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::check {
 namespace {

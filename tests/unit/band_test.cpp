@@ -7,8 +7,6 @@
 #include <limits>
 #include <vector>
 
-#include "op/common/narrow_band.hpp"
-
 namespace fovea::detail {
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/common/cost.hpp"
+#include "support/cost.hpp"
 
 #include <gtest/gtest.h>
 

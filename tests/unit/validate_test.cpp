@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Normalisation: the problems that validate() makes of good descriptions. tests/conformance checks its errors for bad ones.
-#include "op/attention/validate.hpp"
-
 #include <gtest/gtest.h>
 
+#include "op/attention/problem.hpp"
 #include "op/common/checks.hpp"
-#include "op/latent_attention/validate.hpp"
-#include "op/paged_attention/validate.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/latent_attention/problem.hpp"
+#include "op/paged_attention/problem.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::detail {
 namespace {

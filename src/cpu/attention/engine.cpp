@@ -228,7 +228,7 @@ namespace {
 /// memory. SequenceClass one after the other, their rows have holes between them.
 std::int64_t heads_together(const Item& item, const Schedule& schedule) {
   const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.stream_heads, kStreamItemRows / item.rows);
-  return tiles_of(heads, tiles_of(heads, most));
+  return ceil_div(heads, ceil_div(heads, most));
 }
 
 }  // namespace

@@ -172,7 +172,7 @@ void attend_packed(const Item& item) {
   if (item.entry.key_begin >= item.entry.key_end) return;
   const detail::KvTiles tiles =
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
-  const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = tiles_of(item.entry.key_end, tuning.kv_tile);
+  const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = ceil_div(item.entry.key_end, tuning.kv_tile);
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   for (std::int64_t at = first; at < last; ++at) {
     PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "cpu/implementations.hpp"
-#include "op/attention/validate.hpp"
+#include "op/attention/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

@@ -9,7 +9,7 @@
 #include "cpu/attention/schedule.hpp"
 #include "cpu/attention/tuning.hpp"
 #include "cpu/instruction_sets.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 #include "plan/implementation.hpp"
 
 namespace fovea::cpu {

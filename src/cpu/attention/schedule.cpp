@@ -12,7 +12,7 @@ constexpr std::int64_t kMaxParts = 32;
 /// Keys of one split: split_keys times a power of two, so that there are at most kMaxParts. Depends on this sequence alone.
 std::int64_t part_keys(const Setup& setup, std::int64_t keys) {
   std::int64_t size = setup.tuning.split_keys;
-  while (tiles_of(keys, size) > kMaxParts) size *= 2;
+  while (ceil_div(keys, size) > kMaxParts) size *= 2;
   return size;
 }
 
@@ -47,9 +47,9 @@ class Builder {
     if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
     done_.stream_heads = setup_.core.kv_heads;
     // Two conditions: there are enough items for the threads, and the first one, which is the longest, does not keep all others waiting.
-    const auto too_few = [&] { return streamed_ * tiles_of(setup_.core.kv_heads, done_.stream_heads) < 4 * setup_.threads; };
+    const auto too_few = [&] { return streamed_ * ceil_div(setup_.core.kv_heads, done_.stream_heads) < 4 * setup_.threads; };
     const auto too_long = [&] { return map_.entries->cost * done_.stream_heads * setup_.threads > done_.cost; };
-    while (streamed_ > 0 && done_.stream_heads > 1 && (too_few() || too_long())) done_.stream_heads = tiles_of(done_.stream_heads, 2);
+    while (streamed_ > 0 && done_.stream_heads > 1 && (too_few() || too_long())) done_.stream_heads = ceil_div(done_.stream_heads, 2);
     return done_;
   }
 
@@ -61,7 +61,7 @@ class Builder {
   }
 
   void add_tiles(const Sequence& s, std::int64_t rows) {
-    const std::int64_t tiles = tiles_of(rows, setup_.tuning.q_rows);
+    const std::int64_t tiles = ceil_div(rows, setup_.tuning.q_rows);
     const std::int64_t group = setup_.core.group();
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       WorkEntry entry{.sequence = s.index, .row_begin = rows * tile / tiles, .row_end = rows * (tile + 1) / tiles};
@@ -74,7 +74,7 @@ class Builder {
 
   void add_parts(const Sequence& s, std::int64_t rows, detail::KeyRange keys) {
     const std::int64_t size = part_keys(setup_, s.seq_k);
-    const std::int64_t first = keys.begin / size, parts = std::max<std::int64_t>(tiles_of(keys.end, size) - first, 1);
+    const std::int64_t first = keys.begin / size, parts = std::max<std::int64_t>(ceil_div(keys.end, size) - first, 1);
     WorkEntry entry{.sequence = s.index, .row_end = rows, .parts = static_cast<std::int32_t>(parts)};
     if (parts > 1) {
       entry.partial = partials_;
@@ -121,7 +121,7 @@ Work work_of(const detail::AttentionCore& core, double cost) {
 
 int threads_of(const detail::AttentionCore& core) {
   const std::int64_t rows = core.total_q * core.group(), tiles = rows / kMinQRows + core.batch;
-  const std::int64_t parts = std::min(tiles_of(core.max_seq_k, kSplitKeys), kMaxParts), entries = rows / kMinQRows + core.batch * parts;
+  const std::int64_t parts = std::min(ceil_div(core.max_seq_k, kSplitKeys), kMaxParts), entries = rows / kMinQRows + core.batch * parts;
   const double cost =
       static_cast<double>(core.max_seq_k) * static_cast<double>(rows + kCostOfTile * tiles) + static_cast<double>(kCostOfEntry * tiles);
   return worthwhile_threads(work_of(core, cost * static_cast<double>(core.kv_heads)), entries * core.kv_heads, planned_threads());
@@ -132,7 +132,7 @@ ScheduleBounds schedule_bounds(const Setup& setup) {
   const std::int64_t group = core.group();
   const std::int64_t rows = core.total_q * group;
   // A sequence has at most this many splits. With splits of 2^n * split_keys keys there are at most kMaxParts.
-  const std::int64_t parts = std::min(tiles_of(core.max_seq_k, setup.tuning.split_keys), kMaxParts);
+  const std::int64_t parts = std::min(ceil_div(core.max_seq_k, setup.tuning.split_keys), kMaxParts);
   const std::int64_t split_rows = std::min(rows, core.batch * std::min<std::int64_t>(setup.tuning.split_rows, core.max_seq_q * group));
   ScheduleBounds bounds{};
   bounds.entries = rows / kMinQRows + core.batch * (1 + parts);  // kMinQRows, not q_rows: monotone although q_rows grows with bounds

@@ -12,8 +12,12 @@
 #include "fovea/quantized_attention.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/band.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::cpu {
+
+using detail::ceil_div;
+using detail::round_up;
 
 /// Tile sizes. They decide speed and the grouping of sums, never which keys count. None depends on the batch or the number of threads
 /// except q_rows, and no sum depends on q_rows.
@@ -145,8 +149,5 @@ inline Sequence sequence_of(const Setup& setup, const Call& call, std::int64_t i
   s.band = detail::make_band(setup.core.mask, s.seq_q, s.seq_k);
   return s;
 }
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-constexpr std::int64_t tiles_of(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
 
 }  // namespace fovea::cpu

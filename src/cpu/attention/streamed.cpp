@@ -84,7 +84,7 @@ void attend_streamed(const Item& item) {
   if (item.entry.key_begin >= item.entry.key_end) return;
   const detail::KvTiles tiles =
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, size);
-  const std::int64_t first = item.entry.key_begin / size, last = tiles_of(item.entry.key_end, size);
+  const std::int64_t first = item.entry.key_begin / size, last = ceil_div(item.entry.key_end, size);
 
   StreamTile next = gather_tile(item, first, 0);
   for (std::int64_t at = first; at < last; ++at) {

@@ -24,7 +24,7 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   std::int64_t rows = 1024;
   while (rows > kMinQRows && rows * (core.head_dim_qk * kernels.operand_bytes + core.head_dim_v * 4) > kernels.row_bytes) rows /= 2;
   const std::int64_t heads = core.kv_heads * (ragged ? 1 : std::max<std::int64_t>(core.batch, 1));
-  while (rows > kMinQRows && heads * tiles_of(max_rows, rows) < 4 * threads) rows /= 2;
+  while (rows > kMinQRows && heads * ceil_div(max_rows, rows) < 4 * threads) rows /= 2;
   t.q_rows = static_cast<int>(round_up(std::min(std::max<std::int64_t>(rows, t.split_rows), max_rows), kernels.block_rows));
   return t;
 }

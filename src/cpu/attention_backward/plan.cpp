@@ -5,7 +5,7 @@
 
 #include "cpu/attention_backward/setup.hpp"
 #include "cpu/implementations.hpp"
-#include "op/attention_backward/validate.hpp"
+#include "op/attention_backward/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

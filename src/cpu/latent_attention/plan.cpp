@@ -4,7 +4,7 @@
 
 #include "cpu/implementations.hpp"
 #include "cpu/latent_attention/setup.hpp"
-#include "op/latent_attention/validate.hpp"
+#include "op/latent_attention/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

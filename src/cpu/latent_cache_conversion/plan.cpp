@@ -10,7 +10,7 @@
 #include "cpu/implementations.hpp"
 #include "cpu/parallel.hpp"
 #include "op/common/numeric.hpp"
-#include "op/latent_cache_conversion/validate.hpp"
+#include "op/latent_cache_conversion/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "cpu/implementations.hpp"
 #include "cpu/parallel.hpp"
-#include "op/merge_states/validate.hpp"
+#include "op/merge_states/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

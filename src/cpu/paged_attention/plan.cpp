@@ -5,7 +5,7 @@
 #include <array>
 
 #include "cpu/implementations.hpp"
-#include "op/paged_attention/validate.hpp"
+#include "op/paged_attention/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

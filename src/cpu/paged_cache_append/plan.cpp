@@ -6,7 +6,7 @@
 
 #include "cpu/implementations.hpp"
 #include "cpu/parallel.hpp"
-#include "op/paged_cache_append/validate.hpp"
+#include "op/paged_cache_append/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

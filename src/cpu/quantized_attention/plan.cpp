@@ -6,7 +6,7 @@
 #include "cpu/implementations.hpp"
 #include "cpu/quantized_attention/quantize.hpp"
 #include "op/quantized_attention/between.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::cpu {
 namespace {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "fovea/attention.hpp"
 #include "op/common/attention_core.hpp"
+#include "op/common/checks.hpp"
 #include "op/common/extent.hpp"
 
 namespace fovea::detail {
@@ -14,5 +16,25 @@ struct AttentionProblem : AttentionCore {
   std::optional<ScaleDesc> q_scale{};
   Extents extents{};
 };
+
+/// The only maker of an AttentionProblem.
+Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options);
+
+struct DenseTensors {
+  const NamedTensor &q, &k, &v, &out;
+};
+using CheckDTypes = void (*)(Checker& check, const DenseTensors& tensors);
+
+/// The same with other dtypes, for operations that are dense attention in all else.
+Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOptions& options, CheckDTypes check_dtypes);
+
+/// The bounds of a ragged batch make sense.
+void check_ragged(Checker& check, const RaggedDesc& ragged);
+
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
+Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args);
+
+/// What can only be checked where the host can read the lengths: cu_seqlens within the bounds of the plan.
+Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args);
 
 }  // namespace fovea::detail

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/attention/validate.hpp"
-
 #include <algorithm>
 #include <array>
 
 #include "op/attention/fields.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
 
 namespace fovea::detail {

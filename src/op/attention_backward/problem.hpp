@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "fovea/attention_backward.hpp"
 #include "op/attention/problem.hpp"
 #include "op/common/option.hpp"
 
@@ -30,5 +31,11 @@ inline constexpr std::array kAttentionBackwardOptions{option::kRagged<AttentionB
                                                       option::kSink<AttentionBackwardProblem>,
                                                       Option<AttentionBackwardProblem>{"dlse", [](const auto& p) { return p.has_dlse; }},
                                                       option::kBatchInvariant<AttentionBackwardProblem>};
+
+/// The only maker of an AttentionBackwardProblem.
+Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, const PlanOptions& options);
+
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
+Result<void> check_args(const AttentionBackwardProblem& problem, const AttentionBackwardArgs& args);
 
 }  // namespace fovea::detail

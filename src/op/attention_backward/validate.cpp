@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/attention_backward/validate.hpp"
-
 #include <array>
 
 #include "op/attention/fields.hpp"
-#include "op/attention/validate.hpp"
+#include "op/attention/problem.hpp"
 #include "op/attention_backward/fields.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/attention_backward/problem.hpp"
+#include "op/common/attention_core.hpp"
 
 namespace fovea::detail {
 namespace {

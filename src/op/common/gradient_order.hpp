@@ -11,6 +11,8 @@
 
 #include <algorithm>
 
+#include "op/common/division.hpp"
+
 namespace fovea::detail {
 
 struct GradientOrder {
@@ -23,8 +25,8 @@ struct GradientOrder {
     constexpr int size() const { return last - first; }
   };
 
-  constexpr int query_tiles() const { return (seq_q + query_rows - 1) / query_rows; }
-  constexpr int key_tiles() const { return (seq_k + key_rows - 1) / key_rows; }
+  constexpr int query_tiles() const { return ceil_div(seq_q, query_rows); }
+  constexpr int key_tiles() const { return ceil_div(seq_k, key_rows); }
   /// Every query sees every key.
   constexpr bool full() const { return low <= 1 - seq_q && high >= seq_k - 1; }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "fovea/latent_attention.hpp"
-#include "op/common/cache_view.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::detail {
 

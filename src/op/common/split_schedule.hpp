@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::detail {
 
@@ -26,17 +26,16 @@ struct SplitLine {
 /// costs, in tiles. Sequences of one size are not cut where a part can have whole ones, nor, where it can't, but evenly: the others on the
 /// line would come to lie across two parts, each of which has to do with one more of them. It may cost less all the same.
 constexpr SplitLine split_line(int parts, int batch, int tiles, int size, int overhead) {
-  const auto parted = [](int count, int by) { return (count + by - 1) / by; };
-  const int least = parted(tiles, parts);
+  const int least = ceil_div(tiles, parts);
   if (least <= 1) return {1, 0};  // with the overhead some parts would do two
-  const SplitLine cut{parted(tiles + batch * overhead, parts), overhead};
+  const SplitLine cut{ceil_div(tiles + batch * overhead, parts), overhead};
   if (size == 0) return cut;
   const int cost_of_cut = cut.length + overhead + 1;  // some part begins inside of a sequence, and has a part of another
   if (least >= size) {
-    const int whole = parted(least, size);
+    const int whole = ceil_div(least, size);
     return whole * (size + overhead) <= cost_of_cut ? SplitLine{whole * size, 0} : cut;
   }
-  const int length = parted(size, size / least), shares = parted(size, length);
+  const int length = ceil_div(size, size / least), shares = ceil_div(size, length);
   return length + overhead + (shares > 1 ? 1 : 0) <= cost_of_cut ? SplitLine{length, shares * length - size} : cut;
 }
 

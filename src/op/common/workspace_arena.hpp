@@ -5,10 +5,11 @@
 #include <cstdint>
 
 #include "fovea/device.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::detail {
 
-/// Hands out consecutive pieces of a buffer, or only counts when there is none.
+/// Hands out consecutive pieces of a buffer. Without a buffer it hands out nullptr and counts bytes.
 class WorkspaceArena {
  public:
   explicit WorkspaceArena(std::byte* base, std::size_t alignment = kWorkspaceAlignment) : base_(base), alignment_(alignment) {}
@@ -16,8 +17,7 @@ class WorkspaceArena {
   template <class T>
   T* take(std::int64_t count) {
     T* piece = base_ != nullptr ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
-    const std::size_t size = static_cast<std::size_t>(count) * sizeof(T);
-    bytes_ += (size + alignment_ - 1) / alignment_ * alignment_;
+    bytes_ += round_up(static_cast<std::size_t>(count) * sizeof(T), alignment_);
     return piece;
   }
   std::size_t bytes() const { return bytes_; }

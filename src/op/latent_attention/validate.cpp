@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/latent_attention/validate.hpp"
-
 #include <algorithm>
 #include <array>
 
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/block_table.hpp"
 #include "op/latent_attention/fields.hpp"
+#include "op/latent_attention/problem.hpp"
 
 namespace fovea::detail {
 namespace {

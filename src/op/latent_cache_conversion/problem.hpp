@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "fovea/latent_attention.hpp"
 #include "op/common/latent_cache.hpp"
 #include "op/common/option.hpp"
 
@@ -26,5 +27,13 @@ struct DequantizeLatentCacheProblem : LatentCacheConversionProblem {};
 inline constexpr std::array kQuantizeLatentCacheOptions{
     Option<QuantizeLatentCacheProblem>{"rule (exact)", [](const QuantizeLatentCacheProblem& p) { return p.rule == ScaleRule::exact; }}};
 inline constexpr std::array<Option<DequantizeLatentCacheProblem>, 0> kDequantizeLatentCacheOptions{};
+
+Result<QuantizeLatentCacheProblem> validate_quantize(const LatentCacheConversionDesc& desc);
+Result<DequantizeLatentCacheProblem> validate_dequantize(const LatentCacheConversionDesc& desc);
+
+/// Pointers of run(), and where the host can read slot_mapping: every slot is -1 or inside the cache.
+Result<void> check_args(const QuantizeLatentCacheProblem& problem, const QuantizeLatentCacheArgs& args);
+Result<void> check_args(const DequantizeLatentCacheProblem& problem, const DequantizeLatentCacheArgs& args);
+Result<void> check_slots(const LatentCacheConversionProblem& problem, const std::int64_t* slot_mapping);
 
 }  // namespace fovea::detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/latent_cache_conversion/validate.hpp"
-
 #include <array>
+
+#include "op/latent_cache_conversion/problem.hpp"
 
 namespace fovea::detail {
 namespace {

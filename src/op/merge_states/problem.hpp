@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fovea/merge.hpp"
 #include "fovea/tensor.hpp"
 #include "op/common/extent.hpp"
 #include "op/common/option.hpp"
@@ -25,5 +26,11 @@ struct MergeStatesProblem {
 };
 
 inline constexpr std::array kMergeStatesOptions{option::kLse<MergeStatesProblem>};
+
+/// The only maker of a MergeStatesProblem.
+Result<MergeStatesProblem> validate(const MergeStatesDesc& desc, const PlanOptions& options);
+
+/// Pointers of run(): as many parts as planned, present and aligned.
+Result<void> check_args(const MergeStatesProblem& problem, const MergeStatesArgs& args);
 
 }  // namespace fovea::detail

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/merge_states/validate.hpp"
-
 #include <array>
 
 #include "op/common/checks.hpp"
+#include "op/merge_states/problem.hpp"
 
 namespace fovea::detail {
 namespace {

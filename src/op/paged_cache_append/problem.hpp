@@ -5,10 +5,11 @@
 #include <cstdint>
 #include <optional>
 
+#include "fovea/paged_attention.hpp"
 #include "fovea/tensor.hpp"
-#include "op/common/cache_view.hpp"
 #include "op/common/extent.hpp"
 #include "op/common/option.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::detail {
 
@@ -31,5 +32,14 @@ struct PagedCacheAppendProblem {
 inline constexpr std::array kPagedCacheAppendOptions{
     Option<PagedCacheAppendProblem>{"k_scale", [](const PagedCacheAppendProblem& p) { return p.k.scale.has_value(); }},
     Option<PagedCacheAppendProblem>{"v_scale", [](const PagedCacheAppendProblem& p) { return p.v.scale.has_value(); }}};
+
+/// The only maker of a PagedCacheAppendProblem.
+Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const PlanOptions& options);
+
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
+Result<void> check_args(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
+
+/// Where the host can read slot_mapping: every slot is -1 or inside the cache.
+Result<void> check_slots(const PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args);
 
 }  // namespace fovea::detail

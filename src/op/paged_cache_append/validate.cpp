@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/paged_cache_append/validate.hpp"
-
 #include <array>
 
 #include "op/common/checks.hpp"
 #include "op/paged_cache_append/fields.hpp"
+#include "op/paged_cache_append/problem.hpp"
 
 namespace fovea::detail {
 namespace {

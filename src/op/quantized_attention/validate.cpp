@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/quantized_attention/validate.hpp"
-
 #include <algorithm>
 #include <array>
 
-#include "op/attention/validate.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/quantized_attention/fields.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::detail {
 namespace {

@@ -4,6 +4,7 @@
 #include <array>
 #include <optional>
 
+#include "fovea/latent_attention.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/latent_cache.hpp"
 #include "op/common/option.hpp"
@@ -39,5 +40,12 @@ inline constexpr std::array kSparseLatentAttentionOptions{
     option::kLse<SparseLatentAttentionProblem>,
     Option<SparseLatentAttentionProblem>{"max_logits", [](const SparseLatentAttentionProblem& p) { return p.has_max_logits; }},
     option::kBatchInvariant<SparseLatentAttentionProblem>};
+
+/// The only maker of a SparseLatentAttentionProblem.
+Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& desc, const PlanOptions& options);
+
+/// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Nothing else can be wrong: bad
+/// indices are ignored, and so is what a topk_length outside 0 .. topk asks for beyond it.
+Result<void> check_args(const SparseLatentAttentionProblem& problem, const SparseLatentAttentionArgs& args);
 
 }  // namespace fovea::detail

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/sparse_latent_attention/validate.hpp"
-
 #include <array>
 
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::detail {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "fovea/mask.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu {
 

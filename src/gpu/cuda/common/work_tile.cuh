@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "op/common/attention_core.hpp"
 #include "op/common/band.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu {
 

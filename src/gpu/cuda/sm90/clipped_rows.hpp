@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "gpu/tensor_map.hpp"
-#include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::sm90 {
 

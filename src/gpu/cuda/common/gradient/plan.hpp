@@ -10,7 +10,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/gradient/params.hpp"
 #include "op/attention_backward/problem.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
 #include "op/common/workspace_arena.hpp"
 

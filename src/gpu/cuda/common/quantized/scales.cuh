@@ -7,7 +7,7 @@
 
 #include "fovea/quantized_attention.hpp"
 #include "gpu/common/score_transform.cuh"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 #include "op/quantized_attention/problem.hpp"
 
 namespace fovea::gpu {

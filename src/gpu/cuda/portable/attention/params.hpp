@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/common/attention_params.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::attention {
 

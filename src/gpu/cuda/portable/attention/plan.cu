@@ -12,8 +12,8 @@
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/attention/validate.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::portable {
 namespace attention {

@@ -10,7 +10,7 @@
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/attention_backward/validate.hpp"
+#include "op/attention_backward/problem.hpp"
 
 namespace fovea::gpu::portable {
 namespace attention_backward {

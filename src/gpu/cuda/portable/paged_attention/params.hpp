@@ -4,10 +4,9 @@
 
 #include <cstdint>
 
-#include "op/common/attention_core.hpp"
-#include "op/common/cache_view.hpp"
-#include "op/common/fast_divmod.hpp"
-#include "op/common/narrow_band.hpp"
+#include "op/common/band.hpp"
+#include "op/common/division.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 

@@ -12,8 +12,8 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/common/attention_checks.hpp"
-#include "op/paged_attention/validate.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/paged_attention/problem.hpp"
 
 namespace fovea::gpu::portable {
 namespace paged_attention {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "op/common/cache_view.hpp"
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::append {
 

@@ -6,7 +6,7 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_cache_append/kernel.cuh"
 #include "gpu/plan_state.hpp"
-#include "op/paged_cache_append/validate.hpp"
+#include "op/paged_cache_append/problem.hpp"
 
 namespace fovea::gpu::portable {
 namespace {

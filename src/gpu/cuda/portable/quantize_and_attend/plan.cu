@@ -10,7 +10,7 @@
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/quantized_attention/between.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 #include "plan/select.hpp"
 
 namespace fovea::gpu::portable {

@@ -11,7 +11,7 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/quantized_attention/config.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::gpu::portable {
 namespace quantized_attention {

@@ -7,7 +7,7 @@
 #include "fovea/quantized_attention.hpp"
 #include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/portable/quantizers/item_order.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::quantizers {
 

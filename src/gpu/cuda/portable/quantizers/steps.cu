@@ -7,7 +7,7 @@
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/cuda/portable/quantizers/values.cuh"
 #include "op/common/workspace_arena.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::gpu::portable::quantizers {
 

@@ -15,7 +15,7 @@
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/attention/validate.hpp"
+#include "op/attention/problem.hpp"
 
 namespace fovea::gpu::sm90::attention {
 namespace {

@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/attention_backward/validate.hpp"
+#include "op/attention_backward/problem.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 namespace {

@@ -10,7 +10,7 @@
 #include "fovea/mask.hpp"
 #include "fovea/tensor.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::dense {

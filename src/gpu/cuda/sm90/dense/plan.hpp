@@ -8,7 +8,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "op/attention/problem.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/tile_order.hpp"
 
 namespace fovea::gpu::sm90::dense {

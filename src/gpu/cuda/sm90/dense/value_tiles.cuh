@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/common/work_tile.cuh"
 #include "gpu/runtime.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::sm90::dense {
 

@@ -12,8 +12,9 @@
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
 #include "gpu/runtime.hpp"
 #include "op/common/attention_core.hpp"
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
 #include "op/common/split_schedule.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::sm90::latent {
 

@@ -3,7 +3,7 @@
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "gpu/tensor_map.hpp"
-#include "op/latent_attention/validate.hpp"
+#include "op/latent_attention/problem.hpp"
 
 namespace fovea::gpu::sm90::latent {
 namespace {

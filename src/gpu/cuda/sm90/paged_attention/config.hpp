@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/paged_attention/tuning.hpp"
 #include "gpu/runtime.hpp"
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
 

@@ -14,8 +14,8 @@
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/common/attention_checks.hpp"
-#include "op/paged_attention/validate.hpp"
+#include "op/common/attention_core.hpp"
+#include "op/paged_attention/problem.hpp"
 #include "plan/select.hpp"
 
 namespace fovea::gpu::sm90 {

@@ -13,7 +13,7 @@
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/quantized_attention/config.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/quantized_attention/validate.hpp"
+#include "op/quantized_attention/problem.hpp"
 
 namespace fovea::gpu::sm90 {
 namespace quantized_attention {

@@ -4,7 +4,7 @@
 
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
-#include "op/sparse_latent_attention/validate.hpp"
+#include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::gpu::sm90::latent {
 namespace {

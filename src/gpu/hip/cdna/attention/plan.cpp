@@ -4,8 +4,8 @@
 
 #include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/paged_attention/attend_plan.hpp"
-#include "op/attention/validate.hpp"
-#include "op/common/attention_checks.hpp"
+#include "op/attention/problem.hpp"
+#include "op/common/attention_core.hpp"
 
 namespace fovea::gpu::cdna {
 namespace attention {

@@ -6,7 +6,8 @@
 #include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/merge_states/params.hpp"
 #include "gpu/hip/plan_state.hpp"
-#include "op/merge_states/validate.hpp"
+#include "op/common/division.hpp"
+#include "op/merge_states/problem.hpp"
 
 namespace fovea::gpu::cdna {
 namespace merge {
@@ -32,7 +33,7 @@ class State final : public hip::PlanState<Problem, MergeStatesArgs> {
   }
 
   std::string tuning() const override {
-    const int passes = (part_count() + kPartsOfPass - 1) / kPartsOfPass;
+    const int passes = detail::ceil_div(part_count(), kPartsOfPass);
     return "a wave for each row and head; " + std::to_string(passes) + (passes == 1 ? " pass" : " passes") + FOVEA_HIP_STATUS;
   }
 
@@ -42,7 +43,7 @@ class State final : public hip::PlanState<Problem, MergeStatesArgs> {
 
   Result<void> compute(const MergeStatesArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = common_params(args, workspace);
-    const hip::LaunchShape shape{.grid = {static_cast<unsigned>((cells_ + kWaves - 1) / kWaves), 1, 1}, .threads = 64 * kWaves};
+    const hip::LaunchShape shape{.grid = {static_cast<unsigned>(detail::ceil_div(cells_, kWaves)), 1, 1}, .threads = 64 * kWaves};
     for (int begin = 0; begin < part_count(); begin += kPartsOfPass) {
       take_parts(args, begin, params);
       if (Result<void> launched = hip::launch(kernel_, shape, stream, &params); !launched) return launched;

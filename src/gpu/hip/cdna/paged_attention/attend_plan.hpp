@@ -10,6 +10,7 @@
 #include "gpu/hip/cdna/paged_attention/params.hpp"
 #include "gpu/hip/cdna/paged_attention/tuning.hpp"
 #include "gpu/hip/plan_state.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 
@@ -67,7 +68,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
 
   /// The most of a batch: every sequence may end inside of one.
   std::int64_t query_tiles(std::int64_t tile) const {
-    const std::int64_t group = problem_.group(), of_sequence = (problem_.max_seq_q * group + tile - 1) / tile;
+    const std::int64_t group = problem_.group(), of_sequence = detail::ceil_div(problem_.max_seq_q * group, tile);
     return std::min(problem_.total_q * group / tile + problem_.batch, problem_.batch * of_sequence);
   }
 
@@ -77,7 +78,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
     const bool computes = tuning_.key_waves == 1 || is_e4m3();
     params_.splits =
         static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, compute_units, computes));
-    counter_bytes_ = (partials * static_cast<std::int64_t>(sizeof(int)) + 63) / 64 * 64;
+    counter_bytes_ = detail::round_up(partials * static_cast<std::int64_t>(sizeof(int)), std::int64_t{64});
     this->workspace_bytes =
         static_cast<std::size_t>(counter_bytes_ + partials * tuning_.state_words() * static_cast<std::int64_t>(sizeof(float)));
   }
@@ -87,7 +88,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   Result<void> schedule(const Args&, Workspace workspace, Stream stream) const override {
     if (params_.splits == 1) return {};
     const ClearParams params{counters(workspace), counter_count()};
-    const unsigned groups = static_cast<unsigned>((params.count + kClearThreads - 1) / kClearThreads);
+    const unsigned groups = static_cast<unsigned>(detail::ceil_div(params.count, kClearThreads));
     return hip::launch(clear_, {.grid = {groups, 1, 1}, .threads = kClearThreads}, stream, &params);
   }
 

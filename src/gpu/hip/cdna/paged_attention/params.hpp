@@ -5,9 +5,8 @@
 #include <cstdint>
 
 #include "fovea/mask.hpp"
-#include "op/common/attention_core.hpp"
-#include "op/common/cache_view.hpp"
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
 

@@ -3,7 +3,7 @@
 
 #include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/paged_attention/attend_plan.hpp"
-#include "op/paged_attention/validate.hpp"
+#include "op/paged_attention/problem.hpp"
 
 namespace fovea::gpu::cdna {
 namespace paged_attention {

@@ -9,6 +9,10 @@
 
 #include "gpu/common/tuning_table.hpp"
 
+#include "op/common/division.hpp"
+
+#include "op/common/division.hpp"
+
 namespace fovea::gpu::cdna::paged_attention {
 
 inline constexpr int kWaves = 4;  ///< of a workgroup
@@ -58,7 +62,7 @@ inline constexpr std::int64_t kLeastKeys = 256, kMostSplits = 128;
 inline constexpr std::int64_t kWaitingGroups = 1, kComputingGroups = 2, kMostGroups = 4;
 
 constexpr std::int64_t most_splits(std::int64_t keys) {
-  const std::int64_t splits = (keys + kLeastKeys - 1) / kLeastKeys;
+  const std::int64_t splits = detail::ceil_div(keys, kLeastKeys);
   return splits < 1 ? 1 : splits > kMostSplits ? kMostSplits : splits;
 }
 
@@ -78,7 +82,7 @@ constexpr std::int64_t splits_of(std::int64_t tiles, std::int64_t blocks, std::i
     most = bound < most ? bound : most;
   if (!computes || most <= 1) return most < 1 ? 1 : most;
   const std::int64_t wanted = compute_units * kComputingGroups / tiles;
-  const auto rounds = [&](std::int64_t splits) { return (tiles * splits + compute_units - 1) / compute_units; };
+  const auto rounds = [&](std::int64_t splits) { return detail::ceil_div(tiles * splits, compute_units); };
   std::int64_t best = wanted < 1 ? 1 : wanted < most ? wanted : most;
   for (std::int64_t splits = best + 1; splits <= most; ++splits) {
     if (20 * rounds(splits) * best < 19 * rounds(best) * splits) best = splits;

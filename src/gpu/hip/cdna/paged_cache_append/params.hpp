@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "op/common/cache_view.hpp"
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu::cdna::append {
 

@@ -5,7 +5,7 @@
 #include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/paged_cache_append/params.hpp"
 #include "gpu/hip/plan_state.hpp"
-#include "op/paged_cache_append/validate.hpp"
+#include "op/paged_cache_append/problem.hpp"
 
 namespace fovea::gpu::cdna {
 namespace append {

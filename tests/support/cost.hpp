@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What an operation must do, counted from its definition: the numerator of every rate that the benchmarks print.
+/// Operations and bytes of a call, counted from its definition: the numerator of every rate that benchmarks print.
 #pragma once
 
 #include <cstdint>

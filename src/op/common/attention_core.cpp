@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "op/common/attention_checks.hpp"
+#include "op/common/attention_core.hpp"
 
 #include <array>
 #include <cmath>

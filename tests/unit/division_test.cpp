@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Division by a known number against the processor's own, where quotients change, at the ends, and in between.
-#include "op/common/fast_divmod.hpp"
+#include "op/common/division.hpp"
 
 #include <gtest/gtest.h>
 
