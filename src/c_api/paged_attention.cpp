@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c_api/convert.hpp"
-#include "c_api/fields.hpp"
 #include "c_api/handle.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"

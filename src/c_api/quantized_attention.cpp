@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "c_api/fields.hpp"
+#include "c_api/convert.hpp"
 #include "c_api/handle.hpp"
 #include "op/quantized_attention/fields.hpp"
 

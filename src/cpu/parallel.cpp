@@ -11,7 +11,6 @@
 #else
 #include <thread>
 
-#include "cpu/thread_chain.hpp"
 #endif
 
 namespace fovea {

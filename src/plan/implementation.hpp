@@ -23,15 +23,6 @@ class Handled {
  public:
   using Problem = typename Operation::Problem;
 
-  template <std::size_t kCount>
-  consteval explicit Handled(const std::array<std::string_view, kCount>& names) {
-    for (const std::string_view name : names) {
-      const auto found = std::find_if(kOptions.begin(), kOptions.end(), [&](const auto& option) { return option.name == name; });
-      if (found == kOptions.end()) throw "the operation has no option of this name";  // does not compile
-      is_handled_[static_cast<std::size_t>(found - kOptions.begin())] = true;
-    }
-  }
-
   /// The option that `problem` uses and the implementation does not handle, or null.
   const Option<Problem>* missing(const Problem& problem) const {
     const bool* handled = is_handled_.data();
@@ -42,14 +33,44 @@ class Handled {
   }
 
  private:
+  template <class Operation_, class... Names>
+  friend consteval Handled<Operation_> handles(const Names&... names);
+
+  template <class... Names>
+  consteval explicit Handled(const Names&... names) {
+    (add(names), ...);
+  }
+  consteval bool find(std::string_view name) {
+    const auto found = std::find_if(kOptions.begin(), kOptions.end(), [&](const auto& option) { return option.name == name; });
+    if (found == kOptions.end()) return false;
+    is_handled_[static_cast<std::size_t>(found - kOptions.begin())] = true;
+    return true;
+  }
+  consteval void add(std::string_view name) {
+    if (!find(name)) throw "the operation has no option of this name";  // does not compile
+  }
+  template <std::size_t kCount>
+  consteval void add(const std::array<std::string_view, kCount>& shared) {
+    for (const std::string_view name : shared) find(name);
+  }
+
   static constexpr const auto& kOptions = Operation::kOptions;
   std::array<bool, kOptions.size()> is_handled_{};
 };
 
 /// Names the handled options one by one. An option that is added later is not among them, so planning declines problems that use it.
+/// An array lists the options of arithmetic that several entries share. Those that the operation lacks are skipped.
 template <class Operation, class... Names>
 consteval Handled<Operation> handles(const Names&... names) {
-  return Handled<Operation>(std::array<std::string_view, sizeof...(Names)>{names...});
+  return Handled<Operation>(names...);
+}
+
+/// For the reference, which handles every option.
+template <class Operation>
+consteval Handled<Operation> handles_all() {
+  std::array<std::string_view, Operation::kOptions.size()> names{};
+  std::transform(Operation::kOptions.begin(), Operation::kOptions.end(), names.begin(), [](const auto& option) { return option.name; });
+  return handles<Operation>(names);
 }
 
 /// What an entry does for others that plan with it.

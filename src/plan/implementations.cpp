@@ -17,8 +17,9 @@
 #endif
 #ifdef FOVEA_HAS_HIP
 #include "gpu/hip/cdna/implementations.hpp"
-#include "gpu/hip/devices.hpp"
+#include "gpu/hip/runtime.hpp"
 #endif
+#include "fovea/info.hpp"
 #include "plan/implementation.hpp"
 #include "reference/implementations.hpp"
 
@@ -93,5 +94,34 @@ std::vector<DeviceInfo> devices() {
 #endif
   return all;
 }
+
+namespace {
+
+template <class Operation>
+void append(std::vector<ImplementationInfo>& rows) {
+  const std::optional<Error> wrong = detail::environment_error();
+  for (const auto& implementation : detail::implementations_of<Operation>()) {
+    const std::string_view reason = wrong ? std::string_view(wrong->message) : implementation.unavailable();
+    rows.push_back({.name = implementation.name,
+                    .operation = Operation::kName,
+                    .backend = implementation.backend,
+                    .accepts = implementation.accepts,
+                    .available = reason.empty(),
+                    .unavailable_because = std::string(reason)});
+  }
+}
+
+template <class... Operation>
+std::vector<ImplementationInfo> all(std::tuple<Operation...>*) {
+  std::vector<ImplementationInfo> rows;
+  (append<Operation>(rows), ...);
+  return rows;
+}
+
+}  // namespace
+
+std::vector<ImplementationInfo> implementations() { return all(static_cast<detail::Operations*>(nullptr)); }
+
+std::string_view version() { return FOVEA_VERSION; }
 
 }  // namespace fovea

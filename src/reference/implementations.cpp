@@ -3,8 +3,8 @@
 #include "reference/implementations.hpp"
 
 #include "op/common/attention_core.hpp"
+#include "reference/element.hpp"
 #include "reference/reference.hpp"
-#include "reference/state.hpp"
 
 namespace fovea::reference {
 namespace {
@@ -115,74 +115,60 @@ detail::PlanResult<typename Operation::Args> plan_head_dims(const typename Opera
 }  // namespace
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) {
-  static const auto kRow =
-      row<detail::Attention>("f32, f16, bf16, e4m3, f64; head dims that are multiples of 8 up to 256",
-                             detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap",
-                                                                "sink", "lse", "q_scale", "k_scale", "v_scale", "options.batch_invariant"),
-                             plan_head_dims<detail::Attention, run_attention>);
-  return {&kRow, 1};
+  return only<detail::Attention>("f32, f16, bf16, e4m3, f64; head dims that are multiples of 8 up to 256",
+                                 plan_head_dims<detail::Attention, run_attention>);
 }
 
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) {
-  static const auto kRow = row<detail::AttentionBackward>(
-      "f32, f16, bf16, f64; head dims that are multiples of 8 up to 256",
-      detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                                 "options.batch_invariant"),
-      plan_head_dims<detail::AttentionBackward, run_attention_backward>);
-  return {&kRow, 1};
+  return only<detail::AttentionBackward>("f32, f16, bf16, f64; head dims that are multiples of 8 up to 256",
+                                         plan_head_dims<detail::AttentionBackward, run_attention_backward>);
 }
 
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) {
-  static const auto kRow =
-      row<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page",
-                                  detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale",
-                                                                          "v_scale", "options.batch_invariant"),
-                                  plan_head_dims<detail::PagedAttention, run_paged_attention>);
-  return {&kRow, 1};
+  return only<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page",
+                                      plan_head_dims<detail::PagedAttention, run_paged_attention>);
 }
 
 detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) {
-  static const auto kRow = row<detail::PagedCacheAppend>("f32, f16, bf16 rows; same dtype or e4m3 caches",
-                                                         detail::handles<detail::PagedCacheAppend>("k_scale", "v_scale"),
-                                                         plan_any<detail::PagedCacheAppend, run_paged_cache_append>);
-  return {&kRow, 1};
+  return only<detail::PagedCacheAppend>("f32, f16, bf16 rows; same dtype or e4m3 caches",
+                                        plan_any<detail::PagedCacheAppend, run_paged_cache_append>);
 }
 
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates) {
-  static const auto kRow = row<detail::MergeStates>("f32, f16, bf16; any head dim", detail::handles<detail::MergeStates>("lse"),
-                                                    plan_any<detail::MergeStates, run_merge_states>);
-  return {&kRow, 1};
+  return only<detail::MergeStates>("f32, f16, bf16; any head dim", plan_any<detail::MergeStates, run_merge_states>);
 }
 
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention) {
-  static const auto kRow = row<detail::LatentAttention>(
-      "f32, f16, bf16; plain rows, e4m3 rows and every packed format",
-      detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant"),
-      plan_any<detail::LatentAttention, run_latent_attention>);
-  return {&kRow, 1};
+  return only<detail::LatentAttention>("f32, f16, bf16; plain rows, e4m3 rows and every packed format",
+                                       plan_any<detail::LatentAttention, run_latent_attention>);
 }
 
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) {
-  static const auto kRow = row<detail::SparseLatentAttention>(
-      "f32, f16, bf16 rows and every packed format",
-      detail::handles<detail::SparseLatentAttention>("flat", "main.topk_length", "extra", "extra.topk_length", "sink", "lse", "max_logits",
-                                                     "options.batch_invariant"),
-      plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
-  return {&kRow, 1};
+  return only<detail::SparseLatentAttention>("f32, f16, bf16 rows and every packed format",
+                                             plan_any<detail::SparseLatentAttention, run_sparse_latent_attention>);
 }
 
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache) {
-  static const auto kRow = row<detail::QuantizeLatentCache>("f32, f16, bf16 rows; every packed format",
-                                                            detail::handles<detail::QuantizeLatentCache>("rule (exact)"),
-                                                            plan_any<detail::QuantizeLatentCache, run_quantize>);
-  return {&kRow, 1};
+  return only<detail::QuantizeLatentCache>("f32, f16, bf16 rows; every packed format", plan_any<detail::QuantizeLatentCache, run_quantize>);
 }
 
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache) {
-  static const auto kRow =
-      row<detail::DequantizeLatentCache>("f32, f16, bf16 rows; every packed format", detail::handles<detail::DequantizeLatentCache>(),
-                                         plan_any<detail::DequantizeLatentCache, run_dequantize>);
-  return {&kRow, 1};
+  return only<detail::DequantizeLatentCache>("f32, f16, bf16 rows; every packed format",
+                                             plan_any<detail::DequantizeLatentCache, run_dequantize>);
+}
+
+void round_rows(const Rounding& from, DType dtype, const detail::RowStrides& strides, void* to) {
+  for (std::size_t flat = 0; flat < from.written.size(); ++flat) {
+    if (from.written[flat] == 0) continue;
+    const auto index = static_cast<std::int64_t>(flat);
+    const std::int64_t at = index / from.rows_per_batch * strides.batch + index % from.rows_per_batch * strides.row;
+    for (std::int64_t head = 0; head < from.heads; ++head) {
+      for (std::int64_t d = 0; d < from.width; ++d) {
+        const double value = from.values[static_cast<std::size_t>((index * from.heads + head) * from.width + d)];
+        store(dtype, to, at + head * strides.head + d, value);
+      }
+    }
+  }
 }
 
 }  // namespace fovea::reference

@@ -5,7 +5,6 @@
 
 #include "reference/attend.hpp"
 #include "reference/element.hpp"
-#include "reference/packed_row.hpp"
 #include "reference/reference.hpp"
 
 namespace fovea::reference {

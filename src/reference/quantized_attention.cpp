@@ -10,7 +10,6 @@
 #include "reference/element.hpp"
 #include "reference/implementations.hpp"
 #include "reference/reference.hpp"
-#include "reference/state.hpp"
 
 namespace fovea::reference {
 namespace {
@@ -309,47 +308,27 @@ Result<void> run_whole(const detail::QuantizeAndAttendProblem& problem, const Qu
                         args.lse, t.shift.data(), args.cu_seqlens_q, args.cu_seqlens_k});
 }
 
-template <class Operation>
-constexpr auto kHandled = detail::handles<detail::QuantizeQkInt8>("ragged", "k_mean", "lse_shift", "groups.granularity",
-                                                                  "groups.warp_rows");
-template <>
-constexpr auto kHandled<detail::QuantizeV> = detail::handles<detail::QuantizeV>("ragged", "v_scale", "v_mean");
-template <>
-constexpr auto kHandled<detail::QuantizedAttention> = detail::handles<detail::QuantizedAttention>("ragged", "mask.left", "mask.right",
-                                                                                                  "mask.anchor (top_left)", "lse",
-                                                                                                  "lse_shift", "v_scale", "v_mean",
-                                                                                                  "groups.granularity", "groups.warp_rows",
-                                                                                                  "options.batch_invariant");
-template <>
-constexpr auto kHandled<detail::QuantizeAndAttend> = detail::handles<detail::QuantizeAndAttend>("ragged", "mask.left", "mask.right",
-                                                                                                "mask.anchor (top_left)", "lse",
-                                                                                                "v_dtype (e4m3)", "smooth_k", "smooth_v",
-                                                                                                "groups.granularity", "groups.warp_rows",
-                                                                                                "options.batch_invariant");
-
 template <class Operation, typename State<Operation>::Run kRun>
-detail::Implementations<Operation> rows_of() {
-  static const auto kRow = row<Operation>(
-      std::is_same_v<Operation, detail::QuantizedAttention> ? "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256"
-                                                            : "f32, f16, bf16; head dims 64, 96, 128, 256",
-      kHandled<Operation>, [](const typename Operation::Problem& problem, Device) -> detail::PlanResult<typename Operation::Args> {
-        if (auto reason = decline_int8_head_dims(problem)) return *reason;
-        return make_state<Operation>(problem, kRun);
-      });
-  return {&kRow, 1};
+detail::Implementations<Operation> only_entry() {
+  return only<Operation>(std::is_same_v<Operation, detail::QuantizedAttention> ? "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256"
+                                                                               : "f32, f16, bf16; head dims 64, 96, 128, 256",
+                         [](const typename Operation::Problem& problem, Device) -> detail::PlanResult<typename Operation::Args> {
+                           if (auto reason = decline_int8_head_dims(problem)) return *reason;
+                           return make_state<Operation>(problem, kRun);
+                         });
 }
 
 }  // namespace
 
 detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) {
-  return rows_of<detail::QuantizeQkInt8, run_qk>();
+  return only_entry<detail::QuantizeQkInt8, run_qk>();
 }
-detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return rows_of<detail::QuantizeV, run_v>(); }
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return only_entry<detail::QuantizeV, run_v>(); }
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) {
-  return rows_of<detail::QuantizedAttention, run_attention>();
+  return only_entry<detail::QuantizedAttention, run_attention>();
 }
 detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend) {
-  return rows_of<detail::QuantizeAndAttend, run_whole>();
+  return only_entry<detail::QuantizeAndAttend, run_whole>();
 }
 
 }  // namespace fovea::reference

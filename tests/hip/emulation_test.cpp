@@ -8,7 +8,6 @@
 
 #include "broken_kernels.hpp"
 #include "gpu/hip/emulation/machine.hpp"
-#include "gpu/hip/emulation/registry.hpp"
 
 namespace fovea::check {
 namespace {

@@ -13,7 +13,6 @@
 
 #include "broken_kernels.hpp"
 #include "gpu/hip/emulation/machine.hpp"
-#include "gpu/hip/emulation/registry.hpp"
 #include "op/common/numeric.hpp"
 
 namespace fovea::check {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "reference/packed_row.hpp"
+#include "reference/element.hpp"
 
 namespace fovea::check {
 namespace {

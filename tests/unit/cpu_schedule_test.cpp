@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cpu/attention/plan.hpp"
-#include "cpu/thread_chain.hpp"
+#include "cpu/parallel.hpp"
 #include "fovea/device.hpp"
 
 namespace fovea::cpu {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/instruction_sets.hpp"
+#include "cpu/implementations.hpp"
 #include "fovea/cache_format.hpp"
 #include "op/common/numeric.hpp"
 

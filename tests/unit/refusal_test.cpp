@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a call is refused with: first the reasons that its caller can do most about.
-#include "plan/refusal.hpp"
-
 #include <gtest/gtest.h>
 
 #include "fovea/attention.hpp"
+#include "plan/select.hpp"
 
 namespace fovea::detail {
 namespace {

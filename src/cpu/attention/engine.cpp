@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/attention/engine.hpp"
-
 #include <array>
 #include <atomic>
 #include <cmath>
 #include <limits>
 
 #include "cpu/attention/item.hpp"
+#include "cpu/attention/schedule.hpp"
 #include "cpu/parallel.hpp"
 
 namespace fovea::cpu {

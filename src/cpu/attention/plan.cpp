@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/plan.hpp"
 
-#include <array>
-
 #include "cpu/implementations.hpp"
 #include "op/attention/problem.hpp"
 
@@ -26,9 +24,6 @@ KvStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
 }
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".attention");
-
-template <class Isa>
 detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) {
   if (auto reason = decline_dense(problem)) return *reason;
   Setup setup = make_setup<Isa>(problem, problem.ragged);
@@ -36,25 +31,14 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.kv_dtype);
   using State = AttentionState<AttentionProblem, AttentionArgs>;
-  return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
+  return std::shared_ptr<const detail::PlanState<AttentionArgs>>(
+      std::make_shared<State>(kEntryName<detail::Attention, Isa>, problem, setup, make_call));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
-constexpr auto kHandled = detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap",
-                                                             "sink", "lse", "q_scale", "k_scale", "v_scale", "options.batch_invariant");
+constexpr auto kHandled = detail::handles<detail::Attention>(kEngineOptions);
 
-template <class Isa>
-constexpr detail::Implementation<detail::Attention> kRow{
-    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionProblem>()};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::Attention, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
@@ -67,6 +51,6 @@ std::string describe(const Setup& setup) {
          " keys; " + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }
 
-detail::Implementations<detail::Attention> implementations(detail::Attention) { return kRows; }
+detail::Implementations<detail::Attention> implementations(detail::Attention) { return kEntries; }
 
 }  // namespace fovea::cpu

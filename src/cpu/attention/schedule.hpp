@@ -79,4 +79,7 @@ struct Schedule {
 /// Fills map.entries (longest first) and map.counters from the lengths of the call.
 Schedule build_schedule(const Setup& setup, const Call& call, const WorkspaceMap& map);
 
+/// Computes a call whose arguments have been checked. Allocates nothing.
+void attend(const Setup& setup, const Call& call, std::byte* workspace);
+
 }  // namespace fovea::cpu

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/plan.hpp"
 
-#include <array>
-
 #include "cpu/attention_backward/setup.hpp"
 #include "cpu/implementations.hpp"
 #include "op/attention_backward/problem.hpp"
@@ -66,9 +64,6 @@ detail::RowStrides in_bytes(const detail::RowStrides& strides, DType dtype) {
 }
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".attention_backward");
-
-template <class Isa>
 detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& problem, Device) {
   if (auto reason = decline_dense(problem)) return *reason;
   const auto bytes = [&](const detail::RowStrides& strides) { return in_bytes(strides, problem.q_dtype); };
@@ -84,28 +79,18 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
   setup.dlse = problem.dlse;
   setup.forward.threads = backward_threads(problem);
   setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
-  return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::make_shared<State>(kName<Isa>.view(), problem, setup));
+  return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(
+      std::make_shared<State>(kEntryName<detail::AttentionBackward, Isa>, problem, setup));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
 constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
                                                                      "softcap", "sink", "dlse", "options.batch_invariant");
 
-template <class Isa>
-constexpr detail::Implementation<detail::AttentionBackward> kRow{
-    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, AttentionBackwardProblem>()};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::AttentionBackward, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
-detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) { return kRows; }
+detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) { return kEntries; }
 
 }  // namespace fovea::cpu

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Packs latent rows into slots of a cache, and unpacks them.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -150,14 +149,9 @@ class State final : public detail::PlanState<typename Operation::Args> {
 };
 
 template <class Operation, class Isa>
-constexpr auto kName = name_of_row<Isa>(".quantize_latent_cache");
-template <class Isa>
-constexpr auto kName<detail::DequantizeLatentCache, Isa> = name_of_row<Isa>(".dequantize_latent_cache");
-
-template <class Operation, class Isa>
 detail::PlanResult<typename Operation::Args> plan(const typename Operation::Problem& problem, Device) {
   using Plan = detail::PlanState<typename Operation::Args>;
-  return std::shared_ptr<const Plan>(std::make_shared<State<Operation>>(kName<Operation, Isa>.view(), problem, Isa::kernels()));
+  return std::shared_ptr<const Plan>(std::make_shared<State<Operation>>(kEntryName<Operation, Isa>, problem, Isa::kernels()));
 }
 
 template <class Operation>
@@ -165,28 +159,18 @@ constexpr auto kHandled = detail::handles<detail::QuantizeLatentCache>("rule (ex
 template <>
 constexpr auto kHandled<detail::DequantizeLatentCache> = detail::handles<detail::DequantizeLatentCache>();
 
-template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{
-    kName<Operation, Isa>.view(), "every packed format; f32, f16, bf16 rows", kHandled<Operation>, Backend::cpu, Isa::kUnavailable,
-    plan<Operation, Isa>};
-
 template <class Operation>
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Operation, Avx512>, kRow<Operation, Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Operation, Neon>,
-#endif
-    kRow<Operation, Scalar>};
+constexpr auto kEntries = RowSets::each([]<class Isa>() {
+  return entry<Operation, Isa>("every packed format; f32, f16, bf16 rows", kHandled<Operation>, plan<Operation, Isa>);
+});
 
 }  // namespace
 
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache) {
-  return kRows<detail::QuantizeLatentCache>;
+  return kEntries<detail::QuantizeLatentCache>;
 }
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache) {
-  return kRows<detail::DequantizeLatentCache>;
+  return kEntries<detail::DequantizeLatentCache>;
 }
 
 }  // namespace fovea::cpu

@@ -102,31 +102,18 @@ class State final : public detail::PlanState<MergeStatesArgs> {
 };
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".merge_states");
-
-template <class Isa>
 detail::PlanResult<MergeStatesArgs> plan(const MergeStatesProblem& problem, Device) {
   return std::shared_ptr<const detail::PlanState<MergeStatesArgs>>(
-      std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+      std::make_shared<State>(kEntryName<detail::MergeStates, Isa>, problem, Isa::kernels().rows));
 }
 
+constexpr std::string_view kAccepts = "f32, f16, bf16; any head dim";
 constexpr auto kHandled = detail::handles<detail::MergeStates>("lse");
 
-template <class Isa>
-constexpr detail::Implementation<detail::MergeStates> kRow{
-    kName<Isa>.view(), "f32, f16, bf16; any head dim", kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries = RowSets::each([]<class Isa>() { return entry<detail::MergeStates, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
-detail::Implementations<detail::MergeStates> implementations(detail::MergeStates) { return kRows; }
+detail::Implementations<detail::MergeStates> implementations(detail::MergeStates) { return kEntries; }
 
 }  // namespace fovea::cpu

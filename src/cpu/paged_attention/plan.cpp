@@ -2,8 +2,6 @@
 /// Paged attention is the same engine: only the addresses of K and V rows go through the block table.
 #include "cpu/attention/plan.hpp"
 
-#include <array>
-
 #include "cpu/implementations.hpp"
 #include "op/paged_attention/problem.hpp"
 
@@ -27,9 +25,6 @@ KvStrides in_bytes(const detail::CacheStrides& strides, DType dtype) {
 }
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".paged_attention");
-
-template <class Isa>
 detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem, Device) {
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
   Setup setup = make_setup<Isa>(problem, true);
@@ -40,28 +35,16 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
   setup.v = in_bytes(problem.v, problem.kv_dtype);
   using State = AttentionState<PagedAttentionProblem, PagedAttentionArgs>;
   return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(
-      std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
+      std::make_shared<State>(kEntryName<detail::PagedAttention, Isa>, problem, setup, make_call));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
-constexpr auto kHandled = detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
-                                                                  "options.batch_invariant");
+constexpr auto kHandled = detail::handles<detail::PagedAttention>(kEngineOptions);
 
-template <class Isa>
-constexpr detail::Implementation<detail::PagedAttention> kRow{
-    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, PagedAttentionProblem>()};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::PagedAttention, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
-detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return kRows; }
+detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) { return kEntries; }
 
 }  // namespace fovea::cpu

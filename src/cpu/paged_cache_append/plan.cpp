@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
 
@@ -85,31 +84,18 @@ class State final : public detail::PlanState<PagedCacheAppendArgs> {
 };
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".paged_cache_append");
-
-template <class Isa>
 detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& problem, Device) {
   return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(
-      std::make_shared<State>(kName<Isa>.view(), problem, Isa::kernels().rows));
+      std::make_shared<State>(kEntryName<detail::PagedCacheAppend, Isa>, problem, Isa::kernels().rows));
 }
 
+constexpr std::string_view kAccepts = "f32, f16, bf16 rows; same dtype or e4m3 caches";
 constexpr auto kHandled = detail::handles<detail::PagedCacheAppend>("k_scale", "v_scale");
 
-template <class Isa>
-constexpr detail::Implementation<detail::PagedCacheAppend> kRow{
-    kName<Isa>.view(), "f32, f16, bf16 rows; same dtype or e4m3 caches", kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries = RowSets::each([]<class Isa>() { return entry<detail::PagedCacheAppend, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
-detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) { return kRows; }
+detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) { return kEntries; }
 
 }  // namespace fovea::cpu

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention/plan.hpp"
 
-#include <array>
-
 #include "cpu/implementations.hpp"
 #include "cpu/quantized_attention/quantize.hpp"
-#include "op/quantized_attention/between.hpp"
 #include "op/quantized_attention/problem.hpp"
 
 namespace fovea::cpu {
@@ -127,22 +124,13 @@ class WholeState final : public detail::PlanState<QuantizeAndAttendArgs> {
 };
 
 template <class Operation, class Isa>
-constexpr auto kName = name_of_row<Isa>(".quantize_qk_int8");
-template <class Isa>
-constexpr auto kName<detail::QuantizeV, Isa> = name_of_row<Isa>(".quantize_v");
-template <class Isa>
-constexpr auto kName<detail::QuantizedAttention, Isa> = name_of_row<Isa>(".quantized_attention");
-template <class Isa>
-constexpr auto kName<detail::QuantizeAndAttend, Isa> = name_of_row<Isa>(".quantize_and_attend");
-
-template <class Operation, class Isa>
 detail::PlanResult<typename Operation::Args> plan(const typename Operation::Problem& problem, Device) {
   using Plan = std::shared_ptr<const detail::PlanState<typename Operation::Args>>;
   if (auto reason = decline_int8_head_dims(problem)) return *reason;
   if constexpr (requires { Isa::kTiles; }) {
     if (auto reason = decline_on_tiles(attention_of(problem))) return *reason;
   }
-  constexpr std::string_view name = kName<Operation, Isa>.view();
+  constexpr std::string_view name = kEntryName<Operation, Isa>;
   if constexpr (std::is_same_v<Operation, detail::QuantizedAttention>) {
     using State = AttentionState<QuantizedAttentionProblem, QuantizedAttentionArgs>;
     return Plan(std::make_shared<State>(name, problem, int8_setup<Isa>(problem), make_call));
@@ -186,39 +174,22 @@ constexpr auto kHandled<detail::QuantizeAndAttend> = detail::handles<detail::Qua
                                                                                                 "groups.granularity", "groups.warp_rows",
                                                                                                 "options.batch_invariant");
 
-template <class Operation, class Isa>
-constexpr detail::Implementation<Operation> kRow{
-    kName<Operation, Isa>.view(), accepts<Operation, Isa>(), kHandled<Operation>, Backend::cpu, Isa::kUnavailable, plan<Operation, Isa>};
-
-template <class Operation>
-constexpr std::array kQuantizerRows{
-#ifdef FOVEA_X86
-    kRow<Operation, Avx512>, kRow<Operation, Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Operation, Neon>,
-#endif
-    kRow<Operation, Scalar>};
-
-template <class Operation>
-constexpr std::array kAttentionRows{
-#ifdef FOVEA_X86
-    kRow<Operation, Amx>,   kRow<Operation, Avx512Vnni>, kRow<Operation, Avx512>, kRow<Operation, Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Operation, Neon>,
-#endif
-    kRow<Operation, Scalar>};
+template <class Operation, class Sets>
+constexpr auto kEntries = Sets::each([]<class Isa>() {
+  return entry<Operation, Isa>(accepts<Operation, Isa>(), kHandled<Operation>, plan<Operation, Isa>);
+});
 
 }  // namespace
 
-detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) { return kQuantizerRows<detail::QuantizeQkInt8>; }
-detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return kQuantizerRows<detail::QuantizeV>; }
+detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8) {
+  return kEntries<detail::QuantizeQkInt8, RowSets>;
+}
+detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV) { return kEntries<detail::QuantizeV, RowSets>; }
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention) {
-  return kAttentionRows<detail::QuantizedAttention>;
+  return kEntries<detail::QuantizedAttention, Int8Sets>;
 }
 detail::Implementations<detail::QuantizeAndAttend> implementations(detail::QuantizeAndAttend) {
-  return kAttentionRows<detail::QuantizeAndAttend>;
+  return kEntries<detail::QuantizeAndAttend, Int8Sets>;
 }
 
 }  // namespace fovea::cpu

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Token-sparse MLA: every query row is a sequence of its own, whose keys are the entries of its lists.
-#include <array>
-
 #include "cpu/implementations.hpp"
 #include "cpu/latent_attention/setup.hpp"
 #include "op/sparse_latent_attention/problem.hpp"
@@ -49,9 +47,6 @@ detail::AttentionCore one_row_each(detail::AttentionCore core) {
 constexpr std::int64_t kMostSplitRows = 4;
 
 template <class Isa>
-constexpr auto kName = name_of_row<Isa>(".sparse_latent_attention");
-
-template <class Isa>
 detail::PlanResult<SparseLatentAttentionArgs> plan(const SparseLatentAttentionProblem& problem, Device) {
   Setup setup = make_latent_setup<Isa>(one_row_each(problem), false, problem.main.cache);
   if (problem.max_seq_q > kMostSplitRows) setup.tuning.split_rows = 0;
@@ -64,28 +59,18 @@ detail::PlanResult<SparseLatentAttentionArgs> plan(const SparseLatentAttentionPr
   latent.max_logits = problem.max_logits;
   using State = AttentionState<SparseLatentAttentionProblem, SparseLatentAttentionArgs>;
   return std::shared_ptr<const detail::PlanState<SparseLatentAttentionArgs>>(
-      std::make_shared<State>(kName<Isa>.view(), problem, setup, make_call));
+      std::make_shared<State>(kEntryName<detail::SparseLatentAttention, Isa>, problem, setup, make_call));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16 and packed rows of 576 or 512; any heads, page and top-k; an extra cache";
-constexpr auto kHandled = detail::handles<detail::SparseLatentAttention>("flat", "main.topk_length", "extra", "extra.topk_length", "sink",
-                                                                         "lse", "max_logits", "options.batch_invariant");
+constexpr auto kHandled =
+    detail::handles<detail::SparseLatentAttention>(kEngineOptions, "flat", "main.topk_length", "extra", "extra.topk_length", "max_logits");
 
-template <class Isa>
-constexpr detail::Implementation<detail::SparseLatentAttention> kRow{
-    kName<Isa>.view(), kAccepts, kHandled, Backend::cpu, Isa::kUnavailable, plan<Isa>, outdone<Isa, SparseLatentAttentionProblem>()};
-
-constexpr std::array kRows{
-#ifdef FOVEA_X86
-    kRow<Amx>,   kRow<Avx512Bf16>, kRow<Avx512>, kRow<Avx2>,
-#endif
-#ifdef FOVEA_NEON
-    kRow<Neon>,
-#endif
-    kRow<Scalar>};
+constexpr auto kEntries =
+    Bf16Sets::each([]<class Isa>() { return entry<detail::SparseLatentAttention, Isa>(kAccepts, kHandled, plan<Isa>); });
 
 }  // namespace
 
-detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) { return kRows; }
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention) { return kEntries; }
 
 }  // namespace fovea::cpu

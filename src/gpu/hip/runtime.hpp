@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fovea/device.hpp"
+#include "fovea/info.hpp"
 #include "fovea/result.hpp"
 
 namespace fovea::gpu::hip {
@@ -115,5 +116,8 @@ struct LaunchShape {
 };
 /// Launches on the current device. No other function launches.
 Result<void> launch(FunctionHandle kernel, const LaunchShape& shape, Stream stream, const void* params);
+
+/// The HIP devices of this machine. None without a runtime.
+void append_devices(std::vector<DeviceInfo>& all);
 
 }  // namespace fovea::gpu::hip

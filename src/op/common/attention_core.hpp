@@ -62,4 +62,20 @@ void check_bound(Checker& check, std::string_view name, std::int64_t bound);
 /// cu[0] >= 0, never decreasing, cu[batch] <= total, each length <= bound.
 void check_cu_seqlens(Checker& check, std::string_view name, std::span<const std::int32_t> cu, std::int64_t total, std::int64_t bound);
 
+/// A block-table cache as far as lengths and block numbers go.
+struct BlockTableView {
+  const std::int32_t* entries = nullptr;
+  std::int64_t stride = 0;  ///< from one sequence to the next
+  std::int64_t page = 0, blocks = 0;
+  std::int64_t max_kv_len = 0;  ///< the planned bound
+};
+
+/// The most keys of a sequence: what its row of the table has room for, and `max_kv_len` where that says less; 0 says nothing.
+std::int64_t bound_of_keys(std::int64_t max_kv_len, std::int64_t max_blocks, std::int64_t page);
+
+/// kv_len[b] is within its bound, and every block that holds a key which some of the sequence's `seq_q` rows sees has a number inside
+/// the cache. Other entries may hold anything.
+void check_sequence_blocks(Checker& check, const BlockTableView& table, const BandMask& mask, std::int64_t b, std::int64_t seq_q,
+                           std::int64_t kv_len);
+
 }  // namespace fovea::detail

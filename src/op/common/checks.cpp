@@ -213,3 +213,15 @@ Result<void> check_workspace(Workspace workspace, std::size_t needed) {
 }
 
 }  // namespace fovea::detail
+
+namespace fovea {
+
+std::string to_string(const Error& error) {
+  std::string text = error.message;
+  for (const Decline& decline : error.declines) text.append("\n  ").append(decline.implementation).append(": ").append(decline.reason);
+  return text;
+}
+
+Exception::Exception(Error error) : std::runtime_error(to_string(error)), error_(std::move(error)) {}
+
+}  // namespace fovea

@@ -3,7 +3,6 @@
 #include <array>
 
 #include "op/common/attention_core.hpp"
-#include "op/common/block_table.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_attention/problem.hpp"
 

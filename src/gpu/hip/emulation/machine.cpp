@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/hip/emulation/registry.hpp"
 #include "gpu/hip/emulation/shared_memory.hpp"
 
 namespace fovea::gpu::emulation {

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "gpu/hip/emulation/machine.hpp"
-#include "gpu/hip/emulation/registry.hpp"
 
 namespace fovea::gpu::hip {
 namespace {

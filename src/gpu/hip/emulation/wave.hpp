@@ -7,7 +7,6 @@
 
 #include "gpu/hip/cdna/prelude.hpp"
 #include "gpu/hip/emulation/machine.hpp"
-#include "gpu/hip/emulation/registry.hpp"
 #include "op/common/numeric.hpp"
 
 namespace fovea::gpu::cdna {

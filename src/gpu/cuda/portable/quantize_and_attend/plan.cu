@@ -9,7 +9,6 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/quantized_attention/between.hpp"
 #include "op/quantized_attention/problem.hpp"
 #include "plan/select.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/refusal.hpp"
+#include "plan/select.hpp"
 
 #include <algorithm>
 #include <string>
