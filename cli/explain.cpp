@@ -17,21 +17,21 @@ namespace {
 
 struct Options {
   std::string operation = "attention", implementation, device = "cpu";
-  ProblemSize size{};
+  std::shared_ptr<ProblemSize> size{};
   bool batch_invariant = false;
 };
 
 int explain(const CLI::App& command, const Options& options) {
   const auto& operations = explained_operations();
   const auto found = std::find_if(operations.begin(), operations.end(), [&](const auto& row) { return row.name == options.operation; });
-  if (const std::string misplaced = misplaced_options(command, *found, options.size); !misplaced.empty()) {
+  if (const std::string misplaced = misplaced_options(command, *found, *options.size); !misplaced.empty()) {
     complain("fovea explain: " + misplaced);
     return kUsage;
   }
   const PlanOptions plan{.implementation = options.implementation, .batch_invariant = options.batch_invariant};
   const Device device = device_of(options.device);
   if (device.capability != 0) fmt::print("as on a device of {}\n", described(device));
-  const Explanation explanation = found->explain(options.size, device, plan);
+  const Explanation explanation = found->explain(*options.size, device, plan);
   if (!explanation) {
     complain(to_string(explanation.error()));
     return kUsage;
@@ -55,7 +55,7 @@ void add_explain(CLI::App& program, int& status) {
   command->add_option("--operation", o->operation, "What is to be computed")
       ->check(CLI::IsMember(names))
       ->option_text(choices + " [attention]");
-  add_problem_options(*command, o->size);
+  o->size = add_problem_options(*command);
   command->add_option("--device", o->device, "Where; one that is not here by its compute capability or target")
       ->check(device_name())
       ->option_text("cpu|cuda|cuda:N|hip|hip:N|smNN|gfx90a|gfx942 [cpu]");

@@ -37,7 +37,7 @@ constexpr std::pair<const char*, const char*> kColumns[] = {
 
 /// What a planner says to an operation's usual problem in f16: "cuda.sm90.attention: ..." is a kernel for one architecture.
 std::string support(const ExplainedOperation& operation, const char* device) {
-  const Explanation planned = operation.explain({.dtype = DType::f16}, device_of(device), {});
+  const Explanation planned = operation.explain(*usual_problem(DType::f16), device_of(device), {});
   if (!planned) return "-";
   if (planned->starts_with("cuda.") && !planned->starts_with("cuda.portable.")) return "own kernel";
   return planned->starts_with("hip.") ? "emulated" : "yes";

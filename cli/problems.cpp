@@ -4,13 +4,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "values.hpp"
 
 namespace fovea::cli {
+
+/// 0 or an empty value stands for the usual value of the operation.
+struct ProblemSize {
+  DType dtype = DType::bf16;
+  std::optional<DType> cache{};
+  std::optional<CacheFormat> format{};
+  std::optional<CacheFormat> extra{};
+  std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
+  std::int64_t topk = 2048, extra_topk = 128, parts = 2;
+  bool causal = false, sink = false, lse = false, flat = false;
+  std::int64_t window = 0;
+  float softcap = 0;
+};
+
 namespace {
 
 /// Alignment that allocators of torch and CUDA guarantee. Fast GPU kernels need such a promise.
@@ -207,7 +223,7 @@ QuantizedAttentionDesc quantized(const ProblemSize& s) {
 
 /// Builds the text from a describing and a planning function.
 template <auto describe, auto plan>
-Explanation explain(ProblemSize size, Device device, const PlanOptions& options) {
+Explanation explain(const ProblemSize& size, Device device, const PlanOptions& options) {
   const auto planned = plan(describe(size), device, options);
   if (!planned) return planned.error();
   return planned->explain() + "workspace: " + std::to_string(planned->workspace_bytes()) + " bytes\n";
@@ -274,10 +290,18 @@ void add_rules(CLI::App& command, ProblemSize& s) {
 
 }  // namespace
 
-void add_problem_options(CLI::App& command, ProblemSize& size) {
-  add_types(command, size);
-  add_sizes(command, size);
-  add_rules(command, size);
+std::shared_ptr<const ProblemSize> usual_problem(DType dtype) {
+  ProblemSize size;
+  size.dtype = dtype;
+  return std::make_shared<const ProblemSize>(size);
+}
+
+std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command) {
+  auto size = std::make_shared<ProblemSize>();
+  add_types(command, *size);
+  add_sizes(command, *size);
+  add_rules(command, *size);
+  return size;
 }
 
 const std::vector<ExplainedOperation>& explained_operations() {

@@ -3,8 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,28 +12,21 @@
 
 namespace fovea::cli {
 
-/// 0 or an empty value stands for the usual value of the operation.
-struct ProblemSize {
-  DType dtype = DType::bf16;
-  std::optional<DType> cache{};
-  std::optional<CacheFormat> format{};
-  std::optional<CacheFormat> extra{};
-  std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
-  std::int64_t topk = 2048, extra_topk = 128, parts = 2;
-  bool causal = false, sink = false, lse = false, flat = false;
-  std::int64_t window = 0;
-  float softcap = 0;
-};
+/// A problem as the options of add_problem_options() describe it.
+struct ProblemSize;
+
+/// The usual problem of an operation, in `dtype`.
+std::shared_ptr<const ProblemSize> usual_problem(DType dtype);
 
 /// The options that describe problems of all operations.
-void add_problem_options(CLI::App& command, ProblemSize& size);
+std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command);
 
 /// The explanation of a plan, with its workspace.
 using Explanation = Result<std::string>;
 
 struct ExplainedOperation {
   std::string_view name;
-  Explanation (*explain)(ProblemSize size, Device device, const PlanOptions& options);
+  Explanation (*explain)(const ProblemSize& size, Device device, const PlanOptions& options);
   std::vector<std::string_view> options;  ///< of add_problem_options(), those that describe its problems
 
   bool takes(std::string_view option) const;

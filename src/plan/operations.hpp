@@ -7,7 +7,7 @@
 
 #include "op/attention/fields.hpp"
 #include "op/attention/problem.hpp"
-#include "op/attention_backward/problem.hpp"
+#include "op/attention_backward/fields.hpp"
 #include "op/latent_attention/fields.hpp"
 #include "op/latent_attention/problem.hpp"
 #include "op/latent_cache_conversion/problem.hpp"
@@ -15,7 +15,7 @@
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_attention/problem.hpp"
 #include "op/paged_cache_append/problem.hpp"
-#include "op/quantized_attention/problem.hpp"
+#include "op/quantized_attention/fields.hpp"
 #include "op/sparse_latent_attention/problem.hpp"
 
 namespace fovea::detail {

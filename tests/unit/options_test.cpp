@@ -93,24 +93,35 @@ const Request<Desc> kRight{{"mask.right"}, [](auto& c) { c.desc.mask.right = 0; 
 template <class Desc>
 const Request<Desc> kTopLeft{{"mask.anchor (top_left)"}, [](auto& c) { c.desc.mask.anchor = Anchor::top_left; }};
 template <class Desc>
-const Request<Desc> kSoftcapped{{"softcap"}, [](auto& c) { c.desc.softcap = 30.0f; }};
-template <class Desc>
 const Request<Desc> kSinks{{"sink"}, [](auto& c) { c.desc.has_sink = true; }};
+
+/// Adds the requests that follow from the table of fields: masks, numbers, flags and scales. `others` need a tensor or another shape.
+template <const auto& table, class Desc>
+std::vector<Request<Desc>> with_rows(std::vector<Request<Desc>> others) {
+  others.push_back(kInvariance<Desc>);
+  for_each_field(table, [&](const auto& field) {
+    using Row = std::remove_cvref_t<decltype(field)>;
+    using T = typename Row::InDesc;
+    if constexpr (std::is_void_v<typename Row::InProblem>) {
+      return;
+    } else if constexpr (std::is_same_v<T, BandMask>) {
+      others.push_back(kLeft<Desc>);
+      others.push_back(kRight<Desc>);
+      if (field.has_anchor) others.push_back(kTopLeft<Desc>);
+    } else if constexpr (std::is_arithmetic_v<T>) {
+      others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = static_cast<T>(30); }});
+    } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
+      others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = ScaleDesc{}; }});
+    }
+  });
+  return others;
+}
 
 TEST(Options, OfAttention) {
   using Desc = AttentionDesc;
   expect_options<Attention, Desc>({dense(DType::e4m3)},
-                                  {kInvariance<Desc>,
-                                   kLeft<Desc>,
-                                   kRight<Desc>,
-                                   kTopLeft<Desc>,
-                                   kSoftcapped<Desc>,
-                                   kSinks<Desc>,
-                                   {{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
-                                   {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
-                                   {{"q_scale"}, [](auto& c) { c.desc.q_scale = ScaleDesc{}; }},
-                                   {{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }},
-                                   {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
+                                  with_rows<kAttentionFields, Desc>({{{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
+                                                                     {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }}}),
                                   kValidate);
 }
 
@@ -139,19 +150,8 @@ TEST(Options, OfPagesAndMerging) {
   const TensorDesc rows = contiguous(DType::bf16, {9, 4, 64}), cache = contiguous(DType::e4m3, {50, 16, 4, 64});
   const Paged paged{
       .q = rows, .k_cache = cache, .v_cache = cache, .block_table = contiguous(DType::i32, {3, 5}), .out = rows, .mask = BandMask{}};
-  expect_options<PagedAttention, Paged>({paged},
-                                        {kInvariance<Paged>,
-                                         kLeft<Paged>,
-                                         kRight<Paged>,
-                                         kSoftcapped<Paged>,
-                                         kSinks<Paged>,
-                                         {{"lse"},
-                                          [](auto& c) {
-                                            c.desc.lse = contiguous(DType::f32, {9, 4});
-                                          }},
-                                         {{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }},
-                                         {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
-                                        kValidate);
+  const auto with_lse = [](auto& c) { c.desc.lse = contiguous(DType::f32, {9, 4}); };
+  expect_options<PagedAttention, Paged>({paged}, with_rows<kPagedAttentionFields, Paged>({{{"lse"}, with_lse}}), kValidate);
   expect_options<PagedCacheAppend, PagedCacheAppendDesc>(
       {{.k = rows, .v = rows, .k_cache = cache, .v_cache = cache}},
       {{{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }}, {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
@@ -169,13 +169,7 @@ TEST(Options, OfLatentAttention) {
   latent.block_table = contiguous(DType::i32, {2, 4}), latent.cache = codes, latent.mask = BandMask{};
   const auto ragged = [](auto& c) { c.desc.q = contiguous(DType::bf16, {6, 16, 576}), c.desc.out = contiguous(DType::bf16, {6, 16, 512}); };
   const auto with_lse = [](auto& c) { c.desc.lse = contiguous(DType::f32, {2, 16, 3}); };
-  expect_options<LatentAttention, Dense>({latent},
-                                         {kInvariance<Dense>,
-                                          kLeft<Dense>,
-                                          kRight<Dense>,
-                                          {{"ragged"}, ragged},
-                                          {{"lse"}, with_lse},
-                                          {{"cache_scale"}, [](auto& c) { c.desc.has_scale = true; }}},
+  expect_options<LatentAttention, Dense>({latent}, with_rows<kLatentAttentionFields, Dense>({{{"ragged"}, ragged}, {{"lse"}, with_lse}}),
                                          kValidate);
 
   const Sparse::Selection list{.cache = rows, .indices = contiguous(DType::i32, {2, 3, 7})};

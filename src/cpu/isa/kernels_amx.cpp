@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernels whose products run on AMX tiles. Everything else comes from the AVX-512 object.
+/// The kernels whose products run on AMX tiles; everything else comes from the AVX-512 object.
+#include FOVEA_ISA_HEADER
+
 #include "cpu/attention/gemm_amx.hpp"
 #include "cpu/attention/pack.hpp"
 #include "cpu/attention/softmax.hpp"
 #include "cpu/attention/stream.hpp"
 #include "cpu/attention_backward/gradient.hpp"
-#include "cpu/isa/avx512bf16.hpp"
 #include "cpu/latent_attention/packed_row.hpp"
 #include "cpu/latent_attention/tiles_amx.hpp"
 #include "cpu/quantized_attention/int8_amx.hpp"

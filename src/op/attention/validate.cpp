@@ -117,7 +117,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   copy_options(kAttentionFields, desc, problem);
   set_alignments(problem, desc.q, desc.k, desc.v, desc.out);
 
-  check_scalars(check, desc.scale, desc.softcap, problem);
+  check_scalars(check, desc.scale, problem);
   check_scale(check, "q_scale", desc.q_scale, problem.q_dtype);
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fovea/attention_backward.hpp"
+#include "op/attention/fields.hpp"
 #include "op/attention_backward/problem.hpp"
 #include "op/common/fields.hpp"
 
@@ -29,5 +30,7 @@ inline constexpr auto kAttentionBackwardFields = [] {
   };
 }();
 static_assert(names_every_pointer<AttentionBackwardArgs>(kAttentionBackwardFields, sizeof(AttentionArgs)));
+
+inline constexpr auto kAttentionBackwardOptions = options_of<kAttentionBackwardFields, kDenseFields>();
 
 }  // namespace fovea::detail

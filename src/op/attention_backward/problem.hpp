@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
-
 #include "fovea/attention_backward.hpp"
 #include "op/attention/problem.hpp"
-#include "op/common/option.hpp"
 
 namespace fovea::detail {
 
@@ -22,15 +19,6 @@ struct AttentionBackwardProblem : AttentionProblem {
 /// is finite, a sink counts as lse + kMostSinkOverLse at most in a call with dlse. Such a row has 1e-26 of out's gradient, not none. From
 /// this magnitude of lse on, f32 does not hold the sum, and such a row has no gradient.
 inline constexpr float kMostSinkOverLse = 60, kLseWithoutSum = 1 << 20;
-
-inline constexpr std::array kAttentionBackwardOptions{option::kRagged<AttentionBackwardProblem>,
-                                                      option::kMaskLeft<AttentionBackwardProblem>,
-                                                      option::kMaskRight<AttentionBackwardProblem>,
-                                                      option::kMaskTopLeft<AttentionBackwardProblem>,
-                                                      option::kSoftcap<AttentionBackwardProblem>,
-                                                      option::kSink<AttentionBackwardProblem>,
-                                                      Option<AttentionBackwardProblem>{"dlse", [](const auto& p) { return p.has_dlse; }},
-                                                      option::kBatchInvariant<AttentionBackwardProblem>};
 
 /// The only maker of an AttentionBackwardProblem.
 Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, const PlanOptions& options);

@@ -15,7 +15,8 @@ std::string number_text(double number) {
   return text.data();
 }
 
-void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core) {
+void check_scalars(Checker& check, double scale, AttentionCore& core) {
+  const double softcap = core.softcap;
   check.expect(core.heads >= 1, "q.shape (head)", core.heads, "1 or more");
   check.expect(core.kv_heads >= 1, "k.shape (kv_head)", core.kv_heads, "1 or more");
   check.expect(core.head_dim_qk >= 1, "q.shape (head_dim_qk)", core.head_dim_qk, "1 or more");

@@ -40,8 +40,8 @@ inline constexpr std::int64_t kMaxHeadDim = 256;
 /// With nine digits: no two floats have the same ones.
 std::string number_text(double number);
 
-/// scale, softcap and head counts; fills core.scale. Call it once the shape fields of `core` are set.
-void check_scalars(Checker& check, double scale, double softcap, AttentionCore& core);
+/// scale, softcap and head counts. Resolves core.scale and rounds core.softcap. The shape fields and softcap of `core` are set before.
+void check_scalars(Checker& check, double scale, AttentionCore& core);
 
 /// What the four descriptions promise about addresses.
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);

@@ -185,37 +185,48 @@ Result<void> check_pointers(const Table& table, const Problem& problem, const Ar
   return pointers.result();
 }
 
-/// Options that a problem keeps as the description has them.
+/// Options that a problem keeps as the description has them. A number may be wider in the problem.
 template <class Table, class Desc, class Problem>
 void copy_options(const Table& table, const Desc& desc, Problem& problem) {
   for_each_field(table, [&](const auto& field) {
     using Row = std::remove_cvref_t<decltype(field)>;
-    if constexpr (!std::is_void_v<typename Row::InProblem> && std::is_same_v<typename Row::InProblem, typename Row::InDesc>) {
+    constexpr bool kIsNumber = std::is_floating_point_v<typename Row::InProblem> && std::is_floating_point_v<typename Row::InDesc>;
+    if constexpr (kIsNumber ||
+                  (!std::is_void_v<typename Row::InProblem> && std::is_same_v<typename Row::InProblem, typename Row::InDesc>)) {
       problem.*Row::kProblem = desc.*Row::kDesc;
     }
   });
 }
 
-template <class Row>
+/// Whether a row is an option of `Problem`. A gradient always has the outputs of its forward pass, so they are no options of it.
+template <class Problem, class Row>
+inline constexpr bool kIsOption =
+    !std::is_void_v<typename Row::InProblem> && (std::is_same_v<Problem, typename Row::Types::Problem> || !Row::kIsOutput);
+
+template <class Problem, class Row>
 constexpr std::size_t options_of_row(const Row& row) {
-  if (std::is_void_v<typename Row::InProblem>) return 0;
+  if (!kIsOption<Problem, Row>) return 0;
   return std::is_same_v<typename Row::InProblem, BandMask> ? 2 + (row.has_anchor ? 1 : 0) : 1;
 }
 
-/// What an implementation handles by name, or planning declines for it: `others`, those fields in order, and batch invariance.
-template <const auto& table, class... Others>
+/// What an implementation handles by name, or planning declines for it: `others`, the fields of the tables in order, and batch invariance.
+/// The options are those of the first table's problem.
+template <const auto& table, const auto&... more, class... Others>
 consteval auto options_of(const Others&... others) {
   using Problem = typename TypesOf<table>::Problem;
-  constexpr std::size_t kCount = std::apply([](const auto&... field) { return (options_of_row(field) + ... + 1); }, table);
+  constexpr auto kRows = std::tuple_cat(table, more...);
+  constexpr std::size_t kCount = std::apply([](const auto&... field) { return (options_of_row<Problem>(field) + ... + 1); }, kRows);
   std::array<Option<Problem>, sizeof...(others) + kCount> options{others...};
   std::size_t at = sizeof...(others);
-  for_each_field(table, [&](const auto& field) {
+  for_each_field(kRows, [&](const auto& field) {
     using Row = std::remove_cvref_t<decltype(field)>;
-    if constexpr (std::is_same_v<typename Row::InProblem, BandMask>) {
+    if constexpr (!kIsOption<Problem, Row>) {
+      return;
+    } else if constexpr (std::is_same_v<typename Row::InProblem, BandMask>) {
       options[at++] = option::kMaskLeft<Problem>;
       options[at++] = option::kMaskRight<Problem>;
       if (field.has_anchor) options[at++] = option::kMaskTopLeft<Problem>;
-    } else if constexpr (!std::is_void_v<typename Row::InProblem>) {
+    } else {
       options[at++] = {field.name, [](const Problem& problem) { return in_use(problem.*Row::kProblem); }};
     }
   });

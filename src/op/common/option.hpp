@@ -27,8 +27,6 @@ inline constexpr Option<Problem> kMaskRight{"mask.right", [](const Problem& p) {
 template <class Problem>
 inline constexpr Option<Problem> kMaskTopLeft{"mask.anchor (top_left)", [](const Problem& p) { return p.mask.anchor == Anchor::top_left; }};
 template <class Problem>
-inline constexpr Option<Problem> kSoftcap{"softcap", [](const Problem& p) { return p.softcap != 0.0f; }};
-template <class Problem>
 inline constexpr Option<Problem> kSink{"sink", [](const Problem& p) { return p.has_sink; }};
 template <class Problem>
 inline constexpr Option<Problem> kLse{"lse", [](const Problem& p) { return p.has_lse; }};

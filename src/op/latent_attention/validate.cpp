@@ -101,7 +101,7 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
   LatentAttentionProblem problem = normalise(desc, cache, ragged);
   problem.batch_invariant = options.batch_invariant;
   check_bounds(check, desc);
-  check_scalars(check, desc.scale, 0.0f, problem);
+  check_scalars(check, desc.scale, problem);
   check_lse(check, "lse", desc.lse, problem, ragged);
   if (!check.ok()) return check.error();
   problem.extents = extents_of(kLatentAttentionFields, desc);

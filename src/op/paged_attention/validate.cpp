@@ -102,7 +102,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
 
   PagedAttentionProblem problem = normalise(desc, options);
   check_bounds(check, desc);
-  check_scalars(check, desc.scale, desc.softcap, problem);
+  check_scalars(check, desc.scale, problem);
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, true);

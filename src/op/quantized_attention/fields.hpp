@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the operations of 8-bit attention take, in the order of torch's schemas. Their options read members of members: problem.hpp has
-/// them.
+/// What the operations of 8-bit attention take, in the order of torch's schemas. The options of quantisers and of the whole read members of
+/// members: problem.hpp has them.
 #pragma once
 
 #include "fovea/c_quantized_attention.h"
@@ -82,10 +82,6 @@ inline constexpr auto kQuantizedAttentionFields = [] {
   constexpr auto any_k = [](const P& p) { return p.total_k > 0; };
   constexpr auto q_groups = [](const P& p) { return p.total_q > 0 && p.batch > 0; };
   constexpr auto k_groups = [](const P& p) { return p.total_k > 0 && p.batch > 0; };
-  constexpr auto v_scales = [](const P& p) { return p.has_v_scale && p.total_k > 0 && p.batch > 0; };
-  constexpr auto v_means = [](const P& p) { return p.has_v_mean && p.total_k > 0 && p.batch > 0; };
-  constexpr auto shifts = [](const P& p) { return p.has_lse_shift && p.total_q > 0; };
-  constexpr auto lses = [](const P& p) { return p.has_lse && p.total_q > 0; };
   constexpr auto lengths = entries_of_lengths<D>;
   return std::tuple{
       Field<T, &D::q, &C::q, &A::q, &B::q>{"q", any_q, kIts<&P::q_base_alignment>},
@@ -93,22 +89,29 @@ inline constexpr auto kQuantizedAttentionFields = [] {
       Field<T, &D::v, &C::v, &A::v, &B::v>{"v", any_k, kIts<&P::v_base_alignment>},
       Field<T, &D::q_scale, &C::q_scale, &A::q_scale, &B::q_scale>{"q_scale", q_groups},
       Field<T, &D::k_scale, &C::k_scale, &A::k_scale, &B::k_scale>{"k_scale", k_groups},
-      Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale>{"v_scale", v_scales},
-      Field<T, &D::v_mean, &C::v_mean, &A::v_mean, &B::v_mean>{"v_mean", v_means},
-      Field<T, &D::lse_shift, &C::lse_shift, &A::lse_shift, &B::lse_shift>{"lse_shift", shifts},
+      Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::has_v_scale>{"v_scale", k_groups},
+      Field<T, &D::v_mean, &C::v_mean, &A::v_mean, &B::v_mean, &P::has_v_mean>{"v_mean", k_groups},
+      Field<T, &D::lse_shift, &C::lse_shift, &A::lse_shift, &B::lse_shift, &P::has_lse_shift>{"lse_shift", any_q},
       Field<T, &D::out, &C::out, &A::out, &B::out>{"out", any_q, kIts<&P::out_base_alignment>},
-      Field<T, &D::lse, &C::lse, &A::lse, &B::lse>{"lse", lses},
+      Field<T, &D::lse, &C::lse, &A::lse, &B::lse, &P::has_lse>{"lse", any_q},
       Field<T, &A::cu_seqlens_q, &B::cu_seqlens_q>{
           .name = "cu_seqlens_q", .needed = kIts<&P::ragged>, .count = lengths, .may_be_absent = true},
       Field<T, &A::cu_seqlens_k, &B::cu_seqlens_k>{
           .name = "cu_seqlens_k", .needed = kIts<&P::ragged>, .count = lengths, .may_be_absent = true},
-      Field<T, &D::ragged, &C::ragged>{"ragged"},
-      Field<T, &D::mask, &C::mask>{.name = "mask", .has_anchor = true},
+      Field<T, &D::ragged, &C::ragged, &P::ragged>{"ragged"},
+      Field<T, &D::mask, &C::mask, &P::mask>{.name = "mask", .has_anchor = true},
       Field<T, &D::scale, &C::scale>{"scale"},
       Field<T, &D::groups, &C::groups>{"groups"},
   };
 }();
 static_assert(names_every_pointer<QuantizedAttentionArgs>(kQuantizedAttentionFields));
+
+/// A member of a member, `groups`, has two options.
+inline constexpr auto kQuantizedAttentionOptions = options_of<kQuantizedAttentionFields>(
+    Option<QuantizedAttentionProblem>{"groups.granularity",
+                                      [](const QuantizedAttentionProblem& p) { return p.groups.granularity != Int8Groups{}.granularity; }},
+    Option<QuantizedAttentionProblem>{"groups.warp_rows",
+                                      [](const QuantizedAttentionProblem& p) { return p.groups.warp_rows != Int8Groups{}.warp_rows; }});
 
 inline constexpr auto kQuantizeAndAttendFields = [] {
   using P = QuantizeAndAttendProblem;

@@ -71,20 +71,6 @@ inline constexpr std::array kQuantizeQkInt8Options{
 inline constexpr std::array kQuantizeVOptions{option::kRagged<QuantizeVProblem>,
                                               Option<QuantizeVProblem>{"v_scale", [](const QuantizeVProblem& p) { return p.v.has_scale; }},
                                               Option<QuantizeVProblem>{"v_mean", [](const QuantizeVProblem& p) { return p.v.has_mean; }}};
-inline constexpr std::array kQuantizedAttentionOptions{
-    option::kRagged<QuantizedAttentionProblem>,
-    option::kMaskLeft<QuantizedAttentionProblem>,
-    option::kMaskRight<QuantizedAttentionProblem>,
-    option::kMaskTopLeft<QuantizedAttentionProblem>,
-    option::kLse<QuantizedAttentionProblem>,
-    Option<QuantizedAttentionProblem>{"lse_shift", [](const QuantizedAttentionProblem& p) { return p.has_lse_shift; }},
-    Option<QuantizedAttentionProblem>{"v_scale", [](const QuantizedAttentionProblem& p) { return p.has_v_scale; }},
-    Option<QuantizedAttentionProblem>{"v_mean", [](const QuantizedAttentionProblem& p) { return p.has_v_mean; }},
-    Option<QuantizedAttentionProblem>{"groups.granularity",
-                                      [](const QuantizedAttentionProblem& p) { return p.groups.granularity != Int8Groups{}.granularity; }},
-    Option<QuantizedAttentionProblem>{"groups.warp_rows",
-                                      [](const QuantizedAttentionProblem& p) { return p.groups.warp_rows != Int8Groups{}.warp_rows; }},
-    option::kBatchInvariant<QuantizedAttentionProblem>};
 inline constexpr std::array kQuantizeAndAttendOptions{
     Option<QuantizeAndAttendProblem>{"ragged", [](const QuantizeAndAttendProblem& p) { return p.whole.ragged; }},
     Option<QuantizeAndAttendProblem>{"mask.left", [](const QuantizeAndAttendProblem& p) { return p.whole.mask.left != kUnbounded; }},

@@ -201,7 +201,7 @@ Result<QuantizeQkInt8Problem> validate(const QuantizeQkInt8Desc& desc, const Pla
   core.heads = problem.q.heads;
   core.kv_heads = problem.k.heads;
   core.head_dim_qk = core.head_dim_v = problem.q.head_dim;
-  check_scalars(check, 0, 0, core);
+  check_scalars(check, 0, core);
   problem.groups = desc.groups;
   problem.q.scale = check_group_scales(check, "q_scale", desc.q_scale, desc.groups.q_scale(desc.q, desc.ragged), true);
   problem.k.scale = check_group_scales(check, "k_scale", desc.k_scale, desc.groups.k_scale(desc.k, desc.ragged), true);

@@ -109,7 +109,7 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
   problem.main = main;
   problem.extra = extra;
   problem.max_seq_k = main.topk + (extra ? extra->topk : 0);
-  check_scalars(check, desc.scale, 0.0f, problem);
+  check_scalars(check, desc.scale, problem);
   check_lse(check, "lse", desc.lse, problem, flat);
   if (desc.max_logits && check.ok()) {
     problem.max_logits = check_row_numbers(check, "max_logits", *desc.max_logits, problem, flat);

@@ -8,6 +8,7 @@
 #include <limits>
 #include <numbers>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -16,6 +17,10 @@
 #include "op/attention/problem.hpp"
 
 namespace fovea::gpu {
+
+/// Options of scores that every attention kernel of CUDA computes.
+inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
+                                                               "softcap",   "sink",       "lse"};
 
 inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 

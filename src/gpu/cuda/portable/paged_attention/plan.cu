@@ -219,8 +219,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
     "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 256 (7.5: 128); any page",
-    detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
-                                            "options.batch_invariant"),
+    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan,

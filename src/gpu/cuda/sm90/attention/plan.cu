@@ -147,13 +147,11 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 using Row = detail::Implementation<detail::Attention>;
 constexpr Row kRows[]{
     {kName, "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
-     detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
-                                        "options.batch_invariant"),
-     Backend::cuda, unavailable<kCapability, kCapability>, plan<false>},
+     detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"), Backend::cuda,
+     unavailable<kCapability, kCapability>, plan<false>},
     {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
-     detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse", "q_scale",
-                                        "k_scale", "v_scale", "options.batch_invariant"),
-     Backend::cuda, unavailable<kCapability, kCapability>, plan<true>},
+     detail::handles<detail::Attention>(kScoreOptions, "ragged", "q_scale", "k_scale", "v_scale", "options.batch_invariant"), Backend::cuda,
+     unavailable<kCapability, kCapability>, plan<true>},
 };
 
 }  // namespace

@@ -266,13 +266,11 @@ constexpr std::string_view kAccepts =
     "f16, bf16 caches; head dims that are multiples of 8 up to 256; pages that are multiples of 8; rows aligned to 16 bytes";
 
 constexpr std::array kRows{
-    detail::Implementation<detail::PagedAttention>{
-        kMixedName, kAccepts, detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse"), Backend::cuda,
-        unavailable<kCapability, kCapability>, plan_mixed, mixed_outdone},
-    detail::Implementation<detail::PagedAttention>{
-        kName, kAccepts,
-        detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "options.batch_invariant"),
-        Backend::cuda, unavailable<kCapability, kCapability>, plan, outdone}};
+    detail::Implementation<detail::PagedAttention>{kMixedName, kAccepts, detail::handles<detail::PagedAttention>(kScoreOptions),
+                                                   Backend::cuda, unavailable<kCapability, kCapability>, plan_mixed, mixed_outdone},
+    detail::Implementation<detail::PagedAttention>{kName, kAccepts,
+                                                   detail::handles<detail::PagedAttention>(kScoreOptions, "options.batch_invariant"),
+                                                   Backend::cuda, unavailable<kCapability, kCapability>, plan, outdone}};
 
 }  // namespace
 }  // namespace paged_attention

@@ -57,8 +57,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; any strides" FOVEA_HIP_STATUS,
-    detail::handles<detail::Attention>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "lse",
-                                       "options.batch_invariant"),
+    detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"),
     Backend::hip,
     hip::unavailable,
     plan};

@@ -64,8 +64,7 @@ constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
     "f16, bf16 queries on caches of their dtype or e4m3; head dims that are multiples of 8 up to 256; any page and "
     "strides" FOVEA_HIP_STATUS,
-    detail::handles<detail::PagedAttention>("mask.left", "mask.right", "softcap", "sink", "lse", "k_scale", "v_scale",
-                                            "options.batch_invariant"),
+    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "options.batch_invariant"),
     Backend::hip,
     hip::unavailable,
     plan};

@@ -11,8 +11,6 @@
 
 #include "op/common/division.hpp"
 
-#include "op/common/division.hpp"
-
 namespace fovea::gpu::cdna::paged_attention {
 
 inline constexpr int kWaves = 4;  ///< of a workgroup
