@@ -23,9 +23,9 @@ TEST(AttentionBackwardTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
 
 TEST(AttentionBackwardTuning, RowsThatHaveAKernelOfDqSayItsTiles) {
   for (const Tuning& row : kTunings) {
-    for (const int size : {row.dq_key_tile, row.dq_key_stages, row.dq_value_stages}) EXPECT_EQ(size > 0, row.apart());
-    EXPECT_EQ(row.key_tile, row.apart() ? 64 : 128);
-    EXPECT_EQ(row.own_dq(), row.head_dim_qk == 192 && row.head_dim_v == 128);
+    for (const int size : {row.dq_key_tile, row.dq_key_stages, row.dq_value_stages}) EXPECT_EQ(size > 0, row.separate_dq());
+    EXPECT_EQ(row.key_tile, row.separate_dq() ? 64 : 128);
+    EXPECT_EQ(row.dq_in_score_warpgroups(), row.head_dim_qk == 192 && row.head_dim_v == 128);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Constants of a forward kernel, from its row of tuning.hpp.
+/// Constants of a forward kernel, from its row of tuning.hpp, and its launch.
 #pragma once
 
 #include <cuda_bf16.h>

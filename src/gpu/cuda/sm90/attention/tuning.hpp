@@ -15,19 +15,20 @@ struct Tuning {
   int warpgroups = 2;                   ///< consumers, of 64 query rows each
   int key_tile = 128;
   int key_stages = 2, value_stages = 2;
-  int query_buffers = 2;  ///< with two, the queries of the next work tile arrive while this one is computed
+  int query_buffers = 2;  ///< with two, the next work tile's queries are loaded while this one is computed
   int math_registers = 216;
-  bool pingpong = false;  ///< consumers issue their MMAs by turns
-  /// Scores of a key tile are computed beside the values of the one before. Else warpgroups fill the gaps of each other, and each skips
-  /// key tiles that none of its rows sees.
+  bool pingpong = false;  ///< consumers alternate between MMAs and softmax
+  /// Q K^T of a key tile overlaps P V of the one before. Otherwise warpgroups fill the gaps of each other,
+  /// and each skips key tiles that none of its rows sees.
   bool overlap = true;
-  std::int64_t rows_from = 0;  ///< for so many query rows of a sequence or more
+  std::int64_t rows_from = 0;  ///< least query rows of a sequence
 
   constexpr int row_tile() const { return 64 * warpgroups; }
 };
 
-/// Narrowest first; of equal head dims, the row for more query rows first: tiles of 192 rows leave more of the last round idle. The figures
-/// are from bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the power limit.
+/// Narrowest first; of equal head dims, the row for more query rows first, as tiles of 192 rows leave more
+/// of the last round idle. Figures: bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the
+/// power limit.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                    // with overlap and pingpong 5 to 7 % slower; 160 keys level
     {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                    // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
@@ -35,11 +36,12 @@ inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},                   // without overlap 8 % slower; 128 x 160 tiles up to 6 %
     {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096}},  // 128 rows with overlap 1 to 7 % slower
     {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, false, true}},              // two query buffers and 96 keys: 2 to 5 % slower
-    {"192", {192, 192, 2, 96, 2, 2, 1, 216, false, true}},                   // what fits; not measured against others
+    {"192", {192, 192, 2, 96, 2, 2, 1, 216, false, true}},                   // the largest that fits; not measured against others
     {"256", {256, 256, 2, 80, 2, 2, 1, 216, false, true}},                   // pingpong makes no difference
 });
 
-/// Of e4m3 inputs. Beside each, accumulators of a lane: results and scores. Rows of head dim 128 alone are measured against others.
+/// For e4m3 inputs. Beside each row, accumulators of a lane: results and scores. Only head dim 128 is
+/// measured against other tiles.
 inline constexpr auto kTuningsE4m3 = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 3, 128, 3, 3, 2, 160, false, false}},         // 32 + 64
     {"96", {96, 96, 3, 128, 2, 2, 2, 160, false, false}},         // 48 + 64
@@ -53,7 +55,8 @@ using Rows = std::span<const Named<Tuning>>;
 
 constexpr Rows tunings_of(bool eight_bit) { return eight_bit ? Rows(kTuningsE4m3) : Rows(kTunings); }
 
-/// The first row that takes these head dims, both at most 256, and so many query rows of a sequence: half of them under a causal mask.
+/// The first row that takes these head dims, both at most 256, and `query_rows` of a sequence. A causal
+/// mask halves query_rows.
 constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
   int index = 0;
   for (const Tuning& row : rows) {

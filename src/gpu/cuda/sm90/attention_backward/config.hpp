@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Parameters of a launch of the backward pass, and the constants of a kernel, from its row of tuning.hpp.
+/// The backward pass: parameters of a launch, constants of a kernel from its row of tuning.hpp, launches.
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
 #include "gpu/cuda/common/gradient/params.hpp"
 #include "gpu/cuda/sm90/attention_backward/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/runtime.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -31,25 +35,36 @@ template <class Element_, int kTuning_, bool kSoftcap_>
 struct Config {
   using Element = Element_;
   static constexpr Tuning kTuning = kTunings[kTuning_];
-  static constexpr bool kSoftcap = kSoftcap_, kApart = kTuning.apart(), kOwnDq = kTuning.own_dq();
+  static constexpr bool kSoftcap = kSoftcap_, kSeparateDq = kTuning.separate_dq(), kDqInScoreWarpgroups = kTuning.dq_in_score_warpgroups();
   static constexpr int kKeyTile = kTuning.key_tile;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kSlicesQk = kHeadDimQk / kSliceColumns, kSlicesV = kHeadDimV / kSliceColumns;
-  static constexpr int kStages = 2;                          // stages of Q and dO
-  static constexpr int kScoreStages = kOwnDq ? 1 : kStages;  // stages of dS
+  static constexpr int kStages = 2;                                        // stages of Q and dO
+  static constexpr int kScoreStages = kDqInScoreWarpgroups ? 1 : kStages;  // stages of dS
   static constexpr int kQuerySliceBytes = kQueryTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
   static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes, kDoutBytes = kSlicesV * kQuerySliceBytes;
   static constexpr int kScoreBytes = kKeyTile * kSliceBytes;  // dS: [key][query]
   static constexpr int kSumsOfTile = kQueryTile * kHeadDimQk;
   // Warpgroups: two for scores, dV and dK; mostly one for dQ; one for the producer and the emitter.
-  static constexpr bool kDqWarpgroup = !kApart && !kOwnDq;
+  static constexpr bool kDqWarpgroup = !kSeparateDq && !kDqInScoreWarpgroups;
   static constexpr int kScoreWarpgroups = 2, kThreads = kDqWarpgroup ? 512 : 384;
   static constexpr int kScoreRegisters = kDqWarpgroup ? 208 : 240, kQueryRegisters = 72, kLoadRegisters = 24;
   static_assert(kHeadDimQk % kSliceColumns == 0 && kHeadDimV % kSliceColumns == 0);
   static_assert(128 * (2 * kScoreRegisters + (kDqWarpgroup ? kQueryRegisters : 0) + kLoadRegisters) <= 65536);
-  static_assert(kKeyTile == 64 * (kApart ? 1 : kScoreWarpgroups));
-  static_assert(!kApart || kHeadDimQk == kHeadDimV);  // each role stages results in the tile that it alone reads
+  static_assert(kKeyTile == 64 * (kSeparateDq ? 1 : kScoreWarpgroups));
+  static_assert(!kSeparateDq || kHeadDimQk == kHeadDimV);  // each role stages results in the tile that it alone reads
 };
+
+/// Before differentiate: RowStats of each query row, and zeros in counters and flags.
+Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+
+/// dq, dk and dv: by one kernel, or by two with Config::kSeparateDq. Instantiated by the build, for each
+/// row of tuning.hpp.
+template <class Config>
+Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
+
+/// After differentiate: rows that masked values or a sink have made NaN, and the gradient of sinks.
+Result<void> launch_finish(const Params& params, DType dtype, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention_backward

@@ -182,9 +182,9 @@ class DqWarpgroup {
 /// Half of dQ in each score warpgroup, where registers leave no room for a dQ warpgroup: one slice of
 /// channels, and half of the middle slice.
 template <class Config>
-class OwnDq {
+class ScoreWarpgroupDq {
  public:
-  __device__ OwnDq(const Params& params_, Storage<Config>& storage_, int warpgroup_)
+  __device__ ScoreWarpgroupDq(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_) {}
 
   /// Computes dQ once both warpgroups have stored their dS. The slice is stored beside the MMAs of the
@@ -247,7 +247,7 @@ class OwnDq {
   float slice[kSlice], middle[kMiddle];
 };
 
-/// OwnDq of the other kernels.
+/// ScoreWarpgroupDq of the other kernels.
 struct NoDq {
   template <class Storage>
   __device__ NoDq(const Params&, Storage&, int) {}

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "gpu/cuda/common/target.cuh"
-#include "gpu/cuda/sm90/attention_backward/apart/kernel.cuh"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/dq.cuh"
-#include "gpu/cuda/sm90/attention_backward/launch.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
 #include "gpu/cuda/sm90/attention_backward/scores.cuh"
+#include "gpu/cuda/sm90/attention_backward/separate_dq/kernel.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   __shared__ int ticket_of_cta;
-  constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups, kDqWarps = Config::kOwnDq ? kScoreWarps : 4;
+  constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups, kDqWarps = Config::kDqInScoreWarpgroups ? kScoreWarps : 4;
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&storage.kv_full), 1);
     barriers_init(storage.q_full, 1);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
 }
 
 template <class Config>
-Result<void> launch_together(const Params& params, int ordinal, Stream stream) {
+Result<void> launch_combined(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= 226 * 1024);
   if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
@@ -68,10 +68,10 @@ Result<void> launch_together(const Params& params, int ordinal, Stream stream) {
 
 template <class Config>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
-  if constexpr (Config::kApart) {
-    return launch_apart<Config>(params, ordinal, stream);
+  if constexpr (Config::kSeparateDq) {
+    return launch_separate<Config>(params, ordinal, stream);
   } else {
-    return launch_together<Config>(params, ordinal, stream);
+    return launch_combined<Config>(params, ordinal, stream);
   }
 }
 

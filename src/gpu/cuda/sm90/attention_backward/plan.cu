@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "gpu/cuda/common/gradient/plan.hpp"
-#include "gpu/cuda/sm90/attention_backward/apart/query_tile.cuh"
-#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
+#include "gpu/cuda/sm90/attention_backward/separate_dq/query_tile.cuh"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -70,7 +70,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   std::string tuning() const override {
     std::string text = std::to_string(kQueryTile) + " queries x " + std::to_string(tuning_row().key_tile) + " keys for head dims up to " +
                        std::to_string(tuning_row().head_dim_qk) + "/" + std::to_string(tuning_row().head_dim_v);
-    if (tuning_row().apart()) text += ", dq apart with 128 queries x " + std::to_string(tuning_row().dq_key_tile) + " keys";
+    if (tuning_row().separate_dq())
+      text += ", dq by a separate kernel with 128 queries x " + std::to_string(tuning_row().dq_key_tile) + " keys";
     return text;
   }
 
@@ -97,7 +98,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
-    if (!tuning_row().apart()) {
+    if (!tuning_row().separate_dq()) {
       params.dq_sums = arena.take<float>(cells * kQueryTile * tuning_row().head_dim_qk);
       params.dq_semaphore = arena.take<int>(cells);
     }

@@ -2,7 +2,7 @@
 /// What runs before and after the products.
 #include "gpu/cuda/common/gradient/finish.cuh"
 #include "gpu/cuda/common/gradient/prepare.cuh"
-#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 

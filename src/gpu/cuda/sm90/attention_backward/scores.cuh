@@ -34,7 +34,7 @@ template <class Config>
 class Scores {
  public:
   __device__ Scores(const Params& params_, Storage<Config>& storage_, int warpgroup_)
-      : params(params_), storage(storage_), warpgroup(warpgroup_), own_dq(params_, storage_, warpgroup_) {}
+      : params(params_), storage(storage_), warpgroup(warpgroup_), dq_of_scores(params_, storage_, warpgroup_) {}
 
   __device__ __forceinline__ void operator()(int ticket) {
     clear(dk);
@@ -80,7 +80,7 @@ class Scores {
     fence_operand(dk);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
-    if constexpr (Config::kOwnDq) own_dq(index, storage.steps[index % Storage<Config>::kSteps]);
+    if constexpr (Config::kDqInScoreWarpgroups) dq_of_scores(index, storage.steps[index % Storage<Config>::kSteps]);
   }
 
   __device__ __forceinline__ SlicedTile keys_of(const std::byte* tile) const {
@@ -91,8 +91,8 @@ class Scores {
   }
 
   __device__ __forceinline__ void store_scores(int index) {
-    const int stage = Config::kOwnDq ? 0 : ring.stage;
-    const std::uint32_t parity = Config::kOwnDq ? index % 2 : ring.parity;
+    const int stage = Config::kDqInScoreWarpgroups ? 0 : ring.stage;
+    const std::uint32_t parity = Config::kDqInScoreWarpgroups ? index % 2 : ring.parity;
     const std::uint32_t warp_rows =
         shared_address(storage.ds[stage]) + warpgroup * kKeysBytes + thread_index() % 128 / 32 * 16 * kSliceBytes;
     barrier_wait(shared_address(&storage.ds_empty[stage]), parity ^ 1);
@@ -106,7 +106,7 @@ class Scores {
 
   __device__ __forceinline__ void store(int ticket) {
     if (params.leaks && (not_finite(dk) || not_finite(dv))) params.dkv_not_finite[ticket] = 1;
-    if constexpr (Config::kOwnDq) own_dq.end();
+    if constexpr (Config::kDqInScoreWarpgroups) dq_of_scores.end();
     named_sync(kDone, 128 * (Config::kScoreWarpgroups + (Config::kDqWarpgroup ? 1 : 0)));
     stage_rows<Element, Config::kHeadDimV>(dv, {1, 1}, keys_of(storage.v));
     stage_rows<Element, Config::kHeadDimQk>(dk, {params.scale, params.scale}, keys_of(storage.k));
@@ -125,7 +125,7 @@ class Scores {
   Storage<Config>& storage;
   const int warpgroup;
   int low = 0, high = 0;  // the band
-  std::conditional_t<Config::kOwnDq, OwnDq<Config>, NoDq> own_dq;
+  std::conditional_t<Config::kDqInScoreWarpgroups, ScoreWarpgroupDq<Config>, NoDq> dq_of_scores;
   PipelineState<Config::kStages> ring;
   float scores[kScores], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];

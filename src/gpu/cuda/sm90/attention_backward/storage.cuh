@@ -53,7 +53,7 @@ struct RolesBarriers {
 };
 
 template <class Config, template <class> class Of, template <class> class OfRoles>
-using Extra = std::conditional_t<Config::kApart, OfRoles<Config>, Of<Config>>;
+using Extra = std::conditional_t<Config::kSeparateDq, OfRoles<Config>, Of<Config>>;
 
 template <class Config>
 struct Tiles : Extra<Config, QueryGradientTiles, RolesTiles> {

@@ -12,16 +12,16 @@ namespace fovea::gpu::sm90::attention_backward {
 struct Tuning {
   int head_dim_qk = 0, head_dim_v = 0;  ///< the largest that it takes; smaller ones are padded with zeros
   int key_tile = 128;                   ///< keys of a CTA that computes dk and dv
-  // Of the kernel of dq where it is apart, and computes scores again. A CTA has 128 queries.
+  // Of the separate kernel of dq, which computes scores again. A CTA has 128 queries.
   int dq_key_tile = 0, dq_key_stages = 0, dq_value_stages = 0;
 
-  /// dk and dv of 64 keys fill two warpgroups then: one has S and dV, the other dP and dK.
-  constexpr bool apart() const { return dq_key_tile > 0; }
-  /// Score warpgroups compute dq too: one more of its own would leave them too few registers.
-  constexpr bool own_dq() const { return head_dim_qk > 128 && !apart(); }
+  /// Then dk and dv of 64 keys fill two warpgroups: one has S and dV, the other dP and dK.
+  constexpr bool separate_dq() const { return dq_key_tile > 0; }
+  /// Score warpgroups compute dq too, because a dQ warpgroup would leave them too few registers.
+  constexpr bool dq_in_score_warpgroups() const { return head_dim_qk > 128 && !separate_dq(); }
 };
 
-/// Narrowest first. Apart, products are 7/5 of those together.
+/// Narrowest first. Separate kernels issue 7/5 of the MMAs of one.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64}},
     {"128", {128, 128}},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tiles of the 8-bit kernel by head dim and by what values are.
+/// Tiles of the 8-bit kernel by head dim and type of values.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@ namespace fovea::gpu::sm90::quantized_attention {
 
 using attention::Tuning;
 
-/// Narrowest first. Head dims are the rows' own.
+/// Narrowest first. A row serves its own head dim alone.
 inline constexpr auto kTuningsE4m3 = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 4, 128, 3, 3, 2, 112, false, false}},  // 64 keys: 3 % faster at s1024 causal, else 6 to 11 % slower
     {"96", {96, 96, 3, 128, 2, 2, 2, 160, false, false}},

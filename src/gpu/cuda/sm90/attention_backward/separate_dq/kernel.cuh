@@ -3,10 +3,10 @@
 #pragma once
 
 #include "gpu/cuda/common/target.cuh"
-#include "gpu/cuda/sm90/attention_backward/apart/dkdv.cuh"
-#include "gpu/cuda/sm90/attention_backward/apart/dq.cuh"
-#include "gpu/cuda/sm90/attention_backward/launch.hpp"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/load.cuh"
+#include "gpu/cuda/sm90/attention_backward/separate_dq/dkdv.cuh"
+#include "gpu/cuda/sm90/attention_backward/separate_dq/dq.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(con
 }
 
 template <class Config>
-Result<void> launch_apart(const Params& params, int ordinal, Stream stream) {
+Result<void> launch_separate(const Params& params, int ordinal, Stream stream) {
   using OfQueries = QueryConfig<Config>;
   static_assert(sizeof(Storage<Config>) <= 226 * 1024 && sizeof(QueryStorage<OfQueries>) <= 226 * 1024);
   if (Result<void> good = allow_shared_bytes<&differentiate_keys<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;

@@ -3,8 +3,8 @@
 /// channels.
 #pragma once
 
-#include "gpu/cuda/sm90/attention_backward/apart/query_tile.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
+#include "gpu/cuda/sm90/attention_backward/separate_dq/query_tile.cuh"
 #include "gpu/cuda/sm90/gemm.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
