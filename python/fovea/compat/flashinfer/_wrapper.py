@@ -162,7 +162,7 @@ class PagedWrapper(Wrapper):
         k, v = pages_of(cache, self._kv_layout)
         try:
             return plan.run(q, k, v, self._table, self._kv_len, self._cu_seqlens_q, out=out)
-        except (NotImplementedError, TypeError, ValueError):  # the long way says what is wrong, or plans anew
+        except (NotImplementedError, TypeError, ValueError):  # the long way says what is wrong, or makes another plan
             self._held = None
             return None
 
