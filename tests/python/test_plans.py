@@ -3,6 +3,8 @@
 
 import gc
 import inspect
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,6 +33,15 @@ FUNCTIONS = [getattr(fovea, name) for name in fovea.__all__ if name.startswith("
 def test_runs_are_in_c():
     """A torch without one of the names that the module needs must not pass unnoticed."""
     assert _plan.IN_C
+
+
+def test_the_package_works_without_the_module():
+    code = (
+        "import sys; sys.modules['fovea._plans'] = None; import torch, fovea; from fovea import _plan; assert not _plan.IN_C;"
+        "q = torch.ones(1, 4, 1, 16); plan = fovea.plan_attention(q, q, q); plan.prepare();"
+        "assert torch.equal(plan.run(q, prepared=True), q) and plan.implementation"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def planned(label, device="cpu", outputs=False):
