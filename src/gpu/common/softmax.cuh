@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Online softmax over the scores that a lane holds of a tile: two rows, of which score i belongs to row i / 2 % 2.
+/// Online softmax over a lane's scores of a tile. A lane has two rows; score i belongs to row i / 2 % 2.
 ///
-/// The maximum of a row is a score as the product leaves it, unscaled; -INFINITY while the row has seen nothing. Probabilities are powers
-/// of two relative to it: 2^(score * scale - maximum * scale), where `scale` includes log2(e). The maximum follows a row only when the row
-/// outgrows it by 2^kSlack, so that accumulators are rarely rescaled (sums and probabilities hold the factor).
+/// The maximum of a row is an unscaled score, -INFINITY before the first key. Probabilities are 2^(score * scale - maximum *
+/// scale), where `scale` includes log2(e). The maximum is updated only when a score exceeds it by more than 2^kSlack, so
+/// accumulators are rarely rescaled; sums and probabilities share the factor.
 ///
-/// Below kPlain the exponent is one multiply-add: the rounding of maximum * scale is the same for all keys of a row and cancels. From
-/// there on it would exceed what a float holds as a power of two, so the maximum is subtracted from the scores first.
+/// Below kPlain the exponent is one multiply-add: the rounding of maximum * scale is the same for all keys of a row and
+/// cancels. From kPlain on that rounding would overflow 2^x, so the maximum is subtracted from the scores first.
 #pragma once
 
 namespace fovea::gpu {
 
 inline constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-inline constexpr float kSlack = 8.0f;  // log2 of the growth that a maximum ignores
+inline constexpr float kSlack = 8.0f;  // log2 of the growth without an update of the maximum
 inline constexpr float kPlain = 1 << 24;
 
 __device__ inline bool is_plain(float offset) { return fabsf(offset) < kPlain; }
 
-/// Factor of all that is relative to the maximum `from`, to be relative to `to`, which is not lower. It has no branch, like all that lanes
-/// do beside warpgroup products.
+/// Factor from results relative to the maximum `from` to results relative to `to`, which is not lower. It has no branch, as
+/// wgmma overlaps it.
 template <class Lanes>
 __device__ inline float rescale_factor(float from, float to, float scale) {
   const float before = from * scale, after = to * scale;
   const float exponent = is_plain(before) & is_plain(after) ? before - after : (from - to) * scale;
-  return Lanes::exp2(from == to ? 0 : exponent);  // of infinities too
+  return Lanes::exp2(from == to ? 0 : exponent);  // also for infinities
 }
 
-/// The maximum of a row whose largest score is `largest`: it follows when the row outgrows it.
+/// The updated maximum of a row whose largest score is `largest`.
 __device__ inline float followed(float maximum, float largest, float scale, float slack = kSlack) {
   return (largest - maximum) * scale > slack ? largest : maximum;
 }
 
-/// In base 2, of a sum relative to 2^base.
+/// lse in base 2 of a sum relative to 2^base.
 __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFINITY : base + log2f(sum); }
 
 /// Range of probabilities: 2^kShift at the maximum, up to 2^(kShift + kSlack) before the maximum follows.
@@ -42,7 +42,7 @@ struct FloatRange {
 struct E4m3Range {
   static constexpr float kShift = 7, kSlack = 1;
 };
-/// The same where exponents follow from sums of integers: they are off by 0.06 at most. Scores are needed less often than with less slack.
+/// The same for exponents computed from integer scores, with an error of at most 0.06. More slack needs fewer exact scores.
 struct E4m3SumRange {
   static constexpr float kShift = 6, kSlack = 2.7f;
 };
@@ -50,9 +50,10 @@ struct E4m3SumRange {
 /// `Lanes`: the operations of a warp on rows of accumulators, such as Warp of gpu/cuda/common/warp.cuh.
 template <class Lanes, int kScores, class Range = FloatRange>
 struct OnlineSoftmax {
-  float maximum[2], sum[2];  // of the lane's two rows; `sum` is the lane's share
-  float rescale[2];          // what the accumulators are to be multiplied by, where `grown`
-  bool quick;                // of the warp: only scores above 0 can outgrow the maximum of their row
+  float maximum[2];  // of the lane's two rows
+  float sum[2];      // the lane's share
+  float rescale[2];  // factor of the accumulators, if operator() returns true
+  bool quick;        // the same for the warp: only scores above 0 can exceed the maximum of their row by the slack
 
   __device__ __forceinline__ void begin() {
 #pragma unroll
@@ -63,8 +64,8 @@ struct OnlineSoftmax {
     quick = false;
   }
 
-  /// Scores become probabilities, unrounded, and join the sum. Returns whether the warp's accumulators are to be rescaled.
-  /// `zero` is one that the compiler does not know.
+  /// Turns scores into unrounded probabilities and adds them to the sum. Returns whether the warp's accumulators need
+  /// `rescale`. `zero` is 0, unknown to the compiler.
   __device__ __forceinline__ bool operator()(float (&scores)[kScores], float scale, float zero) {
     float largest[2], offset[2];
     find_largest(scores, largest);
@@ -90,12 +91,12 @@ struct OnlineSoftmax {
     if constexpr (Range::kShift == 0) return maximum[r] * scale;
     return __fadd_rn(__fmul_rn(maximum[r], scale), -Range::kShift);
   }
-  /// The probability of a key at the maximum, 2^kShift but for the rounding of `base`.
+  /// The probability at the maximum: 2^kShift, up to the rounding of `base`.
   __device__ __forceinline__ float top(int r, float scale) const {
     return Lanes::exp2(is_plain(maximum[r] * scale) ? fmaf(maximum[r], scale, -base(r, scale)) : Range::kShift);
   }
 
-  /// Each lane has the sum of its rows then.
+  /// Leaves the whole sum of its rows in each lane.
   __device__ __forceinline__ void reduce_sum() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] = Lanes::sum_of_row(sum[r]);
@@ -118,8 +119,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// In pieces, each of which waits for an exponential of the one before: else the compiler does all multiply-adds first, and the unit for
-  /// exponentials has nothing to do meanwhile. Equal parts of the scores have a factor each.
+  /// Works in pieces, each of which depends on an exponential of the previous one. Otherwise the compiler issues all
+  /// multiply-adds first, and the unit for exponentials idles. Each of kFactors equal ranges of scores has its factor.
   template <int kFactors>
   __device__ __forceinline__ void exponentiate(float (&scores)[kScores], const float (&factor)[kFactors], float (&offset)[2], float zero) {
     constexpr int kPiece = 16;
@@ -132,7 +133,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) offset[r] = fmaf(scores[begin + 2 * r], zero, offset[r]);
     }
-    // Sums after all exponentials: an addition behind each would wait for it. Two chains for each row.
+    // Sums follow all exponentials, as each addition would wait for its own. Each row has two chains.
     float more[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) (i % 2 == 0 ? sum : more)[i / 2 % 2] += scores[i];
@@ -161,13 +162,13 @@ struct OnlineSoftmax {
   }
 };
 
-/// The same over the scores of one row, one after another, all lanes together.
+/// Online softmax over the scores of one row, one by one, in all lanes together.
 template <class Lanes>
 struct SerialSoftmax {
   float scale_log2;  // of scores; includes log2(e)
   float maximum = -INFINITY, sum = 0;
 
-  /// The weight of a score. Where the maximum follows it, `columns` are rescaled, as sums of values times weights.
+  /// Returns the weight of a score. If it is the new maximum, rescales `columns`, the sums of values times weights.
   template <int kCount>
   __device__ __forceinline__ float operator()(float score, float (&columns)[kCount]) {
     if (score > maximum) {

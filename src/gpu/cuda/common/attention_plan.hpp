@@ -44,7 +44,7 @@ constexpr int splits_of(std::int64_t work_tiles, std::int64_t most, int slots) {
   return static_cast<int>(std::clamp<std::int64_t>(std::min(slots / work_tiles, most), 1, kMostSplits));
 }
 
-/// The end of a plan's tuning where e4m3 values are multiplied as they are, by e4m3. Tests allow for the rounding that follows from it.
+/// End of a plan's tuning if probabilities are rounded to e4m3, for MMAs of e4m3. Tests allow for that rounding.
 inline constexpr const char* kE4m3Products = ", e4m3 products";
 
 /// `Tuning`: a row of a leaf's tuning.hpp.
@@ -57,7 +57,7 @@ std::string tiles_text(const Tuning& tuning, int packed, int splits) {
   return text;
 }
 
-/// The function for row `index` of a tuning table of kRows rows. `Of` makes it of a std::integral_constant.
+/// The function for row `index` of a tuning table of kRows rows. `Of` returns it for a std::integral_constant.
 template <std::size_t kRows, class Of>
 auto function_of_row(int index, Of) {
   constexpr auto kFunctions = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {

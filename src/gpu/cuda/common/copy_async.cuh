@@ -12,7 +12,7 @@
 
 namespace fovea::gpu {
 
-/// A chunk of 16 bytes, aligned to them; zeros, and nothing is read, where it is not `present`.
+/// Copies an aligned chunk of 16 bytes. Without `present` it stores zeros and reads nothing.
 __device__ inline void copy_async(std::uint32_t shared, const void* from, bool present) {
   if constexpr (kTarget >= 80) {
     const int bytes = present ? 16 : 0;
@@ -21,7 +21,7 @@ __device__ inline void copy_async(std::uint32_t shared, const void* from, bool p
     store_shared_128(shared, present ? *static_cast<const uint4*>(from) : uint4{});
   }
 }
-/// The first `bytes` (0, 8 or 16) of a chunk, then zeros; nothing else is read.
+/// Copies the first `bytes` (0, 8 or 16) of a chunk, then zeros. It reads nothing else.
 __device__ inline void copy_async_part(std::uint32_t shared, const void* from, int bytes) {
   if constexpr (kTarget >= 80) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
@@ -51,7 +51,8 @@ __device__ inline void copy_async_word(std::uint32_t shared, const void* from) {
     store_shared_32(shared, *static_cast<const std::uint32_t*>(from));
   }
 }
-/// The first `bytes` of a chunk that is aligned to its elements, unsigned integers here, at once; then zeros.
+/// Copies the first `bytes` of a chunk that is aligned to its elements, then zeros, synchronously. Unit: unsigned integer of
+/// an element's size.
 template <class Unit>
 __device__ inline void copy_units(std::uint32_t shared, const void* from, int bytes) {
   const auto* units = static_cast<const Unit*>(from);
@@ -63,7 +64,7 @@ __device__ inline void copy_units(std::uint32_t shared, const void* from, int by
   }
   store_shared_128(shared, {words[0], words[1], words[2], words[3]});
 }
-/// The same of a chunk of elements of one or two bytes.
+/// The same for a chunk of elements of one or two bytes.
 template <class Element>
 __device__ inline void copy_elements(std::uint32_t shared, const Element* from, bool present) {
   copy_units<std::conditional_t<sizeof(Element) == 1, std::uint8_t, std::uint16_t>>(shared, from, present ? 16 : 0);
@@ -72,7 +73,7 @@ __device__ inline void copy_elements(std::uint32_t shared, const Element* from, 
 __device__ inline void copy_async_commit() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Waits until the thread's copies have arrived, but for those of the last kPending groups.
+/// Waits for the thread's copies, except those of the last kPending groups.
 template <int kPending>
 __device__ inline void copy_async_wait() {
   if constexpr (kTarget >= 80) asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -93,9 +94,9 @@ __device__ inline void copy_async_wait(int pending) {
 template <int kColumns, int kRows, int kThreads, int kUsed = kColumns>
 class RowCopy {
  public:
-  /// Rows from `valid` (1 or more) on and columns from `columns` (of whole chunks) on become zeros; nothing of them is read, and no address
-  /// lies outside of the tensor. `row_at(row)` points to a row's first element, of one or two bytes. `aligned`: all rows are, to 16 bytes;
-  /// others are read by single elements.
+  /// Rows from `valid` (1 or more) on and columns from `columns` (whole chunks) on become zeros. They are not read, and no
+  /// address is outside of the tensor. `row_at(row)` points to a row's first element, of one or two bytes. `aligned`: all
+  /// rows are aligned to 16 bytes; others are read by single elements.
   template <class RowAt>
   __device__ __forceinline__ void operator()(std::uint32_t to, int valid, int columns, bool aligned, const RowAt& row_at) const {
     constexpr int kSize = sizeof(*row_at(0)), kOfChunk = 16 / kSize;

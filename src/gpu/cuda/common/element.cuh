@@ -37,7 +37,7 @@ __device__ inline void store_pack(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-/// Two neighbours of type T. Unlike a Pack, words keep two elements in one register until then.
+/// Two neighbours of type T. Words keep two elements in one register until then, a Pack does not.
 template <class T>
 __device__ inline float2 two_to_f32(const std::uint32_t* words) {
   if constexpr (std::is_same_v<T, float>) return {__uint_as_float(words[0]), __uint_as_float(words[1])};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where e4m3 values lie for MMAs that contract contiguous elements of both operands: V^T by key tiles, as they lie in shared memory,
-/// [tile][kv_head][16 keys][column][key], zeros past the sequence's end and the head dim.
+/// Value tiles: e4m3 values for MMAs whose operands both have the contracted dimension contiguous. V^T by key tiles, in the
+/// layout of shared memory: [tile][kv_head][16 keys][column][key], zeros past the sequence's end and the head dim.
 ///
-/// Keys of a 16 are in the order of a lane's accumulators: four neighbours are keys 2t, 2t + 1, 2t + 8, 2t + 9. So the probabilities that a
-/// lane has of these are its registers of the first operand (round_to in sm90/gemm.cuh).
+/// 16 keys are in the order of a lane's accumulators: four neighbours are keys 2t, 2t + 1, 2t + 8, 2t + 9. A lane's
+/// probabilities of these are its registers of the A operand (round_to in sm90/gemm.cuh).
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace fovea::gpu {
 
-inline constexpr int kValueUnit = 16;  ///< keys of a column that lie together
+inline constexpr int kValueUnit = 16;  ///< contiguous keys of a column
 
 /// The key at a place of a unit, and the place of a key.
 constexpr int value_key(int place) { return place / 4 * 2 + place % 4 / 2 * 8 + place % 2; }
 constexpr int value_place(int key) { return key % 8 / 2 * 4 + key / 8 * 2 + key % 2; }
 
-/// The first tile of a sequence: each has one at least. Of a ragged batch, no sum over the others is needed, and tiles are left over.
+/// The first tile of a sequence; each has at least one. In a ragged batch it needs no sum over the others, and leaves gaps.
 constexpr std::int64_t first_value_tile(bool ragged, int seq_k, int sequence, int k_begin, int key_tile) {
   return ragged ? k_begin / key_tile + sequence : std::int64_t{sequence} * std::max((seq_k + key_tile - 1) / key_tile, 1);
 }
@@ -29,11 +29,11 @@ constexpr std::int64_t value_tile_count(const Problem& p, int key_tile) {
   return of_head * p.kv_heads;
 }
 
-/// Tiles of quantised V have so many keys and as many columns as the head dim, whoever writes them.
+/// Keys of a tile of quantised V, in the quantisers and in attention. It has as many columns as the head dim.
 inline constexpr int kQuantizedValueKeys = 128;
 
 #ifdef __CUDACC__
-/// Four columns of the keys at four neighbouring places. `key`: four columns of each.
+/// Transposes 4 x 4 bytes: `key` has four columns of each of four neighbouring keys.
 __device__ __forceinline__ void transpose_bytes(std::uint32_t (&column)[4], const std::uint32_t (&key)[4]) {
   const std::uint32_t low = __byte_perm(key[0], key[1], 0x5140), low_next = __byte_perm(key[2], key[3], 0x5140);
   const std::uint32_t high = __byte_perm(key[0], key[1], 0x7362), high_next = __byte_perm(key[2], key[3], 0x7362);

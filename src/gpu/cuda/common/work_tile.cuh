@@ -16,15 +16,15 @@ struct RowPlace {
 };
 
 struct WorkTile {
-  int batch, head;            // the first of the packed heads
-  int token;                  // of the sequence, the first of the query tile
-  int q_begin, k_begin;       // rows of the tensors where the sequence begins
+  int batch, head;            // head: the first of the packed ones
+  int token;                  // the first of the query tile, counted in the sequence
+  int q_begin, k_begin;       // first rows of the sequence in the tensors
   int seq_q, seq_k;           // its lengths
   int low, high;              // token i sees key j iff low <= j - i <= high
   int first, last;            // key tiles [first, last)
-  int full_first, full_last;  // of these, the ones without a mask
+  int full_first, full_last;  // key tiles [full_first, full_last) need no mask
   int split;
-  bool done;  // where CTAs persist: there is no work tile any more
+  bool done;  // a persistent CTA has no work tile any more
 
   struct Keys {
     int begin, end;
@@ -44,7 +44,7 @@ struct WorkTile {
     return batch * strides.batch + std::int64_t{q_begin + at.token} * strides.row + at.head * strides.head;
   }
 
-  /// Finds what the rows see, once the sequence and `token` are known. `Params` has mask and packed_shift.
+  /// Sets the visible keys and key tiles, once the sequence and `token` are set. `Params` has mask and packed_shift.
   template <class Params>
   __device__ void find_keys(const Params& params, int row_tile, int key_tile) {
     const detail::Band band = detail::make_band(params.mask, seq_q, seq_k);
@@ -56,7 +56,7 @@ struct WorkTile {
     full_first = static_cast<int>(tiles.full_first);
     full_last = static_cast<int>(tiles.full_last);
   }
-  /// Keeps the key tiles of `split` of so many.
+  /// Keeps the key tiles of `split` out of `splits`.
   __device__ void keep_split(int splits) {
     const int begin = first, count = last - first;
     first = begin + static_cast<int>(std::int64_t{count} * split / splits);

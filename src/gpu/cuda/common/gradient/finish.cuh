@@ -13,7 +13,7 @@ namespace fovea::gpu::gradient {
 
 inline constexpr int kFinishThreads = 256, kColumns = 256 / 32;  // columns of a lane, at most
 
-/// A row, of which lane l has the columns 32 c + l.
+/// A row of a warp. Lane l has the columns 32 c + l.
 struct LaneRow {
   float x[kColumns];
 
@@ -130,7 +130,7 @@ struct ExactRows {
   }
 };
 
-/// By a warp.
+/// Sums the partial gradients of a head's sink, by a warp.
 template <class Params>
 __device__ inline void add_sink_parts(const Params& params, int head) {
   float sum = 0;
@@ -140,7 +140,7 @@ __device__ inline void add_sink_parts(const Params& params, int head) {
   if (threadIdx.x % 32 == 0) params.dsink[head] = -sum;
 }
 
-/// CTAs look for flags; the warps of one share the rows of a tile that has one.
+/// CTAs look for flags. The warps of a CTA share the rows of a flagged tile.
 template <class Element, class Params>
 __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__ Params params) {
   grid_dependency_wait();

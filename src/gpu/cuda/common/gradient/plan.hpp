@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The host's part of what backward passes share: counts of tiles, the fields that follow from a problem, the workspace.
+/// Plans of backward passes: counts of tiles, parameters from a problem, the workspace.
 #pragma once
 
 #include <algorithm>
@@ -25,15 +25,15 @@ inline std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t 
 inline std::int64_t query_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_q, p.max_seq_q, tile); }
 inline std::int64_t key_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_k, p.max_seq_k, tile); }
 
-/// Whether no row is of a sequence: of all gradients only the sink's has an element to write.
+/// Whether no sequence has a row. Then the sink's gradient alone is written.
 inline bool has_no_rows(const Problem& p) { return p.batch == 0 || (p.total_q == 0 && p.total_k == 0); }
 
-/// More than any count of tiles that a kernel indexes.
+/// Upper bound of the tiles that a kernel indexes.
 inline std::int64_t most_tiles(const Problem& p, int key_tile) {
   return std::max(query_tiles_of(p, kQueryTile) * p.heads, key_tiles_of(p, key_tile) * p.kv_heads);
 }
 
-/// Declines what neither kernel takes.
+/// Declines problems that neither kernel takes.
 inline Result<void> accept_shared(const Problem& problem) {
   using detail::declined;
   constexpr std::int64_t kMostHeads = 65535;  // a dimension of a grid
@@ -43,7 +43,7 @@ inline Result<void> accept_shared(const Problem& problem) {
   return {};
 }
 
-/// Hands out pieces of a workspace that copies of whole lines read and write.
+/// An arena of pieces that begin at cache lines.
 inline detail::WorkspaceArena arena_at(void* base) { return detail::WorkspaceArena(static_cast<std::byte*>(base), 256); }
 
 /// `key_tile`: of the kernel that computes dk and dv.

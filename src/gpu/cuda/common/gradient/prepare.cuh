@@ -13,7 +13,7 @@
 namespace fovea::gpu::gradient {
 
 inline constexpr int kPrepareThreads = 256, kRowLanes = 16;  // lanes that share a row, eight elements each
-inline constexpr float kNaturalFrom = 1 << 20;               // lse from which scores are rounded as it was
+inline constexpr float kNaturalFrom = 1 << 20;               // from this lse on, scores are rounded in base e
 
 /// A row's lse with the sink's share; plus infinity for rows without a gradient.
 __device__ inline float lse_with_sink(float lse, const float* sink, int head) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     const int token = first + round * kAtOnce + static_cast<int>(threadIdx.x) / kRowLanes;
     lse[round] = INFINITY;
     delta[round] = 0;
-    if (token >= at.seq_q) continue;  // of a half of a warp, whose shuffles stay in it
+    if (token >= at.seq_q) continue;  // a half warp returns as a whole: its shuffles stay in it
     const auto row = [&](const void* data, const detail::RowStrides& strides) {
       return static_cast<const Element*>(data) + at.offset(strides, at.q_begin, token, head);
     };

@@ -15,14 +15,14 @@ struct Sequence {
   int batch;             // index of the tensors' first dimension
   int q_begin, k_begin;  // its first rows
   int seq_q, seq_k;
-  int query_tile;  // its first among all
+  int query_tile;  // the number of its first query tile
 
   __device__ std::int64_t offset(const detail::RowStrides& strides, int begin, int token, int head) const {
     return batch * strides.batch + std::int64_t{begin + token} * strides.row + head * strides.head;
   }
 };
 
-/// Number of the first tile of sequence b among all, and for b = batch their count.
+/// Number of the first tile of sequence b; for b = batch, the count of all tiles.
 __device__ inline int first_tile(const std::int32_t* cu_seqlens, int bound, int b, int tile) {
   return cu_seqlens != nullptr ? (cu_seqlens[b] - cu_seqlens[0]) / tile + b : b * ((bound + tile - 1) / tile);
 }
@@ -61,7 +61,7 @@ __device__ inline int group_of(const Params& params) {
   }
 }
 
-/// The order of tiles of so many keys and queries.
+/// The order of a sequence's tiles.
 template <class Params>
 __device__ inline detail::GradientOrder order_of(const Params& params, const Sequence& sequence, int key_tile,
                                                  int query_tile = kQueryTile) {
@@ -79,12 +79,12 @@ __device__ inline detail::GradientOrder order_of(const Params& params, const Seq
 struct KeyTile {
   Sequence sequence;
   int kv_head;
-  int index, begin;  // of the tile in its sequence, and of its first key
+  int index, begin;  // number of the tile and of its first key in the sequence
   bool none;
 };
 
-/// Heads that run beside each other under a band: their first key tiles, which see the most, begin first. With more of them, few key tiles
-/// of a head would be resident at once, and dq would leave L2 between two that add to it.
+/// Heads whose key tiles are interleaved under a band, so that first key tiles, which see the most, start first. With more
+/// heads, few key tiles of a head would be resident together, and dq would leave L2 between additions.
 inline constexpr int kHeadsBeside = 16;
 
 /// The key tile of a CTA. A ragged batch is ordered by sequence; otherwise all heads of the batch count as those of one

@@ -15,7 +15,7 @@ struct Tuning {
   int warps = 4;
   int blocks = 2;  ///< of 16 query rows, of each warp: what it reads of K and V serves all of them
   int key_tile = 64;
-  int stages = 1;  ///< key tiles in shared memory. With one, keys arrive beside the softmax, values beside the scores
+  int stages = 1;  ///< key tiles in shared memory. With one, keys are loaded during the softmax, values during Q K^T
   bool queries_in_registers = false;
   int resident = 1;  ///< CTAs for which a multiprocessor's shared memory must suffice, for the row to be chosen
 
@@ -25,7 +25,7 @@ struct Tuning {
   constexpr int value_bytes() const { return 2 * key_tile * head_dim_v; }
   constexpr int shared_bytes() const { return query_bytes() + stages * (key_bytes() + value_bytes()) + kWorkBytes; }
 
-  static constexpr int kWorkBytes = 128;  ///< for what a CTA knows of its work tile
+  static constexpr int kWorkBytes = 128;  ///< for the work tile
 };
 
 /// Rows of equal head dims begin with the one for most shared memory. The figures are TFLOP/s on an H100, 4096 tokens, full masks, from

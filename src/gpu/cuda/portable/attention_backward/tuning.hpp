@@ -33,7 +33,7 @@ struct Tuning {
     return 2 * (head_dim_qk + head_dim_v) * (tiles.rows() + tiles.stages * tiles.columns) + kOtherBytes;
   }
 
-  static constexpr int kOtherBytes = 1280;  ///< at most: what a CTA knows of its work, and of queries that pass by
+  static constexpr int kOtherBytes = 1280;  ///< at most: the work tile, and numbers of the columns' queries
 };
 
 /// Rows of equal head dims begin with the one for most shared memory. Those for 227 KB are the best variants on an H100

@@ -21,7 +21,7 @@ struct Cell {
   std::uint32_t row, head;
 };
 
-/// One load of a lane. 16 bytes stay words until they are added: apart, each element would take a register.
+/// One load of a lane. 16 bytes stay words until they are added: unpacked, each element would take a register.
 template <class T, int kPack>
 using Loaded = std::conditional_t<sizeof(T) * kPack == kPackBytes, uint4, Pack<T, kPack>>;
 
@@ -44,13 +44,13 @@ __device__ inline void add(const Loaded<T, kPack>& loaded, float weight, float (
   }
 }
 
-/// A few parts, all of whose loads are in flight at once.
+/// A few parts, whose loads are in flight together.
 template <class T, int kPack>
 struct Batch {
   Loaded<T, kPack> loaded[kBatch][kColumns];
   float lse[kBatch];  ///< minus infinity where the part is empty
 
-  /// Columns that the row does not have are left as they are.
+  /// Columns past the row's end are not set.
   __device__ void load(const Params& params, int first, const Cell& cell, std::int64_t d, std::int64_t apart) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -67,7 +67,7 @@ struct Batch {
     }
   }
 
-  /// An empty part may hold anything, so it is left out, not multiplied by 0.
+  /// An empty part may hold NaN, so it is skipped, not multiplied by 0.
   __device__ void add_to(State& state, float (&sums)[kColumns][kPack]) {
     float largest = state.largest;
 #pragma unroll
@@ -95,7 +95,7 @@ struct Batch {
   }
 };
 
-/// The lane's columns from d on. A pass goes on from the sums of the earlier ones.
+/// Merges the lane's columns from d on. A pass continues from the sums of the earlier ones.
 template <class T, int kPack>
 __device__ inline State merge_columns(const Params& params, std::int64_t at, const Cell& cell, std::int64_t d, std::int64_t apart) {
   State state;

@@ -65,7 +65,7 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
     return {};
   }
 
-  /// As many as give each its columns of the row of a head.
+  /// Lanes of a row: as many as its columns need.
   int lanes() const {
     const std::int64_t of_lane = std::int64_t{pack_} * merge::kColumns;
     const std::int64_t lanes = std::clamp<std::int64_t>((problem_.head_dim_v + of_lane - 1) / of_lane, 1, 32);

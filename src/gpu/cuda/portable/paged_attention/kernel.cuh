@@ -87,8 +87,8 @@ __device__ __forceinline__ void see_earlier_kernels(const Params& params) {
   if (params.co_launched) __threadfence();
 }
 
-/// Called at the end of a CTA. The CTAs of the first split end after the kernel before, so whatever waits for this kernel
-/// waits for both. They start last; other CTAs do not wait, as that would keep their multiprocessors from later CTAs.
+/// Called at the end of a CTA. The CTAs of the first split end after the kernel before, so a wait for this kernel is a
+/// wait for both. They start last; other CTAs do not wait, as that would keep their multiprocessors from later CTAs.
 __device__ __forceinline__ void end_after_previous(const Params& params, int split) {
   if (params.co_launched && split == 0) grid_dependency_wait();
 }

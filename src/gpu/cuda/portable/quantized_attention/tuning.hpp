@@ -15,7 +15,7 @@ struct Tuning {
   int warps = 4;
   int blocks = 2;  ///< of 16 query rows, of each warp: what it reads of K and V serves all of them
   int key_tile = 64;
-  int stages = 1;    ///< key tiles in shared memory. With one, keys arrive beside the softmax, values beside the scores
+  int stages = 1;    ///< key tiles in shared memory. With one, keys are loaded during the softmax, values during Q K^T
   int resident = 1;  ///< CTAs for which a multiprocessor's shared memory must suffice, for the row to be chosen
 
   constexpr int row_tile() const { return 16 * blocks * warps; }
@@ -27,7 +27,7 @@ struct Tuning {
   constexpr int value_bytes(int value_size) const { return key_tile * value_row_bytes(value_size); }
   constexpr int shared_bytes(int value_size) const { return query_bytes() + stages * (key_bytes() + value_bytes(value_size)) + kWorkBytes; }
 
-  static constexpr int kWorkBytes = 128;  ///< for what a CTA knows of its work tile
+  static constexpr int kWorkBytes = 128;  ///< for the work tile
 };
 
 /// Rows of equal head dims begin with the one for most shared memory. A key tile has one scale for each lane: 64 keys at most.

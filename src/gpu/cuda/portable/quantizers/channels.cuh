@@ -6,7 +6,7 @@
 
 namespace fovea::gpu::portable::quantizers {
 
-inline constexpr int kLoads = 8;  ///< of a thread, in flight
+inline constexpr int kLoads = 8;  ///< loads of a thread in flight
 
 /// A thread's channels of one chunk, over some tokens. Extremes are keys of PairOrder.
 template <class Element, bool kSum, bool kExtremes>
@@ -114,7 +114,7 @@ __device__ __forceinline__ void look_at_channels(const Params& params, const Pla
   if (channel < kHeadDim) *part_of(place.item.piece - place.first) = joined<Element>(shared, channel, sums, extremes);
   const int slices = max((place.tokens.count + kSliceTokens - 1) / kSliceTokens, 1);
   unsigned* arrivals = side.arrivals + std::int64_t{place.tokens.sequence} * side.heads + place.head;
-  // The last to arrive sees what the others wrote before they did: a fence of one thread, after the barrier, is that of all.
+  // The last CTA to arrive sees the stores of the others. One thread's fence after the barrier is enough for all threads.
   __syncthreads();
   if (channel == 0) {
     __threadfence();

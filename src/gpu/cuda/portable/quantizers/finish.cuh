@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Means and scales of channels from what is known of all their tokens, and how items wait for them.
+/// Means and scales of channels from the sums and extremes of all tokens, and the wait for them.
 #pragma once
 
 #include "gpu/cuda/portable/quantizers/tokens.cuh"
@@ -15,7 +15,7 @@ __device__ inline void join(ChannelPart& part, const ChannelPart& other) {
   part.sum += other.sum;
   join_extremes(part, other.low, other.high);
 }
-/// Written by another CTA of this launch: past the caches of this multiprocessor.
+/// Loads a number of another CTA of this launch, past this multiprocessor's L1.
 __device__ inline ChannelPart load_part(const ChannelPart* from) {
   return __builtin_bit_cast(ChannelPart, __ldcg(reinterpret_cast<const uint4*>(from)));
 }
@@ -41,7 +41,7 @@ __device__ inline void finish_channel(const Side& side, const Place& place, int 
   side.factors[dense] = finite ? 448.0f / amax : nan;
 }
 
-/// Waits until the channels of a head are finished. Called by one thread; a barrier of the CTA after it is the others' wait.
+/// Waits until the channels of a head are finished. One thread calls it; a barrier after it makes the CTA wait.
 __device__ inline void wait_for_channels(const Side& side, int sequence, int head) {
   const volatile unsigned* arrivals = side.arrivals + std::int64_t{sequence} * side.heads + head;
   while (*arrivals != kReady) __nanosleep(100);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Quantises q and k to int8: a CTA keeps 128 tokens of a head in registers between the largest magnitudes and the quantised values.
+/// Quantisation of q and k to int8. A CTA keeps 128 tokens of a head in registers from the largest magnitudes to the
+/// quantised values.
 #pragma once
 
 #include "gpu/cuda/portable/quantizers/channels.cuh"
@@ -37,7 +38,7 @@ class Int8Quantizer {
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) encode(c, shared);
-    if (thread < Int8Shared::kGroups) store_scale(thread, shared);  // what nothing waits for
+    if (thread < Int8Shared::kGroups) store_scale(thread, shared);  // no other item waits for it
     if (kIsQuery && shifts()) write_shifts();
   }
 
@@ -55,7 +56,7 @@ class Int8Quantizer {
   __device__ bool shifts() const { return params.lse_shift.data != nullptr; }
   __device__ const GroupTable& groups() const { return kIsQuery ? params.q_groups : params.k_groups; }
 
-  /// All rows before one is looked at, so that they are in flight together.
+  /// Issues the loads of all rows before their first use.
   __device__ __forceinline__ void load() {
     const std::byte* from = row_of(side.from, place, row(0), sizeof(Element)) + column(0) * sizeof(Element);
     const std::int64_t step = kRowsApart * side.from.strides.row * static_cast<std::int64_t>(sizeof(Element));
@@ -113,7 +114,7 @@ class Int8Quantizer {
     }
   }
 
-  /// f32 values are computed again instead of kept: they would need twice the registers of the elements.
+  /// f32 values are recomputed instead of kept: they would take twice the registers of the elements.
   __device__ __forceinline__ void forget() {
 #pragma unroll
     for (int i = 0; i < kRows * kChunks * kChunk / 2; ++i) {
@@ -156,8 +157,8 @@ class Int8Quantizer {
       if (tokens.counts(token(i))) store_words<kAligned>(to + i * kRowsApart * side.to.strides.row, word);
     }
   }
-  /// The nearest integer, ties to even, in the lowest byte: beside 1.5 * 2^23 a float holds integers. Conversions have one result in four
-  /// clocks.
+  /// The nearest integer, ties to even, in the lowest byte: floats near 1.5 * 2^23 are integers. Conversions have one
+  /// result in four clocks.
   static __device__ __forceinline__ unsigned code_of(float x) { return __float_as_uint(__fadd_rn(x, 0x1.8p23f)); }
 
   /// Stores each query row's product with the mean of its keys.

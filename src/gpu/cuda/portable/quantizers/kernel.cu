@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The kernel of all quantisers: its items, by tickets where some wait for others.
+/// The kernel of all quantisers. CTAs take items by tickets if some items wait for others.
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/quantizers/int8.cuh"
 #include "gpu/cuda/portable/quantizers/steps.hpp"
@@ -32,10 +32,10 @@ __device__ inline Place place_of_ticket(const Params& params, unsigned ticket) {
   return place_of(params, params.order[static_cast<int>(ticket)]);
 }
 
-/// A CTA takes items by tickets in their order, so whatever an item waits for is computed or being so, on any number of multiprocessors:
-/// the items that a CTA has taken come after the one that it computes. One thread of the last warp takes the next ticket while an item is
-/// computed, and finds its place after it. Tickets two ahead would make others wait for an item that has not begun. Without tickets a CTA
-/// has the item of its index.
+/// CTAs take items by tickets in their order. An item that another one waits for is thus complete or running, on any number
+/// of multiprocessors: a CTA's next ticket is later than its current item. One thread of the last warp takes the next ticket
+/// during an item, and finds its place after it. With tickets two ahead, others could wait for an item that has not started.
+/// Without tickets a CTA has the item of its index.
 template <class Element, int kHeadDim, bool kAligned>
 __global__ void __launch_bounds__(threads_for(kHeadDim), ctas_for(kHeadDim)) quantize(const __grid_constant__ Params params) {
   __shared__ StepShared<kHeadDim> shared;

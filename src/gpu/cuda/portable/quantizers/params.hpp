@@ -56,7 +56,7 @@ struct Side {
   Numbers scale{}, mean{};
   int heads = 0;
   ChannelPart* parts = nullptr;  ///< [slice][column][head_dim]
-  unsigned* arrivals = nullptr;  ///< [sequence][head]: slices that have been looked at, then kReady; null where nothing is to know
+  unsigned* arrivals = nullptr;  ///< [sequence][head]: slices that have been read, then kReady; null without means and scales
   float* means = nullptr;        ///< [sequence][head][head_dim], a dense twin of `mean`
   float* factors = nullptr;      ///< likewise, of channels with scales; NaN where a channel is not finite
 };

@@ -26,9 +26,9 @@ using detail::WorkspaceArena;
 
 constexpr std::int64_t kLimit = 1 << 30;      // tokens
 constexpr std::int64_t kItemLimit = 1 << 28;  // work items of q and k, or of v: those of all, in whole units, are counted in ints
-constexpr int kUnitsInCache = 6;              // of K and V, between the looks at their channels and their codes
+constexpr int kUnitsInCache = 6;              // units of K and V between the reads of their channels and their quantisation
 
-/// Pieces of a column's tokens, at most; every sequence of a ragged batch may end inside of one.
+/// Upper bound of the pieces of a column's tokens; every sequence of a ragged batch may end inside a piece.
 std::int64_t pieces(const TokenBatch& batch, std::int64_t total, std::int64_t longest, std::int64_t tokens) {
   return batch.ragged ? total / tokens + batch.batch : tiles_of(longest, tokens);
 }

@@ -29,7 +29,7 @@ __device__ inline int length_of(const std::int32_t* cu_seqlens, int sequence, in
   return cu_seqlens == nullptr ? bound : min(max(cu_seqlens[sequence + 1] - cu_seqlens[sequence], 0), bound);
 }
 
-/// A sequence of a ragged batch has the pieces from this one on.
+/// The first piece of a sequence of a ragged batch.
 __device__ inline int first_piece(const std::int32_t* cu_seqlens, int sequence, int tokens) {
   return cu_seqlens[sequence] / tokens + sequence;
 }
@@ -59,7 +59,7 @@ __device__ inline int sequence_of_piece(const std::int32_t* cu_seqlens, int sequ
   return sequence;
 }
 
-/// A head's tokens of a work item. One thread finds them, and the others read them in shared memory.
+/// A head's tokens of a work item. One thread stores them to shared memory for the others.
 struct Place {
   Item item{};
   Tokens tokens{};
@@ -92,8 +92,8 @@ __device__ inline __nv_bfloat162 pair_of(__nv_bfloat16 x) { return __bfloat162bf
 template <class Element>
 using PairOf = decltype(pair_of(Element{}));
 
-/// Exact extremes of 16-bit elements, two in a word. Before compute capability 8.0 there are no instructions for it: integers then stand
-/// for the elements, in their order.
+/// Exact extremes of 16-bit elements, two in a word. Before compute capability 8.0, which has instructions for them, elements
+/// are compared as integers of the same order.
 template <class Element>
 struct PairOrder {
   using Pair = PairOf<Element>;
@@ -142,7 +142,7 @@ struct Chunk {
   }
 };
 
-/// `kLast`: nothing will read it again.
+/// `kLast`: the load is the last one of these bytes.
 template <class Element, bool kAligned, bool kLast>
 __device__ __forceinline__ Chunk<Element> load_chunk(const std::byte* from) {
   if constexpr (kAligned) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// V as e4m3 or f16, channels less their means and times their factors: a CTA has 128 tokens of a head.
+/// Quantisation of V to e4m3 or f16: (v - mean) * factor by channel. A CTA has 128 tokens of a head.
 #pragma once
 
 #include "gpu/cuda/common/quantize.cuh"
@@ -13,7 +13,7 @@ __device__ inline unsigned half_bits(float low, float high) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-/// A value tile, of head dims that have such. A gap behind every eight units keeps neighbouring chunks of channels from the same banks.
+/// A value tile. A gap after every eight units keeps neighbouring chunks of channels in different banks.
 template <int kHeadDim>
 struct TileShared {
   static constexpr bool kExists = kHeadDim <= 128;
@@ -23,7 +23,7 @@ struct TileShared {
   static __device__ int at(int unit) { return unit + unit / 8; }
 };
 
-/// Tokens that do not count become zeros. A thread has eight channels of half a unit of tokens, at neighbouring places of it.
+/// Masked tokens become zeros. A thread has eight channels of half a unit of tokens, at neighbouring places of it.
 template <class Element, int kHeadDim, bool kAligned>
 class ValueQuantizer {
  public:
