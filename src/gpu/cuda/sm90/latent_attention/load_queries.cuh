@@ -9,7 +9,7 @@
 
 namespace fovea::gpu::sm90::latent {
 
-/// By the load warps from the kFirst-th on.
+/// The load warps from the kFirst-th on call this.
 template <class Config, int kFirst = 0>
 struct QueryLoader {
   using Element = typename Config::Element;

@@ -66,7 +66,7 @@ class QuantisedClusterLoader : public RowFinder<Config, 16> {
 
   // ---- where the rows are -------------------------------------------------------------------------------------------------------
 
-  /// List entries of this lane's row of the even tile and of the odd one, and of own_key(), which is in the groups of either CTA.
+  /// List entries of this lane's rows of the even and the odd tile, and of own_key(), which lies in the groups of either CTA.
   struct Entries {
     int own[2], any;
   };

@@ -45,7 +45,7 @@ struct Math {
  private:
   // ---- the two loops ------------------------------------------------------------------------------------------------------------
 
-  /// Both loops go over pairs of an even and an odd tile and compute O = O * rescale + P V for the even tile, then for the odd one. An MMA
+  /// Both loops go over pairs of tiles and compute O = O * rescale + P V for the even tile, then for the odd one. An MMA
   /// is in flight only where nothing else accesses `out`, and never across a branch, because ptxas serialises such MMAs.
   __device__ void even_tiles(int pair, int end) {
     tiles.start_scores(Even{});

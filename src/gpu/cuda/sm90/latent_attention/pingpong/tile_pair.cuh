@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// MMAs of a math warpgroup with a pair of key tiles, the barriers of the tiles' halves, and values that some rows do not see.
+/// MMAs of a math warpgroup with a pair of key tiles, and the barriers of the tiles' halves.
 #pragma once
 
 #include <type_traits>
