@@ -2,12 +2,17 @@
 /// The plan of every GPU entry: checks before it launches.
 #pragma once
 
+#include <array>
 #include <string_view>
 
 #include "fovea/plan.hpp"
 #include "op/common/checks.hpp"
 
 namespace fovea::gpu {
+
+/// Options of scores that every attention kernel of a GPU computes.
+inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
+                                                               "softcap",   "sink",       "lse"};
 
 /// `check_args(problem, args)` is the operation's. `CurrentDevice` makes a device the current one of its backend while it lives.
 template <class Problem, class Args, class CurrentDevice>

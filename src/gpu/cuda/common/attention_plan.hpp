@@ -18,10 +18,6 @@
 
 namespace fovea::gpu {
 
-/// Options of scores that every attention kernel of CUDA computes.
-inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
-                                                               "softcap",   "sink",       "lse"};
-
 inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 
 /// Most keys that a query tile sees.

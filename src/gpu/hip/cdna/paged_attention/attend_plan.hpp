@@ -16,10 +16,6 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// Options of scores that these kernels compute.
-inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
-                                                               "softcap",   "sink",       "lse"};
-
 inline constexpr int kMostHeadDim = kTunings.back().head_dim;
 inline constexpr std::int64_t kLimit = std::int64_t{1} << 30, kMostKvHeads = 65535;
 

@@ -18,7 +18,8 @@ class ExactRow {
   using Cache = typename Config::Cache;
   using Storage = typename Element::Storage;
 
-  __device__ ExactRow(const Params& params_, const Work& work_, const ScoreTransform<Wave>& scores_) : params(params_), work(work_), scores(scores_) {}
+  __device__ ExactRow(const Params& params_, const Work& work_, const ScoreTransform<Wave>& scores_)
+      : params(params_), work(work_), scores(scores_) {}
 
   /// Stores the row's result, its weighted mean of values times `share`, by a whole wave: column 64 c + l in lane l.
   __device__ __forceinline__ void operator()(int token, int head, float share) const {

@@ -8,7 +8,6 @@
 #include <initializer_list>
 
 #include "gpu/common/tuning_table.hpp"
-
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
