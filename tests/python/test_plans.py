@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that callers hold: every operation, in the ways in which people run them, judged by the operations' definitions."""
+"""Plans that callers hold: every operation, its outputs and schedules, judged by the operations' definitions."""
 
 import gc
 import inspect
 import subprocess
 import sys
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 import fovea
-import judge
-from calls import Calls
 from fovea import _plan
-from public_calls import CALLS, DEVICES, call_on, copied
+from plans import check, every_plan, everywhere, flat, given_or_new, needs_cuda, planned, tensors_of
+from public_calls import call_on, copied
 from small_calls import dense, int32, latent, paged, ragged
-from test_storage import shortened
 
-PLANNED = [label for label in CALLS if hasattr(fovea, f"plan_{label.partition(',')[0]}")]
-every_plan = pytest.mark.parametrize("label", PLANNED)
-everywhere = pytest.mark.parametrize("device", DEVICES)
-given_or_new = pytest.mark.parametrize("outputs", [False, True], ids=["new outputs", "given outputs"])
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FUNCTIONS = [getattr(fovea, name) for name in fovea.__all__ if name.startswith("plan_")]
 
 
@@ -44,26 +33,7 @@ def test_the_package_works_without_the_module():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def planned(label, device="cpu", outputs=False):
-    """A call, its arguments and a plan of it."""
-    call, arguments = call_on(label, device, outputs)
-    return call, arguments, getattr(fovea, f"plan_{call.name}")(**arguments)
-
-
-def tensors_of(call, plan):
-    """The arguments of a call that its plan takes by name."""
-    names = [slot.name for slot in plan._slots]
-    flat = dict(call)
-    if "qk" in call:
-        flat |= call["qk"]._asdict() | {"v": call["v"].v, "v_scale": call["v"].scale, "v_mean": call["v"].mean}
-    return {name: flat[name] for name in names if isinstance(flat.get(name), torch.Tensor) and plan._description[name]}
-
-
-def check(call, arguments, before, result):
-    judge.check(call.name, arguments, result, before)
-
-
-# ---- every operation -----------------------------------------------------------------------------------------------------------
+# ---- every operation -------------------------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -77,14 +47,6 @@ def test_planning_writes_nothing_and_runs_compute(label, outputs, device):
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
     for _ in range(2):
         check(call, arguments, before, plan.run())
-
-
-def flat(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in flat(item)] if isinstance(value, list | tuple) else []
 
 
 @everywhere
@@ -143,97 +105,7 @@ def test_errors_of_planning_are_those_of_the_function():
         fovea.plan_latent_attention(**latent(), schedule=fovea.LatentSchedule())
 
 
-# ---- tensors that do not fit ----------------------------------------------------------------------------------------------------
-
-WRONG = {
-    "dtype": (lambda q: q.double(), r"q\.dtype: got torch.float64, want torch.float32, as planned"),
-    "shape": (lambda q: q[:1], r"q\.shape: got \[1, 5, 4, 64\], want \[2, 5, 4, 64\], as planned"),
-    "rank": (lambda q: q[0], r"q\.shape: got \[5, 4, 64\], want \[2, 5, 4, 64\], as planned"),
-    "strides": (
-        lambda q: q.transpose(1, 2).contiguous().transpose(1, 2),
-        r"q\.strides\[1\]: got 64, want 256, as planned",
-    ),
-    "alignment": (
-        lambda q: torch.empty(q.numel() + 1)[1:].view(q.shape),
-        r"q\.alignment: got 4 bytes, want 16, as planned",
-    ),
-    "device": (lambda q: q.to("meta"), r"q\.device: got meta, want cpu, as planned"),
-    "layout": (lambda q: q.to_sparse(), r"q\."),
-    "storage": (shortened, r"q\.storage: got \d+ bytes, want at least \d+"),
-    "requires_grad": (lambda q: q.requires_grad_(), r"q\.requires_grad: got True, want False"),
-}
-
-
-@pytest.mark.parametrize("field", WRONG)
-def test_one_field_is_wrong(field):
-    plan = fovea.plan_attention(**dense())
-    change, text = WRONG[field]
-    q = dense()["q"]
-    with pytest.raises((ValueError, NotImplementedError), match="^" + text):
-        plan.run(change(q.clone()))
-    plan.run(q)
-
-
-@every_plan
-@pytest.mark.parametrize("change", [lambda t: t[..., None], lambda t: t.to(torch.complex64), shortened])
-def test_every_tensor_is_checked(label, change):
-    call, arguments, plan = planned(label, outputs=True)
-    for name, tensor in tensors_of(arguments, plan).items():
-        if change is not shortened or tensor.numel():
-            with pytest.raises(ValueError, match=rf"^(extra_)?{name}\."):
-                plan.run(**{name: change(tensor)})
-    assert plan.run() is not None or call.name == "paged_cache_append"
-
-
-def test_arguments_that_a_plan_does_not_take():
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'scale'; want q, k, v"):
-        plan.run(scale=1.0)
-    with pytest.raises(TypeError, match="takes 3 tensors by position"):
-        plan.run(*call.values())
-    with pytest.raises(TypeError, match="multiple values for argument 'q'"):
-        plan.run(call["q"], q=call["q"])
-    with pytest.raises(TypeError, match=r"^q: got 1, want a torch\.Tensor"):
-        plan.run(1)
-    with pytest.raises(ValueError, match=r"^lse: got a tensor, want none, as planned"):
-        plan.run(lse=call["lse"])
-    with pytest.raises(ValueError, match=r"^prepared: got True, want False before prepare\(\)"):
-        plan.run(prepared=True)
-    with pytest.raises(TypeError, match=r"^prepared: got 1, want a bool"):
-        plan.run(prepared=1)
-
-
-def test_errors_of_a_run_are_in_pythons_words():
-    call = paged()
-    plan = fovea.plan_paged_attention(**call)
-    with pytest.raises(ValueError, match=r"^kv_len\[1\]"):
-        plan.run(kv_len=int32(3, 99))
-    with pytest.raises(ValueError, match=r"^out \(address\): got that of q"):
-        plan.run(out=call["q"])
-    assert plan.run() is call["out"]
-
-
-def test_sizes_of_one_have_any_stride():
-    q = torch.randn(1, 1, 4, 64)
-    plan = fovea.plan_attention(q, q, q)
-    assert torch.equal(plan.run(q.as_strided(q.shape, (7, 3, 64, 1))), plan.run(q))
-
-
-def test_memory_that_changes_under_a_tensor():
-    call = dense()
-    plan = fovea.plan_attention(**call)
-    for _ in range(2):
-        plan.run()
-    call["q"].set_(torch.randn(2, 5, 4, 64))
-    want = fovea.attention(call["q"], call["k"], call["v"])
-    assert torch.equal(plan.run()[0], want)
-    call["q"].untyped_storage().resize_(16)
-    with pytest.raises(ValueError, match=r"^q\.storage: got 16 bytes"):
-        plan.run()
-
-
-# ---- outputs --------------------------------------------------------------------------------------------------------------------
+# ---- outputs ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_outputs():
@@ -284,140 +156,7 @@ def test_plans_and_tensors_are_freed():
     assert [ref() for ref in gone] == [None, None, None]
 
 
-# ---- around a run ---------------------------------------------------------------------------------------------------------------
-
-
-@everywhere
-@every_plan
-def test_threads(label, device):
-    """One plan in several threads at once, each with tensors of its own."""
-    plan = planned(label, device)[2]
-    calls = [call_on(label, device) for _ in range(4)]
-
-    def run(made):
-        call, arguments = made
-        before = copied(arguments)
-        for _ in range(5):
-            check(call, arguments, before, plan.run(**tensors_of(arguments, plan)))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run, calls))
-
-
-@everywhere
-@pytest.mark.parametrize("grad", [False, True])
-@every_plan
-def test_autocast_is_ignored(label, grad, device):
-    call, arguments = call_on(label, device)
-    before = copied(arguments)
-    with torch.autocast(device, torch.bfloat16), torch.set_grad_enabled(grad):
-        plan = getattr(fovea, f"plan_{call.name}")(**arguments)
-        check(call, arguments, before, plan.run())
-    assert torch.is_autocast_enabled(device) is False
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@every_plan
-def test_checkpoints(label, reentrant):
-    call, arguments, plan = planned(label, outputs=True)
-    before, x = copied(arguments), torch.ones(3, requires_grad=True)
-    results = []
-
-    def layer(x):
-        results.append(plan.run())
-        return x.exp()
-
-    checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
-    for result in results:
-        check(call, arguments, before, result)
-    assert len(results) == 2
-
-
-def test_gradients_are_refused():
-    call = dense()
-    with pytest.raises(NotImplementedError, match=r"^q\.requires_grad: got True"):
-        fovea.plan_attention(call["q"].requires_grad_(), call["k"], call["v"])
-    with torch.no_grad():
-        plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-        plan.run()
-    with pytest.raises(NotImplementedError, match=r"^q\.requires_grad"):
-        plan.run()
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="tangent"):
-        plan.run(forward_ad.make_dual(call["q"].detach(), torch.ones(2, 5, 4, 64)))
-
-
-@pytest.mark.parametrize("make", ["attention", "paged_attention", "sparse_latent_attention, flat"])
-def test_modes_see_the_operator(make):
-    call, _, plan = planned(make)
-    want = plan.run()
-    with Calls() as calls:
-        got = plan.run()
-    assert calls.names == [call.name]
-    assert all(torch.equal(one, other) for one, other in zip(flat([got]), flat([want]), strict=True))
-    assert fovea.explain(plan.run) == plan.explain()
-
-
-def test_function_modes_see_the_operator():
-    seen = []
-
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    plan = fovea.plan_attention(**dense())
-    with Mode():
-        plan.run()
-    assert any("fovea.attention" in name for name in seen)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_traces_have_the_operator():
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    traced = torch.jit.trace(lambda q: plan.run(q), (call["q"],))
-    assert "fovea::attention" in str(traced.graph)
-
-
-def test_transforms_are_refused():
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    with pytest.raises(NotImplementedError, match=r"^q: got a tensor mapped by torch\.vmap"):
-        torch.vmap(lambda q: plan.run(q))(torch.stack([call["q"], call["q"]]))
-    with pytest.raises(NotImplementedError, match=r"^q\.requires_grad: got True"):
-        torch.func.grad(lambda q: plan.run(q).sum())(call["q"])
-    with pytest.raises(NotImplementedError, match=r"^q: got a tensor within torch\.vmap"):
-        torch.vmap(lambda q: fovea.plan_attention(q, call["k"], call["v"]))(torch.stack([call["q"], call["q"]]))
-
-
-def test_views_of_negatives_have_the_values_that_they_show():
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    want = plan.run(-call["q"])
-    for _ in range(2):
-        assert torch.equal(plan.run(torch._neg_view(call["q"])), want)
-
-
-def test_subclasses_take_the_operator_and_parameters_do_not():
-    class Own(torch.Tensor):
-        pass
-
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    want = plan.run()
-    assert torch.equal(plan.run(call["q"].as_subclass(Own)), want)
-    assert torch.equal(plan.run(torch.nn.Parameter(call["q"], requires_grad=False)), want)
-
-
-def test_compiled_functions_break_their_graph():
-    torch._dynamo.reset()
-    call = dense()
-    plan = fovea.plan_attention(call["q"], call["k"], call["v"])
-    compiled = torch.compile(lambda q: plan.run(q + 1) + 1, backend="aot_eager")
-    torch.testing.assert_close(compiled(call["q"]), plan.run(call["q"] + 1) + 1)
-
-
-# ---- schedules ------------------------------------------------------------------------------------------------------------------
+# ---- schedules -------------------------------------------------------------------------------------------------------------------
 
 
 @everywhere
