@@ -3,7 +3,7 @@
 /// functions for the host. All lanes of a wave call them together, except where a comment says otherwise.
 #pragma once
 
-#include "gpu/hip/cdna/prelude.hpp"
+#include "gpu/hip/prelude.hpp"
 
 #ifdef __HIP_DEVICE_COMPILE__
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gpu/hip/cdna/prelude.hpp"
 #include "gpu/hip/emulation/machine.hpp"
+#include "gpu/hip/prelude.hpp"
 #include "op/common/numeric.hpp"
 
 namespace fovea::gpu::cdna {
