@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fovea._c_plans import C_PLANS
 from fovea._library import typed
 
 _BELOW = torch._C._after_ADInplaceOrView_keyset
+_KINDS = {"Tensor": "T", "Optional[Tensor]": "t", "int": "i", "Optional[int]": "j", "float": "f", "bool": "b", "str": "s"}
+"""Types of schemas, as the C module has them. It leaves calls with others to the operator."""
 _library = torch.library.Library("fovea", "IMPL")  # what it registers lives as long as it does
 
 
@@ -31,14 +34,16 @@ class _Operator:
         for key in ("Conjugate", "Negative"):
             _library.impl(name, self.resolve, key)
         torch.library.register_fake(f"fovea::{name}", self.fake)
+        self.run_known = _known(name, arguments, self.written)
         self.tensor_places = [at for at, argument in enumerate(arguments) if str(argument.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, *args: Any) -> None:
-        """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us."""
+        """For the functions of this package: the same without the call from torch to Python and back, which costs some 5 us. A
+        call that says what an earlier one of its thread said runs that one's plan, without torch's dispatcher."""
         try:
             if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
                 self.overload(*args)
-            else:
+            elif torch._C._autograd._profiler_enabled() or not self.run_known(args):
                 self.run(self.overload, args, args)
         except RuntimeError as error:
             raise typed(error) from None
@@ -86,6 +91,17 @@ class _Operator:
         for name, device in devices:
             if (device.type == "meta") != (devices[0][1].type == "meta"):
                 raise ValueError(f"{name}.device: got {device}, want {devices[0][1]}, as the tensors before it")
+
+
+def _known(name: str, arguments: Sequence[Any], written: Sequence[int]) -> Callable[[tuple[Any, ...]], bool]:
+    """Runs the plan of an earlier call with such arguments, if there is one."""
+    if C_PLANS is None:
+        return lambda _: False
+    kinds = [_KINDS.get(str(argument.type), "n") for argument in arguments]
+    for at in written:
+        kinds[at] = "p" if arguments[at].name == "schedule" else {"T": "W", "t": "w"}.get(kinds[at], "n")
+    defaults = tuple(argument.default_value for argument in arguments if argument.has_default_value())
+    return C_PLANS.Known(torch.ops.fovea.known_plans(name), "".join(kinds), defaults).run
 
 
 def refuse_tangents(names: Sequence[str], args: Sequence[Any]) -> None:

@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
-from importlib import import_module
 from inspect import Parameter, signature
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fovea._annotations import name_of
 from fovea._attention import attention
 from fovea._attention_backward import differentiable_attention
+from fovea._c_plans import C_PLANS
 from fovea._calls import from_gate
 from fovea._dispatch import OPERATORS
 from fovea._latent import latent_attention, sparse_latent_attention
@@ -52,34 +50,8 @@ class _InPython:
         self._prepare(tensors, named)
 
 
-def _c_class() -> Any:
-    """The C class, with all that it needs of torch; ``_InPython`` if there is none."""
-    with suppress(ImportError, AttributeError):
-        module = import_module("fovea._plans")
-        parts = SimpleNamespace(
-            table=torch.ops.fovea.plan_table(),
-            exchange=torch.Tensor.__dlpack_c_exchange_api__,
-            tensor_type=Tensor,
-            parameter_type=torch.nn.Parameter,
-            modes=(
-                torch._C._len_torch_dispatch_stack,
-                torch._C._len_torch_function_stack,
-                torch._C._get_tracing_state,
-            ),
-            forward_ad=forward_ad,
-            is_grad_enabled=torch.is_grad_enabled,
-            is_negative=Tensor.is_neg,
-            increment_version=torch._C._increment_version,
-            storage=Tensor.untyped_storage,
-            storage_offset=Tensor.storage_offset,
-        )
-        module.setup(parts)
-        return module.Plan
-    return _InPython
-
-
-_Base: Any = _c_class()
-IN_C: bool = _Base is not _InPython
+_Base: Any = _InPython if C_PLANS is None else C_PLANS.Plan
+IN_C: bool = C_PLANS is not None
 """Whether runs are in C."""
 
 

@@ -22,7 +22,7 @@ void CallKey::add(const Tensor& tensor) {
     const auto shape = tensor.sizes(), strides = tensor.strides();
     add(shape.size());
     words_.insert(words_.end(), shape.begin(), shape.end());
-    words_.insert(words_.end(), strides.begin(), strides.end());
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) add(shape[axis] == 1 ? 0 : strides[axis]);
     if (!fits_storage(tensor)) is_whole_ = false;
   } catch (...) {
     is_whole_ = false;

@@ -32,6 +32,11 @@ class CallKey {
     words_.clear();
     is_whole_ = true;
   }
+  /// A key that another library has made.
+  void assign(const std::int64_t* words, std::size_t count) {
+    words_.assign(words, words + count);
+    is_whole_ = true;
+  }
   void add(const torch::stable::Tensor& tensor);
   void add(const torch::stable::Device& device);
   void add(const std::string& text);

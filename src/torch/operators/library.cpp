@@ -42,10 +42,17 @@ std::string differentiable_attention() {
 /// Merging for autograd, likewise. Its formula needs no kernel.
 constexpr auto kDifferentiableMerge = "differentiable_merge(Tensor[] outs, Tensor[] lses, str implementation) -> (Tensor, Tensor)";
 
+/// The address of an operation's RunKnown.
+void known_plans(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  const std::string name = Arguments(stack).text() + "(";
+  const auto found = std::ranges::find_if(operations(), [&](const Operation& operation) { return operation.schema.starts_with(name); });
+  stack[0] = torch::stable::detail::from(found == operations().end() ? std::int64_t{0} : reinterpret_cast<std::int64_t>(found->run_known));
+}
+
 /// f(schema, kernel) for each operator with a kernel here.
 template <class F>
 void for_each_operator(F&& f) {
-  for (const auto& [schema, run, explain, plan, prepare, schedule_bytes] : operations()) {
+  for (const auto& [schema, run, explain, plan, known, prepare, schedule_bytes] : operations()) {
     const std::string reading = read_only(schema);
     f(schema + " -> ()", run);
     f("explain_" + reading + " -> Tensor", explain);
@@ -55,6 +62,7 @@ void for_each_operator(F&& f) {
     f("prepare_" + reading + " -> Tensor", prepare);
     f("schedule_bytes_" + reading.substr(0, arguments) + "Device device, " + reading.substr(arguments) + " -> int", schedule_bytes);
   }
+  f("known_plans(str operation) -> int", known_plans);
   for (const auto& [schema, kernel] : info_operators()) f(schema, kernel);
 }
 

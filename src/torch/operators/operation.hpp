@@ -31,6 +31,7 @@ using Operator = void(StableIValue*, std::uint64_t, std::uint64_t);
 struct Operation {
   std::string schema;
   Operator *run, *explain, *plan;
+  RunKnown* run_known;
   Operator *prepare = nullptr, *schedule_bytes = nullptr;
 };
 
@@ -73,10 +74,30 @@ auto make_plan(const typename Op::Call& call) {
   return made;
 }
 
-/// Running and preparing share their plans.
+/// The operation's plans in this thread. Running and preparing share them.
+template <class Op>
+auto& plans_of() {
+  thread_local PlanCache<decltype(make_plan<Op>(std::declval<const typename Op::Call&>()))> cache;
+  return cache;
+}
+
 template <class Op>
 const auto& known_plan(const typename Op::Call& call) {
-  return remembered([&] { return make_plan<Op>(call); });
+  return plans_of<Op>().get([&] { return make_plan<Op>(call); });
+}
+
+/// A RunKnown.
+template <class Op>
+bool run_known(const KnownCall& call) {
+  begin_call();
+  CallKey::current().assign(call.key, call.words);
+  const auto* const known = plans_of<Op>().find();
+  if (known == nullptr) return false;
+  const auto args = Op::args(known->desc, call.addresses);
+  const bool prepared = call.schedule != nullptr && call_device().backend != Backend::cpu;
+  raise_if_failed(prepared ? known->plan.run_prepared(args, {call.schedule, call.schedule_bytes}, call_stream())
+                           : binding::run(known->plan, args));
+  return true;
 }
 
 template <class Op>
@@ -125,7 +146,7 @@ void schedule_bytes_operator(StableIValue* stack, std::uint64_t, std::uint64_t) 
 
 template <class Op>
 Operation operation(std::string schema) {
-  return {std::move(schema), run_operator<Op>, explain_operator<Op>, plan_operator<Op>};
+  return {std::move(schema), run_operator<Op>, explain_operator<Op>, plan_operator<Op>, run_known<Op>};
 }
 
 /// An operation that takes a schedule.

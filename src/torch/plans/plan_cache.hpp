@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -25,19 +24,24 @@ struct Planned {
 template <class Planned>
 class PlanCache {
  public:
-  /// The plan of the call in progress; `make` describes, validates and plans. Valid until the thread's next call of the operation.
-  template <class Make>
-  const Planned& get(const Make& make) {
+  /// The plan of the call in progress, or null. Valid until the thread's next call of the operation.
+  const Planned* find() {
     CallKey& key = CallKey::current();
     key.add(follow_torch_threads());
     if (!key.is_whole()) plans_.erase(key.words());
-    if (const auto found = plans_.find(key.words()); found != plans_.end()) {
-      set_call_device(found->second.device);
-      return found->second;
-    }
+    const auto found = plans_.find(key.words());
+    if (found == plans_.end()) return nullptr;
+    set_call_device(found->second.device);
+    return &found->second;
+  }
+
+  /// Likewise; `make` describes, validates and plans where there is none.
+  template <class Make>
+  const Planned& get(const Make& make) {
+    if (const Planned* const known = find()) return *known;
     Planned made = make();  // before the cache is emptied: it may raise
     if (plans_.size() >= kMost) plans_.clear();
-    return plans_.emplace(key.words(), std::move(made)).first->second;
+    return plans_.emplace(CallKey::current().words(), std::move(made)).first->second;
   }
 
  private:
@@ -45,11 +49,5 @@ class PlanCache {
   static constexpr std::size_t kMost = 512;
   std::unordered_map<std::vector<std::int64_t>, Planned, CallKeyHash> plans_;
 };
-
-template <class Make>
-const auto& remembered(const Make& make) {
-  thread_local PlanCache<std::invoke_result_t<Make>> cache;  // one for each operation, as each has a `make` of its own
-  return cache.get(make);
-}
 
 }  // namespace fovea::binding

@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 
+#include "known.hpp"
 #include "plan.hpp"
 
 namespace fovea::python {
@@ -77,11 +78,41 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return plan->describe(slots, order, result) ? self.release() : nullptr;
 }
 
+template <class Held, auto member>
 void destroy(PyObject* self) {
   PyTypeObject* const type = Py_TYPE(self);
-  delete reinterpret_cast<Object*>(self)->plan;
+  delete (reinterpret_cast<Held*>(self)->*member);
   reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
   Py_DECREF(type);
+}
+
+struct KnownObject {
+  PyObject_HEAD Known* known;
+};
+
+PyObject* create_known(PyTypeObject* type, PyObject* args, PyObject*) {
+  long long function = 0;
+  const char* kinds = nullptr;
+  PyObject* defaults = nullptr;
+  if (PyArg_ParseTuple(args, "LsO!", &function, &kinds, &PyTuple_Type, &defaults) == 0) return nullptr;
+  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  Ref self(allocate(type, 0));
+  if (!self) return nullptr;
+  auto* const run_known = reinterpret_cast<binding::RunKnown*>(static_cast<std::intptr_t>(function));
+  reinterpret_cast<KnownObject*>(self.get())->known = new Known(run_known, kinds, Ref::to(defaults));
+  return self.release();
+}
+
+/// Whether the plan of an earlier call ran.
+PyObject* run_known(PyObject* self, PyObject* args) {
+  const char* wrong = nullptr;
+  switch (reinterpret_cast<KnownObject*>(self)->known->run(args, wrong)) {
+    case Known::Outcome::done: return Ref::to(Py_True).release();
+    case Known::Outcome::unknown: return Ref::to(Py_False).release();
+    case Known::Outcome::failed: break;
+  }
+  if (wrong != nullptr) PyErr_SetString(PyExc_RuntimeError, wrong);
+  return nullptr;
 }
 
 PyObject* setup(PyObject*, PyObject* parts) { return torch().find(parts) ? Ref::to(Py_None).release() : nullptr; }
@@ -114,12 +145,24 @@ PyMethodDef object_methods[] = {
     {}};
 
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(guarded<create, PyTypeObject*, PyObject*, PyObject*>)},
-                       {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(destroy<Object, &Object::plan>)},
                        {Py_tp_methods, object_methods},
                        {Py_tp_doc, const_cast<char*>("A plan that runs over tensors like the planned ones.")},
                        {}};
 
 PyType_Spec plan_type{"fovea._plans.Plan", sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+
+PyMethodDef known_methods[] = {{"run", guarded<run_known, PyObject*, PyObject*>, METH_O,
+                                "run(args): runs the plan of an earlier call with such arguments. False if there is none."},
+                               {}};
+
+PyType_Slot known_slots[] = {{Py_tp_new, reinterpret_cast<void*>(guarded<create_known, PyTypeObject*, PyObject*, PyObject*>)},
+                             {Py_tp_dealloc, reinterpret_cast<void*>(destroy<KnownObject, &KnownObject::known>)},
+                             {Py_tp_methods, known_methods},
+                             {Py_tp_doc, const_cast<char*>("Repeated calls of an operator.")},
+                             {}};
+
+PyType_Spec known_type{"fovea._plans.Known", sizeof(KnownObject), 0, Py_TPFLAGS_DEFAULT, known_slots};
 
 PyMethodDef module_methods[] = {{"setup", setup, METH_O, "setup(parts): hands over what plans need of torch"}, {}};
 
@@ -134,5 +177,7 @@ PyMODINIT_FUNC PyInit__plans() {
   if (!made) return nullptr;
   Ref type(PyType_FromSpec(&plan_type));
   if (!type || PyModule_AddObject(made.get(), "Plan", type.release()) != 0) return nullptr;
+  Ref known(PyType_FromSpec(&known_type));
+  if (!known || PyModule_AddObject(made.get(), "Known", known.release()) != 0) return nullptr;
   return made.release();
 }

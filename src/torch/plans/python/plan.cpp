@@ -6,18 +6,6 @@
 namespace fovea::python {
 namespace {
 
-/// Other threads of Python run meanwhile.
-class Unlocked {
- public:
-  Unlocked() : state_(PyEval_SaveThread()) {}
-  ~Unlocked() { PyEval_RestoreThread(state_); }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
 constexpr std::uintptr_t kLargestAlignment = 16;  // as plans are promised (convert/call_key.hpp)
 
 bool refuse(const char* text) {

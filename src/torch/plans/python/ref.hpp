@@ -37,4 +37,16 @@ class Ref {
 
 inline Ref attribute(PyObject* object, const char* name) { return Ref(PyObject_GetAttrString(object, name)); }
 
+/// Other threads of Python run meanwhile.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 }  // namespace fovea::python
