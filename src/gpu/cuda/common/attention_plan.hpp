@@ -15,10 +15,9 @@
 #include "fovea/attention.hpp"
 #include "gpu/cuda/common/attention_params.hpp"
 #include "op/attention/problem.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu {
-
-inline std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 
 /// Most keys that a query tile sees.
 inline std::int64_t most_keys(const detail::AttentionProblem& p, std::int64_t tokens) {

@@ -12,6 +12,7 @@
 #include "op/attention_backward/problem.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/division.hpp"
 #include "op/common/workspace_arena.hpp"
 
 namespace fovea::gpu::gradient {
@@ -20,7 +21,7 @@ using Problem = detail::AttentionBackwardProblem;
 
 /// Tiles of the whole batch, with the gaps of a ragged one (sequence.cuh).
 inline std::int64_t tiles_of(const Problem& p, std::int64_t total, std::int64_t length, int tile) {
-  return p.ragged ? total / tile + p.batch : p.batch * ((length + tile - 1) / tile);
+  return p.ragged ? total / tile + p.batch : p.batch * detail::ceil_div(length, tile);
 }
 inline std::int64_t query_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_q, p.max_seq_q, tile); }
 inline std::int64_t key_tiles_of(const Problem& p, int tile) { return tiles_of(p, p.total_k, p.max_seq_k, tile); }

@@ -54,7 +54,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), tuning.row_tile());
     while (1 << params_.packed_shift < packed) ++params_.packed_shift;
     const std::int64_t tokens = tuning.row_tile() / packed, heads = problem.heads / packed;
-    const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens);
+    const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
     const int slots = properties.multiprocessors * resident_ctas(tuning, properties.shared_bytes_per_block);
     const bool whole = problem.batch_invariant || problem.ragged;

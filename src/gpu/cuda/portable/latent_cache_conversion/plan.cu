@@ -7,6 +7,7 @@
 #include "gpu/cuda/portable/latent_cache_conversion/dequantize.cuh"
 #include "gpu/cuda/portable/latent_cache_conversion/quantize.cuh"
 #include "gpu/plan_state.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::portable {
 namespace {
@@ -95,7 +96,7 @@ class State final : public PlanState<typename Direction::Problem, typename Direc
     // Several times what a multiprocessor holds: each warp takes many tokens, and the last warps finish close together.
     const std::int64_t most = std::int64_t{64} * properties(this->device_)->multiprocessors;
     const std::int64_t of_block = conversion::kWarps * conversion::tokens_of_warp(size_of(problem_.dtype));
-    const std::int64_t blocks = std::min((problem_.tokens + of_block - 1) / of_block, most);
+    const std::int64_t blocks = std::min(detail::ceil_div(problem_.tokens, of_block), most);
     const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(conversion::kThreads)};
     return launch(kernel_of<Direction>(problem_.cache.format, problem_.dtype, aligned_), shape, stream, params(args));
   }

@@ -7,6 +7,7 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/merge_states/kernel.cuh"
 #include "gpu/plan_state.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::portable {
 namespace {
@@ -46,7 +47,7 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
   }
 
   std::string tuning() const override {
-    const int passes = (part_count() + merge::kPartsOfPass - 1) / merge::kPartsOfPass;
+    const int passes = detail::ceil_div(part_count(), merge::kPartsOfPass);
     return std::to_string(lanes()) + " lanes for each row and head, " + std::to_string(pack_ * size_of(problem_.dtype)) +
            " bytes a load; " + std::to_string(passes) + (passes == 1 ? " pass" : " passes");
   }
@@ -56,7 +57,7 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
 
   Result<void> compute(const MergeStatesArgs& args, Workspace workspace, Stream stream, bool) const override {
     merge::Params params = common_params(args, workspace);
-    const std::int64_t of_block = merge::kThreads / lanes(), blocks = (cells_ + of_block - 1) / of_block;
+    const std::int64_t of_block = merge::kThreads / lanes(), blocks = detail::ceil_div(cells_, of_block);
     const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(merge::kThreads)};
     for (int begin = 0; begin < part_count(); begin += merge::kPartsOfPass) {
       take_parts(args, begin, params);
@@ -68,7 +69,7 @@ class State final : public PlanState<MergeStatesProblem, MergeStatesArgs> {
   /// Lanes of a row: as many as its columns need.
   int lanes() const {
     const std::int64_t of_lane = std::int64_t{pack_} * merge::kColumns;
-    const std::int64_t lanes = std::clamp<std::int64_t>((problem_.head_dim_v + of_lane - 1) / of_lane, 1, 32);
+    const std::int64_t lanes = std::clamp<std::int64_t>(detail::ceil_div(problem_.head_dim_v, of_lane), 1, 32);
     return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(lanes)));
   }
 

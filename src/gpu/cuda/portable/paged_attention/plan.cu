@@ -13,6 +13,7 @@
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_core.hpp"
+#include "op/common/division.hpp"
 #include "op/paged_attention/problem.hpp"
 
 namespace fovea::gpu::portable {
@@ -59,7 +60,7 @@ const Entry& entry_of(const Problem& problem) {
 std::int64_t flattened_bound(const Problem& problem) {
   const std::int64_t row_tile = entry_of(problem).row_tile;
   const std::int64_t row_tiles = std::min(problem.total_q * problem.group() / row_tile + problem.batch,
-                                          problem.batch * ((problem.max_seq_q * problem.group() + row_tile - 1) / row_tile));
+                                          problem.batch * detail::ceil_div(problem.max_seq_q * problem.group(), row_tile));
   return row_tiles * (problem.max_seq_k / kTileKeys + 1);
 }
 

@@ -6,6 +6,7 @@
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_cache_append/kernel.cuh"
 #include "gpu/plan_state.hpp"
+#include "op/common/division.hpp"
 #include "op/paged_cache_append/problem.hpp"
 
 namespace fovea::gpu::portable {
@@ -42,15 +43,13 @@ Kernel kernel_of(const PagedCacheAppendProblem& problem, bool aligned) {
 
 constexpr std::int64_t kLimit = std::int64_t{1} << 30;  // of counts that the kernel keeps in ints
 
-constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
-
 class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendArgs> {
  public:
   State(const PagedCacheAppendProblem& problem, Device device)
       : PlanState(kName, problem, device), aligned_(is_aligned(problem, problem.k) && is_aligned(problem, problem.v)) {
     const std::int64_t packs = std::max({packs_of_row(problem.k), packs_of_row(problem.v), std::int64_t{1}});
-    blocks_of_row_ = ceil_div(packs, append::kThreads);
-    columns_ = std::max(ceil_div(packs, blocks_of_row_), std::int64_t{append::kTokens});  // a thread finds one slot at most
+    blocks_of_row_ = detail::ceil_div(packs, append::kThreads);
+    columns_ = std::max(detail::ceil_div(packs, blocks_of_row_), std::int64_t{append::kTokens});  // a thread finds one slot at most
     rows_ = append::kThreads / columns_;
   }
 
@@ -59,7 +58,7 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
            " tokens a thread, " + (aligned_ ? "16 bytes of a row a load" : "element by element: not all is aligned to 16 bytes");
   }
 
-  std::int64_t blocks() const { return std::min(ceil_div(problem_.tokens, rows_ * append::kTokens), kLimit) * blocks_of_row_; }
+  std::int64_t blocks() const { return std::min(detail::ceil_div(problem_.tokens, rows_ * append::kTokens), kLimit) * blocks_of_row_; }
 
  private:
   bool is_empty() const override { return problem_.tokens * problem_.kv_heads * problem_.blocks == 0; }

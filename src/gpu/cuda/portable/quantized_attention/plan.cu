@@ -34,7 +34,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     tuning_ = tuning_index(problem.head_dim_qk, static_cast<int>(size_of(problem.v_dtype)), properties.shared_bytes_per_block);
-    const std::int64_t tokens = row().row_tile(), q_tiles = tiles_of(problem.max_seq_q, tokens);
+    const std::int64_t tokens = row().row_tile(), q_tiles = detail::ceil_div(problem.max_seq_q, tokens);
     // Every sequence of a ragged batch may end inside of a tile.
     const std::int64_t all_tiles = std::min(problem.batch * q_tiles, problem.total_q / tokens + problem.batch);
     params_.q_tiles = static_cast<int>(std::min<std::int64_t>(problem.ragged ? all_tiles : q_tiles, kLimit));

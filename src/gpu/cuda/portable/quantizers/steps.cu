@@ -30,7 +30,7 @@ constexpr int kUnitsInCache = 6;              // units of K and V between the re
 
 /// Upper bound of the pieces of a column's tokens; every sequence of a ragged batch may end inside a piece.
 std::int64_t pieces(const TokenBatch& batch, std::int64_t total, std::int64_t longest, std::int64_t tokens) {
-  return batch.ragged ? total / tokens + batch.batch : tiles_of(longest, tokens);
+  return batch.ragged ? total / tokens + batch.batch : detail::ceil_div(longest, tokens);
 }
 /// A sequence without tokens has a slice too: its means are 0.
 std::int64_t slices(const TokenBatch& batch) {
@@ -207,7 +207,7 @@ Result<void> launch_quantize(const Tensors& tensors, const DeviceProperties& dev
   LaunchShape shape{.grid = dim3(static_cast<unsigned>(order.size())), .block = dim3(static_cast<unsigned>(threads_for(keys.head_dim)))};
   if (params.ticket != nullptr) {
     const std::int64_t counters = counters_of(tensors, order);
-    const LaunchShape all{.grid = dim3(static_cast<unsigned>(tiles_of(counters, 256))), .block = dim3(256)};
+    const LaunchShape all{.grid = dim3(static_cast<unsigned>(detail::ceil_div(counters, 256))), .block = dim3(256)};
     if (Result<void> done = launch(&clear_counters, all, stream, params.ticket, static_cast<int>(counters)); !done) return done;
     shape.grid.x = std::min(shape.grid.x, static_cast<unsigned>(device.multiprocessors * ctas_for(keys.head_dim)));
     shape.programmatic = device.capability >= 90;

@@ -50,8 +50,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
     const std::int64_t tokens = tuning.row_tile() / packed;
-    const std::int64_t q_tiles = tiles_of(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
-    const std::int64_t key_tiles = tiles_of(most_keys(problem, tokens), tuning.key_tile);
+    const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
+    const std::int64_t key_tiles = detail::ceil_div(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
     const bool whole = problem.batch_invariant || problem.ragged;
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, multiprocessors_);

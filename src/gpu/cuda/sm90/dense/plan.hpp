@@ -27,7 +27,7 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
 /// Without overlap, warpgroups whose rows are past the sequence cost nothing.
 inline detail::TileOrder tile_order(const detail::AttentionCore& p, std::int64_t tokens, std::int64_t heads, int ctas, bool overlap) {
   const bool window = p.mask.left != kUnbounded, causal = p.mask.right != kUnbounded;
-  const std::int64_t q_tiles = tiles_of(p.max_seq_q, tokens), last_rows = p.max_seq_q - (q_tiles - 1) * tokens;
+  const std::int64_t q_tiles = detail::ceil_div(p.max_seq_q, tokens), last_rows = p.max_seq_q - (q_tiles - 1) * tokens;
   if (q_tiles * heads == 0 || q_tiles * heads >= kCountLimit) return {};
   const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !overlap && 2 * last_rows <= tokens};
   return {static_cast<int>(q_tiles), static_cast<int>(heads), ctas, costs};

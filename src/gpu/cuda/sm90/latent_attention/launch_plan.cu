@@ -64,7 +64,7 @@ Result<bool> encode_heads(CUtensorMap& map, const LaunchPlan& plan, const detail
 }  // namespace
 
 static std::int64_t query_tiles_of(const detail::AttentionCore& core, std::int64_t tokens) {
-  return tiles_of(tokens * core.group(), kQueryTile);
+  return detail::ceil_div(tokens * core.group(), kQueryTile);
 }
 
 Call call_of(const detail::AttentionCore& core, Row rows, std::int64_t tokens) {
@@ -93,7 +93,7 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, const 
 }
 
 void LaunchPlan::fix_schedule(std::int64_t keys) {
-  const auto pairs = static_cast<int>(std::max<std::int64_t>(tiles_of(keys, kPair), 1));
+  const auto pairs = static_cast<int>(std::max<std::int64_t>(detail::ceil_div(keys, kPair), 1));
   params.even = detail::EvenSchedule(params.ctas, params.batch, pairs, params.overhead, params.whole);
 }
 
@@ -109,7 +109,7 @@ std::size_t LaunchPlan::workspace_bytes() const {
 Params LaunchPlan::params_in(Workspace workspace) const {
   Params mapped = params;
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  map_workspace(mapped, multiprocessors, reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment));
+  map_workspace(mapped, multiprocessors, reinterpret_cast<std::byte*>(detail::round_up(address, kAlignment)));
   return mapped;
 }
 
@@ -217,7 +217,7 @@ Result<void> accept_core(const detail::AttentionCore& core, std::int64_t sequenc
   if (Result<void> good = accept_rows("q", core.q, core.q_base_alignment); !good) return good;
   if (Result<void> good = accept_rows("out", core.out, core.out_base_alignment); !good) return good;
   if (core.max_seq_k >= kKeyLimit) return declined("keys of a sequence", core.max_seq_k, "less than 2^30");
-  const std::int64_t pairs = tiles_of(core.max_seq_k, kPair) + 1 + kSequenceOverhead;
+  const std::int64_t pairs = detail::ceil_div(core.max_seq_k, kPair) + 1 + kSequenceOverhead;
   if (pairs > kMaxPairs / std::max<std::int64_t>(sequences, 1))
     return declined("keys of a sequence", core.max_seq_k, "fewer: " + std::to_string(kMaxPairs * kPair) + " in all sequences");
   if (core.kv_heads > kMostOfGrid) return declined("kv_heads", core.kv_heads, std::to_string(kMostOfGrid) + " or fewer");

@@ -12,12 +12,11 @@
 #include "gpu/tensor_map.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/division.hpp"
 #include "op/common/latent_cache.hpp"
 #include "plan/implementation.hpp"
 
 namespace fovea::gpu::sm90::latent {
-
-constexpr std::int64_t tiles_of(std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; }
 
 inline constexpr int kSequenceOverhead = 2;  // pairs of key tiles; on an H200 anything up to 3 does as well, more costs time
 

@@ -59,7 +59,8 @@ int packed_of(const Problem& problem) {
 std::int64_t work_tiles_of(const Problem& problem) {
   const int packed = packed_of(problem);
   const std::int64_t tokens = tuning_for(problem).row_tile() / packed;
-  const std::int64_t tiles = std::min(problem.total_q / tokens + problem.batch, tiles_of(problem.max_seq_q, tokens) * problem.batch);
+  const std::int64_t tiles =
+      std::min(problem.total_q / tokens + problem.batch, detail::ceil_div(problem.max_seq_q, tokens) * problem.batch);
   return tiles * (problem.heads / packed);
 }
 
@@ -164,7 +165,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   /// Makes the map of whole pages, if the kernel reads no column past the cache's. With a last slice that is
   /// not whole, a box also holds elements behind its rows, which lie in the cache but for the last block.
   Result<void> encode_pages(PageBoxes& pages, const RowsDesc& cache, const void* data, int head_dim) const {
-    const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = tiles_of(head_dim, kSliceColumns);
+    const std::int64_t head = cache.heads > 1 ? cache.strides.head : 0, slices = detail::ceil_div(head_dim, kSliceColumns);
     const std::int64_t beyond = slices * kSliceColumns - head_dim, last_head = (cache.heads - 1) * head;
     const bool whole = head % kSliceColumns == 0, follow = cache.strides.batch >= beyond && cache.strides.row >= beyond;
     const std::int64_t all_slices = (whole ? last_head / kSliceColumns : 0) + slices, columns = (whole ? 0 : last_head) + kSliceColumns;
