@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fovea import _library as _  # loads the operators
+from fovea import _library  # noqa: F401 (loads the operators)
 
 
 def _module() -> Any:

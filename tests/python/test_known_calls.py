@@ -11,7 +11,6 @@ from fovea._dispatch import OPERATORS
 from public_calls import CALLS, DEVICES, call_on
 from small_calls import paged
 
-
 FOR_THE_OPERATOR = ("merge_states", "quantize_and_attend")
 """Calls that hold a list of tensors, or a dtype."""
 
