@@ -6,10 +6,12 @@
 
 namespace fovea::gpu {
 
+inline constexpr float kLeastScale = 0x1p-126f;
+
 /// A factor above 0 and finite: minus infinity times it stays so, and 0 times it stays 0. NaN stays NaN.
 __device__ inline float clamped_scale(float scale) {
-  constexpr float kLeast = 0x1p-126f, kMost = 0x1.fffffep127f;
-  return scale < kLeast ? kLeast : scale > kMost ? kMost : scale;
+  constexpr float kMost = 0x1.fffffep127f;
+  return scale < kLeastScale ? kLeastScale : scale > kMost ? kMost : scale;
 }
 
 /// tanh(x) = 1 - 2 / (exp(2 x) + 1), where `twice_log2` is 2 x log2(e). The error is 2^-23 for every x, so it is relative for large ones
@@ -51,7 +53,8 @@ struct ScoreTransform {
     constexpr float kMost = 0x1.fffffep127f;
     const bool enabled = softcap != 0 || !(scale >= 0 && scale * kLog2e <= kMost);
     const float finite = inv_softcap < -kMost ? -kMost : inv_softcap > kMost ? kMost : inv_softcap;
-    return {scale, softcap, finite, enabled ? kLog2e : clamped_scale(scale * kLog2e), enabled};
+    // clamped_scale would compare with kMost again, which spills where registers are short.
+    return {scale, softcap, finite, enabled ? kLog2e : fmaxf(scale * kLog2e, kLeastScale), enabled};
   }
 
   __device__ __forceinline__ float operator()(float product) const {
