@@ -275,7 +275,7 @@ class Bench:
             text += f" {row['flops'] / 1e12:5.0f} TFLOP/s {row['of_matrix_rate']:5.2f} of the matrix rate"
         if "bytes" in row:
             text += f" {row['bytes'] / 1e9:5.0f} GB/s {row['of_copy_rate']:5.2f} of the copy rate"
-        text += "".join(f"  {peer} {ms:.4f} ms, {row['pingpong'][peer]:.3f}" for peer, ms in row.get("peers", {}).items())
+        text += "".join(f"  {peer} {ms:.4f} ms, {row['by_turns'][peer]:.3f}" for peer, ms in row.get("peers", {}).items())
         if "clean_milliseconds" in row:
             text += f"  after a flush that reads {row['clean_milliseconds']:.4f} ms"
             text += "".join(f", {peer} {ms:.4f} ms" for peer, ms in row.get("clean_peers", {}).items())
@@ -297,7 +297,7 @@ class Bench:
             milliseconds = self.milliseconds(subject, subject.run)
         return {"milliseconds": milliseconds, "error": error} | watch.row()
 
-    def pingpong(self, subject: Subject, own: Callable[[], object], peers: dict, shared: bool) -> tuple[dict, dict]:
+    def by_turns(self, subject: Subject, own: Callable[[], object], peers: dict, shared: bool) -> tuple[dict, dict]:
         """Milliseconds of each peer, and its time relative to this library's: medians over turns, whose order alternates."""
         times, ratios = {}, {}
         calls = {name: recorded(call, shared=shared) if subject.graph else call for name, call in {"": own, **peers}.items()}
@@ -318,7 +318,7 @@ class Bench:
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
         peers, clean = subject.peers(shared=False), getattr(subject, "clean", False)
         if peers:
-            row["peers"], row["pingpong"] = self.pingpong(subject, subject.run, peers, shared=False)
+            row["peers"], row["by_turns"] = self.by_turns(subject, subject.run, peers, shared=False)
         if errors := getattr(subject, "peer_errors", {}):
             row["peer_errors"] = errors
         if clean:
@@ -336,7 +336,7 @@ class Bench:
         error = subject.check(call)
         row: dict[str, Any] = {"shared_milliseconds": self.milliseconds(subject, call, shared=True), "shared_error": error}
         if peers := subject.peers(shared=True):
-            row["shared_peers"], row["shared_by_turns"] = self.pingpong(subject, call, peers, shared=True)
+            row["shared_peers"], row["shared_by_turns"] = self.by_turns(subject, call, peers, shared=True)
         return row
 
     def latency(self, cases: Iterable[Case], make: Callable[[Any], Subject]) -> None:
