@@ -26,7 +26,7 @@ enum class ScaleType : std::uint8_t { f32, ue8m0, e4m3 };
 /// The bytes of one token of a packed format: `codes` quantised values, one scale for each `group` of them, then `rope` plain bf16 values.
 /// A value is `code * scale` in f32, exactly, rounded once to bf16 for a matrix unit.
 ///
-/// Of two e2m1 values in a byte, the even one is in the low four bits. ue8m0 is a biased exponent: 2 ^ (byte - 127), 255 is NaN. Scales are
+/// The even one of two e2m1 values in a byte is in the low four bits. ue8m0 is a biased exponent: 2 ^ (byte - 127), 255 is NaN. Scales are
 /// in the order of their groups; padding bytes (v4_fp8's eighth) follow them.
 ///
 /// Token-major: codes, scales and rope lie side by side in this order. Planar: first `page` records of codes and rope, then `page`

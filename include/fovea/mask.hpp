@@ -26,7 +26,7 @@ struct BandMask {
 constexpr BandMask causal(Anchor anchor = Anchor::bottom_right) { return {.right = 0, .anchor = anchor}; }
 
 /// Causal, and at most `tokens` keys back, the query's own included (Hugging Face's `sliding_window`).
-/// Of 0 tokens or fewer: no key.
+/// A window of 0 tokens or fewer has no key.
 constexpr BandMask sliding_window(std::int64_t tokens) { return {.left = std::max(tokens, -kUnbounded) - 1, .right = 0}; }
 
 }  // namespace fovea

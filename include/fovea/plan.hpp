@@ -24,7 +24,7 @@ struct PlanOptions {
 
 namespace detail {
 
-/// What an implementation's planner returns. Immutable: one plan may run in many threads at once, each with its own workspace.
+/// The result of an implementation's planner. Immutable: one plan may run in many threads at once, each with its own workspace.
 template <class Args>
 struct PlanState {
   virtual ~PlanState() = default;
@@ -52,7 +52,7 @@ class Plan {
   /// "cpu.avx512.attention"
   std::string_view implementation() const noexcept { return state_->implementation; }
 
-  /// What was chosen, with which tuning, and which implementations declined and why; several lines, for people.
+  /// The choice, its tuning, and which implementations declined and why; several lines, for people.
   std::string explain() const {
     std::string text(state_->implementation);
     text += ": " + state_->tuning() + "\n";

@@ -59,7 +59,7 @@ class [[nodiscard]] Result {
   T* operator->() noexcept { return std::get_if<0>(&state_); }
   const T* operator->() const noexcept { return std::get_if<0>(&state_); }
   const Error& error() const { return std::get<1>(state_); }
-  /// The value, or an Exception. Of a kept result: a reference, which lives as long as the result.
+  /// The value, or an Exception. A kept result gives a reference, which lives as long as the result.
   T& value() & {
     require();
     return **this;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the other headers ask of the compiler, so that an older standard fails with one sentence.
+/// The demands of the other headers on the compiler, so that an older standard fails with one sentence.
 #pragma once
 
 #if (defined(_MSVC_LANG) ? _MSVC_LANG : __cplusplus) < 202002L

@@ -10,7 +10,7 @@
 
 namespace fovea::gpu {
 
-/// Options of scores that every attention kernel of a GPU computes.
+/// Options of scores that the dense and paged attention kernels of GPUs compute.
 inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
                                                                "softcap",   "sink",       "lse"};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What PlanOptions::fill_out and fill_lse ask for, whichever implementation computes.
+/// Fills rows as PlanOptions::fill_out and fill_lse ask, whichever implementation computes.
 #pragma once
 
 #include <memory>

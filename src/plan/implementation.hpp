@@ -59,7 +59,8 @@ class Handled {
 };
 
 /// Names the handled options one by one. An option that is added later is not among them, so planning declines problems that use it.
-/// An array lists the options of arithmetic that several entries share. Those that the operation lacks are skipped.
+/// An array lists options that the entries of a family share, in all operations. Those that the operation lacks are skipped; one that it
+/// gets later counts as handled by the family.
 template <class Operation, class... Names>
 consteval Handled<Operation> handles(const Names&... names) {
   return Handled<Operation>(names...);
@@ -73,7 +74,7 @@ consteval Handled<Operation> handles_all() {
   return handles<Operation>(names);
 }
 
-/// What an entry does for others that plan with it.
+/// The services of an entry for others that plan with it.
 struct Serves {
   bool value_tiles = false;       ///< reads e4m3 values in key tiles (gpu/cuda/common/value_tiles.hpp)
   bool decode_sequences = false;  ///< computes SequenceClass::decode beside the kernel before it

@@ -16,7 +16,7 @@ struct Sequence {
   std::vector<std::int64_t> k_at{}, v_at{};  ///< [seq_k]; -1 for keys that no row sees
 };
 
-/// What differs between dense and paged attention.
+/// The differences between dense and paged attention.
 struct Inputs {
   const void *q, *k, *v;
   std::int64_t k_head_stride, v_head_stride;

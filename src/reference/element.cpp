@@ -9,7 +9,7 @@
 namespace fovea::reference {
 namespace {
 
-/// What distinguishes the small floating-point formats. Everything else follows from the definition of a float.
+/// The parameters of the small floating-point formats. Everything else follows from the definition of a float.
 struct Format {
   int exponent_bits, mantissa_bits;
   bool has_infinity;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the planners of dense and of paged attention share.
+/// Shared by the planners of dense and of paged attention.
 #pragma once
 
 #include <memory>

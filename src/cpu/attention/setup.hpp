@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a plan fixes, and the arguments of a call. Dense, ragged and paged attention are one problem from here on.
+/// The fixed part of a plan, and the arguments of a call. Dense, ragged and paged attention are one problem from here on.
 #pragma once
 
 #include <algorithm>

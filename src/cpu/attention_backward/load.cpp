@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the backward pass prepares once for each head.
+/// The backward pass prepares this once for each head.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -51,7 +51,7 @@ float number_of(const Head& head, const float* base, const detail::RowStrides& s
   return base[at.batch * strides.batch + (at.first_q + query) * strides.row + head.index * strides.head];
 }
 
-/// What dlse changes for a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
+/// The share of dlse in a row with keys: ds = P (dP - delta) + exp(score - lse) dlse, where P = exp(score - total).
 void take_dlse(const Head& head, std::int64_t query, double lse, double sink) {
   const BackwardScratch& s = head.scratch;
   const double most = lse + detail::kMostSinkOverLse;

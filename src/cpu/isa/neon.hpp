@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What every 64-bit Arm processor has: four f32 lanes, 32 registers, fused multiply-add and conversions of f16.
+/// Every 64-bit Arm processor has four f32 lanes, 32 registers, fused multiply-add and conversions of f16.
 #pragma once
 
 #include <arm_neon.h>

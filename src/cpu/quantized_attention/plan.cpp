@@ -145,7 +145,7 @@ template <class Operation>
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims 64, 96, 128, 256";
 template <>
 constexpr std::string_view kAccepts<detail::QuantizedAttention> = "int8 q and k, f16 or e4m3 v; head dims 64, 96, 128, 256";
-/// What decline_on_tiles() leaves of it.
+/// The rest, after decline_on_tiles().
 constexpr std::string_view kAcceptsOnTiles = "head dims 64, 128, 256; f16 or e4m3 v; out in bf16, or in f16 with e4m3 v";
 template <class Operation, class Isa>
 constexpr std::string_view accepts() {

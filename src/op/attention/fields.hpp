@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What dense attention takes, in the order of torch's schema.
+/// The fields of dense attention, in the order of torch's schema.
 #pragma once
 
 #include "fovea/attention.hpp"

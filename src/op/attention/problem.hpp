@@ -34,7 +34,7 @@ void check_ragged(Checker& check, const RaggedDesc& ragged);
 /// Pointers of run(): present where the description asks for them, aligned, and outputs apart from all else. Looks at no data.
 Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& args);
 
-/// What can only be checked where the host can read the lengths: cu_seqlens within the bounds of the plan.
+/// Checks that need lengths which the host can read: cu_seqlens within the bounds of the plan.
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args);
 
 }  // namespace fovea::detail

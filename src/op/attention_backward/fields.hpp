@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the gradient of dense attention takes beside the forward pass (kDenseFields), in the order of torch's schema.
+/// The fields of the gradient of dense attention beside the forward pass (kDenseFields), in the order of torch's schema.
 #pragma once
 
 #include "fovea/attention_backward.hpp"

@@ -13,7 +13,7 @@
 
 namespace fovea::detail {
 
-/// What dense and paged attention have in common once they are validated.
+/// The common part of dense and paged attention, once they are validated.
 struct AttentionCore {
   DType q_dtype{}, kv_dtype{}, out_dtype{};
   std::int64_t batch = 0;
@@ -43,7 +43,7 @@ std::string number_text(double number);
 /// scale, softcap and head counts. Resolves core.scale and rounds core.softcap. The shape fields and softcap of `core` are set before.
 void check_scalars(Checker& check, double scale, AttentionCore& core);
 
-/// What the four descriptions promise about addresses.
+/// The promises of the four descriptions about addresses.
 void set_alignments(AttentionCore& core, const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const TensorDesc& out);
 
 /// An f32 tensor with one number a row and head, [batch, head, seq_q] or [total_q, head], such as lse. Returns its strides.

@@ -19,7 +19,7 @@ namespace fovea::detail {
 Error invalid(std::string_view subject, std::string_view got, std::string_view want);
 Error invalid(std::string_view subject, std::int64_t got, std::string_view want);
 
-/// What an implementation returns to decline: the reason, in the same words.
+/// An implementation declines by returning the reason, in the same words.
 Error declined(std::string_view subject, std::string_view got, std::string_view want);
 Error declined(std::string_view subject, std::int64_t got, std::string_view want);
 
@@ -36,7 +36,7 @@ class Checker {
   void fail(Error error) {
     if (ok()) error_ = std::move(error);
   }
-  /// What is kept contradicts nothing: it is a reason to decline.
+  /// A kept reason contradicts nothing: it is a reason to decline.
   void decline() { error_->code = ErrorCode::unsupported; }
 
  private:

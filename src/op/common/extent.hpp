@@ -34,7 +34,7 @@ Extent extent_of(const LatentCacheDesc& desc);
 Extent extent_of(const ScaleDesc& desc, std::int64_t batch, std::int64_t head);
 Extent extent_of_bytes(std::int64_t bytes);
 
-/// Of the pointers of a call, in the order of its table of fields. Null of a problem that another one was made into.
+/// Extents of the pointers of a call, in the order of its table of fields. Null for a problem that another one was made into.
 using Extents = std::shared_ptr<const std::vector<Extent>>;
 
 /// A tensor of a run. Without an extent, its first byte stands for it.

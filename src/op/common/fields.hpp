@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What an operation takes, one row a field: where it lies in the description, in the arguments, in their twins in C and in the problem.
+/// The fields of an operation, one row each: where it lies in the description, in the arguments, in their twins in C and in the problem.
 /// Conversion from C, torch's schema and its unpacking, checks of pointers, options and fuzzing follow from these rows.
 #pragma once
 
@@ -59,8 +59,9 @@ consteval auto member_in() {
   }
 }
 
-/// A row. What a field is follows from the types of its members: a TensorDesc with a pointer is a tensor, a pointer alone or with a flag is
-/// a vector, a ScaleDesc with a pointer is a scale, a number alone is a number. A pointer that run() may write through is an output.
+/// A row. The kind of a field follows from the types of its members: a TensorDesc with a pointer is a tensor, a pointer alone or with a
+/// flag is a vector, a ScaleDesc with a pointer is a scale, a number alone is a number. A pointer that run() may write through is an
+/// output.
 template <class Types_, auto... members>
 struct Field {
   using Types = Types_;
@@ -68,7 +69,7 @@ struct Field {
   static constexpr auto kArgs = member_in<typename Types::Args, members...>();
   static constexpr auto kCDesc = member_in<typename Types::CDesc, members...>();
   static constexpr auto kCArgs = member_in<typename Types::CArgs, members...>();
-  /// What planning makes of an option; a field that has this is one, and its pointer is needed only where it is in use.
+  /// The value of an option for planning; a field that has this is one, and its pointer is needed only where it is in use.
   static constexpr auto kProblem = member_in<typename Types::Problem, members...>();
 
   using InDesc = TypeOf<decltype(kDesc)>;
@@ -143,7 +144,7 @@ Extent extent_of_field(const Row& row, const Desc& desc) {
   }
 }
 
-/// Of every pointer, in the order of the rows.
+/// Extents of every pointer, in the order of the rows.
 template <class Table, class Desc>
 Extents extents_of(const Table& table, const Desc& desc) {
   auto all = std::make_shared<std::vector<Extent>>();
@@ -209,8 +210,8 @@ constexpr std::size_t options_of_row(const Row& row) {
   return std::is_same_v<typename Row::InProblem, BandMask> ? 2 + (row.has_anchor ? 1 : 0) : 1;
 }
 
-/// What an implementation handles by name, or planning declines for it: `others`, the fields of the tables in order, and batch invariance.
-/// The options are those of the first table's problem.
+/// Options that an implementation handles by name, or planning declines for it: `others`, the fields of the tables in order, and batch
+/// invariance. The options are those of the first table's problem.
 template <const auto& table, const auto&... more, class... Others>
 consteval auto options_of(const Others&... others) {
   using Problem = typename TypesOf<table>::Problem;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a call may ask for beyond its tensors: one table an operation, beside its problem.
+/// The requests of a call beyond its tensors: one table an operation, beside its problem.
 #pragma once
 
 #include <string_view>

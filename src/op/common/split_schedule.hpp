@@ -49,7 +49,7 @@ struct SplitSchedule {
   /// At least 1: a sequence that sees nothing still has outputs to write.
   constexpr int tiles(int sequence) const { return prefix[sequence + 1] - prefix[sequence] - overhead; }
 
-  /// What `part` computes of `sequence`.
+  /// The share of `sequence` that `part` computes.
   constexpr TileRange share(int part, int sequence) const {
     const int begin = part * length, end = begin + length, count = tiles(sequence);
     if (whole) return begin <= prefix[sequence] && prefix[sequence] < end ? TileRange{0, count} : TileRange{};
@@ -114,7 +114,7 @@ struct EvenSchedule {
     const int begin = part * length - sequence * cost.divisor - overhead;
     return {std::max(begin, 0), std::min(begin + length, size)};
   }
-  /// Of which `part` is one.
+  /// The parts of the sequence that `part` belongs to.
   constexpr TileRange parts_of(int part, int sequence) const {
     return shares > 1 ? TileRange{sequence * shares, (sequence + 1) * shares} : TileRange{part, part + 1};
   }

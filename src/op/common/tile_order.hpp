@@ -23,7 +23,7 @@ class TileOrder {
   static constexpr Place kNone{-1, 0};  ///< nothing in this turn, but later
   static constexpr Place kEnd{-2, 0};
 
-  /// What is known of the costs of a head's query tiles.
+  /// The known costs of a head's query tiles.
   struct Costs {
     bool even = false;        ///< all the same; else each costs more than the one before
     bool short_last = false;  ///< the last one has so few rows that it costs some 2/3 of what its place says
@@ -41,7 +41,7 @@ class TileOrder {
 
   constexpr int count() const { return q_tiles_ * heads_; }
 
-  /// What `cta` does in its n-th turn.
+  /// The work of `cta` in its n-th turn.
   constexpr Place at(int cta, int n) const {
     if (even_) return of_even(n * ctas_ + cta);
     Place place = in_order(cta, n);

@@ -8,7 +8,7 @@
 
 namespace fovea::detail {
 
-/// What to fill: out with zeros and lse with -inf. The prefix sums of the lengths lie where the kernels read them.
+/// The outputs to fill: out with zeros and lse with -inf. The prefix sums of the lengths lie where the kernels read them.
 struct UnownedRows {
   const std::int32_t* cu_seqlens_q = nullptr;
   std::int64_t batch = 0, total = 0;
@@ -25,7 +25,7 @@ struct RowRange {
   std::int64_t begin = 0, end = 0;
 };
 
-/// The rows before the first sequence and after the last one. What the lengths say beyond the tensor is cut.
+/// The rows before the first sequence and after the last one. Lengths beyond the tensor are cut.
 struct OutsideRows {
   std::int64_t begin, end, total;  ///< of the sequences
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What dense latent attention takes, in the order of torch's schema. Its option `ragged` is no field but the rank of q: problem.hpp has
+/// The fields of dense latent attention, in the order of torch's schema. Its option `ragged` is no field but the rank of q: problem.hpp has
 /// them.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What appending to a paged cache takes, in the order of torch's schema.
+/// The fields of appending to a paged cache, in the order of torch's schema.
 #pragma once
 
 #include "fovea/paged_attention.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the operations of 8-bit attention take, in the order of torch's schemas. The options of quantisers and of the whole read members of
-/// members: problem.hpp has them.
+/// The fields of the operations of 8-bit attention, in the order of torch's schemas. The options of quantisers and of the whole read
+/// members of members: problem.hpp has them.
 #pragma once
 
 #include "fovea/c_quantized_attention.h"

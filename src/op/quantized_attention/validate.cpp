@@ -165,7 +165,7 @@ std::optional<Error> decline_dim(std::string_view subject, std::int64_t dim) {
   return declined(subject, dim, "64, 96, 128 or 256");
 }
 
-/// What both attentions say that dense attention says too.
+/// The part of both attentions that dense attention has too.
 template <class Desc>
 AttentionDesc dense_part(const Desc& desc) {
   return {.q = desc.q,

@@ -87,7 +87,7 @@ class Arguments {
   std::vector<void*>& addresses_;
 };
 
-/// Raises RuntimeError. What torch's stable ABI makes of other exceptions depends on its version, so the text begins with the kind of the
+/// Raises RuntimeError. Other exceptions become different things in versions of torch's stable ABI, so the text begins with the kind of the
 /// error, which the Python package reads: "invalid: " becomes ValueError, "unsupported: " NotImplementedError.
 [[noreturn]] void raise(const Error& error);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a call says, as the key of its plan: everything but addresses.
+/// The key of a call's plan, all that it says: everything but addresses.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -22,7 +22,7 @@ inline std::int32_t alignment_of_address(const void* data) {
   return static_cast<std::int32_t>(address & (~address + 1));
 }
 
-/// Of each tensor its dtype, device, shape, strides and alignment; every other argument as it is.
+/// The dtype, device, shape, strides and alignment of each tensor; every other argument as it is.
 class CallKey {
  public:
   /// The key of the call in progress in this thread.

@@ -63,7 +63,7 @@ const TorchGpu& torch_gpu() {
   return kFound;
 }
 
-/// What the library has under this name, which is the same in both builds; null if there is none.
+/// The symbol of the library under this name, which is the same in both builds; null if there is none.
 template <class Function>
 Function* find_in_torch(const char* name) {
   void* library = torch_gpu().library;

@@ -8,7 +8,7 @@
 
 namespace fovea::binding {
 
-/// Of the devices that torch calls cuda: HIP in ROCm's build of torch.
+/// The backend of torch's cuda devices: HIP in ROCm's build of torch.
 Backend gpu_backend();
 
 /// A new call begins in this thread: its device is not known yet.
@@ -23,7 +23,7 @@ void check_device(const torch::stable::Tensor& tensor, const char* name);
 /// The CPU as long as no tensor has said otherwise.
 Device call_device();
 
-/// What the tensors of an equal call have said.
+/// Sets the device that the tensors of an equal call have said.
 void set_call_device(Device device);
 
 /// torch's current stream on the call's device; nothing on the CPU.

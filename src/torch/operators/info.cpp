@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the library says of itself: rows end with a newline and fields with a tab, for the Python package to split.
+/// The library about itself: rows end with a newline and fields with a tab, for the Python package to split.
 #include <initializer_list>
 #include <string_view>
 

@@ -42,7 +42,7 @@ std::vector<Operation> latent_cache_operations();
 std::vector<Operation> merge_operations();
 std::vector<Operation> quantized_operations();
 
-/// What the library says of itself: schemas and kernels.
+/// The library about itself: schemas and kernels.
 std::vector<std::pair<std::string, Operator*>> info_operators();
 
 /// `fill_out` and `fill_lse` are for outputs that a function makes: rows that no sequence of a ragged batch has get 0, or -inf.

@@ -91,7 +91,7 @@ struct E4m3Cache {
     const std::uint32_t(&w)[4] = chunk.word;
     return {{low_halves(w[0], w[1]), high_halves(w[0], w[1]), low_halves(w[2], w[3]), high_halves(w[2], w[3])}};
   }
-  /// Of anything made of words.
+  /// The same for anything made of words.
   template <class Stored>
   static __device__ __forceinline__ bool has_nans(const Stored& stored) {
     constexpr int kWords = sizeof(Stored) / 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the 64 lanes of a wave do together. The instructions are those of gfx90a and gfx942; gpu/hip/emulation/wave.hpp has the same
+/// Operations of the 64 lanes of a wave together. The instructions are those of gfx90a and gfx942; gpu/hip/emulation/wave.hpp has the same
 /// functions for the host. All lanes of a wave call them together, except where a comment says otherwise.
 #pragma once
 
@@ -59,7 +59,7 @@ __device__ __forceinline__ void wave_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
-/// What the wave stored is visible to the device once a counter after it is.
+/// The stores of the wave are visible to the device once a counter after them is.
 __device__ __forceinline__ void release_to_device() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
 __device__ __forceinline__ void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
 /// Called by one lane. The value before.
@@ -82,7 +82,7 @@ __device__ __forceinline__ const Params& reloaded(const Params&) {
 }
 
 __device__ __forceinline__ float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
-/// Of normal numbers, to an ulp.
+/// For normal numbers, to an ulp.
 __device__ __forceinline__ float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 
 /// The low halves of two words, and the high ones: `first` below.
@@ -174,7 +174,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x + of_lane_xor_32(x);
 }
 
-/// What gpu/common/softmax.cuh asks for.
+/// The operations that gpu/common/softmax.cuh asks for.
 struct Wave {
   static __device__ __forceinline__ float exp2(float x) { return cdna::exp2(x); }
   static __device__ __forceinline__ float quotient(float a, float b) { return a * reciprocal(b); }

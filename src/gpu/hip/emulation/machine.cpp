@@ -116,7 +116,7 @@ class Workgroup {
            std::to_string(lane.item.workgroup[2]) + ") thread " + std::to_string(lane.item.thread);
   }
 
-  /// Of the wave whose first lane this is: its collective, if all lanes are there.
+  /// The collective of the wave whose first lane this is, if all lanes are there.
   bool resolve(std::size_t begin) {
     void* operands[kWaveLanes];
     const Lane& first = lanes_[begin];

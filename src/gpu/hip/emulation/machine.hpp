@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Kernels on the host: each work-item is a fiber, 64 of them make a wave, and a wave advances when all of its lanes have come to the same
-/// collective operation. What hardware would do wrongly in silence is a fault with a text:
+/// collective operation. Errors that hardware would hide are faults with a text:
 ///   a collective that some lanes of a wave reach and others do not, or lanes at different ones;
 ///   a barrier that some work-items of a workgroup do not reach;
 ///   LDS: access outside the array or across its alignment, a read before any write, a race (two accesses of one byte, one of them a write,

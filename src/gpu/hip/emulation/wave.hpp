@@ -52,7 +52,7 @@ inline float of_lane_xor_16(float x) { return exchange("of_lane_xor_16", x, lane
 inline float of_lane_xor(float x, int mask) { return exchange("of_lane_xor", x, lane() ^ mask); }
 inline float of_lane_xor_32(float x) { return exchange("of_lane_xor_32", x, lane() ^ 32); }
 
-/// What all lanes must agree on.
+/// The arguments that all lanes must agree on.
 struct Uniform {
   const char* name;
   int value;

@@ -44,7 +44,7 @@ inline Result<void> accept_shared(const Problem& problem) {
   return {};
 }
 
-/// An arena of pieces that begin at cache lines.
+/// An arena of pieces whose offsets are multiples of 256 bytes.
 inline detail::WorkspaceArena arena_at(void* base) { return detail::WorkspaceArena(static_cast<std::byte*>(base), 256); }
 
 /// `key_tile`: of the kernel that computes dk and dv.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What runs before and after the products.
+/// Launches the kernels before and after the MMAs.
 #include "gpu/cuda/common/gradient/finish.cuh"
 #include "gpu/cuda/common/gradient/prepare.cuh"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"

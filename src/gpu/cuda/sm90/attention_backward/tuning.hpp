@@ -12,7 +12,7 @@ namespace fovea::gpu::sm90::attention_backward {
 struct Tuning {
   int head_dim_qk = 0, head_dim_v = 0;  ///< the largest that it takes; smaller ones are padded with zeros
   int key_tile = 128;                   ///< keys of a CTA that computes dk and dv
-  // Of the separate kernel of dq, which computes scores again. A CTA has 128 queries.
+  // The separate kernel of dq computes scores again. A CTA has 128 queries.
   int dq_key_tile = 0, dq_key_stages = 0, dq_value_stages = 0;
 
   /// Then dk and dv of 64 keys fill two warpgroups: one has S and dV, the other dP and dK.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What plans of these kernels have in common, of paged attention and of dense attention: tuning, splits, workspace, launch.
+/// The common part of plans of these kernels, for paged and dense attention: tuning, splits, workspace, launch.
 #pragma once
 
 #include <algorithm>

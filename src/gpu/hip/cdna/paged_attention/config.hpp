@@ -15,7 +15,7 @@ struct Config {
   static constexpr int kThreads = kLanes * kWaves;
   static constexpr int kRowBlocks = kTiles.row_blocks, kKeyWaves = kTiles.key_waves, kRowWaves = kTiles.row_waves();
   static constexpr bool kWidens = Cache::kBytes == 1;
-  /// Of a SIMD. Values of e4m3 take registers twice, before and after they are widened.
+  /// Waves of a SIMD. Values of e4m3 take registers twice, before and after they are widened.
   static constexpr int kResidentWaves = kWidens ? 2 : kTiles.waves;
   static constexpr int kKeyTile = kTiles.key_tile, kKeyBlocks = kKeyTile / 16;
   static constexpr int kWaveRows = 16 * kRowBlocks, kRowTile = kTiles.row_tile();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What follows a wave's last product: waves and splits merge, rows are normalised and stored.
+/// The steps after a wave's last MMA: waves and splits merge, rows are normalised and stored.
 #pragma once
 
 #include "gpu/hip/cdna/paged_attention/exact_row.hpp"
@@ -24,7 +24,7 @@ class Epilogue {
   }
 
  private:
-  /// What turns accumulators, relative to 2^base, into results.
+  /// The factor that turns accumulators, relative to 2^base, into results.
   __device__ __forceinline__ float normaliser(int block, float sum, float base) const {
     const float sink = params.sink == nullptr ? 0 : exp2(fmaf(params.sink[rows.head[block]], kLog2e, -base));
     const float value_scale = params.v_scale == nullptr ? 1 : params.v_scale[work.kv_head * params.v_scale_stride];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a wave computes: scores as K Q^T, softmax, and out^T += V^T P^T. A lane's accumulators of the first are its operand of the second,
+/// The MMAs of a wave: scores as K Q^T, softmax, and out^T += V^T P^T. A lane's accumulators of the first are its operand of the second,
 /// so probabilities never leave their registers. Row l % 16 of a block belongs to lane l throughout.
 #pragma once
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ ScoreTransform<Wave> score_transform(const Params& pa
   return ScoreTransform<Wave>::make(scale, params.softcap, params.softcap == 0 ? 0 : 2 * kLog2e * (scale / params.softcap));
 }
 
-/// Of the lane's row of each block.
+/// Values of the lane's row of each block.
 template <class Config>
 struct Rows {
   int token[Config::kRowBlocks], head[Config::kRowBlocks];

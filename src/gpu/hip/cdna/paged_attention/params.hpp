@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a launch passes to the kernels.
+/// The arguments of the kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// Of dense attention, which has no block table, a sequence is a block. Where lengths are null, all sequences have as many rows, and the
+/// Dense attention has no block table: a sequence is a block. Where lengths are null, all sequences have as many rows, and the
 /// strides of a batch.
 struct Params {
   const void* q = nullptr;                             // (total_q, head, dqk), or (batch, seq_q, head, dqk)
@@ -38,7 +38,7 @@ struct Params {
   int* counters = nullptr;    // (query tile, kv_head, row wave): splits that are stored
 };
 
-/// Of the kernel that sets counters to 0.
+/// Arguments of the kernel that sets counters to 0.
 struct ClearParams {
   int* counters = nullptr;
   int count = 0;

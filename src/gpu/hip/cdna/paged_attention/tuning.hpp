@@ -24,7 +24,7 @@ struct Tuning {
 
   constexpr int row_waves() const { return kWaves / key_waves; }
   constexpr int row_tile() const { return 16 * row_blocks * row_waves(); }
-  /// Of 16 rows: accumulators of each channel, and a maximum and a sum in every lane.
+  /// Registers of 16 rows: accumulators of each channel, and a maximum and a sum in every lane.
   constexpr int state_words() const { return 64 * (head_dim / 4 + 2); }
 };
 

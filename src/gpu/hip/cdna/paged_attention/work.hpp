@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a wave computes: rows of one sequence and kv head, and the key tiles of one split.
+/// The work of a wave: rows of one sequence and kv head, and the key tiles of one split.
 #pragma once
 
 #include "gpu/hip/cdna/paged_attention/config.hpp"
@@ -60,7 +60,7 @@ class WorkFinder {
   struct Range {
     int begin, length;
   };
-  /// Of a sequence's rows: all of `bound` where there is no list.
+  /// The range of a sequence's rows: all of `bound` where there is no list.
   static __device__ Range range(const std::int32_t* cu_seqlens, int sequence, int bound) {
     if (cu_seqlens == nullptr) return {0, bound};
     const int begin = cu_seqlens[sequence];
