@@ -99,6 +99,15 @@ def test_negative_views_are_resolved(calls):
     assert torch.equal(fovea.paged_attention(**call | {"q": negative}), want) and calls.known == [False, False]
 
 
+def test_a_negative_view_in_the_place_of_another_tensor(calls):
+    """Its object may have the address of one that is gone, over the same memory."""
+    call, base = unlike_others(), torch.randn(3, 4, 64)
+    want = fovea.paged_attention(**call | {"q": -base}).clone()
+    for _ in range(20):
+        fovea.paged_attention(**call | {"q": base[:]})
+        assert torch.equal(fovea.paged_attention(**call | {"q": torch._neg_view(base)}), want)
+
+
 def test_storage_that_shrinks(calls):
     call = unlike_others()
     fovea.paged_attention(**call)

@@ -32,7 +32,8 @@ bool Known::add_tensor(PyObject* tensor, bool grad_enabled, Call& call) {
   call.key.push_back(view.ndim);
   call.key.insert(call.key.end(), view.shape, view.shape + view.ndim);
   for (std::int32_t axis = 0; axis < view.ndim; ++axis) call.key.push_back(view.shape[axis] == 1 ? 0 : view.strides[axis]);
-  if (grad_enabled && view.dtype.code != kDLInt && view.dtype.code != kDLUInt && torch().requires_grad(tensor)) return false;
+  const bool is_real = view.dtype.code != kDLInt && view.dtype.code != kDLUInt;
+  if (is_real && (torch().is_negative(tensor) || (grad_enabled && torch().requires_grad(tensor)))) return false;
   Checked& checked = checked_[(reinterpret_cast<std::uintptr_t>(tensor) >> 4) % checked_.size()];
   if (checked.tensor != tensor || checked.address != view.data) {
     if (!torch().is_memory(tensor, view)) return false;

@@ -71,7 +71,7 @@ bool Slot::accepts(PyObject* tensor, bool grad_enabled, void*& address) {
     if (shape[axis] > 1 && view.strides[axis] != strides[axis]) return false;
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % alignment != 0) return false;
-  if (grad_enabled && is_real && torch().requires_grad(tensor)) return false;
+  if (is_real && (torch().is_negative(tensor) || (grad_enabled && torch().requires_grad(tensor)))) return false;
   if (tensor != seen || view.data != seen_at) {
     if (!torch().is_memory(tensor, view)) return false;
     seen = tensor;

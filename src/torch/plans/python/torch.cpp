@@ -67,6 +67,12 @@ bool Torch::requires_grad(PyObject* tensor) const {
   return answer.get() != Py_False;
 }
 
+bool Torch::is_negative(PyObject* tensor) const {
+  const Ref answer(call(is_negative_.get(), tensor));
+  PyErr_Clear();
+  return answer.get() != Py_False;
+}
+
 bool Torch::view(PyObject* tensor, DLTensor& to) const {
   if (exchange_->dltensor_from_py_object_no_sync(tensor, &to) == 0) return to.byte_offset == 0;
   PyErr_Clear();
@@ -74,7 +80,7 @@ bool Torch::view(PyObject* tensor, DLTensor& to) const {
 }
 
 bool Torch::is_memory(PyObject* tensor, const DLTensor& view) const {
-  const Ref negative(call(is_negative_.get(), tensor)), storage(call(storage_.get(), tensor)), offset(call(storage_offset_.get(), tensor));
+  const Ref storage(call(storage_.get(), tensor)), offset(call(storage_offset_.get(), tensor));
   std::int64_t reach = 1;
   bool is_empty = false;
   for (std::int32_t axis = 0; axis < view.ndim; ++axis) {
@@ -83,7 +89,7 @@ bool Torch::is_memory(PyObject* tensor, const DLTensor& view) const {
   }
   const Py_ssize_t bytes = storage ? PyObject_Size(storage.get()) : -1;
   if (bytes >= 0 && offset) reach += PyLong_AsLongLong(offset.get());
-  const bool known = PyErr_Occurred() == nullptr && negative.get() == Py_False;
+  const bool known = PyErr_Occurred() == nullptr;
   PyErr_Clear();
   return known && (is_empty || reach * (std::int64_t{view.dtype.bits} * view.dtype.lanes / 8) <= bytes);
 }

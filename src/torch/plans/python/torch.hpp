@@ -26,7 +26,9 @@ class Torch {
   bool is_tensor(PyObject* object) const { return is_of(object, tensor_type_) || is_of(object, parameter_type_); }
   /// The tensor's memory as DLPack sees it, borrowed. False for a tensor that has none.
   bool view(PyObject* tensor, DLTensor& to) const;
-  /// Whether the tensor's values are those of its memory, all of which its storage holds.
+  /// Whether the tensor's values are the negatives of its memory.
+  bool is_negative(PyObject* tensor) const;
+  /// Whether the tensor's storage holds all of its memory.
   bool is_memory(PyObject* tensor, const DLTensor& view) const;
   /// Counts these tensors as changed.
   bool mark_written(PyObject* list) const { return static_cast<bool>(Ref(call(increment_version_.get(), list))); }
