@@ -332,6 +332,8 @@ def _slots_of(call: _Call, given: dict[str, Any]) -> list[_Slot]:
             made, planned = _maker(tensor, of), None
         elif tensor is not None and id(tensor) not in own and isinstance(given.get(name), Tensor):
             planned = like = given[name]  # of which the operator takes a view
+        elif tensor is not None and id(tensor) not in own and given.get(name) is None:
+            name = f"({name})"  # the function's own, on which other arguments rest: no run gives another
         slots.append(_Slot(name, at, like, None if tensor is None else tensor.shape, written, planned, made, of))
     return slots
 
@@ -350,7 +352,7 @@ def _slots_at(name: str, value: Any, slots: list[_Slot], call: _Call) -> Iterato
     """The slots of an argument by position: that of its name, or those that hold the tensors of a tuple."""
     names = [slot.name for slot in slots]
     if not isinstance(value, tuple):
-        return iter([names.index(name)])
+        return iter([names.index(name)] if name in names else [])
     held = [id(call.arguments[slot.at]) for slot in slots]
     return (held.index(id(tensor)) for tensor in _tensors(value) if id(tensor) in held)
 

@@ -95,3 +95,15 @@ def test_memory_that_changes_under_a_tensor():
     call["q"].untyped_storage().resize_(16)
     with pytest.raises(ValueError, match=r"^q\.storage: got 16 bytes"):
         plan.run()
+
+
+def test_lengths_that_were_not_planned(monkeypatch):
+    """On a GPU a call without lengths makes some, of one row each: the plan rests on these."""
+    monkeypatch.setattr("fovea._paged.one_row_each", lambda q: torch.arange(q.shape[0] + 1, dtype=torch.int32))
+    call = paged(q=torch.randn(2, 4, 64), out=torch.full((2, 4, 64), torch.nan), cu_seqlens_q=None)
+    plan = fovea.plan_paged_attention(**call)
+    tensors = [call[name] for name in ("q", "k_cache", "v_cache", "block_table", "kv_len")]
+    assert torch.equal(plan.run(*tensors), fovea.paged_attention(**call))
+    for given, named in (((int32(0, 1, 1),), {}), ((), {"cu_seqlens_q": int32(0, 1, 1)})):
+        with pytest.raises(TypeError, match=r"^run\(\) "):
+            plan.run(*tensors, *given, **named)

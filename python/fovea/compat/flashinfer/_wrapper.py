@@ -160,8 +160,9 @@ class PagedWrapper(Wrapper):
         if plan is None or torch.compiler.is_compiling() or self._held_for != (*numbers, *self._settings()):
             return None
         k, v = pages_of(cache, self._kv_layout)
+        lengths = () if self._cu_seqlens_q is None else (self._cu_seqlens_q,)
         try:
-            return plan.run(q, k, v, self._table, self._kv_len, self._cu_seqlens_q, out=out)
+            return plan.run(q, k, v, self._table, self._kv_len, *lengths, out=out)
         except (NotImplementedError, TypeError, ValueError):  # the long way says what is wrong, or makes another plan
             self._held = None
             return None
