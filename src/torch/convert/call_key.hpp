@@ -11,16 +11,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "alignment.hpp"
+
 namespace fovea::binding {
-
-/// The largest alignment that a plan is promised, in bytes: the widest access of a kernel. Memory that is aligned further serves the same
-/// plan.
-inline constexpr std::uintptr_t kLargestAlignment = 16;
-
-inline std::int32_t alignment_of_address(const void* data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data) | kLargestAlignment;
-  return static_cast<std::int32_t>(address & (~address + 1));
-}
 
 /// The dtype, device, shape, strides and alignment of each tensor; every other argument as it is.
 class CallKey {

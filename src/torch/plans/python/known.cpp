@@ -4,10 +4,10 @@
 #include <bit>
 #include <cctype>
 
+#include "torch/convert/alignment.hpp"
+
 namespace fovea::python {
 namespace {
-
-constexpr std::uintptr_t kLargestAlignment = 16;  // as plans are promised (convert/call_key.hpp)
 
 /// torch's type and index of a device, as CallKey has them. False for a device that the library does not have.
 bool add_device(const DLDevice& device, std::vector<std::int64_t>& key) {
@@ -27,8 +27,7 @@ bool Known::add_tensor(PyObject* tensor, bool grad_enabled, Call& call) {
   if (dtype < 0) return false;
   call.key.push_back(dtype);
   if (!add_device(view.device, call.key)) return false;
-  const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(view.data) | kLargestAlignment;
-  call.key.push_back(static_cast<std::int64_t>(bits & (~bits + 1)));
+  call.key.push_back(binding::alignment_of_address(view.data));
   call.key.push_back(view.ndim);
   call.key.insert(call.key.end(), view.shape, view.shape + view.ndim);
   for (std::int32_t axis = 0; axis < view.ndim; ++axis) call.key.push_back(view.shape[axis] == 1 ? 0 : view.strides[axis]);

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "torch/convert/alignment.hpp"
+
 namespace fovea::python {
 namespace {
-
-constexpr std::uintptr_t kLargestAlignment = 16;  // as plans are promised (convert/call_key.hpp)
 
 bool refuse(const char* text) {
   if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_ValueError, text);
@@ -51,8 +51,7 @@ bool Slot::read(PyObject* from) {
   dtype = view.dtype;
   device = view.device;
   is_real = python::is_real(dtype);
-  const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(view.data) | kLargestAlignment;
-  alignment = bits & (~bits + 1);
+  alignment = static_cast<std::uintptr_t>(binding::alignment_of_address(view.data));
   return true;
 }
 
