@@ -18,7 +18,7 @@ namespace {
 struct Options {
   std::string operation = "attention", implementation, device = "cpu";
   std::shared_ptr<ProblemSize> size{};
-  bool batch_invariant = false;
+  bool batch_invariant = false, deterministic = false;
 };
 
 int explain(const CLI::App& command, const Options& options) {
@@ -28,7 +28,8 @@ int explain(const CLI::App& command, const Options& options) {
     complain("fovea explain: " + misplaced);
     return kUsage;
   }
-  const PlanOptions plan{.implementation = options.implementation, .batch_invariant = options.batch_invariant};
+  const PlanOptions plan{
+      .implementation = options.implementation, .batch_invariant = options.batch_invariant, .deterministic = options.deterministic};
   const Device device = device_of(options.device);
   if (device.capability != 0) fmt::print("as on a device of {}\n", described(device));
   const Explanation explanation = found->explain(*options.size, device, plan);
@@ -60,6 +61,7 @@ void add_explain(CLI::App& program, int& status) {
       ->check(device_name())
       ->option_text("cpu|cuda|cuda:N|hip|hip:N|smNN|gfx90a|gfx942 [cpu]");
   command->add_flag("--batch-invariant", o->batch_invariant, "Rows independent of the rest of the batch");
+  command->add_flag("--deterministic", o->deterministic, "Gradients with the same bits from run to run");
   command->add_option("--implementation", o->implementation, "Force one by name");
   command->footer("Exit status 2 when the description is wrong or nothing accepts it; the message says why.");
   command->callback([o, command, &status] { status = explain(*command, *o); });

@@ -10,8 +10,9 @@ namespace fovea {
 /// The fields of `forward` describe the forward pass (its lse is required; fixed or ragged; f32 (CPU), f16, bf16 or f64; no e4m3). dq has
 /// the shape of q, dk of k, dv of v, dout of out. Each has strides of its own and the dtype of its counterpart. dk and dv are summed over
 /// the query heads of a group. dlse, of what also depends on lse, is f32 in lse's shape, with any strides; absent means zeros. Head dims as
-/// forward, 192/128 without padding V. Rows of no sequence are not written. Results are the same bits from run to run. No workspace grows
-/// with the square of a length. Source: FlashAttention-2 (Dao 2023), algorithm 2; with a softcap c, ds gains the factor 1 - (s / c)^2.
+/// forward, 192/128 without padding V. Rows of no sequence are not written. dk and dv are the same bits from run to run, and so is dq
+/// with PlanOptions::deterministic. No workspace grows with the square of a length. Source: FlashAttention-2 (Dao 2023), algorithm 2; with
+/// a softcap c, ds gains the factor 1 - (s / c)^2.
 struct AttentionBackwardDesc {
   AttentionDesc forward{};
   TensorDesc dout{}, dq{}, dk{}, dv{};

@@ -85,6 +85,7 @@ typedef struct fovea_options {
   int32_t ordinal;
   const char* implementation; /**< force one by name; NULL or "" chooses */
   int32_t batch_invariant;    /**< not 0: a row's result must not depend on the rest of the batch */
+  int32_t deterministic;      /**< not 0: gradients must have the same bits from run to run */
 } fovea_options;
 
 /* ---- plans ------------------------------------------------------------------------------------------------------------- */

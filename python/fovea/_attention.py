@@ -28,6 +28,7 @@ class AttentionOptions(Call, DenseMask, Lengths, total=False):
     q_scale: Tensor | float | None
     k_scale: Tensor | float | None
     v_scale: Tensor | float | None
+    deterministic: bool
 
 
 # fmt: off
@@ -68,6 +69,7 @@ def attention(
     return_lse: bool = False,
     implementation: str | None = None,
     batch_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention, ``softmax(mask(softcap(scale * q @ k^T))) @ v`` for each head.
 
@@ -100,6 +102,8 @@ def attention(
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm, without the sink).
         implementation: Forces one of :func:`fovea.implementations` by name, for the forward pass.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
+        deterministic: Whether gradients have the same bits from run to run, as out and lse always do, at the price of some speed.
+            Without, that of q may differ in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
 
     Within ``torch.autocast``, q, k and v are cast to its dtype, as torch's scaled_dot_product_attention does it: float64, here also
     float8_e4m3fn, and the sink stay as they are. ``out`` may have autocast's dtype or another one of 16 or 32 bits, to which the
@@ -126,7 +130,7 @@ def attention(
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
         refuse_grad_transforms(q, k, v, sink)
         _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-        both = differentiable_attention(q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *options)
+        both = differentiable_attention(q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *options, deterministic)
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
     if out is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
-from fovea._library import band, empty_lse, empty_out, fills, score_scale, top_left
+from fovea._library import band, deterministic_order, empty_lse, empty_out, fills, score_scale, top_left
 from fovea._options import DenseMask, Implementation, Lengths
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ differentiable_attention = torch.ops.fovea.differentiable_attention.default
 class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
     softcap: float
     dlse: Tensor | None
+    deterministic: bool
 
 
 # fmt: off
@@ -58,6 +59,7 @@ def attention_backward(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     implementation: str | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, ...]:
     """Gradients of :func:`fovea.attention` with respect to q, k, v and the sink. Autograd calls it by itself.
 
@@ -69,10 +71,12 @@ def attention_backward(
         causal, window, anchor, scale, softcap, sink: As in the forward pass.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
         implementation: Forces one of :func:`fovea.implementations` by name.
+        deterministic: Whether the results have the same bits from run to run, at the price of some speed. Without, dq may differ
+            in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
 
     Returns:
         (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query
-        heads of a group. Rows of no sequence of a ragged batch are 0. The same bits from run to run.
+        heads of a group. Rows of no sequence of a ragged batch are 0.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
@@ -83,22 +87,24 @@ def attention_backward(
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink)
-    return _gradients(forward, dout, dlse, implementation or "")
+    return _gradients(forward, dout, dlse, implementation or "", deterministic)
 
 
-def _gradients(forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, implementation: str = "") -> tuple[Tensor, ...]:
+def _gradients(
+    forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, implementation: str, deterministic: bool
+) -> tuple[Tensor, ...]:
     """``forward``: the first arguments of the operator, q to sink."""
     q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[-1]
     new = torch.empty_like if cu_seqlens_q is None else torch.zeros_like  # rows of no sequence are not written
     gradients = [new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if sink is None else torch.empty_like(sink, memory_format=torch.contiguous_format)
-    _attention_backward(*forward, dout, dlse, *gradients, dsink, implementation)
+    _attention_backward(*forward, dout, dlse, *gradients, dsink, implementation, deterministic_order(deterministic))
     return tuple(gradients) if dsink is None else (*gradients, dsink)
 
 
 def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     """The kernel of differentiable_attention, and its fake kernel too, as the operator inside has one."""
-    *forward, implementation, batch_invariant = options
+    *forward, implementation, batch_invariant, _deterministic = options
     out, lse = empty_out(q, v), empty_lse(q)
     new = fills(forward[0], None, None)
     _attention(q, k, v, out, lse, *forward, None, None, None, implementation, batch_invariant, *new)
@@ -106,7 +112,7 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor,
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options, sink, _implementation, _invariant = inputs
+    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options, sink, _implementation, _invariant, ctx.deterministic = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sink)
 
@@ -119,9 +125,9 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         dout = torch.zeros_like(tensors[3])
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    dq, dk, dv, *dsink = _gradients((*tensors, *ctx.options, sink), dout, dlse)
+    dq, dk, dv, *dsink = _gradients((*tensors, *ctx.options, sink), dout, dlse, "", ctx.deterministic)
     others = len(tensors) - 5 + len(ctx.options)  # lengths and numbers, up to the sink
-    return (dq, dk, dv, *(None,) * others, dsink[0] if dsink else None, None, None)
+    return (dq, dk, dv, *(None,) * others, dsink[0] if dsink else None, None, None, None)
 
 
 torch.library.impl("fovea::differentiable_attention", "default", new_outputs)

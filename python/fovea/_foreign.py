@@ -52,7 +52,7 @@ _NOT_HERE = {
     **dict.fromkeys(("num_splits", "num_kv_splits"), "the library chooses the splits (batch_invariant=True fixes them)"),
     "alibi_slopes": "no ALiBi is computed",
     "enable_gqa": "head may be any multiple of kv_head",
-    "deterministic": "gradients always have the same bits from run to run",
+    "deterministic": "results have the same bits from run to run",
 }
 
 

@@ -31,6 +31,11 @@ def wants_gradients(*inputs: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
 
 
+def deterministic_order(asked: bool) -> bool:
+    """Whether gradients must have the same bits from run to run: the call asks for it, or torch does."""
+    return asked or torch.are_deterministic_algorithms_enabled()
+
+
 def empty_out(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A new tensor of q's shape, but for the head dim, which is v's."""
     if q.shape[-1:] == v.shape[-1:]:

@@ -81,7 +81,8 @@ Device device(const fovea_options* from) {
 PlanOptions plan_options(const fovea_options* from) {
   if (from == nullptr) return {};
   return {.implementation = from->implementation == nullptr ? std::string_view{} : from->implementation,
-          .batch_invariant = from->batch_invariant != 0};
+          .batch_invariant = from->batch_invariant != 0,
+          .deterministic = from->deterministic != 0};
 }
 
 }  // namespace fovea::c_api

@@ -70,7 +70,7 @@ void for_each_plan(F&& f) {
     for (const ImplementationInfo& info : implementations()) {
       if (info.operation != entry->operation || !info.available) continue;
       SCOPED_TRACE(std::string(name) + " " + std::string(info.name));
-      const auto planned = trial->plan({.implementation = info.name});
+      const auto planned = trial->plan({.implementation = info.name, .deterministic = true});
       if (planned) f(*trial, *planned);
     }
   }

@@ -124,7 +124,8 @@ void fuzz_attention_backward(Bytes& bytes) {
   if (bytes.flag()) desc.dlse = lse;
   randomise<detail::kAttentionBackwardFields>(bytes, desc, s.dtype);
   if (!bytes.rarely()) desc.forward.lse = lse;
-  examine_on_all_devices([&](Device device) { return plan_attention_backward(desc, device); });
+  const PlanOptions options{.batch_invariant = bytes.flag(), .deterministic = bytes.flag()};
+  examine_on_all_devices([&](Device device) { return plan_attention_backward(desc, device, options); });
 }
 
 LatentCacheDesc latent_cache(Bytes& bytes, const Sizes& s, std::int64_t row) {

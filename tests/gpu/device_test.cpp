@@ -21,9 +21,9 @@ std::vector<std::string> cuda_implementations(std::string_view operation) {
   return names;
 }
 
-/// Calls f(trial, placed, plan, name) for every quick case and every CUDA implementation that takes it. Returns how many there were.
+/// Calls f(trial, placed, plan) for every quick case and every CUDA implementation that takes it. Returns how many there were.
 template <class F>
-int for_each_plan(Stream stream, F&& f) {
+int for_each_plan(Stream stream, F&& f, bool deterministic = false) {
   int plans = 0;
   for (const AnyCase& entry : all_cases()) {
     const std::vector<std::string> names = cuda_implementations(entry.operation);
@@ -33,7 +33,7 @@ int for_each_plan(Stream stream, F&& f) {
     for (const std::string& name : names) {
       SCOPED_TRACE(entry.name + " " + name);
       const PlacedTrial placed(*trial, name, stream);
-      const auto planned = trial->plan({.implementation = name}, placed.place());
+      const auto planned = trial->plan({.implementation = name, .deterministic = deterministic}, placed.place());
       if (!planned) continue;
       ++plans;
       f(*trial, placed, *planned);
@@ -137,7 +137,7 @@ TEST_F(Cuda, WildSlotsAreSkipped) {
 }
 
 TEST_F(Cuda, SameBitsAgainAndPrepared) {
-  for_each_plan({}, [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
+  const auto expect_same_bits = [&](Trial& trial, const PlacedTrial& placed, const AnyPlan& planned) {
     const HostileWorkspace workspace(planned.workspace_bytes, device_), other(planned.workspace_bytes, device_);
     ASSERT_TRUE(planned.run(workspace.view()));
     const Bits first = bits_of(trial, placed);
@@ -153,7 +153,8 @@ TEST_F(Cuda, SameBitsAgainAndPrepared) {
       ASSERT_TRUE(planned.run_prepared(other.view()));
       EXPECT_EQ(bits_of(trial, placed), first) << "layer " << layer << " of a prepared step";
     }
-  });
+  };
+  for_each_plan({}, expect_same_bits, /*deterministic=*/true);
 }
 
 /// Copy engines read memory that no element lies in, if a box has no element in bounds.

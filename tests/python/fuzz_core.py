@@ -53,7 +53,7 @@ def attention(draw: Draw) -> Call:
     if dtype == E4M3:
         call |= draw.some(q_scale=0.5, k_scale=draw.rows(1).abs() + 0.1, v_scale=draw.rows(call["k"].shape[-2]).abs() + 0.1)
     call |= outputs(draw, call, dims[1], torch.bfloat16 if dtype == E4M3 else dtype)
-    return call | draw.some(batch_invariant=True) | implementation(draw, "attention")
+    return call | draw.some(batch_invariant=True, deterministic=True) | implementation(draw, "attention")
 
 
 def attention_backward(draw: Draw) -> Call:
@@ -66,7 +66,8 @@ def attention_backward(draw: Draw) -> Call:
     call["out"] = draw.within(forward["out"].value.to(dtype))
     call["lse"] = draw.within(forward["lse"].value.float())
     call["dout"] = draw.rows(*call["out"].shape, dtype=dtype)
-    return call | draw.some(dlse=draw.rows(*call["lse"].shape)) | implementation(draw, "attention_backward")
+    call |= draw.some(dlse=draw.rows(*call["lse"].shape), deterministic=True)
+    return call | implementation(draw, "attention_backward")
 
 
 def scaled_dot_product_attention(draw: Draw) -> Call:

@@ -212,7 +212,7 @@ def test_what_nobody_sees_may_be_nan():
 def test_opcheck():
     q, k, v = inputs(dtype=torch.float32)
     operator = torch.ops.fovea.differentiable_attention.default
-    mask, options = (None, 0, False, 0.0, 0.0), ("", False)
+    mask, options = (None, 0, False, 0.0, 0.0), ("", False, False)
     torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, torch.randn(4, requires_grad=True), *options))
     q, k, v = (torch.randn(7, heads, 16, requires_grad=True) for heads in (4, 2, 2))
     torch.library.opcheck(operator, (q, k, v, lengths([2, 4]), lengths([3, 4]), None, None, *mask, None, *options))

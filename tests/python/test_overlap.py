@@ -136,4 +136,4 @@ def test_gradients_over_a_part_of_what_they_are_of():
     operator = torch.ops.fovea.attention_backward
     forward = (q, k, k, rows(8), lse, CU, CU, None, None, None, None, False, 0.0, 0.0, None)
     with pytest.raises(ValueError, match=r"args\.dq \(memory\): got a part of q, want memory of its own"):
-        operator(*forward, rows(8), None, dq, rows(8), rows(8), None, "")
+        operator(*forward, rows(8), None, dq, rows(8), rows(8), None, "", False)

@@ -135,6 +135,7 @@ TEST(Options, OfItsGradient) {
   };
   expect_options<AttentionBackward, Desc>({backward(false)},
                                           {kInvariance<Desc>,
+                                           {{"options.deterministic"}, [](auto& c) { c.options.deterministic = true; }},
                                            {{"ragged"}, [&](auto& c) { c.desc = backward(true); }},
                                            {{"mask.left"}, [](auto& c) { c.desc.forward.mask.left = 3; }},
                                            {{"mask.right"}, [](auto& c) { c.desc.forward.mask.right = 0; }},

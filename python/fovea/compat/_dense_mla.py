@@ -45,7 +45,7 @@ def flash_attn_varlen_func(
         dropout_p: 0.
         softmax_scale: Multiplies the scores; None is ``dqk ** -0.5``.
         causal: A query sees the keys up to its own position, counted from the last query and the last key.
-        deterministic: Taken; Fovea's gradients have the same bits from run to run either way.
+        deterministic: Whether gradients have the same bits from run to run, at the price of some speed.
         is_varlen: Whether lengths differ. Taken: Fovea reads the lengths.
 
     Returns:
@@ -63,6 +63,7 @@ def flash_attn_varlen_func(
         scale=checked_scale("softmax_scale", softmax_scale),
         causal=causal,
         return_lse=True,
+        deterministic=deterministic,
     )
     return out, lse.transpose(0, 1).contiguous().transpose(0, 1)
 

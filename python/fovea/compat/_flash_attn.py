@@ -108,6 +108,7 @@ def dense(
     lengths: Ragged | None = None,
     return_lse: bool,
     scales: dict[str, Any] | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """out and, with return_lse, lse: of a fixed batch ``[batch, seq, head, dim]`` and ``[batch, head, seq]``, of a ragged one
     ``[total, head, dim]`` and ``[head, total]``."""
@@ -116,7 +117,7 @@ def dense(
     uncomputed = q.dtype == torch.float8_e4m3fn and wants_gradients(q, k, v)
     if uncomputed:
         padded = tuple(tensor.detach() for tensor in padded)
-    result = attention(*padded, return_lse=return_lse, **options)
+    result = attention(*padded, return_lse=return_lse, deterministic=deterministic, **options)
     out, lse = result if return_lse else (result, None)
     if lse is not None and lengths is not None:
         lse = lse.transpose(0, 1).contiguous()

@@ -17,7 +17,7 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
   multiplies both by ``log2(e)``.
 * What other branches have is not here: ``indexer_topk`` of sparse prefill. Copies of FlashMLA inside of vLLM and SGLang have names
   of their own, which :func:`fovea.compat.install` does not replace.
-* ``flash_attn_varlen_func`` and its packed forms have a gradient for grouped-query heads too, with the same bits from run to run.
+* ``flash_attn_varlen_func`` and its packed forms have a gradient for grouped-query heads too.
   A query that sees no key has the lse -inf in these three.
 * What cannot be computed is refused with an exception, never by ending the process. Gradients of latent attention are refused too
   (NotImplementedError): FlashMLA gives results that autograd knows nothing of.

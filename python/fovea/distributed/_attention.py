@@ -100,7 +100,8 @@ def attention(
 
     Returns:
         out, or (out, lse), of this rank's tokens. Both are differentiable once with respect to q, k, v and sink. The gradient of
-        the sink is this rank's part of a sum over ranks, as are those of all weights. The same bits from run to run.
+        the sink is this rank's part of a sum over ranks, as are those of all weights. Gradients
+        have the same bits from run to run with ``torch.use_deterministic_algorithms(True)``, out and lse always.
 
     Raises:
         ValueError: The call contradicts itself, or ranks differ: the same error on every rank.

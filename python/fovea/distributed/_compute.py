@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fovea._dispatch import OPERATORS
+from fovea._library import deterministic_order
 from fovea.distributed._blocks import Block, on_device
 
 _attention = OPERATORS["attention"]
@@ -90,7 +91,7 @@ def differentiate(
     gradients = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if forward.sink is None else torch.empty_like(forward.sink)
     call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, forward.sink)
-    _attention_backward(*call, dout, dlse, *gradients, dsink, "")
+    _attention_backward(*call, dout, dlse, *gradients, dsink, "", deterministic_order(False))
     return gradients[0], gradients[1], gradients[2], dsink
 
 

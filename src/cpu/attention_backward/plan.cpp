@@ -84,8 +84,9 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
-constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
-                                                                     "softcap", "sink", "dlse", "options.batch_invariant");
+constexpr auto kHandled =
+    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
+                                               "options.batch_invariant", "options.deterministic");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::AttentionBackward, Isa>(kAccepts, kHandled, plan<Isa>); });
 

@@ -31,6 +31,7 @@ inline constexpr auto kAttentionBackwardFields = [] {
 }();
 static_assert(names_every_pointer<AttentionBackwardArgs>(kAttentionBackwardFields, sizeof(AttentionArgs)));
 
-inline constexpr auto kAttentionBackwardOptions = options_of<kAttentionBackwardFields, kDenseFields>();
+inline constexpr auto kAttentionBackwardOptions = options_of<kAttentionBackwardFields, kDenseFields>(
+    Option<AttentionBackwardProblem>{"options.deterministic", [](const AttentionBackwardProblem& p) { return p.deterministic; }});
 
 }  // namespace fovea::detail

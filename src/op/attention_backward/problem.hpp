@@ -10,6 +10,7 @@ namespace fovea::detail {
 struct AttentionBackwardProblem : AttentionProblem {
   RowStrides dout{}, dq{}, dk{}, dv{}, dlse{};
   bool has_dlse = false;
+  bool deterministic = false;  ///< dq too must have the same bits from run to run
   Extents gradient_extents{};  ///< those of the base are of the forward pass
   std::int32_t dout_base_alignment = 0, dq_base_alignment = 0, dk_base_alignment = 0, dv_base_alignment = 0;
   std::int32_t dout_alignment = 0, dq_alignment = 0, dk_alignment = 0, dv_alignment = 0;  ///< of every row, in bytes

@@ -32,6 +32,7 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
   const Result<AttentionProblem> forward = validate(desc.forward, options);
   if (!forward) return forward.error();
   AttentionBackwardProblem problem{*forward};
+  problem.deterministic = options.deterministic;
   Checker check;
   if (problem.q_dtype == DType::e4m3) return declined("q.dtype", "e4m3", "f32 or f16 or bf16 or f64");
   check.expect(problem.has_lse, "forward.lse", "none", "the lse of the forward pass");

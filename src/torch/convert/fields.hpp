@@ -224,25 +224,31 @@ class Fields {
 /// Arguments of a call behind its fields: who computes, and how.
 enum class Asks {
   implementation,  ///< the name of one, alone
-  options,         ///< and whether it is batch-invariant and which outputs are filled where no sequence has a row
+  gradient,        ///< and whether gradients have the same bits from run to run
+  options,         ///< the name, whether it is batch-invariant and which outputs are filled where no sequence has a row
   schedule,        ///< and a schedule, between these two
 };
 
 template <const auto& table, Asks asks>
 struct FieldCall : Fields<table> {
   explicit FieldCall(Arguments& arguments) : Fields<table>(arguments), implementation(arguments.text()) {
-    if (asks == Asks::implementation) return;
+    if (asks == Asks::gradient) deterministic = arguments.flag();
+    if (asks == Asks::implementation || asks == Asks::gradient) return;
     batch_invariant = arguments.flag();
     if (asks == Asks::schedule) schedule = arguments.optional_tensor();
     fill_out = arguments.flag();
     fill_lse = arguments.flag();
   }
   PlanOptions options() const {
-    return {.implementation = implementation, .batch_invariant = batch_invariant, .fill_out = fill_out, .fill_lse = fill_lse};
+    return {.implementation = implementation,
+            .batch_invariant = batch_invariant,
+            .deterministic = deterministic,
+            .fill_out = fill_out,
+            .fill_lse = fill_lse};
   }
 
   std::string implementation;
-  bool batch_invariant = false, fill_out = false, fill_lse = false;
+  bool batch_invariant = false, deterministic = false, fill_out = false, fill_lse = false;
   OptionalTensor schedule;
 };
 

@@ -17,7 +17,7 @@ struct AttentionBackward {
     PlanOptions options() const { return gradients.options(); }
 
     Fields<detail::kDenseFields> forward;
-    FieldCall<detail::kAttentionBackwardFields, Asks::implementation> gradients;
+    FieldCall<detail::kAttentionBackwardFields, Asks::gradient> gradients;
   };
 
   static AttentionBackwardDesc describe(const Call& call) {
@@ -51,7 +51,7 @@ struct AttentionBackward {
 std::vector<Operation> attention_operations() {
   return {operation<Attention>("attention(" + schema_of(detail::kAttentionFields) + kOptions),
           operation<AttentionBackward>("attention_backward(" + read_only(schema_of(detail::kDenseFields)) + ", " +
-                                       schema_of(detail::kAttentionBackwardFields) + kImplementation)};
+                                       schema_of(detail::kAttentionBackwardFields) + kGradient)};
 }
 
 }  // namespace fovea::binding

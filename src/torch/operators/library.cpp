@@ -36,7 +36,7 @@ std::string inputs(const std::string& arguments) {
 /// attention, and its formula, which calls attention_backward.
 std::string differentiable_attention() {
   return "differentiable_attention(" + inputs(schema_of(detail::kDenseFields)) +
-         ", str implementation, bool batch_invariant) -> (Tensor, Tensor)";
+         ", str implementation, bool batch_invariant, bool deterministic) -> (Tensor, Tensor)";
 }
 
 /// Merging for autograd, likewise. Its formula needs no kernel.

@@ -49,7 +49,8 @@ std::vector<std::pair<std::string, Operator*>> info_operators();
 #define FOVEA_FILLS ", bool fill_out=False, bool fill_lse=False)"
 
 /// The ends of schemas, as Asks has them.
-inline constexpr auto kImplementation = ", str implementation)", kOptions = ", str implementation, bool batch_invariant" FOVEA_FILLS,
+inline constexpr auto kImplementation = ", str implementation)", kGradient = ", str implementation, bool deterministic)",
+                      kOptions = ", str implementation, bool batch_invariant" FOVEA_FILLS,
                       kOptionsAndSchedule = ", str implementation, bool batch_invariant, Tensor(c!)? schedule" FOVEA_FILLS;
 
 /// An operation whose table of fields says all. Its file replaces the functions that say more.

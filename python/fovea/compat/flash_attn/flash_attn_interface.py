@@ -58,7 +58,7 @@ def flash_attn_func(
         window_size: ``(left, right)`` keys before and after a query's own position; -1 is no bound.
         softcap: c > 0 bounds the scores, ``c * tanh(s / c)``.
         alibi_slopes: None.
-        deterministic: Taken; Fovea's gradients have the same bits from run to run either way.
+        deterministic: Whether gradients have the same bits from run to run, at the price of some speed.
         return_attn_probs: Whether to return lse too, and in the place of probabilities an empty tensor.
 
     Returns:
@@ -70,7 +70,7 @@ def flash_attn_func(
     """
     _refuse(dropout_p, alibi_slopes)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, deterministic=deterministic))
 
 
 @adapted(_PACKED, axes={"qkv": "batch, seq, 3, head, head_dim"}, error=RuntimeError)
@@ -157,7 +157,7 @@ def flash_attn_varlen_func(
     scores = Scores(softmax_scale, causal, window_size, softcap)
     lengths = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if block_table is None:
-        return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs))
+        return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, deterministic=deterministic))
     out, lse = paged_varlen(q, k, v, scores, lengths, block_table)
     return _result(out, lse if return_attn_probs else None)
 

@@ -152,7 +152,7 @@ constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; any strides",
     detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                               "options.batch_invariant"),
+                                               "options.batch_invariant", "options.deterministic"),
     Backend::cuda,
     unavailable<kLowest, kAnyLater>,
     plan};
