@@ -31,6 +31,7 @@ class Case:
     dtype: str = "bfloat16"
     batch: int = 0  # 0: as many sequences as make TOKENS
     seq_q: int = 0  # 0: as many as keys
+    deterministic: bool = False  # of gradients
 
     @property
     def name(self) -> str:
@@ -38,7 +39,8 @@ class Case:
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}/{self.kv_heads}"
         kind = "" if self.dtype == "bfloat16" else f" {self.dtype}"
         queries = f" q{self.seq_q}" if self.seq_q else ""
-        return f"{dims} {heads} b{self.sequences}{queries} s{self.seq} {'causal' if self.causal else 'full'}{kind}"
+        order = " deterministic" if self.deterministic else ""
+        return f"{dims} {heads} b{self.sequences}{queries} s{self.seq} {'causal' if self.causal else 'full'}{kind}{order}"
 
     @property
     def sequences(self) -> int:
@@ -56,7 +58,7 @@ CASES = [
     *(case for seq in (1024, 4096, 16384) for case in both(seq)),
     Case(8192, True, heads=32, kv_heads=8),
     *(case for seq in (4096, 16384) for case in both(seq, 192, 128)),
-    *both(4096, 64, 64, 32, 32),
+    *(case for seq in (1024, 4096, 16384) for case in both(seq, 64, 64, 32, 32)),
     *both(4096, 256, 256, 8, 8),
     *both(4096, 96, 96),
     *both(4096, dtype="float16"),

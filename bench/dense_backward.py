@@ -17,10 +17,11 @@ CASES = [
     *(case for seq in (1024, 4096, 16384) for case in both(seq)),
     Case(8192, True, heads=32, kv_heads=8),
     *(case for seq in (4096, 16384) for case in both(seq, 192, 128)),
-    *both(4096, 64, 64, 32, 32),
+    *(case for seq in (1024, 4096, 16384) for case in both(seq, 64, 64, 32, 32)),
     *both(4096, 256, 256, 8, 8),
     *both(4096, 96, 96),
     *both(4096, dtype="float16"),
+    *(case for seq in (4096, 16384) for case in both(seq, deterministic=True)),
 ]
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -42,7 +43,8 @@ class Backward(Dense):
         return torch.autograd.grad(self.results[name], self.inputs, self.dout, retain_graph=True)
 
     def own(self) -> Tensor:
-        return fovea.attention(self.q, self.k, self.v, causal=self.case.causal)
+        options = {"causal": self.case.causal, "deterministic": self.case.deterministic}
+        return fovea.attention(self.q, self.k, self.v, **options)
 
     def run(self, schedule: None = None, out: Tensor | None = None) -> Gradients:
         return self.gradients("Fovea", self.own)

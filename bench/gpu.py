@@ -194,7 +194,11 @@ def arguments(kind: str, about: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, help=f"file to write (default: bench/results/DEVICE/DATE-{kind}.json)")
     parser.add_argument("--commit", help="revision measured (default: git's)")
-    parser.add_argument("--only", default="", metavar="PART", help="only rows whose name contains this")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only rows in whose name this regular expression is found")
+    parser.add_argument("--peer", default="", metavar="PATTERN", help="only peers in whose name it is found")
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE, help="seconds of the same calls before each timing (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=200, help="begin no row after this time (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="of this library and a peer (default: %(default)s)")
     parser.add_argument("--program", type=Path, help="the fovea program, to measure the host time of a call from C++ too")
@@ -229,7 +233,8 @@ class Bench:
         }
 
     def median(self, call: Callable[[], object]) -> float:
-        return median_ms(call, 0, 1) if self.args.dry_run else median_ms(call)
+        settle = self.args.settle
+        return median_ms(call, 0, 1) if self.args.dry_run else median_ms(call, settle, max(12, int(400 * settle)))
 
     def save(self) -> None:
         if self.out:
@@ -241,7 +246,7 @@ class Bench:
 
     def attempt(self, name: str, measure: Callable[[], dict]) -> dict | None:
         """The measurement. None if it was not wanted, or if `missing` says why it failed."""
-        if self.args.only not in name:
+        if not re.search(self.args.only, name):
             return None
         if time.monotonic() - self.started > self.args.seconds:
             return self.miss(name, f"the {self.args.seconds:.0f} s were over")
@@ -310,13 +315,16 @@ class Bench:
             ratios[peer] = statistics.median(pair[peer] / pair[""] for pair in pairs)
         return times, ratios
 
+    def wanted(self, peers: dict) -> dict:
+        return {name: call for name, call in peers.items() if re.search(self.args.peer, name)}
+
     def row(self, subject: Subject) -> dict:
         """Checked, then timed beside the ceilings and the peers."""
         ceiling, row = matrix_rate(256 if self.args.dry_run else 8192, self.median), self.time(subject)
         flops, moved = (work / row["milliseconds"] * 1e3 for work in (subject.flops, subject.bytes))
         row |= {"flops": flops, "bytes": moved, "of_matrix_rate": flops / ceiling}
         row |= {"of_copy_rate": moved / self.results["copy_rate"], "matrix_rate": ceiling}
-        peers, clean = subject.peers(shared=False), getattr(subject, "clean", False)
+        peers, clean = self.wanted(subject.peers(shared=False)), getattr(subject, "clean", False)
         if peers:
             row["peers"], row["by_turns"] = self.by_turns(subject, subject.run, peers, shared=False)
         if errors := getattr(subject, "peer_errors", {}):
@@ -335,7 +343,7 @@ class Bench:
         call()
         error = subject.check(call)
         row: dict[str, Any] = {"shared_milliseconds": self.milliseconds(subject, call, shared=True), "shared_error": error}
-        if peers := subject.peers(shared=True):
+        if peers := self.wanted(subject.peers(shared=True)):
             row["shared_peers"], row["shared_by_turns"] = self.by_turns(subject, call, peers, shared=True)
         return row
 

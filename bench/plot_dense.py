@@ -18,7 +18,9 @@ ABOUT = {
     "dense-backward": (
         "dense attention, gradient",
         "dense_backward.py",
-        DENSE + "A call is autograd's, without the forward pass. Fovea's results alone are the same bits from run to run.",
+        DENSE
+        + "A call is autograd's, without the forward pass. Fovea's results have the same bits from run to run in rows that say "
+        "deterministic, and in all that were measured before 2026-11-27; those of the peers do not.",
     ),
     "paged-decode": (
         "paged attention",
