@@ -9,6 +9,7 @@ import plot_context
 import plot_conversion
 import plot_dense
 import plot_latent
+import plot_peers
 import plot_ranks
 from plotting import DOCS, OURS, ROOT, THEIRS, finish, latest_results, milliseconds, text_table
 
@@ -154,7 +155,7 @@ def main() -> None:
     found += [(plot_context.section, *result) for result in latest_results("latent-context")]
     found += [(plot_conversion.section, *result) for result in latest_results("cache-conversion")]
     found += [(plot_ranks.section, *result) for result in latest_results("context-parallel")]
-    text = HEAD + "\n".join(make(path, results) for make, path, results in found)
+    text = HEAD + "\n".join([plot_peers.section(), *(make(path, results) for make, path, results in found)])
     (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
     print(f"docs/performance.md: {len(found)} section{'s' if len(found) != 1 else ''}")
 

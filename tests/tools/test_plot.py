@@ -10,7 +10,16 @@ import unittest
 
 from tool import ROOT, Repository
 
-PROGRAM = ("plot.py", "plot_context.py", "plot_conversion.py", "plot_dense.py", "plot_latent.py", "plot_ranks.py", "plotting.py")
+PROGRAM = (
+    "plot.py",
+    "plot_context.py",
+    "plot_conversion.py",
+    "plot_dense.py",
+    "plot_latent.py",
+    "plot_peers.py",
+    "plot_ranks.py",
+    "plotting.py",
+)
 
 
 def case(batch: int, milliseconds: float, **more: object) -> dict:
@@ -71,6 +80,50 @@ class PlotTest(unittest.TestCase):
             pictures = list(root.glob("docs/*.svg"))
             self.labels = {label for path in pictures for label in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())}
             return re.sub(" +", " ", text), {path.name for path in pictures}
+
+    def test_the_fastest_peer_of_each_row(self):
+        """The newest measurement counts, whatever the file's name ends with; other ways of Fovea are no peers."""
+        old = LEAST | {"cases": [case(1, 2.0, by_turns={"cuDNN": 1.5, "FlashAttention-3": 0.9}), case(2, 2.0)]}
+        new = old | {"date": "2026-11-22", "cases": [case(1, 2.0, by_turns={"cuDNN": 1.25, "Fovea-bf16": 0.5})]}
+        text, _ = self.made({"2026-11-21": old, "2026-11-22-alone": old}, "dense-backward")
+        self.assertIn("1 of 1 rows are below 1", text)
+        self.assertIn("| gradient | case 1 | 2 ms | FlashAttention-3 | 1.8 ms | **0.90** | Some, 2026-11-21 |", text)
+        text, _ = self.made({"2026-11-21": old, "2026-11-22": new}, "dense-backward")
+        self.assertIn("0 of 1 rows are below 1", text)
+        self.assertIn("| gradient | case 1 | 2 ms | cuDNN | 2.5 ms | 1.25 | Some, 2026-11-22 |", text)
+        self.assertLess(text.index("Beside the fastest peer"), text.index("dense attention, gradient"))
+
+    def test_times_of_another_timer(self):
+        rows = [
+            {
+                "name": name,
+                "ours_us": 2000,
+                "peers_us": {"A": 3000},
+                "ratio": {"A": 1.5},
+                "flops": 4e9,
+                "bytes": 2e6,
+                "matrix": 5e12,
+            }
+            for name in ("fwd d128 b4 s4096 h16 causal e4m3", "bwd d64 b4 s4096 h32 full", "mla b8 sq1 len=8192 h128")
+        ]
+        given = {"device": "Some GPU", "torch": "2.11.0", "versions": {"A": "1"}, "rows": rows}
+        files = {"bench/convert_turns.py": (ROOT / "bench/convert_turns.py").read_text(encoding="utf-8"), "x": json.dumps(given)}
+        with Repository(files | {"watts": "100, 90.5\n1700, 600.0\n1800, 700.0\n"}) as root:
+            command = [sys.executable, "-B", root / "bench/convert_turns.py", root / "x", "--watch", root / "watts"]
+            subprocess.run([*command, "--date", "2026-11-27", "--commit", "abc"], check=True, capture_output=True)
+            made = {path.name: json.loads(path.read_text()) for path in (root / "bench/results/some-gpu").iterdir()}
+        self.assertEqual(
+            {name: results["cases"][0]["name"] for name, results in made.items()},
+            {
+                "2026-11-27-dense-attention-by-turns.json": "d128 h16 b4 s4096 causal float8_e4m3fn",
+                "2026-11-27-dense-backward-by-turns.json": "d64 h32 b4 s4096 full",
+                "2026-11-27-latent-decode-by-turns.json": "b8 sq1 len=8192 h128",
+            },
+        )
+        results = made["2026-11-27-dense-backward-by-turns.json"]
+        self.assertEqual(results["mean"], {"sm_mhz": 1750, "watts": 650})
+        row = results["cases"][0]
+        self.assertEqual((row["milliseconds"], row["peers"], row["by_turns"], row["flops"]), (2, {"A": 3}, {"A": 1.5}, 2e12))
 
     def test_no_results(self):
         text, pictures = self.made({})
