@@ -5,7 +5,9 @@ Argument names, order, defaults, layouts and results are SageAttention's. What d
 
 * Unknown arguments raise TypeError. SageAttention takes and ignores them.
 * The CPU and every NVIDIA GPU from compute capability 7.5 on are served, with head dims up to 256.
-* ``sageattn`` keeps v in float16: in Fovea that is the more accurate and the faster way. ``..._pv_fp8_...`` make it float8_e4m3fn.
+* ``sageattn`` keeps v in float16, which is the more accurate way. ``..._pv_fp8_...`` make it float8_e4m3fn.
+* On Hopper, where 16 bits are faster, ``sageattn`` and ``sageattn_varlen`` attend exactly, in the dtype of q (docs/sageattention.md
+  has the measurements). ``set_exact_fallback(False)`` turns this off; :func:`fovea.explain` shows what runs.
 * ``pv_accum_dtype`` is checked and changes nothing: sums are float32. ``quantization_backend`` likewise.
 * ``attn_mask`` raises NotImplementedError.
 * Rows that see no key give 0, and -inf in lse.
@@ -17,10 +19,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fovea._attention import attention
 from fovea._calls import adapted, from_gate
 from fovea._quantized import QuantizedQk, QuantizedV, quantize_and_attend, quantized_attention
 from fovea._words import renamed
-from fovea.compat._arguments import bound, check, checked_scale, refuse, rows
+from fovea.compat._arguments import bound, check, checked_scale, refuse, rows, whole_eights
+from fovea.compat._sage_exact import is_faster, set_exact_fallback
 
 __all__ = [
     "qk_int8_sv_f16_accum_f16_attn",
@@ -34,6 +38,7 @@ __all__ = [
     "sageattn_qk_int8_pv_fp16_cuda",
     "sageattn_qk_int8_pv_fp16_triton",
     "sageattn_varlen",
+    "set_exact_fallback",
 ]
 
 _Result = Tensor | tuple[Tensor, Tensor]
@@ -95,7 +100,7 @@ def sageattn(
     sm_scale: Tensor | float | None = None,
     return_lse: bool = False,
 ) -> _Result:
-    """8-bit attention of a fixed batch.
+    """8-bit attention of a fixed batch, or exact attention where that is faster: on Hopper.
 
     Args:
         q: ``[batch, head, seq_q, d]`` in the layout "HND", ``[batch, seq_q, head, d]`` in "NHD"; k and v likewise, with kv heads
@@ -107,7 +112,7 @@ def sageattn(
     Returns:
         out in q's layout, or (out, lse float32 ``[batch, head, seq_q]``, natural logarithm).
     """
-    return _attend(q, k, v, _Call(tensor_layout, is_causal, sm_scale, return_lse))
+    return _attend(q, k, v, _Call(tensor_layout, is_causal, sm_scale, return_lse), may_be_exact=True)
 
 
 @_PLAIN
@@ -217,7 +222,7 @@ def sageattn_varlen(
     sm_scale: Tensor | float | None = None,
     smooth_k: bool = True,
 ) -> Tensor:
-    """8-bit attention of a ragged batch: rows ``cu[b]`` to ``cu[b + 1] - 1`` belong to sequence b.
+    """:func:`sageattn` of a ragged batch: rows ``cu[b]`` to ``cu[b + 1] - 1`` belong to sequence b.
 
     q is ``[total_q, head, d]``, k and v are ``[total_k, kv_head, d]``. Keys are smoothed by the mean of their own sequence;
     SageAttention takes that of all sequences.
@@ -225,7 +230,8 @@ def sageattn_varlen(
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     bounds = {"max_seqlen_q": bound(max_seqlen_q, "max_seqlen_q"), "max_seqlen_k": bound(max_seqlen_k, "max_seqlen_k")}
     call = _Call("", is_causal, sm_scale)
-    out: Tensor = _run(q, k, v, call.options(q.shape[-1]), granularity="block", smooth_k=smooth_k, **lengths, **bounds)
+    options = call.options(q.shape[-1]) | lengths | bounds
+    out: Tensor = _run(q, k, v, options, may_be_exact=True, granularity="block", smooth_k=smooth_k)
     return out
 
 
@@ -331,7 +337,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, call: _Call, **options: Any) -> _Re
     _check_one_of("tensor_layout", call.tensor_layout, ("HND", "NHD"))
     tensors = (_rows_first(name, x, call.tensor_layout) for name, x in (("q", q), ("k", k), ("v", v)))
     try:
-        result = _run(*tensors, call.options(q.shape[-1]), return_lse=call.return_lse, **options)
+        result = _run(*tensors, call.options(q.shape[-1]) | {"return_lse": call.return_lse}, **options)
     except ValueError as error:
         raise _in_layout(error, call.tensor_layout) from None
     out, lse = result if call.return_lse else (result, None)
@@ -339,15 +345,19 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, call: _Call, **options: Any) -> _Re
     return out if lse is None else (out, lse)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any], **options: Any) -> Any:
-    """Rows are padded with zeros to the next head dim, which changes no score."""
+def _run(q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any], may_be_exact: bool = False, **options: Any) -> Any:
+    """Rows are padded with zeros to the next head dim, which changes no score. ``options`` are of 8 bits alone."""
     dim = q.shape[-1]
     check(0 < dim <= _HEAD_DIMS[-1], "q.shape (head_dim)", dim, f"1 to {_HEAD_DIMS[-1]}")
     for name, x in (("k", k), ("v", v)):
         check(x.shape[-1] == dim, f"{name}.shape (head_dim)", x.shape[-1], f"{dim} (head_dim of q)")
-    more = next(larger for larger in _HEAD_DIMS if larger >= dim) - dim
-    padded = (torch.nn.functional.pad(x, (0, more)) if more else rows(x) for x in (q, k, v))
-    result = quantize_and_attend(*padded, **call, **options)
+    if may_be_exact and is_faster(q, k, v):
+        more = -dim % 8
+        result = attention(*whole_eights(*map(rows, (q, k, v))), **call)
+    else:
+        more = next(larger for larger in _HEAD_DIMS if larger >= dim) - dim
+        padded = (torch.nn.functional.pad(x, (0, more)) if more else rows(x) for x in (q, k, v))
+        result = quantize_and_attend(*padded, **call, **options)
     if not more:
         return result
     return (result[0][..., :dim], result[1]) if isinstance(result, tuple) else result[..., :dim]
