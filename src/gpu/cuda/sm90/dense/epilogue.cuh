@@ -21,7 +21,7 @@ __device__ inline int tile_row(int warpgroup, int r) {
 template <class Config>
 class Epilogue {
  public:
-  using Range = std::conditional_t<Config::k8BitValues, std::conditional_t<Config::kCodes, E4m3SumRange, E4m3Range>, FloatRange>;
+  using Range = std::conditional_t<Config::k8BitValues, E4m3SumRange, FloatRange>;
   using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2, Range>;
   static constexpr int kOut = Config::kHeadDimV / 2;
 
