@@ -34,7 +34,7 @@ struct TileConfig {
   using WorkTileData = dense::NoWorkTileData;
   static constexpr Tuning kTuning = kTuning_;
   static constexpr bool kCodes = std::is_same_v<Element, std::int8_t>;  // Q K^T is integers
-  /// Values are read from value tiles, and accumulators of each key tile are promoted to f32 sums.
+  /// MMAs read values from value tiles, and accumulators of each key tile are promoted to f32 sums.
   static constexpr bool k8BitValues = sizeof(ValueElement) == 1;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kSlicesQk = slices_of(kHeadDimQk * sizeof(Element)), kSlicesV = slices_of(kHeadDimV * 2);
@@ -50,12 +50,14 @@ struct TileConfig {
   static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // the buffer also stages the results
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8BitValues ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;
+  static constexpr int kRawStages = kTuning.raw_stages, kRawSlices = slices_of(kHeadDimV * sizeof(ValueElement));
   static constexpr int kMmaK = 32 / sizeof(Element);
   static constexpr bool kOverlap = kTuning.overlap;
   /// Whether the first Q K^T of a work tile overlaps the last P V of the one before. It takes a second
   /// query buffer.
   static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
+  static_assert(k8BitValues || kRawStages == 0);
   static_assert(!k8BitValues || !kOverlap);      // promotion of a key tile needs its own wait
   static_assert(kOverlap || !kTuning.pingpong);  // warpgroups skip different key tiles
   static_assert(kLoadRegisters >= 24);

@@ -6,6 +6,7 @@
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
+#include "gpu/cuda/sm90/dense/transpose_values.cuh"
 
 namespace fovea::gpu::sm90::attention {
 
@@ -18,7 +19,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   if (threadIdx.x == 0) {
     storage.init_barriers();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
-      const bool has_map = !Config::k8Bit || rows == &params.q || rows == &params.k;
+      const bool has_map = !Config::k8Bit || rows != &params.out;  // f32 results have none
       if (has_map) prefetch_tensor_map(&rows->map);
     }
   }
@@ -29,9 +30,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     dense::Math<Config>(params, storage, warpgroup)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (Config::k8Bit) fence_global_for_async();  // bulk copies read the value tiles of launch_transpose()
     if (threadIdx.x == Config::kMathThreads) dense::Loader<Config>(params, storage)();
     if (threadIdx.x / 32 == Config::kMathThreads / 32 + 1) dense::schedule_work_tiles<Config>(params, storage);
+    if constexpr (Config::kRawStages > 0) {
+      const int warp = uniform(threadIdx.x / 32) - Config::kThreads / 32 + dense::kTransposingWarps;
+      if (warp >= 0) dense::ValueTransposer<Config>(storage, warp)();
+    }
     __syncwarp();
   }
   launch_dependents();

@@ -12,7 +12,6 @@
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/dense/value_tiles.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/problem.hpp"
@@ -65,12 +64,10 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
-    if (is_8bit()) value_tiles_ = dense::value_tiles_of(problem, tuning.key_tile, tuning.head_dim_v);
-    workspace_bytes = value_tiles_.bytes() + splits_.bytes();
+    workspace_bytes = splits_.bytes();
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
-  std::int64_t value_tiles() const { return value_tiles_.count; }
   std::string tuning() const override {
     return tiles_text(tuning_row(), params_.packed(), splits_.count).append(is_8bit() ? kE4m3Products : "");
   }
@@ -83,16 +80,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
     Splits splits = splits_;
-    fill_splits(splits, problem_, args, static_cast<std::byte*>(workspace.data) + value_tiles_.bytes());
+    fill_splits(splits, problem_, args, workspace.data);
     params.partial_out = splits.out;
     params.partial_lse = splits.lse;
-    params.value_tiles = static_cast<const std::byte*>(workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = transforms_scores(problem_);
-    if (is_8bit()) {
-      Result<void> good = dense::launch_transpose(value_tiles_, params.v.data, params.cu_seqlens_k, workspace.data, stream);
-      if (!good) return good;
-    }
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
   }
@@ -113,7 +105,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.f32_out = problem_.out_dtype == DType::f32;
     if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
-    if (Result<void> good = is_8bit() ? Result<void>{} : encode_rows(params.v, tensors[2]); !good) return good;
+    if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
     if (Result<void> good = params.f32_out ? Result<void>{} : encode_rows(params.out, tensors[3], packed); !good) return good;
     params.q_scale = dense::descale_of(problem_.q_scale, args.q_scale);
     params.k_scale = dense::descale_of(problem_.k_scale, args.k_scale);
@@ -126,7 +118,6 @@ class State final : public PlanState<Problem, AttentionArgs> {
   int multiprocessors_;
   int index_ = 0;  ///< row of tuning.hpp
   std::int64_t work_tiles_ = 0;
-  dense::ValueTiles value_tiles_{};  ///< with e4m3
   Splits splits_{};
   Params params_{};
 };
@@ -140,7 +131,6 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (Result<void> good = dense::accept_dense(problem, dense::forward_tensors(problem, problem.out_dtype)); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
-  if (state->value_tiles() >= kCountLimit) return declined("v.shape (key tiles)", state->value_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
 }
 

@@ -62,18 +62,22 @@ class Loader {
       if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries<Config>(params, storage, work, buffer);
       started = true;
       values_at = at;
-      if constexpr (Config::k8BitValues) values_from = value_tile_at<Config>(params, work, tile);
+      if constexpr (Config::k8BitValues && Config::kRawStages == 0) values_from = value_tile_at<Config>(params, work, tile);
     }
   }
 
   __device__ void load_values() {
-    if constexpr (Config::k8BitValues) {
+    using ValueElement = typename Config::ValueElement;
+    if constexpr (Config::kRawStages > 0) {
+      load_tile<Config::kRawSlices, ValueElement>(params.v, values_at, raws, shared_address(storage.raw.tiles[raws.stage]), storage.raw.full,
+                                                  storage.raw.empty);
+    } else if constexpr (Config::k8BitValues) {
       const std::uint32_t full = producer_acquire(values, storage.v_full, storage.v_empty, Config::kValueBytes);
       bulk_load(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
       values.advance();
     } else {
-      load_tile<Config::kSlicesV, typename Config::ValueElement>(params.v, values_at, values, shared_address(storage.v[values.stage]),
-                                                                 storage.v_full, storage.v_empty);
+      load_tile<Config::kSlicesV, ValueElement>(params.v, values_at, values, shared_address(storage.v[values.stage]), storage.v_full,
+                                                storage.v_empty);
     }
   }
 
@@ -89,6 +93,7 @@ class Loader {
   Storage<Config>& storage;
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
+  PipelineState<Config::kRawStages> raws;  // in place of `values`, where they are transposed
   BoxStart values_at{};  // the key tile whose keys were loaded last
   const std::byte* values_from = nullptr;
   bool started = false;

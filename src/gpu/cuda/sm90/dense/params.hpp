@@ -47,7 +47,6 @@ struct Params {
   float* partial_lse = nullptr;  ///< [splits][rows][heads]
   // e4m3 inputs alone:
   Descale q_scale, k_scale, v_scale;
-  const std::byte* value_tiles = nullptr;  ///< V^T by key tiles: gpu/cuda/common/value_tiles.hpp
   bool f32_out = false;
 
   constexpr int packed() const { return 1 << packed_shift; }

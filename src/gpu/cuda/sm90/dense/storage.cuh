@@ -20,16 +20,38 @@ enum : int {
 /// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 
+inline constexpr int kTransposingWarps = 2;
+
+/// Key tiles of e4m3 values by rows, which transpose_values.cuh makes value tiles.
+template <class Config, int kStages = Config::kRawStages>
+struct RawValues {
+  alignas(1024) std::byte tiles[kStages][Config::kRawSlices * Config::kKeySliceBytes];  // (slice, key, 128)
+  // full: a lane of the producer arrives, and TMA completes its bytes; transposing warps wait.
+  // empty: a lane of each of them arrives; the producer waits.
+  alignas(8) std::uint64_t full[kStages], empty[kStages];
+
+  __device__ void init_barriers() {
+    barriers_init(full, 1);
+    barriers_init(empty, kTransposingWarps);
+  }
+};
+template <class Config>
+struct RawValues<Config, 0> {
+  __device__ void init_barriers() {}
+};
+
 template <class Config>
 struct Storage {
   alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
   alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
+  [[no_unique_address]] RawValues<Config> raw;
   WorkTile work_tiles[kWorkTiles];
   // full: the scheduler arrives; producers and the warp that loads WorkTileData wait.
   // empty: a thread of each consumer warpgroup arrives once it has stored its results; the scheduler waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
-  // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait.
+  // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait. With RawValues, a lane
+  // of each transposing warp arrives instead (v).
   // empty: a thread of each consumer warpgroup arrives (q, once the results in it are read), or a lane of
   // each consumer warp (k, v); a producer waits.
   std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
@@ -45,9 +67,10 @@ struct Storage {
     barriers_init(q_full, 1);
     barriers_init(q_empty, kWarpgroups);
     barriers_init(k_full, 1);
-    barriers_init(v_full, 1);
+    barriers_init(v_full, Config::kRawStages > 0 ? kTransposingWarps : 1);
     barriers_init(k_empty, 4 * kWarpgroups);
     barriers_init(v_empty, 4 * kWarpgroups);
+    raw.init_barriers();
     if constexpr (requires { work_tile_data.init_barriers(); }) work_tile_data.init_barriers();
     fence_barrier_init();
   }

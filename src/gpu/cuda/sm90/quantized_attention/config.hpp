@@ -20,7 +20,8 @@ namespace fovea::gpu::sm90::quantized_attention {
 /// negative.
 struct Params : dense::Params {
   Codes codes{};
-  std::int64_t key_block_stride = 0;  ///< of k_scale, between blocks of keys
+  std::int64_t key_block_stride = 0;       ///< of k_scale, between blocks of keys
+  const std::byte* value_tiles = nullptr;  ///< V^T by key tiles: gpu/cuda/common/value_tiles.hpp
   DType out_dtype{};
 };
 
