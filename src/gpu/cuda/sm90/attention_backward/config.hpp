@@ -11,6 +11,7 @@
 #include "gpu/cuda/sm90/attention_backward/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
 #include "gpu/runtime.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -38,7 +39,8 @@ struct Config {
   static constexpr bool kSoftcap = kSoftcap_, kSeparateDq = kTuning.separate_dq(), kDqInScoreWarpgroups = kTuning.dq_in_score_warpgroups();
   static constexpr int kKeyTile = kTuning.key_tile;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
-  static constexpr int kSlicesQk = kHeadDimQk / kSliceColumns, kSlicesV = kHeadDimV / kSliceColumns;
+  static constexpr int kSlicesQk = detail::ceil_div(kHeadDimQk, kSliceColumns);
+  static constexpr int kSlicesV = detail::ceil_div(kHeadDimV, kSliceColumns);
   static constexpr int kStages = 2;                                        // stages of Q and dO
   static constexpr int kScoreStages = kDqInScoreWarpgroups ? 1 : kStages;  // stages of dS
   static constexpr int kQuerySliceBytes = kQueryTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
@@ -46,11 +48,14 @@ struct Config {
   static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes, kDoutBytes = kSlicesV * kQuerySliceBytes;
   static constexpr int kScoreBytes = kKeyTile * kSliceBytes;  // dS: [key][query]
   static constexpr int kSumsOfTile = kQueryTile * kHeadDimQk;
-  // Warpgroups: two for scores, dV and dK; mostly one for dQ; one for the producer and the emitter.
+  static constexpr int kSumsStages = kDqInScoreWarpgroups ? 1 : kHeadDimQk <= 64 ? 3 : 2;  // of dQ on its way to global memory
+  // Warpgroups: two for scores, dV and dK; mostly one for dQ; one for the producer and the emitters.
   static constexpr bool kDqWarpgroup = !kSeparateDq && !kDqInScoreWarpgroups;
   static constexpr int kScoreWarpgroups = 2, kThreads = kDqWarpgroup ? 512 : 384;
-  static constexpr int kScoreRegisters = kDqWarpgroup ? 208 : 240, kQueryRegisters = 72, kLoadRegisters = 24;
-  static_assert(kHeadDimQk % kSliceColumns == 0 && kHeadDimV % kSliceColumns == 0);
+  static constexpr int kDqColumns = kHeadDimQk <= 96 ? kHeadDimQk : kSliceColumns;  // of the dQ warpgroup at a time
+  static constexpr int kScoreRegisters = !kDqWarpgroup ? 240 : kHeadDimQk <= 96 ? 192 : 208;
+  static constexpr int kQueryRegisters = kHeadDimQk <= 96 ? 104 : 72, kLoadRegisters = 24;
+  static_assert(kHeadDimQk % 32 == 0 && kHeadDimV % 32 == 0);
   static_assert(128 * (2 * kScoreRegisters + (kDqWarpgroup ? kQueryRegisters : 0) + kLoadRegisters) <= 65536);
   static_assert(kKeyTile == 64 * (kSeparateDq ? 1 : kScoreWarpgroups));
   static_assert(!kSeparateDq || kHeadDimQk == kHeadDimV);  // each role stages results in the tile that it alone reads

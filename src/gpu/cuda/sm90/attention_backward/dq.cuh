@@ -2,7 +2,7 @@
 /// dQ of the kernel that computes all gradients. A CTA has the dQ of its keys for 64 queries at a time;
 /// key tiles add theirs in the order of detail::GradientOrder, which dq_semaphore enforces.
 ///
-/// The emitter adds all but the last share to dq_sums in global memory. The last key tile adds dq_sums to
+/// Emitters add all but the last share to dq_sums in global memory. The last key tile adds dq_sums to
 /// its accumulators and stores dq.
 #pragma once
 
@@ -24,25 +24,26 @@ __device__ inline void dq_semaphore_wait(const int* semaphore, int rank) {
   fence_global_for_async();
 }
 
-// ---- the emitter ----------------------------------------------------------------------------------
+// ---- emitters -------------------------------------------------------------------------------------
 
-/// Adds the sums in shared memory to dq_sums, in one thread by bulk copies, until a cell of -1 comes.
+/// Adds the sums of a stage to dq_sums, in one thread by bulk copies, until a cell of -1 comes. Each
+/// stage has an emitter: waiting for a turn, adding and passing it on take about as long as a step.
 template <class Config>
-__device__ inline void emit_dq(const Params& params, Storage<Config>& storage) {
+__device__ inline void emit_dq(const Params& params, Storage<Config>& storage, int stage) {
+  const std::uint32_t from = shared_address(storage.sums[stage]);
   for (std::uint32_t parity = 0;; parity ^= 1) {
-    barrier_wait(shared_address(&storage.sums_full), parity);
-    const int cell = storage.emitted_cell, rank = storage.emitted_rank;
+    barrier_wait(shared_address(&storage.sums_full[stage]), parity);
+    const auto [cell, rank] = storage.emissions[stage];
     if (cell < 0) return;
     float* const to = params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile;
-    const std::uint32_t from = shared_address(storage.sums);
     if (rank == 0) {
-      bulk_store(to, from, sizeof(storage.sums));
+      bulk_store(to, from, sizeof(storage.sums[stage]));
     } else {
       dq_semaphore_wait(params.dq_semaphore + cell, rank);
-      bulk_reduce_add(to, from, sizeof(storage.sums));
+      bulk_reduce_add(to, from, sizeof(storage.sums[stage]));
     }
     tma_store_wait_read();
-    barrier_arrive(shared_address(&storage.sums_empty));
+    barrier_arrive(shared_address(&storage.sums_empty[stage]));
     tma_store_wait();
     flag_set(params.dq_semaphore + cell, rank + 1);
   }
@@ -50,14 +51,11 @@ __device__ inline void emit_dq(const Params& params, Storage<Config>& storage) {
 
 /// Hands the sums in shared memory to the emitter, by the kThreads threads that have stored them.
 template <int kThreads, class Config>
-__device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, int cell, int rank) {
-  if (thread_index() % kThreads == 0) {
-    storage.emitted_cell = cell;
-    storage.emitted_rank = rank;
-  }
+__device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, int stage, Emission emission) {
+  if (thread_index() % kThreads == 0) storage.emissions[stage] = emission;
   fence_shared_for_async();
   __syncwarp();
-  if (lane_index() == 0) barrier_arrive(shared_address(&storage.sums_full));
+  if (lane_index() == 0) barrier_arrive(shared_address(&storage.sums_full[stage]));
 }
 
 // ---- accumulators ---------------------------------------------------------------------------------
@@ -66,7 +64,7 @@ __device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, int ce
 template <class Config, int kColumns>
 __device__ __forceinline__ void gemm_dq(float (&sums)[kColumns / 2], const std::byte* ds, std::uint32_t columns) {
   const std::uint64_t a = smem_descriptor(shared_address(ds), 16, kGroupBytes);
-  const std::uint64_t b = smem_descriptor(columns, 16, kGroupBytes);
+  const std::uint64_t b = smem_descriptor(columns, Config::kKeySliceBytes, kGroupBytes);
   fence_operand(sums);
   wgmma_fence();
 #pragma unroll
@@ -116,7 +114,7 @@ __device__ __forceinline__ void store_dq(const Params& params, const Sequence& o
 
 // ---- dQ in a warpgroup of its own -----------------------------------------------------------------
 
-/// The dQ warpgroup: slice by slice of 64 channels.
+/// The dQ warpgroup: kDqColumns channels at a time.
 template <class Config>
 class DqWarpgroup {
  public:
@@ -125,12 +123,17 @@ class DqWarpgroup {
   __device__ __forceinline__ void operator()() {
     barrier_wait(shared_address(&storage.kv_full), 0);
     for (int i = 0, count = storage.step_count; i < count; ++i, ring.advance()) step(storage.steps[i % Storage<Config>::kSteps]);
-    hand_over(-1, 0);
     named_arrive(kDone, 128 * (Config::kScoreWarpgroups + 1));
+    for (int i = 0; i < Config::kSumsStages; ++i) {
+      wait_for_emitter();
+      hand_over({.cell = -1, .rank = 0});
+    }
   }
 
  private:
   using Element = typename Config::Element;
+  static constexpr int kColumns = Config::kDqColumns, kParts = Config::kHeadDimQk / kColumns;
+  static_assert(kParts == 1 || kColumns == kSliceColumns);
 
   __device__ __forceinline__ void step(const Step& step) {
     barrier_wait(shared_address(&storage.ds_full[ring.stage]), ring.parity);
@@ -144,37 +147,38 @@ class DqWarpgroup {
     }
     if (!last) wait_for_emitter();
 #pragma unroll
-    for (int slice = 0; slice < Config::kSlicesQk; ++slice) {
-      gemm_dq<Config, kSliceColumns>(sums, storage.ds[ring.stage], shared_address(storage.k) + slice * Config::kKeySliceBytes);
+    for (int part = 0; part < kParts; ++part) {
+      gemm_dq<Config, kColumns>(sums, storage.ds[ring.stage], shared_address(storage.k) + part * Config::kKeySliceBytes);
       wgmma_wait<0>();
       fence_operand(sums);
       __syncwarp();
-      if (slice == Config::kSlicesQk - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
-      const int of_slice = slice * kQueryTile * kSliceColumns + place;
+      if (part == kParts - 1 && lane_index() == 0) barrier_arrive(shared_address(&storage.ds_empty[ring.stage]));
+      const int of_part = part * kQueryTile * kColumns + place;
       if (last) {
-        if (rank > 0) add_sums(params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + of_slice, sums);
-        store_dq<Element>(params, storage.tile.sequence, step, slice * kSliceColumns, sums);
+        if (rank > 0) add_sums(params.dq_sums + std::int64_t{cell} * Config::kSumsOfTile + of_part, sums);
+        store_dq<Element>(params, storage.tile.sequence, step, part * kColumns, sums);
         bad |= not_finite(sums);
       } else {
-        store_sums(storage.sums + of_slice, sums);
+        store_sums(storage.sums[sums_ring.stage] + of_part, sums);
       }
     }
-    if (!last) hand_over(cell, rank);
+    if (!last) hand_over({cell, rank});
     if (params.leaks && bad) params.dq_not_finite[cell] = 1;
   }
 
-  __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1); }
-  __device__ __forceinline__ void hand_over(int cell, int rank) {
-    if (cell < 0) wait_for_emitter();
-    ++handed_over;
-    hand_to_emitter<128>(storage, cell, rank);
+  __device__ __forceinline__ void wait_for_emitter() {
+    barrier_wait(shared_address(&storage.sums_empty[sums_ring.stage]), sums_ring.parity ^ 1);
+  }
+  __device__ __forceinline__ void hand_over(Emission emission) {
+    hand_to_emitter<128>(storage, sums_ring.stage, emission);
+    sums_ring.advance();
   }
 
   const Params& params;
   Storage<Config>& storage;
   PipelineState<Config::kStages> ring;
-  int handed_over = 0;
-  float sums[kSliceColumns / 2];
+  PipelineState<Config::kSumsStages> sums_ring;
+  float sums[kColumns / 2];
 };
 
 // ---- dQ in the score warpgroups -------------------------------------------------------------------
@@ -200,14 +204,14 @@ class ScoreWarpgroupDq {
     if (!last) wait_for_emitter();
     wgmma_wait<1>();
     fence_operand(slice);
-    if (!last) store_sums(storage.sums + place, slice);
+    if (!last) store_sums(storage.sums[0] + place, slice);
     wgmma_wait<0>();
     fence_operand(middle);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(shared_address(storage.ds_empty));
     if (!last) {
-      store_sums(storage.sums + place + kSlice * 128, middle);
-      hand_over(cell, rank);
+      store_sums(storage.sums[0] + place + kSlice * 128, middle);
+      hand_over({cell, rank});
       return;
     }
     if (rank > 0) {
@@ -225,7 +229,7 @@ class ScoreWarpgroupDq {
   /// Ends the emitter.
   __device__ __forceinline__ void end() {
     wait_for_emitter();
-    hand_over(-1, 0);
+    hand_over({.cell = -1, .rank = 0});
   }
 
  private:
@@ -234,10 +238,10 @@ class ScoreWarpgroupDq {
   static constexpr int kSumsOfWarpgroup = 128 * (kSlice + kMiddle);
   static_assert(Config::kSlicesQk == 3 && 2 * kSumsOfWarpgroup == Config::kSumsOfTile);
 
-  __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(&storage.sums_empty), handed_over % 2 ^ 1); }
-  __device__ __forceinline__ void hand_over(int cell, int rank) {
+  __device__ __forceinline__ void wait_for_emitter() { barrier_wait(shared_address(storage.sums_empty), handed_over % 2 ^ 1); }
+  __device__ __forceinline__ void hand_over(Emission emission) {
     ++handed_over;
-    hand_to_emitter<256>(storage, cell, rank);
+    hand_to_emitter<256>(storage, 0, emission);
   }
 
   const Params& params;

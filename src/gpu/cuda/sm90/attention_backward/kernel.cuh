@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     barriers_init(storage.empty, kScoreWarps);
     barriers_init(storage.ds_full, kScoreWarps);
     barriers_init(storage.ds_empty, kDqWarps);
-    barrier_init(shared_address(&storage.sums_full), kDqWarps);
-    barrier_init(shared_address(&storage.sums_empty), 1);
+    barriers_init(storage.sums_full, kDqWarps);
+    barriers_init(storage.sums_empty, 1);
     fence_barrier_init();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_tensor_map(&rows->map);
     grid_dependency_wait();
@@ -50,8 +50,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     if constexpr (Config::kDqWarpgroup) DqWarpgroup<Config>(params, storage)();
   } else {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (threadIdx.x == Config::kThreads - 128) load_tiles(params, storage);
-    if (threadIdx.x == Config::kThreads - 96) emit_dq(params, storage);
+    if (threadIdx.x % 32 != 0) return;
+    const int warp = threadIdx.x % 128 / 32;
+    if (warp == 0) {
+      load_tiles(params, storage);
+    } else if (warp <= Config::kSumsStages) {
+      emit_dq(params, storage, warp - 1);
+    }
   }
 }
 

@@ -28,8 +28,7 @@ __device__ inline void load_tiles(const Params& params, Storage<Config>& storage
     const std::uint32_t q_full = shared_address(&storage.q_full[ring.stage]), dout_full = shared_address(&storage.dout_full[ring.stage]);
     barrier_wait(shared_address(&storage.empty[ring.stage]), ring.parity ^ 1);
     const int rank = order.rank(tile.index, query_tile);
-    storage.steps[i % Storage<Config>::kSteps] = {head, query_tile, cell,
-                                                  rank, rank == 0,  rank == order.key_tiles_of(query_tile).size() - 1};
+    storage.steps[i % Storage<Config>::kSteps] = {head, query_tile, cell, rank, rank == order.key_tiles_of(query_tile).size() - 1};
     barrier_arrive_expect_tx(q_full, Config::kQueryBytes + sizeof(RowStats));
     load_clipped<Config::kSlicesQk>(shared_address(storage.q[ring.stage]), Config::kQuerySliceBytes, params.q, queries, q_full);
     bulk_load(shared_address(&storage.stats[ring.stage]), params.stats + cell, sizeof(RowStats), q_full);

@@ -21,24 +21,29 @@ enum : int {
 /// A step of the main loop: a query head, and a query tile that sees the key tile.
 struct Step {
   int head, query_tile;
-  int cell;          // index of both in [heads][query_tiles of the batch]
-  int rank;          // key tiles that add to dQ before this one
-  bool first, last;  // whether this key tile is the first or the last to add to dQ
+  int cell;   // index of both in [heads][query_tiles of the batch]
+  int rank;   // key tiles that add to dQ before this one
+  bool last;  // whether this key tile is the last to add to dQ
+};
+
+/// What an emitter adds: Step::cell and Step::rank. A cell of -1 ends the emitter.
+struct Emission {
+  int cell, rank;
 };
 
 /// Tiles of a kernel of all gradients: dS, and dQ on its way to global memory.
 template <class Config>
 struct QueryGradientTiles {
   alignas(1024) std::byte ds[Config::kScoreStages][Config::kScoreBytes];  // [key][query], one slice
-  alignas(1024) float sums[Config::kSumsOfTile];                          // dQ, as dq.cuh orders it
+  alignas(1024) float sums[Config::kSumsStages][Config::kSumsOfTile];     // dQ, as dq.cuh orders it
 };
 template <class Config>
 struct QueryGradientBarriers {
-  int emitted_cell, emitted_rank;  // Step::cell and rank of the sums; a cell of -1 ends the emitter
+  Emission emissions[Config::kSumsStages];
   // full: a lane of each score warp arrives; warps with dQ wait. empty: a lane of each warp with dQ arrives; score warps wait.
   alignas(8) std::uint64_t ds_full[Config::kScoreStages], ds_empty[Config::kScoreStages];
   // full: a lane of each warp with dQ arrives; the emitter waits. empty: the emitter arrives; warps with dQ wait.
-  std::uint64_t sums_full, sums_empty;
+  std::uint64_t sums_full[Config::kSumsStages], sums_empty[Config::kSumsStages];
 };
 
 /// Tiles of a kernel of dk and dv alone: P, which one warpgroup hands to the other. A stage is empty when
