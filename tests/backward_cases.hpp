@@ -53,7 +53,7 @@ inline std::vector<std::pair<std::string, BackwardCase>> vast_cases(DType dtype)
 inline std::vector<std::pair<std::string, BackwardCase>> edge_cases() {
   const std::vector<Sequence> lengths{{63, 97}, {64, 96}, {65, 95}, {127, 81}, {128, 63}, {129, 129}};
   std::vector<std::pair<std::string, BackwardCase>> cases;
-  for (const auto& [dqk, dv] : {std::pair{64, 64}, {128, 128}, {192, 128}, {136, 192}, {256, 256}}) {
+  for (const auto& [dqk, dv] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {136, 192}, {256, 256}}) {
     const BackwardCase base{.head = 1, .kv_head = 1, .dqk = dqk, .dv = dv, .sequences = lengths, .ragged = true};
     BackwardCase grouped = base;
     grouped.head = 2;

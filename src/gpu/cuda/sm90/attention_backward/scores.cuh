@@ -43,22 +43,88 @@ class Scores {
     const detail::GradientOrder order = order_of(params, storage.tile.sequence, Config::kKeyTile);
     low = order.low;
     high = order.high;
-    for (int i = 0, count = storage.step_count; i < count; ++i, ring.advance()) step(i);
+    const int count = storage.step_count;
+    if constexpr (kAhead) {
+      if (count > 0) steps_ahead(count);
+    } else {
+      steps_in_turn(count);
+    }
     store(ticket);
   }
 
  private:
   using Element = typename Config::Element;
+  // kAhead: S of the next step is issued behind dK. kBoth: dP too, beside S. Larger head dims leave
+  // too few registers.
+  static constexpr bool kAhead = Config::kHeadDimQk <= 96, kBoth = Config::kHeadDimQk <= 64;
   static constexpr int kScores = kQueryTile / 2, kDk = Config::kHeadDimQk / 2, kDv = Config::kHeadDimV / 2;  // accumulators of a lane
   static constexpr int kKeysBytes = 64 * kSliceBytes;  // the warpgroup's keys in a slice
 
-  __device__ __forceinline__ void step(int index) {
-    const RowStats& stats = storage.stats[ring.stage];
-    barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
-    const SlicedTile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
-    gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
+  /// All steps, one after the other.
+  __device__ __forceinline__ void steps_in_turn(int count) {
+    for (int i = 0; i < count; ++i) {
+      begin();
+      wgmma_wait<0>();
+      fence_operand(scores);
+      weigh(i);
+      differentiate(i);
+      wgmma_wait<0>();
+      fence_operand(dv);
+      fence_operand(dk);
+      release(ring.stage);
+      ring.advance();
+      if constexpr (Config::kDqInScoreWarpgroups) dq_of_scores(i, storage.steps[i % Storage<Config>::kSteps]);
+    }
+  }
+  /// All steps, at least one. MMAs of the next step are issued behind this step's dK.
+  __device__ __forceinline__ void steps_ahead(int count) {
+    begin();
     wgmma_wait<0>();
     fence_operand(scores);
+    if constexpr (kBoth) {
+      fence_operand(dp);
+      weigh(0);
+    }
+    for (int i = 0;; ++i) {
+      if constexpr (!kBoth) weigh(i);
+      differentiate(i);
+      const int stage = ring.stage;
+      ring.advance();
+      if (i + 1 == count) break;
+      if constexpr (!kBoth) {  // dV is complete, and P's registers are free
+        wgmma_wait<1>();
+        fence_operand(dv);
+      }
+      begin();
+      wgmma_wait<kBoth ? 1 : 0>();
+      fence_operand(dv);
+      fence_operand(dk);
+      fence_operand(scores);
+      release(stage);
+      if constexpr (kBoth) {
+        weigh(i + 1);
+        wgmma_wait<0>();
+        fence_operand(dp);
+      }
+    }
+    wgmma_wait<0>();
+    fence_operand(dv);
+    fence_operand(dk);
+  }
+
+  /// Issues S of the stage, and dP with kBoth.
+  __device__ __forceinline__ void begin() {
+    barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
+    gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q[ring.stage]));
+    if constexpr (kBoth) {
+      barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
+      gemm_ss<Element, Config::kHeadDimV, kQueryTile>(dp, keys_of(storage.v), queries_of(storage.dout[ring.stage]));
+    }
+  }
+
+  /// P from S.
+  __device__ __forceinline__ void weigh(int index) {
+    const RowStats& stats = storage.stats[ring.stage];
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, ColumnStats(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
@@ -67,20 +133,31 @@ class Scores {
     mask_keys(scores, storage.tile.begin + warpgroup * 64 - query, low, high);
     round_to<Element>(p, scores);
     if constexpr (Config::kSoftcap) round_to<Element>(ds, scores, slope);
-    barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
-    gemm_ss<Element, Config::kHeadDimV, kQueryTile>(scores, keys_of(storage.v), dout);
+  }
+
+  /// Issues dV and dK, and dP unless kBoth.
+  __device__ __forceinline__ void differentiate(int index) {
+    const RowStats& stats = storage.stats[ring.stage];
+    const SlicedTile q = queries_of(storage.q[ring.stage]), dout = queries_of(storage.dout[ring.stage]);
+    if constexpr (!kBoth) {
+      barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
+      gemm_ss<Element, Config::kHeadDimV, kQueryTile>(scores, keys_of(storage.v), dout);
+    }
     gemm_rs<Element, kQueryTile, Config::kHeadDimV>(dv, p, dout);
-    wgmma_wait<1>();
-    fence_operand(scores);
-    differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, ColumnStats(stats.delta));
+    if constexpr (kBoth) {
+      differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, dp, ColumnStats(stats.delta));
+    } else {
+      wgmma_wait<1>();
+      fence_operand(scores);
+      differentiate_scores<Element>(ds, Config::kSoftcap ? ds : p, scores, ColumnStats(stats.delta));
+    }
     store_scores(index);
     gemm_rs<Element, kQueryTile, Config::kHeadDimQk>(dk, ds, q);
-    wgmma_wait<0>();
-    fence_operand(dv);
-    fence_operand(dk);
+  }
+
+  __device__ __forceinline__ void release(int stage) {
     __syncwarp();
-    if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[ring.stage]));
-    if constexpr (Config::kDqInScoreWarpgroups) dq_of_scores(index, storage.steps[index % Storage<Config>::kSteps]);
+    if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[stage]));
   }
 
   __device__ __forceinline__ SlicedTile keys_of(const std::byte* tile) const {
@@ -127,7 +204,7 @@ class Scores {
   int low = 0, high = 0;  // the band
   std::conditional_t<Config::kDqInScoreWarpgroups, ScoreWarpgroupDq<Config>, NoDq> dq_of_scores;
   PipelineState<Config::kStages> ring;
-  float scores[kScores], dk[kDk], dv[kDv];
+  float scores[kScores], dp[kBoth ? kScores : 1], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];
 };

@@ -24,6 +24,7 @@ struct Tuning {
 /// Narrowest first. Separate kernels issue 7/5 of the MMAs of one.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64}},
+    {"96", {96, 96}},
     {"128", {128, 128}},
     {"192x128", {192, 128}},
     {"192", {192, 192, 64, 80, 2, 2}},
