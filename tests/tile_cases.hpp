@@ -112,8 +112,8 @@ inline void paged_tiles(Table& table) {
   add(table, "tiles/bf16-softcap4000", capped);
 }
 
-/// More query tiles than a device has multiprocessors: CTAs take pairs in rounds, and the last tiles longest first. On 132 of them that
-/// begins inside a head of `several`, and far into `dozens`; of `many`, too many sequences are left for it.
+/// More query tiles than a device has multiprocessors: CTAs draw tickets, or take pairs in rounds, and the last tiles longest first. On 132
+/// of them that begins inside a head of `several`, and far into `dozens`; of `many`, too many sequences are left for it.
 inline void many_query_tiles(Table& table) {
   std::vector<Sequence> several, dozens, many;
   for (std::int64_t i = 0; i < 18; ++i) several.push_back({i % 5 == 2 ? 0 : 7 + 61 * i % 420, 90 + 53 * i % 350});
@@ -128,6 +128,10 @@ inline void many_query_tiles(Table& table) {
   add_both("several", several, 32);
   add_both("dozens", dozens, 12);
   add_both("many", many, 4);
+  const Case tall = ragged(DType::bf16, {{1, 1}, {2300, 2300}, {0, 5}, {700, 900}}, causal());
+  add(table, "tiles/bf16-tall-ragged", with_heads(with_dims(tall, 128, 128), 4, 2));
+  const Case heads = with_heads(with_dims(attention(DType::bf16, {{1, 4100}, {1, 4100}, {1, 4100}}, causal()), 8, 8), 260, 260);
+  add(table, "tiles/bf16-sections-of-heads", heads);
   // Query tiles that see no key follow others, whose results have yet to leave. Such a tile has one key tile all the same; with more than
   // 128 keys, that lies before the keys of its last rows.
   for (const DType dtype : {DType::bf16, DType::e4m3}) {

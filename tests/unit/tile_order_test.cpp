@@ -96,5 +96,46 @@ TEST(TileOrder, CausalWorkIsEvenWithShortTiles) {
   }
 }
 
+TEST(SectionOrder, EachTileOnce) {
+  for (int q_tiles = 1; q_tiles <= 9; ++q_tiles)
+    for (const int heads : {1, 2, 3, 5, 16, 64, 97})
+      for (int section = 1; section <= heads; section *= 2) {
+        const SectionOrder order(q_tiles, heads, section);
+        std::set<std::pair<int, int>> seen;
+        for (int i = 0; i < q_tiles * heads; ++i) {
+          const TileOrder::Place at = order.at(i);
+          ASSERT_TRUE(at.head >= 0 && at.head < heads && at.q_tile >= 0 && at.q_tile < q_tiles);
+          ASSERT_TRUE(seen.insert({at.head, at.q_tile}).second) << q_tiles << " " << heads << " " << section;
+        }
+        for (const int past : {0, 1, 131}) EXPECT_EQ(order.at(q_tiles * heads + past).head, TileOrder::kEnd.head);
+      }
+}
+
+/// Two sections, of which the second has all heads that are left: at least twice those of the first.
+TEST(SectionOrder, LongestFirst) {
+  const SectionOrder order(5, 14, 4);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(order.at(i).head < 4 && order.at(i).q_tile == 4 - i / 4) << i;
+  for (int i = 20; i < 70; ++i) EXPECT_TRUE(order.at(i).head >= 4 && order.at(i).q_tile == 4 - (i - 20) / 10) << i;
+}
+
+/// CTAs that draw the next tile whenever one ends, end within 3 % of each other at the sizes that are measured.
+TEST(SectionOrder, CausalWorkIsEven) {
+  constexpr int kCtas = 132;
+  struct Size {
+    int q_tiles, heads, section;
+  };
+  for (const auto& [q_tiles, heads, section] : {Size{22, 64, 16}, {22, 128, 32}, {43, 64, 32}, {86, 16, 4}}) {
+    const SectionOrder order(q_tiles, heads, section);
+    std::vector<double> ends(kCtas);
+    double all = 0;
+    for (int i = 0; i < q_tiles * heads; ++i) {
+      const double cost = 1.5 * order.at(i).q_tile + 3;  // in key tiles of 128, by query tiles of 192
+      *std::min_element(ends.begin(), ends.end()) += cost;
+      all += cost;
+    }
+    EXPECT_GT(all / kCtas / *std::max_element(ends.begin(), ends.end()), 0.97) << q_tiles << " query tiles, " << heads << " heads";
+  }
+}
+
 }  // namespace
 }  // namespace fovea::detail

@@ -100,4 +100,25 @@ class TileOrder {
   int tail_head_ = 0, tail_pair_ = 0;  // where the tail begins
 };
 
+/// The tiles of `heads` heads by tickets: heads in sections, whose keys and values fit L2, and in each the
+/// tiles with most keys first. The last two sections are one, else long tiles would begin late.
+class SectionOrder {
+ public:
+  constexpr SectionOrder() = default;
+  constexpr SectionOrder(int q_tiles, int heads, int section)
+      : q_tiles_(q_tiles), heads_(heads), section_(section), last_((std::max(heads / section, 2) - 2) * section) {}
+
+  constexpr TileOrder::Place at(int index) const {
+    if (index >= q_tiles_ * heads_) return TileOrder::kEnd;
+    const int first = std::min(index / (section_ * q_tiles_) * section_, last_);
+    const int inside = index - first * q_tiles_, count = first == last_ ? heads_ - last_ : section_;
+    return {first + inside % count, q_tiles_ - 1 - inside / count};
+  }
+
+ private:
+  int q_tiles_ = 0, heads_ = 0;
+  int section_ = 1;  // heads
+  int last_ = 0;     // first head of the last section
+};
+
 }  // namespace fovea::detail

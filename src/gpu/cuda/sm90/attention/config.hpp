@@ -56,6 +56,7 @@ struct TileConfig {
   /// Whether the first Q K^T of a work tile overlaps the last P V of the one before. It takes a second
   /// query buffer.
   static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
+  static constexpr bool kTickets = false;  // work tiles may be drawn, by dense::Tickets
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
   static_assert(k8BitValues || kRawStages == 0);
   static_assert(!k8BitValues || !kOverlap);      // promotion of a key tile needs its own wait
@@ -73,6 +74,7 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;   // or f32, with e4m3 inputs
   static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // each work tile has its scale
   static constexpr bool kOwnEdges = false;                            // warpgroups find their own masked key tiles
+  static constexpr bool kTickets = true;
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

@@ -41,9 +41,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    const bool causal = problem.mask.right != kUnbounded;
-    const std::int64_t rows = problem.ragged ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.max_seq_q;
-    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
+    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows());
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are stored as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
@@ -64,7 +62,12 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
+    draws_ = dense::draws_tickets(problem, work_tiles_, packed, multiprocessors_);
+    params_.tickets.section_keys = dense::section_keys(problem);
+    if (draws_ && !problem.ragged) params_.sections = dense::section_order(problem, tokens, packed);
     workspace_bytes = splits_.bytes();
+    // Room without tickets too: a ragged batch's workspace may not shrink where bounds grow.
+    if (draws_ || problem.ragged) workspace_bytes += dense::ticket_bytes(problem.ragged ? problem.batch : 0);
   }
 
   std::int64_t work_tiles() const { return work_tiles_; }
@@ -85,8 +88,29 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.partial_lse = splits.lse;
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = transforms_scores(problem_);
+    if (Result<void> good = prepare_tickets(params, workspace, stream); !good) return good;
     Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
+  }
+
+  /// Has CTAs draw tickets, which are behind all else in the workspace.
+  Result<void> prepare_tickets(Params& params, Workspace workspace, Stream stream) const {
+    if (!draws_) return {};
+    auto* at = static_cast<std::byte*>(workspace.data) + splits_.bytes();
+    params.tickets.drawn = reinterpret_cast<int*>(at);
+    if (problem_.ragged) params.tickets.sequences = params.tickets.drawn + dense::kTicketInts;
+    const dense::SequenceLengths lengths{params.cu_seqlens_q, params.cu_seqlens_k, params.batch, params.seq_q, params.seq_k};
+    return dense::launch_prepare(params.tickets, lengths, stream);
+  }
+
+  /// Query rows by which tuning.hpp chooses tiles. Long sequences have most of a ragged batch's work,
+  /// unless nearly all are short.
+  std::int64_t query_rows() const {
+    if (problem_.ragged) {
+      const std::int64_t average = problem_.total_q / std::max<std::int64_t>(problem_.batch, 1);
+      return std::min(2 * problem_.max_seq_q, 8 * average);
+    }
+    return problem_.mask.right != kUnbounded ? problem_.max_seq_q / 2 : problem_.max_seq_q;
   }
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
@@ -118,6 +142,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   int multiprocessors_;
   int index_ = 0;  ///< row of tuning.hpp
   std::int64_t work_tiles_ = 0;
+  bool draws_ = false;  ///< CTAs draw tickets
   Splits splits_{};
   Params params_{};
 };

@@ -21,7 +21,7 @@ struct Tuning {
   /// Q K^T of a key tile overlaps P V of the one before. Otherwise warpgroups fill the gaps of each other,
   /// and each skips key tiles that none of its rows sees.
   bool overlap = true;
-  std::int64_t rows_from = 0;  ///< least query rows of a sequence
+  std::int64_t rows_from = 0;  ///< least query_rows of tuning_index()
   int raw_stages = 0;          ///< of e4m3 values by rows, which the producer's warpgroup transposes
 
   constexpr int row_tile() const { return 64 * warpgroups; }
@@ -56,8 +56,8 @@ using Rows = std::span<const Named<Tuning>>;
 
 constexpr Rows tunings_of(bool eight_bit) { return eight_bit ? Rows(kTuningsE4m3) : Rows(kTunings); }
 
-/// The first row that takes these head dims, both at most 256, and `query_rows` of a sequence. A causal
-/// mask halves query_rows.
+/// The first row that takes these head dims, both at most 256, and `query_rows`: those of a sequence,
+/// or fewer under a causal mask, where tiles differ, or more of a ragged batch, by its bounds.
 constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
   int index = 0;
   for (const Tuning& row : rows) {

@@ -10,6 +10,7 @@
 #include "fovea/mask.hpp"
 #include "fovea/tensor.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
+#include "gpu/cuda/sm90/dense/tickets.hpp"
 #include "op/common/strides.hpp"
 #include "op/common/tile_order.hpp"
 
@@ -27,7 +28,9 @@ inline Descale descale_of(const std::optional<ScaleDesc>& desc, const float* dat
 
 struct Params {
   ClippedRows q, k, v, out;
-  detail::TileOrder order{};            ///< of the whole batch; a ragged one has its group alone
+  detail::TileOrder order{};  ///< of the whole batch; a ragged one has its group alone
+  Tickets tickets{};
+  detail::SectionOrder sections{};      ///< of tickets, in a batch that is not ragged
   int batch = 0, seq_q = 0, seq_k = 0;  ///< lengths are bounds of a ragged batch
   int heads = 0, heads_per_kv = 1;
   std::int64_t rows = 0;  ///< of q, over the whole batch

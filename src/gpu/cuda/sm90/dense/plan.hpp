@@ -3,6 +3,7 @@
 /// they decline.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "gpu/cuda/common/attention_plan.hpp"
@@ -31,6 +32,35 @@ inline detail::TileOrder tile_order(const detail::AttentionCore& p, std::int64_t
   if (q_tiles * heads == 0 || q_tiles * heads >= kCountLimit) return {};
   const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !overlap && 2 * last_rows <= tokens};
   return {static_cast<int>(q_tiles), static_cast<int>(heads), ctas, costs};
+}
+
+/// Keys of a kv head that, with their values, fill a section: 32 MB, of 50 in L2.
+inline int section_keys(const detail::AttentionProblem& p) {
+  constexpr std::int64_t kSectionBytes = 32 << 20;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(p.q_dtype));
+  return static_cast<int>(kSectionBytes / ((p.head_dim_qk + p.head_dim_v) * element_bytes));
+}
+
+/// Work heads of a section: those of a power of two of kv heads. `packed`: heads of a query tile.
+inline std::int64_t section_heads(const detail::AttentionProblem& p, int packed) {
+  std::int64_t kv_heads = 1;
+  while (2 * kv_heads <= p.kv_heads * p.batch && 2 * kv_heads * p.max_seq_k <= section_keys(p)) kv_heads *= 2;
+  return kv_heads * (p.group() / packed);
+}
+
+/// Whether CTAs draw tickets, which cost a small launch. Under a causal mask, sections of few heads and
+/// short sequences are level with pairs or behind.
+inline bool draws_tickets(const detail::AttentionProblem& p, std::int64_t work_tiles, int packed, int multiprocessors) {
+  constexpr std::int64_t kLeastHeads = 32, kLeastKeys = 4096;
+  if (p.ragged) return work_tiles > multiprocessors;
+  if (p.mask.left != kUnbounded || p.mask.right == kUnbounded || p.max_seq_k < kLeastKeys) return false;
+  return work_tiles > 4 * multiprocessors && section_heads(p, packed) >= kLeastHeads;
+}
+
+/// The order of tickets. `tokens`: of a query tile.
+inline detail::SectionOrder section_order(const detail::AttentionProblem& p, std::int64_t tokens, int packed) {
+  const std::int64_t q_tiles = detail::ceil_div(p.max_seq_q, tokens), heads = p.heads / packed * p.batch;
+  return {static_cast<int>(q_tiles), static_cast<int>(heads), static_cast<int>(section_heads(p, packed))};
 }
 
 /// `tensors`: the RowsDesc of all.

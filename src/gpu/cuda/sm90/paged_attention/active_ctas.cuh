@@ -3,7 +3,7 @@
 /// others on the rest of the device.
 #pragma once
 
-#include "gpu/cuda/sm90/dense/ragged_tail.cuh"
+#include "gpu/cuda/sm90/dense/ragged_sequence.cuh"
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {

@@ -51,6 +51,7 @@ struct Config : attention::Config<Element_, kTuning_, kTransform_> {
   using Base = attention::Config<Element_, kTuning_, kTransform_>;
   using Params = paged_attention::Params;
   using Keys = PagedKeys<Element_>;
+  static constexpr bool kTickets = false;
   static constexpr int kKeySliceStep = kGroupRows * kSliceBytes;
   static constexpr int kKeyGroupBytes = Base::kSlicesQk * kKeySliceStep, kValueGroupBytes = Base::kSlicesV * kKeySliceStep;
   static_assert(sizeof(Element_) == 2);
