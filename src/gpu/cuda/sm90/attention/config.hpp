@@ -71,9 +71,9 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
   using Params = dense::Params;
   using Keys = dense::TensorKeys<Element, Params>;
   static constexpr bool k8Bit = sizeof(Element) == 1;
-  using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;   // or f32, with e4m3 inputs
-  static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;  // each work tile has its scale
-  static constexpr bool kOwnEdges = false;                            // warpgroups find their own masked key tiles
+  using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;        // or f32, with e4m3 inputs
+  static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;       // each work tile has its scale
+  static constexpr bool kOwnEdges = !tunings_of(k8Bit)[kTuning_].overlap;  // warpgroups find their own masked key tiles
   static constexpr bool kTickets = true;
 };
 
