@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The order of threads and copies within a CTA: mbarriers, positions in the rings that they guard,
-/// named barriers and fences.
+/// and fences.
 #pragma once
 
 #include <cstdint>
 
+#include "gpu/cuda/common/named_barrier.cuh"
 #include "gpu/cuda/sm90/shared_memory.cuh"
 
 namespace fovea::gpu::sm90 {
@@ -60,13 +61,6 @@ struct PipelineState {
   static __device__ constexpr int stage_of(std::uint32_t count) { return count % kStages; }
   static __device__ constexpr std::uint32_t parity_of(std::uint32_t count) { return count / kStages & 1; }
 };
-
-// ---- named barriers -------------------------------------------------------------------------------------------------------------
-
-/// Arrives and waits, until `threads` have arrived in whole warps.
-__device__ inline void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-/// Arrives and does not wait.
-__device__ inline void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // ---- fences ---------------------------------------------------------------------------------------------------------------------
 
