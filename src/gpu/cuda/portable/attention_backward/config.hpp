@@ -31,6 +31,28 @@ struct TunedConfig {
 template <class Element, int kIndex, Gradients kGradients>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex]), kGradients>;
 
+template <int kColumns, int kWide>
+struct DqSums;
+
+/// Constants of the kernel of all three gradients. Its rows are keys.
+template <class Element_, Tuning kTuning>
+struct FusedConfig {
+  using Element = Element_;
+  static constexpr bool kRowsAreQueries = false, kOfScores = true, kOfValues = true;
+  static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
+  static constexpr int kKeyWarps = kTuning.fused.key_warps, kQueryWarps = 2;
+  static constexpr int kWarps = kKeyWarps * kQueryWarps, kThreads = 32 * kWarps;
+  static constexpr int kWarpQueries = kTuning.fused.warp_queries;
+  static constexpr int kBlocks = 2, kWarpRows = 16 * kBlocks, kRows = kTuning.fused.keys();
+  static constexpr int kColumns = kTuning.fused.queries(), kStages = 2;
+  static constexpr int kScoreStages = kTuning.fused.ds_stages;
+  static constexpr int kDqColumns = kColumns * kHeadDimQk / kWarps / 32;  // of a warp, with 32 queries
+  using Sums = DqSums<kHeadDimQk, kDqColumns>;
+  static_assert(kDqColumns == 16 || kDqColumns == 32);
+  static_assert((kColumns == 64 || kColumns == 128) && kHeadDimQk % 64 == 0 && kHeadDimV % 64 == 0);
+  static_assert(kScoreStages == 1 || kScoreStages == 2);
+};
+
 using namespace gradient;
 
 struct Tensor : PlainRows {
@@ -40,6 +62,7 @@ struct Tensor : PlainRows {
 struct Params : GradientParams {
   static constexpr bool kOrderedDq = false;  // no two CTAs add to the same gradient
   Tensor q, k, v, out, dout, dq, dk, dv;
+  float* dq_sums = nullptr;  // workspace of the fused kernel: [heads][query_tiles][rows of DqSums]
 };
 
 /// Computes RowStats of each query row, and clears the flags of the other kernels.
@@ -48,6 +71,10 @@ Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
 /// The kernels of a row of tuning.hpp.
 template <class Element, int kRow>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
+
+/// The fused kernel of a row of tuning.hpp. Sums of dq are cleared before and rounded after it.
+template <class Element, int kRow>
+Result<void> launch_fused(const Params& params, int ordinal, Stream stream);
 
 /// Recomputes rows that an MMA has made NaN although they see no NaN; the gradient of sinks.
 Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);

@@ -13,8 +13,9 @@ namespace fovea::gpu::portable::attention_backward {
 /// Numbers of a tile of queries, where they are columns.
 template <int kColumns>
 struct alignas(16) ColumnStats {
+  static constexpr int kCells = (kColumns + kQueryTile - 1) / kQueryTile;  // RowStats that they are of
   float minus_lse[kColumns], delta[kColumns];
-  int natural;
+  int natural[kCells];
 };
 
 /// Rows and columns of q and dout, or of k and v, as SwizzledRows.
@@ -74,13 +75,33 @@ class Loader {
 
   __device__ __forceinline__ void stats(int head, int token, int stage) const {
     constexpr int kLanes = Config::kColumns / 4;  // with 16 bytes of a list each
-    static_assert(2 * kLanes < Config::kThreads);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes * 4, list = static_cast<int>(threadIdx.x) / kLanes;
-    const RowStats& from = params.stats[std::int64_t{head} * params.query_tiles + storage.work.sequence.query_tile + token / kQueryTile];
-    const ColumnStats<Config::kColumns>& to = storage.stats[stage];
-    if (list == 0) copy_async(shared_address(to.minus_lse + lane), from.minus_lse + token % kQueryTile + lane);
-    if (list == 1) copy_async(shared_address(to.delta + lane), from.delta + token % kQueryTile + lane);
-    if (threadIdx.x == 2 * kLanes) copy_async_word(shared_address(&to.natural), &from.natural);
+    using Stats = ColumnStats<Config::kColumns>;
+    static_assert(2 * kLanes + Stats::kCells <= Config::kThreads);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % kLanes * 4, list = thread / kLanes;
+    const Sequence& at = storage.work.sequence;
+    const std::int64_t first = std::int64_t{head} * params.query_tiles + at.query_tile;
+    const RowStats* const cells = params.stats + first;
+    Stats& to = storage.stats[stage];
+    if (list < 2) {
+      const int query = token + lane;
+      const RowStats& from = cells[query / kQueryTile];
+      float* const place = (list == 0 ? to.minus_lse : to.delta) + lane;
+      if (Stats::kCells == 1 || query / kQueryTile * kQueryTile < at.seq_q) {
+        const float* const numbers = list == 0 ? from.minus_lse : from.delta;
+        copy_async(shared_address(place), numbers + query % kQueryTile);
+      } else {
+        const float absent = list == 0 ? -INFINITY : 0;
+        *reinterpret_cast<float4*>(place) = {absent, absent, absent, absent};
+      }
+    } else if (const int cell = thread - 2 * kLanes; cell < Stats::kCells) {
+      if (Stats::kCells == 1 || token + cell * kQueryTile < at.seq_q) {
+        const RowStats& from = cells[token / kQueryTile + cell];
+        copy_async_word(shared_address(&to.natural[cell]), &from.natural);
+      } else {
+        to.natural[cell] = 0;
+      }
+    }
   }
 
   const Params& params;

@@ -3,11 +3,9 @@
 /// registers. Names are those of rows of queries; with rows of keys, k and q, and v and dout, change places.
 #pragma once
 
-#include "gpu/common/score_transform.cuh"
-#include "gpu/common/softmax.cuh"
-#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention_backward/gemm.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
+#include "gpu/cuda/portable/attention_backward/scores.cuh"
 #include "gpu/cuda/portable/attention_backward/store.cuh"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -49,8 +47,8 @@ class Math {
     }
     copy_async_wait<0>();
     const Store<Config> store(params, storage);
-    if constexpr (Config::kOfScores) store(of_scores, kQueries ? params.dq : params.dk, params.head_dim_qk, params.scale);
-    if constexpr (Config::kOfValues) store(of_values, params.dv, params.head_dim_v, 1);
+    if constexpr (Config::kOfScores) store(of_scores, kQueries ? params.dq : params.dk, params.head_dim_qk, params.scale, warp_row);
+    if constexpr (Config::kOfValues) store(of_values, params.dv, params.head_dim_v, 1, warp_row);
   }
 
  private:
@@ -99,16 +97,17 @@ class Math {
   __device__ __forceinline__ void add(int tile, int stage) {
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     std::uint32_t p[kBlocks][kScores / 2], ds[kBlocks][kScores / 2];
+    const ScoreGradient<Config::kOfScores> gradient{params};
     Gemm::template gemm_ss<Config::kHeadDimQk>(scores, storage.rows_qk, warp_row, storage.columns_qk[stage]);
     if constexpr (Config::kOfScores) {
       Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_row, storage.columns_v[stage]);
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      differentiate(scores[b], dp[b], b, stage);
+      gradient.differentiate(scores[b], dp[b], kQueries ? natural : storage.stats[stage].natural[0], OfQuery{*this, b, stage});
       const int first = difference(tile);
       if (first - (Config::kWarpRows - 1) < storage.work.low || first + Config::kColumns - 1 > storage.work.high) {
-        mask(scores[b], dp[b], first - 16 * b);
+        gradient.mask(scores[b], dp[b], first - 16 * b, {storage.work.low, storage.work.high});
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
@@ -120,63 +119,20 @@ class Math {
     if constexpr (Config::kOfScores) Gemm::template gemm_rs<Config::kHeadDimQk>(of_scores, ds, storage.columns_qk[stage]);
   }
 
-  // ---- softmax and its gradient ---------------------------------------------------------------------------------------------------------
+  /// Numbers of the queries of a block's accumulators.
+  struct OfQuery {
+    const Math& math;
+    int block, stage;
 
-  /// The query's number for the i-th accumulator of a block.
-  __device__ __forceinline__ float minus_lse_of(int b, int i, int stage) const {
-    return kQueries ? minus_lse[kQueries ? b : 0][row_of(i)] : storage.stats[stage].minus_lse[column_of(i) + lane_column(lane)];
-  }
-  __device__ __forceinline__ float delta_of(int b, int i, int stage) const {
-    return kQueries ? delta[kQueries ? b : 0][row_of(i)] : storage.stats[stage].delta[column_of(i) + lane_column(lane)];
-  }
-
-  /// Scores become p, and dp becomes ds: p (dp - delta), with the slope of the softcap.
-  __device__ __forceinline__ void differentiate(float (&scores)[kScores], float (&dp)[kScores], int b, int stage) const {
-    if constexpr (Config::kOfScores) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) dp[i] -= delta_of(b, i, stage);
+    __device__ __forceinline__ float minus_lse(int i) const {
+      if constexpr (kQueries) return math.minus_lse[block][row_of(i)];
+      return math.storage.stats[stage].minus_lse[column_of(i) + lane_column(math.lane)];
     }
-    if (params.softcap != 0) cap(scores, dp);
-    if ((kQueries ? natural : storage.stats[stage].natural) == 0) {
-      const float scale = params.softcap != 0 ? kLog2e : params.scale_log2;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], scale, minus_lse_of(b, i, stage));
-    } else {
-      const float scale = params.softcap != 0 ? 1 : params.scale;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = __fadd_rn(__fmul_rn(scores[i], scale), minus_lse_of(b, i, stage)) * kLog2e;
+    __device__ __forceinline__ float delta(int i) const {
+      if constexpr (kQueries) return math.delta[block][row_of(i)];
+      return math.storage.stats[stage].delta[column_of(i) + lane_column(math.lane)];
     }
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      scores[i] = Warp::exp2(Warp::min_or_nan(scores[i], 0));
-      if constexpr (Config::kOfScores) dp[i] *= scores[i];
-    }
-  }
-  /// Softcaps the scores, and multiplies dp by the derivative.
-  __device__ __forceinline__ void cap(float (&scores)[kScores], float (&dp)[kScores]) const {
-    const Softcap softcap{params.scale, params.softcap, params.inv_softcap};
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const Softcap::Capped capped = softcap.operator()<Warp>(scores[i]);
-      if constexpr (Config::kOfScores) dp[i] *= 1 - capped.tanh * capped.tanh;
-      scores[i] = capped.score;
-    }
-  }
-
-  /// `first_difference`: first column minus first row of the block.
-  __device__ __forceinline__ void mask(float (&p)[kScores], float (&ds)[kScores], int first_difference) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int of_lane = first_difference + lane_column(lane) - lane_row(lane) - 8 * r;
-      const int begin = storage.work.low - of_lane, end = storage.work.high - of_lane;
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        if (row_of(i) != r || (column_of(i) >= begin && column_of(i) <= end)) continue;
-        p[i] = 0;
-        if constexpr (Config::kOfScores) ds[i] = 0;
-      }
-    }
-  }
+  };
 
   const Params& params;
   Storage<Config>& storage;

@@ -35,8 +35,11 @@ Result<void> accept(const Problem& problem) {
 using Launch = Result<void> (*)(const Params&, int, Stream);
 
 template <class Element>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_differentiate<Element, row.value>; });
+Launch launch_of(int tuning, bool fused) {
+  const auto separate = [](auto row) -> Launch { return &launch_differentiate<Element, row.value>; };
+  const auto at_once = [](auto row) -> Launch { return &launch_fused<Element, row.value>; };
+  if (fused) return function_of_row<kTunings.size()>(tuning, at_once);
+  return function_of_row<kTunings.size()>(tuning, separate);
 }
 
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
@@ -44,7 +47,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
     tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
-    fill_shape(params_, problem, tuning_row().keys.rows());
+    fused_ = tuning_row().fused.key_warps > 0 && !problem.deterministic && !problem.batch_invariant;
+    fill_shape(params_, problem, fused_ ? tuning_row().fused.keys() : tuning_row().keys.rows());
     params_.row_tiles = static_cast<int>(query_tiles_of(problem, tuning_row().queries.rows()));
     fill_tensors();
     workspace_bytes = place_workspace(params_, nullptr);
@@ -57,7 +61,13 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const auto tiles = [](const Tiles& of, std::string_view rows, std::string_view columns) {
       return std::to_string(of.rows()).append(rows).append(" x ") + std::to_string(of.columns).append(columns);
     };
-    std::string text = "dq by " + tiles(row.queries, " queries", " keys") + ", dk and dv by " + tiles(row.keys, " keys", " queries");
+    std::string text;
+    if (fused_) {
+      text = "dq, dk and dv by " + std::to_string(row.fused.keys()) + " keys x ";
+      text += std::to_string(row.fused.queries()) + " queries";
+    } else {
+      text = "dq by " + tiles(row.queries, " queries", " keys") + ", dk and dv by " + tiles(row.keys, " keys", " queries");
+    }
     text += ", for head dims up to " + std::to_string(row.head_dim_qk) + "/" + std::to_string(row.head_dim_v);
     const std::string slow = unaligned();
     if (!slow.empty()) text.append(", by single elements:").append(slow);
@@ -74,7 +84,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const DType dtype = problem_.q_dtype;
     if (has_no_rows(problem_)) return launch_finish(params, dtype, multiprocessors_, stream);
     if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
-    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_, fused_) : launch_of<__nv_bfloat16>(tuning_, fused_);
     if (Result<void> done = launch(params, device_.ordinal, stream); !done) return done;
     const bool finishes = params.leaks || params.dsink != nullptr;
     return finishes ? launch_finish(params, dtype, multiprocessors_, stream) : Result<void>{};
@@ -118,6 +128,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   std::size_t place_workspace(Params& params, void* base) const {
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
+    const std::int64_t queries = std::int64_t{params.heads} * params.query_tiles * kQueryTile;
+    params.dq_sums = arena.take<float>(fused_ ? queries * tuning_row().head_dim_qk : 0);
     return arena.bytes();
   }
 
@@ -136,6 +148,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   int multiprocessors_;
   int tuning_ = 0;
+  bool fused_ = false;  // one kernel for all gradients, whose sums of dq have no order
   Params params_{};
 };
 
