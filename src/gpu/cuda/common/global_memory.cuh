@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads, prefetches, sums and flags in global memory.
+/// Loads, prefetches and flags in global memory.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
-
-#include "gpu/cuda/common/target.cuh"
 
 namespace fovea::gpu {
 
@@ -24,19 +22,6 @@ __device__ inline void load_at_once(const T* global, T& to) {
 
 /// Prefetches the line of this address into L2.
 __device__ inline void prefetch_line(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
-
-/// Whether one instruction adds four neighbours to sums in global memory.
-inline constexpr bool kHasVectorAdd = kTarget >= 90;
-
-/// Adds to a sum, in no order among threads.
-__device__ inline void add_global(float* sum, float x) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(sum), "f"(x) : "memory");
-}
-/// The same for four neighbours, aligned to 16 bytes. Only with kHasVectorAdd.
-__device__ inline void add_global(float* sums, float4 x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-               : "memory");
-}
 
 /// Sets a flag to 1. A thread that has waited for the flag sees what this thread's warp stored before (after __syncwarp).
 __device__ inline void flag_raise_if(bool wanted, int* flag) {

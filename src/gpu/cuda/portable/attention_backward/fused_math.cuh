@@ -7,7 +7,6 @@
 /// All warps read ds there for dq, a tile later.
 #pragma once
 
-#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/common/named_barrier.cuh"
 #include "gpu/cuda/portable/attention_backward/fused_sums.cuh"
 #include "gpu/cuda/portable/attention_backward/gemm.cuh"
@@ -70,8 +69,7 @@ class FusedMath {
     __syncthreads();
     if (count > 0) add_to_dq(before, (count - 1) % Config::kScoreStages);
     const Store<Config> store(params, storage);
-    store(dk, params.dk, params.head_dim_qk, params.scale, warp_key,
-          half * (Config::kHeadDimQk / 2));
+    store(dk, params.dk, params.head_dim_qk, params.scale, warp_key, half * (Config::kHeadDimQk / 2));
     store(dv, params.dv, params.head_dim_v, 1, warp_key, half * (Config::kHeadDimV / 2));
   }
 
@@ -102,8 +100,8 @@ class FusedMath {
   /// Whether a query of this half of the tile sees a key of this pair.
   __device__ __forceinline__ bool sees(int tile, int of_half) const {
     const int first = difference(tile, of_half);
-    return first - (Config::kWarpRows - 1) <= storage.work.high &&
-           first + kQueries - 1 >= storage.work.low && last_query(tile, of_half) >= 0;
+    return first - (Config::kWarpRows - 1) <= storage.work.high && first + kQueries - 1 >= storage.work.low &&
+           last_query(tile, of_half) >= 0;
   }
 
   /// Adds a tile of queries to dk and dv, and leaves its ds in shared memory. `late_work` reads
@@ -127,15 +125,13 @@ class FusedMath {
     if constexpr (Config::kScoreStages == 2) late_work();
   }
 
-  __device__ __forceinline__ void score(int tile, int stage,
-                                        std::uint32_t (&p)[kBlocks][kScores / 2],
+  __device__ __forceinline__ void score(int tile, int stage, std::uint32_t (&p)[kBlocks][kScores / 2],
                                         std::uint32_t (&ds)[kBlocks][kScores / 2]) const {
     using Gemm = WarpGemm<Element, kBlocks, kQueries>;
     const Work& work = storage.work;
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     const std::byte* const q = storage.columns_qk[stage] + half * kQueries * 2 * Config::kHeadDimQk;
-    const std::byte* const dout =
-        storage.columns_v[stage] + half * kQueries * 2 * Config::kHeadDimV;
+    const std::byte* const dout = storage.columns_v[stage] + half * kQueries * 2 * Config::kHeadDimV;
     const ScoreGradient<true> gradient{params};
     const ColumnStats<Config::kColumns>& stats = storage.stats[stage];
     const OfQuery of_query{stats, half * kQueries + lane_column(lane)};
@@ -143,8 +139,7 @@ class FusedMath {
     Gemm::template gemm_ss<Config::kHeadDimQk>(scores, storage.rows_qk, warp_key, q);
     if (params.softcap == 0 && natural == 0) {
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-        gradient.weigh(scores[b], of_query);  // beside the next MMAs
+      for (int b = 0; b < kBlocks; ++b) gradient.weigh(scores[b], of_query);  // beside the next MMAs
       Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_key, dout);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) gradient.multiply(scores[b], dp[b], of_query);
@@ -155,14 +150,12 @@ class FusedMath {
     }
     // Absent rows are zeros, whose scores are NaN where the other side is infinite.
     const int last_key = work.rows - 1 - work.row - warp_key, last = last_query(tile, half);
-    const bool edge = first - (Config::kWarpRows - 1) < work.low ||
-                      first + kQueries - 1 > work.high || last < kQueries - 1 ||
+    const bool edge = first - (Config::kWarpRows - 1) < work.low || first + kQueries - 1 > work.high || last < kQueries - 1 ||
                       last_key < Config::kWarpRows - 1;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       if (edge) {
-        gradient.mask(scores[b], dp[b], first - 16 * b,
-                      {work.low, work.high, last_key - 16 * b, last});
+        gradient.mask(scores[b], dp[b], first - 16 * b, {work.low, work.high, last_key - 16 * b, last});
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
@@ -175,27 +168,20 @@ class FusedMath {
     const ColumnStats<Config::kColumns>& stats;
     int first;
 
-    __device__ __forceinline__ float minus_lse(int i) const {
-      return stats.minus_lse[first + column_of(i)];
-    }
-    __device__ __forceinline__ float delta(int i) const {
-      return stats.delta[first + column_of(i)];
-    }
+    __device__ __forceinline__ float minus_lse(int i) const { return stats.minus_lse[first + column_of(i)]; }
+    __device__ __forceinline__ float delta(int i) const { return stats.delta[first + column_of(i)]; }
   };
 
   /// Stores the warp's part of p or ds.
-  __device__ __forceinline__ void keep(std::byte* to,
-                                       const std::uint32_t (&pairs)[kBlocks][kScores / 2]) const {
+  __device__ __forceinline__ void keep(std::byte* to, const std::uint32_t (&pairs)[kBlocks][kScores / 2]) const {
     const int row = warp_key + lane_row(lane);
-    const std::uint32_t at =
-        shared_address(to) + Rows::offset(row, half * (kQueries / 8)) + 2 * lane_column(lane);
+    const std::uint32_t at = shared_address(to) + Rows::offset(row, half * (kQueries / 8)) + 2 * lane_column(lane);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const int below = 16 * b + 8 * row_of(2 * i);
-        store_shared_32(Rows::advanced(at, column_of(2 * i)) + below * Rows::kRowBytes,
-                        pairs[b][i]);
+        store_shared_32(Rows::advanced(at, column_of(2 * i)) + below * Rows::kRowBytes, pairs[b][i]);
       }
     }
   }
@@ -203,17 +189,13 @@ class FusedMath {
   /// sums (32 keys x half of kDim) += weights (32 keys x queries of the tile) columns (queries x
   /// half of kDim)
   template <int kDim>
-  __device__ __forceinline__ void accumulate(float (&sums)[kBlocks][kDim / 4],
-                                             const std::uint32_t (&own)[kBlocks][kScores / 2],
-                                             const std::byte* weights,
-                                             const std::byte* columns) const {
+  __device__ __forceinline__ void accumulate(float (&sums)[kBlocks][kDim / 4], const std::uint32_t (&own)[kBlocks][kScores / 2],
+                                             const std::byte* weights, const std::byte* columns) const {
     using Layout = SwizzledRows<kDim>;
     const MatrixPlace place = a_operand_place(lane);
-    const std::uint32_t of_columns = Layout::advanced(
-        shared_address(columns) + Layout::offset(place.row, place.chunk), half * (kDim / 2));
+    const std::uint32_t of_columns = Layout::advanced(shared_address(columns) + Layout::offset(place.row, place.chunk), half * (kDim / 2));
     const std::uint32_t others =
-        Rows::advanced(shared_address(weights) + Rows::offset(warp_key + place.row, place.chunk),
-                       (1 - half) * kQueries);
+        Rows::advanced(shared_address(weights) + Rows::offset(warp_key + place.row, place.chunk), (1 - half) * kQueries);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t first[kBlocks][4];
@@ -228,15 +210,12 @@ class FusedMath {
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t first[kBlocks][4];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-        ldmatrix(first[b], Rows::advanced(others, 16 * step) + b * 16 * Rows::kRowBytes);
-      multiply<kDim>(sums, first,
-                     of_columns + ((1 - half) * kQueries + 16 * step) * Layout::kRowBytes);
+      for (int b = 0; b < kBlocks; ++b) ldmatrix(first[b], Rows::advanced(others, 16 * step) + b * 16 * Rows::kRowBytes);
+      multiply<kDim>(sums, first, of_columns + ((1 - half) * kQueries + 16 * step) * Layout::kRowBytes);
     }
   }
   template <int kDim>
-  static __device__ __forceinline__ void multiply(float (&sums)[kBlocks][kDim / 4],
-                                                  const std::uint32_t (&first)[kBlocks][4],
+  static __device__ __forceinline__ void multiply(float (&sums)[kBlocks][kDim / 4], const std::uint32_t (&first)[kBlocks][4],
                                                   std::uint32_t columns) {
 #pragma unroll
     for (int n = 0; n < kDim / 32; ++n) {
@@ -257,17 +236,14 @@ class FusedMath {
     constexpr int kWide = Config::kDqColumns, kAcross = Config::kHeadDimQk / kWide;
     const int row = warp / kAcross * 32, column = warp % kAcross * kWide;
     const MatrixPlace ds_place = b_operand_place(lane), k_place = a_operand_place(lane);
-    const std::uint32_t ds = Rows::advanced(
-        shared_address(storage.ds[ds_stage]) + Rows::offset(ds_place.row, ds_place.chunk), row);
-    const std::uint32_t k = Keys::advanced(
-        shared_address(storage.rows_qk) + Keys::offset(k_place.row, k_place.chunk), column);
+    const std::uint32_t ds = Rows::advanced(shared_address(storage.ds[ds_stage]) + Rows::offset(ds_place.row, ds_place.chunk), row);
+    const std::uint32_t k = Keys::advanced(shared_address(storage.rows_qk) + Keys::offset(k_place.row, k_place.chunk), column);
     float sums[2][kWide / 2] = {};
 #pragma unroll
     for (int step = 0; step < Config::kRows / 16; ++step) {
       std::uint32_t first[2][4];
 #pragma unroll
-      for (int b = 0; b < 2; ++b)
-        ldmatrix_trans(first[b], Rows::advanced(ds, 16 * b) + step * 16 * Rows::kRowBytes);
+      for (int b = 0; b < 2; ++b) ldmatrix_trans(first[b], Rows::advanced(ds, 16 * b) + step * 16 * Rows::kRowBytes);
 #pragma unroll
       for (int n = 0; n < kWide / 16; ++n) {
         std::uint32_t second[4];
@@ -282,19 +258,15 @@ class FusedMath {
     using Sums = typename Config::Sums;
     const Sequence& at = storage.work.sequence;
     const int query = of.tile * Config::kColumns + row;
-    if (Config::kColumns > kQueryTile && query >= at.seq_q)
-      return;  // maybe another sequence's sums
-    const std::int64_t cell =
-        std::int64_t{of.head} * params.query_tiles + at.query_tile + query / kQueryTile;
-    float* const to =
-        params.dq_sums + cell * Sums::kCount + Sums::offset(row % kQueryTile / 16, column / 8);
+    if (Config::kColumns > kQueryTile && query >= at.seq_q) return;  // maybe another sequence's sums
+    const std::int64_t cell = std::int64_t{of.head} * params.query_tiles + at.query_tile + query / kQueryTile;
+    float* const to = params.dq_sums + cell * Sums::kCount + Sums::offset(row % kQueryTile / 16, column / 8);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
 #pragma unroll
       for (int n = 0; n < kWide / 8; ++n) {
         const float* const x = &sums[b][4 * n];
-        Sums::add(to + b * Sums::kNextRows + n * Sums::kNextColumns, lane,
-                  {x[0], x[1], x[2], x[3]});
+        Sums::add(to + b * Sums::kNextRows + n * Sums::kNextColumns, lane, {x[0], x[1], x[2], x[3]});
       }
     }
   }
@@ -302,7 +274,7 @@ class FusedMath {
   const Params& params;
   FusedStorage<Config>& storage;
   const int lane, warp, warp_key, half;  // the pair's first key; which half of a tile
-  const bool late;  // of the two warps of a scheduler one does dq last, so that their phases differ
+  const bool late;                       // of the two warps of a scheduler one does dq last, so that their phases differ
   float dk[kBlocks][Config::kHeadDimQk / 4], dv[kBlocks][Config::kHeadDimV / 4];
 };
 
