@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_c
 
 /// Each CTA has keys of a kv head, and adds to dq of all queries that see them.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    differentiate_fused(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(Config::kThreads, 1) differentiate_fused(const __grid_constant__ Params params) {
   if constexpr (kRuns<Config>) {
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<FusedStorage<Config>*>(shared);
@@ -74,13 +73,11 @@ Result<void> launch_fused(const Params& params, int ordinal, Stream stream) {
     if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, kBytes); !good) return good;
     const auto status = cudaMemsetAsync(params.dq_sums, 0, sums, native(stream));
     if (Result<void> cleared = check("cudaMemsetAsync", status); !cleared) return cleared;
-    const LaunchShape of_keys{
-        .grid = dim3(ctas), .block = dim3(Config::kThreads), .shared_bytes = kBytes};
+    const LaunchShape of_keys{.grid = dim3(ctas), .block = dim3(Config::kThreads), .shared_bytes = kBytes};
     if (ctas > 0) {
       if (Result<void> done = launch(kKernel, of_keys, stream, params); !done) return done;
     }
-    const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(params.query_tiles),
-                                              static_cast<unsigned>(params.heads)),
+    const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
                                  .block = dim3(kSumsThreads)};
     return launch(&round_dq<Element, Sums, Config::kHeadDimQk>, of_queries, stream, params);
   } else {

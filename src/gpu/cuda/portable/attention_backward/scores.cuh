@@ -22,8 +22,8 @@ struct ScoreGradient {
   /// `of_query.minus_lse(i)` and `of_query.delta(i)` are the numbers of the i-th accumulator's
   /// query.
   template <int kScores, class OfQuery>
-  __device__ __forceinline__ void differentiate(float (&scores)[kScores], float (&dp)[kScores],
-                                                int natural, const OfQuery& of_query) const {
+  __device__ __forceinline__ void differentiate(float (&scores)[kScores], float (&dp)[kScores], int natural,
+                                                const OfQuery& of_query) const {
     if constexpr (kOfScores) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) dp[i] -= of_query.delta(i);
@@ -52,14 +52,12 @@ struct ScoreGradient {
   __device__ __forceinline__ void weigh(float (&scores)[kScores], const OfQuery& of_query) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      scores[i] = Warp::exp2(
-          Warp::min_or_nan(fmaf(scores[i], params.scale_log2, of_query.minus_lse(i)), 0));
+      scores[i] = Warp::exp2(Warp::min_or_nan(fmaf(scores[i], params.scale_log2, of_query.minus_lse(i)), 0));
     }
   }
   /// Then dp becomes ds.
   template <int kScores, class OfQuery>
-  __device__ __forceinline__ void multiply(const float (&p)[kScores], float (&dp)[kScores],
-                                           const OfQuery& of_query) const {
+  __device__ __forceinline__ void multiply(const float (&p)[kScores], float (&dp)[kScores], const OfQuery& of_query) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) dp[i] = (dp[i] - of_query.delta(i)) * p[i];
   }
@@ -71,8 +69,7 @@ struct ScoreGradient {
   };
   /// Zeros elsewhere. `first_difference`: first column minus first row of the block.
   template <int kScores>
-  __device__ __forceinline__ void mask(float (&p)[kScores], float (&ds)[kScores],
-                                       int first_difference, const Kept& kept) const {
+  __device__ __forceinline__ void mask(float (&p)[kScores], float (&ds)[kScores], int first_difference, const Kept& kept) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -24,8 +24,8 @@ class Store {
 
   /// `sums`: of rows from `warp_row` on, and of columns from `first_column` on.
   template <int kSums>
-  __device__ __forceinline__ void operator()(const float (&sums)[Config::kBlocks][kSums], const Tensor& to, int columns,
-                                             float factor, int warp_row, int first_column = 0) const {
+  __device__ __forceinline__ void operator()(const float (&sums)[Config::kBlocks][kSums], const Tensor& to, int columns, float factor,
+                                             int warp_row, int first_column = 0) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int begin = kQueries ? work.sequence.q_begin : work.sequence.k_begin;
 #pragma unroll

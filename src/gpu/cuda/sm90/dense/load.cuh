@@ -69,8 +69,8 @@ class Loader {
   __device__ void load_values() {
     using ValueElement = typename Config::ValueElement;
     if constexpr (Config::kRawStages > 0) {
-      load_tile<Config::kRawSlices, ValueElement>(params.v, values_at, raws, shared_address(storage.raw.tiles[raws.stage]), storage.raw.full,
-                                                  storage.raw.empty);
+      load_tile<Config::kRawSlices, ValueElement>(params.v, values_at, raws, shared_address(storage.raw.tiles[raws.stage]),
+                                                  storage.raw.full, storage.raw.empty);
     } else if constexpr (Config::k8BitValues) {
       const std::uint32_t full = producer_acquire(values, storage.v_full, storage.v_empty, Config::kValueBytes);
       bulk_load(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);
@@ -94,7 +94,7 @@ class Loader {
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
   PipelineState<Config::kRawStages> raws;  // in place of `values`, where they are transposed
-  BoxStart values_at{};  // the key tile whose keys were loaded last
+  BoxStart values_at{};                    // the key tile whose keys were loaded last
   const std::byte* values_from = nullptr;
   bool started = false;
 };
