@@ -24,6 +24,8 @@ NAMES = (
     (r"(prefill .*)", "sparse-latent", r"\1"),
 )
 
+PEERS = {"FA3": "FlashAttention-3", "FA3-vLLM": "FlashAttention-3 (vLLM)"}
+
 
 def renamed(name: str) -> tuple[str, str]:
     """Kind and name."""
@@ -37,8 +39,9 @@ def renamed(name: str) -> tuple[str, str]:
 
 
 def converted(row: dict) -> dict:
-    found = {"milliseconds": row["ours_us"] / 1e3, "peers": {peer: us / 1e3 for peer, us in row["peers_us"].items()}}
-    found["by_turns"] = row["ratio"]
+    found = {"milliseconds": row["ours_us"] / 1e3}
+    found["peers"] = {PEERS.get(peer, peer): us / 1e3 for peer, us in row["peers_us"].items()}
+    found["by_turns"] = {PEERS.get(peer, peer): ratio for peer, ratio in row["ratio"].items()}
     if "flops" in row and "bytes" in row:
         found |= {name: row[name] / row["ours_us"] * 1e6 for name in ("flops", "bytes")}
     same = {"matrix": "matrix_rate", "of_matrix": "of_matrix_rate", "of_copy": "of_copy_rate", "graph": "graph"}
