@@ -127,6 +127,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   return status;
 }
 
+cudaError_t cudaMemsetAsync(void* to, int, std::size_t bytes, cudaStream_t) {
+  return to == nullptr && bytes > 0 ? cudaErrorInvalidValue : launch_status;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* answer) {
   const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;

@@ -196,27 +196,23 @@ TEST(Planning, PortableProductsOfE4m3FollowTheDevice) {
   }
 }
 
-/// V^T by key tiles: of a fixed batch whole tiles for each sequence, of a ragged one a tile more.
-TEST(Planning, HopperAttentionTransposesE4m3Values) {
-  const auto workspace = [](std::int64_t batch, std::int64_t keys, bool ragged) {
+/// V is transposed in shared memory. A ragged batch has its tickets alone.
+TEST(Planning, HopperE4m3AttentionKeepsNoCopyOfValues) {
+  const auto workspace = [](bool ragged) {
     const auto shape = [&](std::int64_t rows, std::int64_t heads, DType dtype) {
-      TensorDesc desc = ragged ? contiguous(dtype, {batch * rows, heads, 64}) : contiguous(dtype, {batch, rows, heads, 64});
+      TensorDesc desc = ragged ? contiguous(dtype, {3 * rows, heads, 64}) : contiguous(dtype, {3, rows, heads, 64});
       desc.alignment = 16;
       return desc;
     };
-    AttentionDesc desc{.q = shape(3, 4, DType::e4m3), .k = shape(keys, 2, DType::e4m3), .v = shape(keys, 2, DType::e4m3)};
+    AttentionDesc desc{.q = shape(3, 4, DType::e4m3), .k = shape(4096, 2, DType::e4m3), .v = shape(4096, 2, DType::e4m3)};
     desc.out = shape(3, 4, DType::bf16);
-    if (ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = 3, .max_seq_k = keys};
+    if (ragged) desc.ragged = RaggedDesc{.batch = 3, .max_seq_q = 3, .max_seq_k = 4096};
     const auto planned = plan_attention(desc, fake(0), {.implementation = "cuda.sm90.attention_e4m3", .batch_invariant = true});
+    EXPECT_TRUE(planned) << to_string(planned.error());
     return planned ? planned->workspace_bytes() : 0;
   };
-  constexpr std::size_t kTile = 128 * 64 * 2;  // keys, columns, kv heads
-  EXPECT_EQ(workspace(3, 128, false), 3 * kTile);
-  EXPECT_EQ(workspace(3, 129, false), 6 * kTile);
-  EXPECT_EQ(workspace(3, 0, false), 3 * kTile);
-  EXPECT_EQ(workspace(3, 128, true), 6 * kTile);
-  EXPECT_EQ(workspace(3, 100, true), 5 * kTile);
-  EXPECT_EQ(workspace(0, 128, false), 0U);
+  EXPECT_EQ(workspace(false), 0U);
+  EXPECT_LE(workspace(true), 64U);
 }
 
 /// The quantisers write e4m3 values as Hopper's attention reads them: no launch transposes V, and no copy of it lies by rows.
@@ -246,33 +242,39 @@ TEST(Planning, HopperQuantisesE4m3ValuesIntoTiles) {
 
 /// Tiles of the gradient follow the shared memory of a device.
 TEST(Planning, PortableGradientFitsTheDevice) {
-  const auto tiles = [](std::size_t device, std::int64_t dim) {
+  const auto tiles = [](std::size_t device, std::int64_t dim, bool deterministic) {
     const TensorDesc q = contiguous(DType::bf16, {2, 500, 8, dim}), k = contiguous(DType::bf16, {2, 500, 2, dim});
     const TensorDesc lse = contiguous(DType::f32, {2, 8, 500});
     const AttentionBackwardDesc desc{.forward = {.q = q, .k = k, .v = k, .out = q, .lse = lse}, .dout = q, .dq = q, .dk = k, .dv = k};
-    const auto planned = plan_attention_backward(desc, fake(device), {.implementation = kPortableBackward});
+    const PlanOptions options{.implementation = kPortableBackward, .deterministic = deterministic};
+    const auto planned = plan_attention_backward(desc, fake(device), options);
     if (!planned) return why_not(planned.error());
     const std::string text = planned->explain();
-    const std::size_t begin = text.find("dq by "), end = text.find(", for head dims");
+    const std::size_t begin = text.find("dq"), end = text.find(", for head dims");
     return text.substr(begin, end - begin);
   };
   constexpr std::size_t kHopper = 0, kAmpere = 1, kTuring = 2, kAda = 4;
-  EXPECT_EQ(tiles(kHopper, 256), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
-  EXPECT_EQ(tiles(kHopper, 128), "dq by 128 queries x 32 keys, dk and dv by 64 keys x 64 queries");
-  EXPECT_EQ(tiles(kAmpere, 128), "dq by 64 queries x 64 keys, dk and dv by 64 keys x 32 queries");
-  EXPECT_EQ(tiles(kAda, 128), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
-  EXPECT_EQ(tiles(kTuring, 128), "device (compute capability): got 7.5, want 8.0 or later");
+  EXPECT_EQ(tiles(kHopper, 256, true), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kHopper, 128, true), "dq by 128 queries x 32 keys, dk and dv by 64 keys x 64 queries");
+  EXPECT_EQ(tiles(kAmpere, 128, true), "dq by 64 queries x 64 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kAda, 128, true), "dq by 64 queries x 32 keys, dk and dv by 64 keys x 32 queries");
+  EXPECT_EQ(tiles(kHopper, 256, false), tiles(kHopper, 256, true));
+  EXPECT_EQ(tiles(kHopper, 128, false), "dq, dk and dv by 128 keys x 64 queries");
+  EXPECT_EQ(tiles(kAmpere, 64, false), "dq, dk and dv by 128 keys x 128 queries");
+  EXPECT_EQ(tiles(kAda, 64, false), "dq, dk and dv by 128 keys x 64 queries");
+  EXPECT_EQ(tiles(kAda, 128, false), tiles(kAda, 128, true));
+  EXPECT_EQ(tiles(kTuring, 128, true), "device (compute capability): got 7.5, want 8.0 or later");
 }
 
 /// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
-TEST(Planning, RaggedAttentionWantsNoWorkspace) {
+TEST(Planning, RaggedAttentionIsNotSplit) {
   TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});
   q.alignment = k.alignment = 16;
   const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 1, .max_seq_q = 1, .max_seq_k = 8192}};
   for (const char* implementation : {"cuda.sm90.attention", "cuda.portable.attention"}) {
     const auto planned = plan_attention(desc, fake(0), {.implementation = implementation});
     ASSERT_TRUE(planned) << implementation;
-    EXPECT_EQ(planned->workspace_bytes(), 0U) << implementation;
+    EXPECT_LE(planned->workspace_bytes(), 64U) << implementation;  // tickets alone
   }
 }
 

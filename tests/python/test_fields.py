@@ -19,6 +19,7 @@ RENAMED = {"window_left": "window", "window_right": "window", "top_left": "ancho
 # What functions have besides, all of them and some.
 BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
+    "attention": {"deterministic"},  # of its gradient
     "dequantize_latent_cache": {"dtype"},
     "quantize_qk_int8": {"out", "smooth_k"},
     "quantize_v": {"out", "smooth_v", "dtype"},
