@@ -274,7 +274,7 @@ class FusedMath {
   const Params& params;
   FusedStorage<Config>& storage;
   const int lane, warp, warp_key, half;  // the pair's first key; which half of a tile
-  const bool late;                       // of the two warps of a scheduler one does dq last, so that their phases differ
+  const bool late;                       // one of a scheduler's two warps does dq last, so that their phases differ
   float dk[kBlocks][Config::kHeadDimQk / 4], dv[kBlocks][Config::kHeadDimV / 4];
 };
 
