@@ -36,9 +36,12 @@ def test_results(exact, causal, dim, dtype):
     qkv = tensors(dim=dim, dtype=dtype)
     assert runs(sageattention.sageattn, *qkv, "NHD", causal) == ("attention" if exact else "quantize_and_attend")
     out, lse = sageattention.sageattn(*qkv, "NHD", causal, return_lse=True)
-    assert out.shape == qkv[0].shape and torch.equal(out, sageattention.sageattn(*qkv, "NHD", causal))
+    plain = sageattention.sageattn(*qkv, "NHD", causal)
     flipped = sageattention.sageattn(*(x.transpose(1, 2) for x in qkv), "HND", causal)
-    assert torch.equal(out, flipped.transpose(1, 2))
+    assert out.shape == qkv[0].shape and torch.equal(plain, flipped.transpose(1, 2))
+    # AMX kernels round 8-bit weights more coarsely where no lse reports their sums.
+    close = {"rtol": 0, "atol": 0} if exact else {"rtol": 2**-7, "atol": 2**-7}
+    torch.testing.assert_close(out, plain, **close)
     if exact:
         padded = (torch.nn.functional.pad(x, (0, -dim % 8)) for x in qkv)
         options = {"causal": causal, "anchor": "top_left", "scale": dim**-0.5}
