@@ -17,6 +17,10 @@ __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+/// The two halves of it. The arrival orders no earlier stores; fence_barrier_init() orders barriers.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 /// Arrives at the barrier of another CTA, at this address in its shared memory. The arrival signals
 /// that tiles have been read, and orders no earlier stores. `.release.cluster` would be a fence of all
 /// memory, and each tile would wait for it.

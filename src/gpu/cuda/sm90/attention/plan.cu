@@ -4,12 +4,14 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/sm90/attention/config.hpp"
+#include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -41,6 +43,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
+    one_wave_ = one_wave::call_of(problem, multiprocessors_);
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows());
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are stored as one box.
@@ -72,6 +75,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   std::int64_t work_tiles() const { return work_tiles_; }
   std::string tuning() const override {
+    if (one_wave_) return one_wave_->tuning();
     return tiles_text(tuning_row(), params_.packed(), splits_.count).append(is_8bit() ? kE4m3Products : "");
   }
 
@@ -81,6 +85,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
+    if (one_wave_) return one_wave_->run(problem_, args, device_.ordinal, stream);
     Params params = params_;
     Splits splits = splits_;
     fill_splits(splits, problem_, args, workspace.data);
@@ -140,7 +145,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
   }
 
   int multiprocessors_;
-  int index_ = 0;  ///< row of tuning.hpp
+  std::optional<one_wave::Call> one_wave_;  ///< in place of all that follows
+  int index_ = 0;                           ///< row of tuning.hpp
   std::int64_t work_tiles_ = 0;
   bool draws_ = false;  ///< CTAs draw tickets
   Splits splits_{};

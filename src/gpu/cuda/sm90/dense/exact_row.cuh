@@ -35,7 +35,8 @@ struct ScoreScale {
   }
 };
 
-__device__ inline std::int64_t row_offset(const ClippedRows& rows, const WorkTile& work, int token_row, int head) {
+template <class Rows>
+__device__ std::int64_t row_offset(const Rows& rows, const WorkTile& work, int token_row, int head) {
   const detail::RowStrides& strides = rows.strides;
   return work.batch * strides.batch + token_row * strides.row + head * strides.head;
 }
@@ -52,7 +53,8 @@ struct TensorKeys {
   __device__ KeyRow<Element> operator()(int key) const { return {keys + key * params.k.strides.row, values + key * params.v.strides.row}; }
 
  private:
-  static __device__ const Element* first(const ClippedRows& rows, const WorkTile& work, int kv_head) {
+  template <class Rows>
+  static __device__ const Element* first(const Rows& rows, const WorkTile& work, int kv_head) {
     return static_cast<const Element*>(rows.data) + row_offset(rows, work, work.k_begin, kv_head);
   }
 };
