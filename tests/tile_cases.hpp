@@ -56,6 +56,13 @@ inline void attention_tiles(Table& table) {
     const Case spec = with_heads(with_dims(attention(DType::bf16, {{513, 130}}), dqk, dv), 2, 1);
     add(table, fmt::format("tiles/bf16-{}x{}-uneven", dqk, dv), spec, Tier::quick);
   }
+  // The most keys of a CTA without roles, and of a cluster of eight.
+  for (const std::int64_t n : {255, 256, 257, 2048, 2049}) {
+    Case spec = with_heads(with_dims(attention(DType::bf16, {{70, n}}, causal()), 128, 128), 4, 2);
+    add(table, fmt::format("tiles/bf16-one-wave-of-{}", n), spec);
+    spec.values = Values::nan_value;
+    add(table, fmt::format("tiles/bf16-one-wave-of-{}-nan-value", n), spec);
+  }
   for (const std::int64_t n : {159, 160, 161, 175, 176, 177, 383, 384})
     add(table, fmt::format("tiles/bf16-{}-causal", n), with_heads(with_dims(attention(DType::bf16, {{n, n}}, causal()), 128, 128), 2, 2));
   for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {

@@ -43,10 +43,17 @@ class TableTest : public ::testing::Test {
       EXPECT_NE(report.message.find(decline), std::string::npos) << "declined, but because: " << report.message;
     } else {
       EXPECT_EQ(report.status, Status::passed) << report.message << "\n  " << reproduce(entry_.name, implementation_);
+      if (implementation_ == kSm90Attention) judge_whole_batches();
     }
   }
 
  private:
+  /// Of two kernels, runs the one that does not look at the batch, also where a call fits one wave.
+  void judge_whole_batches() {
+    const Report report = run_case(trial_of(entry_), implementation_, true);
+    EXPECT_EQ(report.status, Status::passed) << "batch_invariant: " << report.message;
+  }
+
   const AnyCase& entry_;
   std::string_view implementation_;
 };
