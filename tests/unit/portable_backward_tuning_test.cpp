@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -23,6 +25,9 @@ TEST(PortableBackwardTuning, EveryPairOfHeadDimsHasTheSmallestRowThatFits) {
         ASSERT_LT(static_cast<std::size_t>(index), kTunings.size());
         const Tuning& chosen = kTunings[static_cast<std::size_t>(index)];
         EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && fits(chosen, kilobytes));
+        EXPECT_LE(chosen.fused.shared_bytes(chosen.head_dim_qk + chosen.head_dim_v), kilobytes * kKilobyte);
+        const int widest = kilobytes > 99 ? 128 : 64;  // head dim of the fused kernel
+        EXPECT_EQ(chosen.fused.key_warps > 0, std::max(dqk, dv) <= widest) << dqk << "/" << dv;
         for (const Tuning& row : kTunings) {
           if (row.head_dim_qk < dqk || row.head_dim_v < dv || !fits(row, kilobytes)) continue;
           EXPECT_LE(chosen.head_dim_qk * chosen.head_dim_v, row.head_dim_qk * row.head_dim_v) << dqk << "/" << dv;

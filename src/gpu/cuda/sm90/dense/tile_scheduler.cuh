@@ -52,12 +52,7 @@ class TileScheduler {
   }
 
   __device__ detail::TileOrder::Place next_of_ragged(WorkTile& work) {
-    RaggedPlace place;
-    if constexpr (Config::kTickets) {
-      place = ragged.at(turn());
-    } else {
-      place = ragged.at(step);
-    }
+    const RaggedPlace place = ragged.at(Config::kTickets ? turn() : step);
     if (place.at.head < 0) return place.at;
     const RaggedSequence sequence = sequence_at(params, place.sequence);
     work.batch = place.sequence;
