@@ -54,6 +54,7 @@ run_everything() {
     suite "C++ and C tests" "$BUILD/ctest.xml" run_ctest "$BUILD"
     suite "Python tests" build/pytest.xml run_pytest build/pytest.xml tests/python
     test_transformers "$NEWEST_TRANSFORMERS"
+    test_vllm
   else
     failed=$((failed + 1))
   fi

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# ./dev torch, ./dev transformers: other versions of them than the pinned ones.
+# ./dev torch, ./dev transformers, ./dev vllm: other versions of them than the pinned ones.
 
 readonly NEWEST_TRANSFORMERS=5.24.0  # its tests run with the pinned version and with this one
+readonly VLLM=0.26.0  # its Python files drive the tests of the backend
 readonly OLDEST_TORCH=2.11.0  # as pyproject.toml and src/torch/CMakeLists.txt promise
 
 # newest PACKAGE: the version that pip would install here: constraints of the machine count.
@@ -41,6 +42,23 @@ test_transformers() {
   else
     failed=$((failed + 1))
   fi
+}
+
+# test_vllm [VERSION]: of vLLM only its Python files, without its kernels and without CUDA.
+test_vllm() {
+  local version=${1:-$VLLM}
+  local folder=build/vllm-$version
+  if [[ -d $folder/site/vllm ]] || step "Fetching the Python files of vLLM $version" fetch_vllm "$folder" "$version"; then
+    suite "Tests with vLLM $version" "$folder/tests.xml" pytest_with "$VENV" "$folder/site:$folder/packages:$BUILD" "$folder/tests.xml" \
+      tests/python/test_vllm*.py
+  else
+    failed=$((failed + 1))
+  fi
+}
+
+fetch_vllm() {
+  "$VENV/bin/pip" install --disable-pip-version-check --quiet --no-deps --target "$1/packages" -r tools/requirements-vllm.txt \
+    && "$VENV/bin/python" tools/fetch_python_files.py "vllm==$2" "$1/site"
 }
 
 install_beside() {
