@@ -55,6 +55,7 @@ run_everything() {
     suite "Python tests" build/pytest.xml run_pytest build/pytest.xml tests/python
     test_transformers "$NEWEST_TRANSFORMERS"
     test_vllm
+    test_sglang
   else
     failed=$((failed + 1))
   fi

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# ./dev torch, ./dev transformers, ./dev vllm: other versions of them than the pinned ones.
+# ./dev torch, ./dev transformers, ./dev vllm, ./dev sglang: other versions of them than the pinned ones.
 
 readonly NEWEST_TRANSFORMERS=5.24.0  # its tests run with the pinned version and with this one
 readonly VLLM=0.26.0  # its Python files drive the tests of the backend
+readonly SGLANG=(0.5.13 0.5.23)  # the oldest and the newest that the backend knows
 readonly OLDEST_TORCH=2.11.0  # as pyproject.toml and src/torch/CMakeLists.txt promise
 
 # newest PACKAGE: the version that pip would install here: constraints of the machine count.
@@ -59,6 +60,22 @@ test_vllm() {
 fetch_vllm() {
   "$VENV/bin/pip" install --disable-pip-version-check --quiet --no-deps --target "$1/packages" -r tools/requirements-vllm.txt \
     && "$VENV/bin/python" tools/fetch_python_files.py "vllm==$2" "$1/site"
+}
+
+# test_sglang [VERSION..]: likewise.
+test_sglang() {
+  local version folder
+  if (($# == 0)); then set -- "${SGLANG[@]}"; fi
+  for version in "$@"; do
+    folder=build/sglang-$version
+    if [[ -d $folder/sglang ]] \
+      || step "Fetching the Python files of SGLang $version" "$VENV/bin/python" tools/fetch_python_files.py "sglang==$version" "$folder"; then
+      suite "Tests with SGLang $version" "$folder/tests.xml" pytest_with "$VENV" "$folder:$BUILD" "$folder/tests.xml" \
+        tests/python/test_sglang*.py
+    else
+      failed=$((failed + 1))
+    fi
+  done
 }
 
 install_beside() {
