@@ -5,18 +5,22 @@ vLLM finds :func:`register` through the entry point group ``vllm.general_plugins
 
 >>> llm = LLM(model, attention_config={"backend": "CUSTOM"})  # vllm serve MODEL --attention-backend CUSTOM
 
-vLLM 0.33 takes new names: ``FOVEA`` and, for latent attention, ``FOVEA_MLA``. Nothing of vLLM is imported before vLLM itself calls
+vLLM 0.33 takes new names: ``FOVEA`` and, for latent attention, ``FOVEA_MLA``. Earlier ones have the one name ``CUSTOM``, which is
+latent attention where the environment has ``FOVEA_VLLM_CUSTOM=mla``. Nothing of vLLM is imported before vLLM itself calls
 :func:`register`, and nothing of it is changed outside of its registry.
 """
 
+import os
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import fovea
 
 OLDEST, NEWEST = (0, 20), (0, 33)
 """The versions of vLLM whose interface this package knows."""
-BACKEND = f"{__name__}.attention.FoveaBackend"
-_NAME = "FOVEA"
+BACKENDS = {"FOVEA": f"{__name__}.attention.FoveaBackend", "FOVEA_MLA": f"{__name__}.latent.FoveaLatentBackend"}
+PREFILL = f"{__name__}.latent.FoveaPrefillBackend"
 
 
 def register() -> None:
@@ -33,10 +37,22 @@ def register() -> None:
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if hasattr(AttentionBackendEnum, "register") and _NAME not in AttentionBackendEnum.__members__:
-        register_backend(_NAME, BACKEND)
-    if not AttentionBackendEnum.CUSTOM.is_overridden():  # another plugin may have it
-        register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
+    custom = BACKENDS["FOVEA_MLA" if os.environ.get("FOVEA_VLLM_CUSTOM") == "mla" else "FOVEA"]
+    _enter(AttentionBackendEnum, register_backend, BACKENDS, custom)
+    try:
+        from vllm.v1.attention.backends.mla.prefill import registry
+    except ImportError:  # older than its registry
+        return
+    _enter(registry.MLAPrefillBackendEnum, registry.register_mla_prefill_backend, {"FOVEA": PREFILL}, PREFILL)
+
+
+def _enter(members: Any, enter: Callable[..., Any], named: dict[str, str], custom: str) -> None:
+    """Enters classes by new names, where this vLLM takes any, and one as CUSTOM, unless another plug-in has it."""
+    for name, path in named.items():
+        if hasattr(members, "register") and name not in members.__members__:
+            enter(name, path)
+    if "CUSTOM" in members.__members__ and not members.CUSTOM.is_overridden():
+        enter(members.CUSTOM, custom)
 
 
 def _release(version: str) -> tuple[int, ...]:

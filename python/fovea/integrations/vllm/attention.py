@@ -26,20 +26,17 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
+from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtypes
 
 _PAGE = 16
 """Pages are multiples of it, in tokens."""
 _LARGEST_HEAD = 256
-_FP8 = ("fp8", "fp8_e4m3")
-_CACHE_DTYPES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(_FP8)}
-"""The dtype of queries that a cache's name demands; None takes any."""
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-_SHORTEST_BOUND = 256  # tokens
 
 
 class FoveaBackend(AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(_CACHE_DTYPES)
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(CACHE_DTYPES)
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -106,15 +103,12 @@ class FoveaBackend(AttentionBackend):
     ) -> str | None:
         """Why these do not go together; vLLM shows it as the reason. The device's capability comes last."""
         capability = named.get("device_capability", _[-1] if _ else None)
-        wanted = _CACHE_DTYPES.get(kv_cache_dtype or "auto")
-        if wanted not in (None, dtype):
-            return f"kv_cache_dtype: got {kv_cache_dtype}, want auto, fp8 or the dtype of the model, {dtype}"
         if capability is not None and (capability.major, capability.minor) < (8, 0):
             if dtype == torch.bfloat16:
                 return "dtype: got torch.bfloat16, want torch.float16 below compute capability 8.0"
             if head_size > 128:
                 return f"head_size: got {head_size}, want at most 128 below compute capability 8.0"
-        return None
+        return mixed_dtypes(dtype, kv_cache_dtype)
 
 
 def _flash_attn() -> Any:
@@ -160,18 +154,13 @@ class FoveaMetadataBuilder(AttentionMetadataBuilder[FoveaMetadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
-            max_kv_len=_bound(common.max_seq_len),
+            max_kv_len=bound(common.max_seq_len),
         )
 
     def update_block_table(self, metadata: FoveaMetadata, blk_table: Tensor, slot_mapping: Tensor) -> FoveaMetadata:
         new = copy.copy(metadata)
         new.block_table, new.slot_mapping = blk_table, slot_mapping
         return new
-
-
-def _bound(length: int) -> int:
-    """The next power of two. Kernels divide their work by the lengths on the device, so a loose bound costs nothing."""
-    return max(_SHORTEST_BOUND, 1 << (length - 1).bit_length()) if length > 0 else _SHORTEST_BOUND
 
 
 class FoveaImpl(AttentionImpl[FoveaMetadata]):
@@ -209,7 +198,7 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         for options in self._options.values():
             options |= {"scale": self.scale, "softcap": float(logits_soft_cap or 0.0)}
             options["batch_invariant"] = bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
-        self._is_fp8 = kv_cache_dtype in _FP8
+        self._is_fp8 = kv_cache_dtype in FP8
         self._sink: Tensor | None = None
         self._kv_cache: Tensor | None = None
 

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the backends for vLLM share: caches by vLLM's names, and bounds of lengths."""
+
+import torch
+
+FP8 = ("fp8", "fp8_e4m3")
+CACHE_DTYPES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(FP8)}
+"""The dtype of queries that a cache's name demands; None takes any."""
+_SHORTEST_BOUND = 256  # tokens
+
+
+def mixed_dtypes(dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
+    """Why a cache does not go with a model, if so."""
+    if CACHE_DTYPES.get(kv_cache_dtype or "auto") in (None, dtype):
+        return None
+    return f"kv_cache_dtype: got {kv_cache_dtype}, want auto, fp8 or the dtype of the model, {dtype}"
+
+
+def bound(length: int) -> int:
+    """The next power of two. Kernels divide their work by the lengths on the device, so a loose bound costs nothing."""
+    return max(_SHORTEST_BOUND, 1 << (length - 1).bit_length()) if length > 0 else _SHORTEST_BOUND
