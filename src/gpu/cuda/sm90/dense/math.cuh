@@ -109,11 +109,14 @@ class Math {
       epilogue.release_buffer();
       if constexpr (Config::kCodes) int_scores.begin_tile(tile);
       wgmma_wait<0>();
-      if (scores_to_probabilities()) scale_rows(out, softmax.rescale);
-      round_to<ValueElement>(probabilities, scores);
+      const bool grown = scores_to_probabilities();
+      // ptxas joins e4m3 pairs as it rounds them, unless a branch stands between.
+      if constexpr (Config::k8BitValues) round_to<ValueElement>(probabilities, scores);
+      if (grown) scale_rows(out, softmax.rescale);
       if constexpr (Config::k8BitValues) {
         add_values();
       } else {
+        round_to<ValueElement>(probabilities, scores);
         issue_values();
         finish_values();
       }
