@@ -68,25 +68,32 @@ __device__ __forceinline__ void gemm_rs(float (&sum)[kDim / 2], std::uint32_t (&
 
 /// The same for e4m3, whose MMAs keep some 14 bits of a sum: accumulators of this call alone are
 /// promoted to `sum` in f32, kColumns at a time. `columns`: address of a value tile
-/// (gpu/cuda/common/value_tiles.hpp). Calls `done` once the tile has been read.
-template <class Element, int kRows, int kDim, int kColumns, class Done>
+/// (gpu/cuda/common/value_tiles.hpp). Calls `done` once the tile has been read. `kBeside`: columns are
+/// promoted beside the MMAs of the next ones, which takes registers for both.
+template <class Element, int kRows, int kDim, int kColumns, bool kBeside, class Done>
 __device__ __forceinline__ void gemm_rs_promoted(float (&sum)[kDim / 2], std::uint32_t (&weights)[kRows / 8], std::uint32_t columns,
                                                  const Done& done) {
   const std::uint64_t b = smem_descriptor_no_swizzle(columns, kDim * 16, 128);
+  float partial[kBeside ? 2 : 1][kColumns / 2];
+  const auto promote = [&](int begin, const float(&from)[kColumns / 2]) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sum[begin / 2 + i] += from[i];
+  };
 #pragma unroll
   for (int begin = 0; begin < kDim; begin += kColumns) {
-    float partial[kColumns / 2];
+    const bool last = begin + kColumns == kDim;
+    float(&part)[kColumns / 2] = partial[kBeside ? begin / kColumns % 2 : 0];
     fence_operand(weights);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kRows / 32; ++k)
-      Wgmma<Element, kColumns>::template rs<Major::k>(partial, &weights[4 * k], advance_descriptor(b, (2 * k * kDim + begin) * 16), k > 0);
+      Wgmma<Element, kColumns>::template rs<Major::k>(part, &weights[4 * k], advance_descriptor(b, (2 * k * kDim + begin) * 16), k > 0);
     wgmma_commit();
+    if (kBeside && begin > 0) promote(begin - kColumns, partial[begin / kColumns % 2 ^ 1]);
     wgmma_wait<0>();
-    fence_operand(partial);
-    if (begin + kColumns == kDim) done();
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) sum[begin / 2 + i] += partial[i];
+    fence_operand(part);
+    if (last) done();
+    if (last || !kBeside) promote(begin, part);
   }
 }
 

@@ -216,8 +216,10 @@ class Math {
   __device__ __forceinline__ void add_values() {
     // Columns whose accumulators have registers beside `out`.
     constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
+    // Two such parts, `out`, probabilities and 16 more. Integer scores need their own.
+    constexpr bool kBeside = !Config::kCodes && kColumns < Config::kHeadDimV && kColumns + kOut + kOperands + 16 <= Config::kMathRegisters;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns>(
+    gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns, kBeside>(
         out, probabilities, shared_address(storage.v[values.stage]), [&] { release(&storage.v_empty[values.stage]); });
     values.advance();
   }
