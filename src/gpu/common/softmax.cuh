@@ -38,11 +38,7 @@ __device__ inline float lse_of(float sum, float base) { return sum == 0 ? -INFIN
 struct FloatRange {
   static constexpr float kShift = 0, kSlack = gpu::kSlack;
 };
-/// e4m3 ends at 448 = 2^8.8 and has its last full digit at 2^-6.
-struct E4m3Range {
-  static constexpr float kShift = 7, kSlack = 1;
-};
-/// The same for exponents computed from integer scores, with an error of at most 0.06. More slack needs fewer exact scores.
+/// e4m3 ends at 448 = 2^8.8 and has its last full digit at 2^-6. Exponents from integer scores have an error of at most 0.06.
 struct E4m3SumRange {
   static constexpr float kShift = 6, kSlack = 2.7f;
 };
