@@ -123,6 +123,34 @@ MergeStatesDesc merge(const ProblemSize& s) {
   return desc;
 }
 
+/// The codes are e4m3 whatever the dtype of other operations. With a page, the cache is planar: codes of a block, then its scales.
+IndexLogitsDesc indices(const ProblemSize& s) {
+  const std::int64_t rows = s.batch * s.seq_q, dim = or_else(s.dim_qk, 128);
+  IndexLogitsDesc desc{.q = allocated(DType::e4m3, {rows, s.heads, dim}),
+                       .k = allocated(DType::e4m3, {s.seq_k, dim}),
+                       .k_scale = allocated(DType::f32, {s.seq_k}),
+                       .weights = allocated(DType::f32, {rows, s.heads}),
+                       .out = allocated(DType::f32, {rows, s.seq_k})};
+  if (s.page == 0) return desc;
+  const std::int64_t width = (s.seq_k + s.page - 1) / s.page, bytes = s.page * (dim + 4);
+  desc.k = allocated(DType::e4m3, {s.batch * width, s.page, dim});
+  desc.k_scale = allocated(DType::f32, {s.batch * width, s.page});
+  desc.k.strides[0] = bytes;
+  desc.k_scale.strides[0] = bytes / 4;
+  desc.block_table = allocated(DType::i32, {s.batch, width});
+  desc.has_kv_len = true;
+  return desc;
+}
+
+TopkRowsDesc lists(const ProblemSize& s) {
+  const std::int64_t rows = s.batch * s.seq_q;
+  TopkRowsDesc desc{.logits = allocated(s.dtype, {rows, s.seq_k}), .out = allocated(DType::i32, {rows, s.topk})};
+  if (s.page == 0) return desc;
+  desc.block_table = allocated(DType::i32, {s.batch, (s.seq_k + s.page - 1) / s.page});
+  desc.page = s.page;
+  return desc;
+}
+
 constexpr std::int64_t kLatent = 512;
 
 CacheFormat format_of(const ProblemSize& s) { return s.format.value_or(CacheFormat::rows); }
@@ -327,6 +355,8 @@ const std::vector<ExplainedOperation>& explained_operations() {
        with(latent_all, {"--topk", "--extra-format", "--extra-topk", "--sink", "--flat"})},
       {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>, latent_rows},
       {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>, latent_rows},
+      {"index_logits", explain<indices, plan_index_logits>, {"--batch", "--seq-q", "--seq-k", "--heads", "--head-dim", "--page"}},
+      {"topk_rows", explain<lists, plan_topk_rows>, {"--dtype", "--batch", "--seq-q", "--seq-k", "--page", "--topk"}},
       {"quantize_qk_int8", explain<quantized_qk, plan_quantize_qk_int8>, with(quantised, {"--lse"})},
       {"quantize_v", explain<quantized_v, plan_quantize_v>, {"--dtype", "--cache-dtype", "--batch", "--seq-k", "--kv-heads", "--head-dim"}},
       {"quantized_attention", explain<quantized, plan_quantized_attention>, with(scored, {"--cache-dtype"})},

@@ -6,6 +6,7 @@
 #include "fovea/attention_backward.hpp"
 #include "fovea/cache_format.hpp"
 #include "fovea/device.hpp"
+#include "fovea/indexer.hpp"
 #include "fovea/info.hpp"
 #include "fovea/latent_attention.hpp"
 #include "fovea/mask.hpp"

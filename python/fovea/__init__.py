@@ -19,6 +19,7 @@ from fovea import _flops, compat  # noqa: F401 (the formulas are registered)
 from fovea._attention import attention
 from fovea._attention_backward import attention_backward
 from fovea._explain import explain
+from fovea._indexer import index_logits, topk_rows
 from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
@@ -58,6 +59,7 @@ __all__ = [
     "explain",
     "get_num_threads",
     "implementations",
+    "index_logits",
     "latent_attention",
     "merge_states",
     "paged_attention",
@@ -77,4 +79,5 @@ __all__ = [
     "scaled_dot_product_attention",
     "set_num_threads",
     "sparse_latent_attention",
+    "topk_rows",
 ]

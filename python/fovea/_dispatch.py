@@ -138,6 +138,8 @@ OPERATORS: dict[str, _Operator] = {
         "sparse_latent_attention",
         "quantize_latent_cache",
         "dequantize_latent_cache",
+        "index_logits",
+        "topk_rows",
         "quantize_qk_int8",
         "quantize_v",
         "quantized_attention",

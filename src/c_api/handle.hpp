@@ -16,8 +16,8 @@
 struct fovea_plan {
   std::variant<fovea::AttentionPlan, fovea::AttentionBackwardPlan, fovea::PagedAttentionPlan, fovea::PagedCacheAppendPlan,
                fovea::MergeStatesPlan, fovea::LatentAttentionPlan, fovea::SparseLatentAttentionPlan, fovea::QuantizeLatentCachePlan,
-               fovea::DequantizeLatentCachePlan, fovea::QuantizeQkInt8Plan, fovea::QuantizeVPlan, fovea::QuantizedAttentionPlan,
-               fovea::QuantizeAndAttendPlan>
+               fovea::DequantizeLatentCachePlan, fovea::IndexLogitsPlan, fovea::TopkRowsPlan, fovea::QuantizeQkInt8Plan,
+               fovea::QuantizeVPlan, fovea::QuantizedAttentionPlan, fovea::QuantizeAndAttendPlan>
       plan;
   std::string implementation;  // with its terminating zero
   std::size_t part_count = 0;  // merge_states: as planned
@@ -48,6 +48,10 @@ template <>
 inline constexpr std::string_view kOperation<QuantizeLatentCachePlan> = "a quantize_latent_cache plan";
 template <>
 inline constexpr std::string_view kOperation<DequantizeLatentCachePlan> = "a dequantize_latent_cache plan";
+template <>
+inline constexpr std::string_view kOperation<IndexLogitsPlan> = "an index_logits plan";
+template <>
+inline constexpr std::string_view kOperation<TopkRowsPlan> = "a topk_rows plan";
 template <>
 inline constexpr std::string_view kOperation<QuantizeQkInt8Plan> = "a quantize_qk_int8 plan";
 template <>

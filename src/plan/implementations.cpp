@@ -72,6 +72,8 @@ template Implementations<LatentAttention> implementations_of<LatentAttention>();
 template Implementations<SparseLatentAttention> implementations_of<SparseLatentAttention>();
 template Implementations<QuantizeLatentCache> implementations_of<QuantizeLatentCache>();
 template Implementations<DequantizeLatentCache> implementations_of<DequantizeLatentCache>();
+template Implementations<IndexLogits> implementations_of<IndexLogits>();
+template Implementations<TopkRows> implementations_of<TopkRows>();
 template Implementations<QuantizeQkInt8> implementations_of<QuantizeQkInt8>();
 template Implementations<QuantizeV> implementations_of<QuantizeV>();
 template Implementations<QuantizedAttention> implementations_of<QuantizedAttention>();

@@ -8,6 +8,7 @@
 #include "op/attention/fields.hpp"
 #include "op/attention/problem.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/index_logits/problem.hpp"
 #include "op/latent_attention/fields.hpp"
 #include "op/latent_attention/problem.hpp"
 #include "op/latent_cache_conversion/problem.hpp"
@@ -17,6 +18,7 @@
 #include "op/paged_cache_append/problem.hpp"
 #include "op/quantized_attention/fields.hpp"
 #include "op/sparse_latent_attention/problem.hpp"
+#include "op/topk_rows/problem.hpp"
 
 namespace fovea::detail {
 
@@ -63,6 +65,15 @@ struct DequantizeLatentCache : OperationTypes<DequantizeLatentCacheProblem, Dequ
   static constexpr const auto& kOptions = kDequantizeLatentCacheOptions;
 };
 
+struct IndexLogits : OperationTypes<IndexLogitsProblem, IndexLogitsArgs> {
+  static constexpr std::string_view kName = "index_logits";
+  static constexpr const auto& kOptions = kIndexLogitsOptions;
+};
+struct TopkRows : OperationTypes<TopkRowsProblem, TopkRowsArgs> {
+  static constexpr std::string_view kName = "topk_rows";
+  static constexpr const auto& kOptions = kTopkRowsOptions;
+};
+
 struct QuantizeQkInt8 : OperationTypes<QuantizeQkInt8Problem, QuantizeQkInt8Args> {
   static constexpr std::string_view kName = "quantize_qk_int8";
   static constexpr const auto& kOptions = kQuantizeQkInt8Options;
@@ -81,8 +92,8 @@ struct QuantizeAndAttend : OperationTypes<QuantizeAndAttendProblem, QuantizeAndA
 };
 
 /// The order in which operations are listed to people.
-using Operations =
-    std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention, SparseLatentAttention,
-               QuantizeLatentCache, DequantizeLatentCache, QuantizeQkInt8, QuantizeV, QuantizedAttention, QuantizeAndAttend>;
+using Operations = std::tuple<Attention, AttentionBackward, PagedAttention, PagedCacheAppend, MergeStates, LatentAttention,
+                              SparseLatentAttention, QuantizeLatentCache, DequantizeLatentCache, IndexLogits, TopkRows, QuantizeQkInt8,
+                              QuantizeV, QuantizedAttention, QuantizeAndAttend>;
 
 }  // namespace fovea::detail

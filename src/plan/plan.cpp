@@ -54,6 +54,14 @@ Result<DequantizeLatentCachePlan> plan_dequantize_latent_cache(const LatentCache
   return plan<detail::DequantizeLatentCache>(detail::validate_dequantize(desc), device, options);
 }
 
+Result<IndexLogitsPlan> plan_index_logits(const IndexLogitsDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::IndexLogits>(detail::validate(desc, options), device, options);
+}
+
+Result<TopkRowsPlan> plan_topk_rows(const TopkRowsDesc& desc, Device device, const PlanOptions& options) {
+  return plan<detail::TopkRows>(detail::validate(desc, options), device, options);
+}
+
 Result<QuantizeQkInt8Plan> plan_quantize_qk_int8(const QuantizeQkInt8Desc& desc, Device device, const PlanOptions& options) {
   return plan<detail::QuantizeQkInt8>(detail::validate(desc, options), device, options);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C functions of the backward pass, of latent attention and of packed caches, each against arithmetic written out here.
+ * The C functions of the backward pass, of latent attention, of packed caches and of the indexer, each against arithmetic written out here.
  */
 #include "checks.h"
+#include "fovea/c_indexer.h"
 
 enum { SEQ = 5, HEADS = 2, DIM = 8 };                                            /* backward */
 enum { LATENT = 512, ROW = 576, TOKENS = 6, PAGE = 4, BLOCKS = 3, QUERIES = 3 }; /* latent: heads of one query row */
@@ -251,11 +252,65 @@ static void test_conversion(void) {
   CHECK_ERROR(fovea_quantize_latent_cache_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "rule: got 2, want 0 .. 1");
 }
 
+/* ---- the indexer: scores that can be counted, and their lists ------------------------------------------------------------ */
+
+enum { INDEX_ROWS = 2, INDEX_HEADS = 3, INDEX_DIM = 64, KEYS = 5, TOPK = 3, ONE = 0x38, MINUS_ONE = 0xb8 }; /* e4m3 of 1 and -1 */
+
+static uint8_t index_q[INDEX_ROWS * INDEX_HEADS * INDEX_DIM], index_k[KEYS * INDEX_DIM];
+static float k_scale[KEYS], weights[INDEX_ROWS * INDEX_HEADS], logits[INDEX_ROWS * KEYS];
+
+/* Heads of ones; key t has 8 t ones, and key 2 is negative. */
+static void test_index_logits(void) {
+  const int64_t q_shape[] = {INDEX_ROWS, INDEX_HEADS, INDEX_DIM}, k_shape[] = {KEYS, INDEX_DIM}, scale_shape[] = {KEYS};
+  const int64_t weight_shape[] = {INDEX_ROWS, INDEX_HEADS}, out_shape[] = {INDEX_ROWS, KEYS};
+  const int32_t last[INDEX_ROWS] = {KEYS, 2};
+  fovea_index_logits_desc desc = {0};
+  fovea_index_logits_args args = {0};
+  int row, token, d;
+  memset(index_q, ONE, sizeof index_q);
+  for (token = 0; token < KEYS; ++token) {
+    for (d = 0; d < 8 * token; ++d) index_k[token * INDEX_DIM + d] = token == 2 ? MINUS_ONE : ONE;
+    k_scale[token] = 0.5f;
+  }
+  for (d = 0; d < INDEX_ROWS * INDEX_HEADS; ++d) weights[d] = 2.0f;
+  desc.q = fovea_contiguous(FOVEA_E4M3, 3, q_shape), desc.k = fovea_contiguous(FOVEA_E4M3, 2, k_shape);
+  desc.k_scale = fovea_contiguous(FOVEA_F32, 1, scale_shape), desc.weights = fovea_contiguous(FOVEA_F32, 2, weight_shape);
+  desc.out = fovea_contiguous(FOVEA_F32, 2, out_shape), desc.has_last = 1;
+  args.q = index_q, args.k = index_k, args.k_scale = k_scale, args.weights = weights, args.out = logits, args.last = last;
+  RUN(index_logits, desc, args);
+  for (row = 0; row < INDEX_ROWS; ++row) {
+    for (token = 0; token < KEYS; ++token) {
+      const double want = token >= last[row] ? -INFINITY : token == 2 ? 0.0 : 8.0 * token * INDEX_HEADS;
+      CHECK(logits[row * KEYS + token] == want);
+    }
+  }
+}
+
+static void test_topk_rows(void) {
+  const int64_t logit_shape[] = {INDEX_ROWS, KEYS}, out_shape[] = {INDEX_ROWS, TOPK}, table_shape[] = {INDEX_ROWS, 3};
+  const int32_t last[INDEX_ROWS] = {KEYS, 2}, table[INDEX_ROWS * 3] = {7, 1, 5, 4, 0, 0};
+  const int32_t want[INDEX_ROWS * TOPK] = {15, 3, 10, 8, 9, -1}; /* tokens 1, 3 and 4, then 0 and 1 */
+  int32_t out[INDEX_ROWS * TOPK];
+  fovea_topk_rows_desc desc = {0};
+  fovea_topk_rows_args args = {0};
+  fovea_tensor blocks = fovea_contiguous(FOVEA_I32, 2, table_shape);
+  fovea_plan* plan = NULL;
+  desc.logits = fovea_contiguous(FOVEA_F32, 2, logit_shape), desc.out = fovea_contiguous(FOVEA_I32, 2, out_shape);
+  desc.has_last = 1, desc.block_table = &blocks, desc.page = 2;
+  args.logits = logits, args.out = out, args.last = last, args.block_table = table;
+  RUN(topk_rows, desc, args);
+  CHECK(memcmp(out, want, sizeof want) == 0);
+  desc.page = 0;
+  CHECK_ERROR(fovea_topk_rows_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "page: got 0");
+}
+
 int main(void) {
   test_backward();
   test_latent();
   test_sparse();
   test_conversion();
+  test_index_logits();
+  test_topk_rows();
   printf(failures == 0 ? "the C functions work\n" : "%d checks failed\n", failures);
   return failures == 0 ? 0 : 1;
 }

@@ -15,8 +15,8 @@ import time
 
 OPERATIONS = [
     *("attention", "attention_backward", "paged_attention", "paged_cache_append", "merge_states", "latent_attention"),
-    *("sparse_latent_attention", "quantize_latent_cache", "dequantize_latent_cache", "quantize_qk_int8", "quantize_v"),
-    *("quantized_attention", "quantize_and_attend"),
+    *("sparse_latent_attention", "quantize_latent_cache", "dequantize_latent_cache", "index_logits", "topk_rows"),
+    *("quantize_qk_int8", "quantize_v", "quantized_attention", "quantize_and_attend"),
 ]
 NUMBERS = [
     "0",

@@ -12,9 +12,11 @@
 #include "descriptions.hpp"
 #include "op/attention/fields.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/index_logits/fields.hpp"
 #include "op/latent_attention/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
+#include "op/topk_rows/fields.hpp"
 
 namespace {
 
@@ -250,11 +252,39 @@ void fuzz_quantized_attention(Bytes& bytes) {
   examine_on_all_devices([&](Device device) { return plan_quantize_and_attend(whole, device); });
 }
 
+void fuzz_index_logits(Bytes& bytes) {
+  const Sizes s(bytes);
+  const std::int64_t dim = bytes.rarely() ? s.dqk : bytes.flag() ? 64 : 128, blocks = bytes.small(50), rows = s.q;
+  const bool paged = bytes.flag();
+  IndexLogitsDesc desc{.q = contiguous(DType::e4m3, {rows, s.head, dim})};
+  desc.k = paged ? contiguous(DType::e4m3, {blocks, s.page, dim}) : contiguous(DType::e4m3, {s.k, dim});
+  desc.k_scale = paged ? contiguous(DType::f32, {blocks, s.page}) : contiguous(DType::f32, {s.k});
+  desc.weights = contiguous(DType::f32, {rows, s.head});
+  desc.out = contiguous(bytes.rarely() ? s.dtype : DType::f32, {rows, s.k});
+  desc.block_table = contiguous(DType::i32, {bytes.rarely() ? s.batch : 1, bytes.small(20)});
+  randomise<detail::kIndexLogitsFields>(bytes, desc, s.dtype);
+  if (!bytes.rarely()) {
+    desc.has_kv_len = paged, desc.has_first = desc.has_first && !paged, desc.has_last = desc.has_last && !paged;
+    if (!paged) desc.block_table.reset();
+  }
+  examine_on_all_devices([&](Device device) { return plan_index_logits(desc, device); });
+}
+
+void fuzz_topk_rows(Bytes& bytes) {
+  Sizes s(bytes);
+  if (s.dtype == DType::e4m3 && !bytes.rarely()) s.dtype = s.out_dtype;
+  TopkRowsDesc desc{.logits = contiguous(s.dtype, {s.q, s.k}), .out = contiguous(DType::i32, {s.q, bytes.small(200)})};
+  desc.block_table = contiguous(DType::i32, {bytes.rarely() ? s.batch : 1, bytes.small(20)});
+  randomise<detail::kTopkRowsFields>(bytes, desc, s.dtype);
+  if (!bytes.rarely()) desc.page = desc.block_table ? s.page : 0;
+  examine_on_all_devices([&](Device device) { return plan_topk_rows(desc, device); });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
-  switch (bytes.small(8)) {
+  switch (bytes.small(10)) {
     case 0: fuzz_attention(bytes); break;
     case 1: fuzz_paged_attention(bytes); break;
     case 2: fuzz_paged_cache_append(bytes); break;
@@ -263,6 +293,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 5: fuzz_sparse_latent_attention(bytes); break;
     case 6: fuzz_latent_cache_conversion(bytes); break;
     case 7: fuzz_quantized_attention(bytes); break;
+    case 8: fuzz_index_logits(bytes); break;
+    case 9: fuzz_topk_rows(bytes); break;
     default: fuzz_merge_states(bytes); break;
   }
   return 0;

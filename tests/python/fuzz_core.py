@@ -235,12 +235,47 @@ def quantize_and_attend(draw: Draw) -> Call:
     return call | draw.some(batch_invariant=True) | implementation(draw, "quantize_and_attend")
 
 
+def index_logits(draw: Draw) -> Call:
+    head, dim, page = draw.randint(1, 5), draw.one_of(64, 128), draw.one_of(1, 4)
+    batch, queries = draw.randint(1, 3), draw.randint(1, 3)
+    lengths, paged = draw.lengths(batch), draw.random() < 0.5
+    rows = batch * queries if paged else draw.randint(0, 4)
+    call: Call = {"q": draw.rows(rows, head, dim, dtype=E4M3), "weights": draw.rows(rows, head)}
+    if paged:
+        table, blocks = draw.blocks(lengths, page)
+        call |= {"block_table": table, "kv_len": draw.int32(lengths)}
+        call |= {"k": draw.rows(blocks, page, dim, dtype=E4M3), "k_scale": draw.rows(blocks, page)}
+    else:
+        tokens = draw.randint(0, 9)
+        call |= {"k": draw.rows(tokens, dim, dtype=E4M3), "k_scale": torch.randn(tokens)}
+        call |= draw.some(first=bounds(draw, rows), last=bounds(draw, rows))
+    return call | draw.some(dtype=torch.bfloat16) | implementation(draw, "index_logits")
+
+
+def bounds(draw: Draw, rows: int) -> torch.Tensor:
+    return draw.int32([draw.one_of(0, draw.randint(-3, 12), -(2**31), 2**31 - 1) for _ in range(rows)])
+
+
+def topk_rows(draw: Draw) -> Call:
+    batch, columns, k = draw.randint(1, 3), draw.randint(0, 40), draw.randint(0, 30)
+    rows = batch * draw.randint(0, 3)
+    call: Call = {"logits": draw.rows(rows, columns, dtype=draw.one_of(*FLOATS)), "k": k}
+    if columns and rows:
+        call["logits"][0, 0] = draw.one_of(torch.nan, torch.inf, -torch.inf, 0.0)
+    if draw.random() < 0.4:
+        blocks = [[draw.randint(-1, 20) for _ in range(3)] for _ in range(batch)]
+        call |= {"block_table": draw.int32(blocks), "page": draw.randint(1, 16)}
+    call |= draw.some(first=bounds(draw, rows), last=bounds(draw, rows), offset=bounds(draw, rows), sorted=True)
+    return call | implementation(draw, "topk_rows")
+
+
 MAKERS = {
     make.__name__: make
     for make in (
         attention,
         attention_backward,
         dequantize_latent_cache,
+        index_logits,
         latent_attention,
         merge_states,
         paged_attention,
@@ -252,5 +287,6 @@ MAKERS = {
         quantized_attention,
         scaled_dot_product_attention,
         sparse_latent_attention,
+        topk_rows,
     )
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import definitions
 import definitions_8bit
+import definitions_indexer
 import fovea
 from definitions import E4M3, Want
 
@@ -25,6 +26,8 @@ FORMULAS = {
         definitions.quantize_latent_cache,
         definitions.scaled_dot_product_attention,
         definitions.sparse_latent_attention,
+        definitions_indexer.index_logits,
+        definitions_indexer.topk_rows,
         definitions_8bit.quantize_and_attend,
         definitions_8bit.quantize_qk_int8,
         definitions_8bit.quantize_v,

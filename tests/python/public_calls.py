@@ -119,6 +119,8 @@ CALLS = {
     "dequantize_latent_cache": PublicCall(
         fovea.dequantize_latent_cache, lambda: small_calls.dequantize(cache=packed_cache("v32_fp8", 2))
     ),
+    "index_logits": PublicCall(fovea.index_logits, small_calls.index),
+    "topk_rows": PublicCall(fovea.topk_rows, small_calls.topk),
     "quantize_qk_int8": PublicCall(fovea.quantize_qk_int8, small_calls.quantize_qk),
     "quantize_qk_int8, ragged": PublicCall(fovea.quantize_qk_int8, ragged_8bit),
     "quantize_v": PublicCall(fovea.quantize_v, lambda: {"v": torch.randn(2, 7, 2, 64), "dtype": torch.float8_e4m3fn}),

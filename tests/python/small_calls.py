@@ -56,6 +56,17 @@ def int32(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
+def index(**changes):
+    q, k = torch.randn(3, 4, 64).to(torch.float8_e4m3fn), torch.randn(9, 64).to(torch.float8_e4m3fn)
+    call = {"q": q, "k": k, "k_scale": torch.rand(9), "weights": torch.randn(3, 4), "out": torch.full((3, 9), torch.nan)}
+    return call | {"first": int32(0, 2, 9), "last": int32(9, 5, 9)} | changes
+
+
+def topk(**changes):
+    call = {"logits": torch.randn(4, 40), "k": 6, "out": torch.zeros(4, 6, dtype=torch.int32)}
+    return call | {"first": int32(0, 2, 9, 40), "last": int32(9, 5, 40, 40)} | changes
+
+
 def backward(**changes):
     """After a forward pass by the definition."""
     call = dense() | {"dout": torch.randn(2, 5, 4, 64)}

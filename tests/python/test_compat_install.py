@@ -111,6 +111,7 @@ def test_install_does_not_push_the_real_one_out_unasked(package, imported):
 
 def test_install_of_what_is_not_there():
     with pytest.raises(
-        ValueError, match="package: got 'xformers', want 'flash_attn' or 'flashinfer' or 'flash_mla' or 'sageattention'"
+        ValueError,
+        match="package: got 'xformers', want 'deep_gemm' or 'flash_attn' or 'flashinfer' or 'flash_mla' or 'sageattention'",
     ):
         fovea.compat.install("xformers")

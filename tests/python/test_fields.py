@@ -21,8 +21,10 @@ BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
     "attention": {"deterministic"},  # of its gradient
     "dequantize_latent_cache": {"dtype"},
+    "index_logits": {"dtype"},
     "quantize_qk_int8": {"out", "smooth_k"},
     "quantize_v": {"out", "smooth_v", "dtype"},
+    "topk_rows": {"k"},
 }
 
 # How `fovea explain` asks for what a call may leave out, where that is not an option of its name; "" where it does not.
@@ -49,6 +51,9 @@ ASKED_BY = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "extra_topk_length", "schedule", "topk_length"), ""),
     # The program leaves these as they are without being asked.
     **dict.fromkeys(("fill_lse", "fill_out"), ""),  # a function's own outputs
+    **dict.fromkeys(("first", "keep_outside", "last", "offset", "sorted"), ""),
+    "block_table": "--page",
+    "kv_len": "",
     **dict.fromkeys(("exact_scale", "granularity", "scale", "smooth_k", "smooth_v", "top_left", "warp_rows"), ""),
 }
 

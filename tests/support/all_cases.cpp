@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../backward_cases.hpp"
+#include "../indexer_cases.hpp"
 #include "../latent_cases.hpp"
 #include "../quantized_cases.hpp"
 #include "bound_case.hpp"
@@ -25,6 +26,8 @@ const std::vector<AnyCase>& all_cases() {
   static const auto latent = latent_cases();
   static const auto sparse = sparse_cases();
   static const auto conversions = conversion_cases();
+  static const auto indices = index_cases();
+  static const auto lists = topk_cases();
   static const auto backward = backward_cases();
   static const auto quantized = quantized_cases();
   static const std::vector<AnyCase> all = [] {
@@ -34,6 +37,8 @@ const std::vector<AnyCase>& all_cases() {
     append(cases, latent);
     append(cases, sparse);
     append(cases, conversions);
+    append(cases, indices);
+    append(cases, lists);
     append(cases, quantized);
     return cases;
   }();

@@ -8,10 +8,12 @@
 #include "device_runtime.hpp"
 #include "op/attention/fields.hpp"
 #include "op/attention_backward/fields.hpp"
+#include "op/index_logits/fields.hpp"
 #include "op/latent_attention/fields.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_cache_append/fields.hpp"
 #include "op/quantized_attention/fields.hpp"
+#include "op/topk_rows/fields.hpp"
 
 namespace fovea::check {
 namespace {
@@ -52,6 +54,8 @@ void move_all(PagedCacheAppendArgs& args, Parts&, const DeviceMemory& memory) {
   move_fields<detail::kPagedCacheAppendFields>(args, memory);
 }
 
+void move_all(IndexLogitsArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kIndexLogitsFields>(args, memory); }
+void move_all(TopkRowsArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kTopkRowsFields>(args, memory); }
 void move_all(QuantizeQkInt8Args& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeQkInt8Fields>(args, memory); }
 void move_all(QuantizeVArgs& args, Parts&, const DeviceMemory& memory) { move_fields<detail::kQuantizeVFields>(args, memory); }
 void move_all(QuantizedAttentionArgs& args, Parts&, const DeviceMemory& memory) {
@@ -134,6 +138,8 @@ template struct DeviceArgs<LatentAttentionArgs>;
 template struct DeviceArgs<SparseLatentAttentionArgs>;
 template struct DeviceArgs<QuantizeLatentCacheArgs>;
 template struct DeviceArgs<DequantizeLatentCacheArgs>;
+template struct DeviceArgs<IndexLogitsArgs>;
+template struct DeviceArgs<TopkRowsArgs>;
 template struct DeviceArgs<QuantizeQkInt8Args>;
 template struct DeviceArgs<QuantizeVArgs>;
 template struct DeviceArgs<QuantizedAttentionArgs>;

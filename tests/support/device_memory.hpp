@@ -60,5 +60,7 @@ extern template struct DeviceArgs<LatentAttentionArgs>;
 extern template struct DeviceArgs<SparseLatentAttentionArgs>;
 extern template struct DeviceArgs<QuantizeLatentCacheArgs>;
 extern template struct DeviceArgs<DequantizeLatentCacheArgs>;
+extern template struct DeviceArgs<IndexLogitsArgs>;
+extern template struct DeviceArgs<TopkRowsArgs>;
 
 }  // namespace fovea::check

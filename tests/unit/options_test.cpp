@@ -202,6 +202,30 @@ TEST(Options, OfLatentAttention) {
                                                                    [](const auto& call) { return validate_dequantize(call.desc); });
 }
 
+TEST(Options, OfTheIndexer) {
+  using Index = IndexLogitsDesc;
+  Index flat{.q = contiguous(DType::e4m3, {6, 32, 128}), .k = contiguous(DType::e4m3, {50, 128})};
+  flat.k_scale = contiguous(DType::f32, {50}), flat.weights = contiguous(DType::f32, {6, 32}), flat.out = contiguous(DType::f32, {6, 50});
+  const auto paged = [](auto& c) {
+    c.desc.k = contiguous(DType::e4m3, {9, 64, 128}), c.desc.k_scale = contiguous(DType::f32, {9, 64});
+    c.desc.block_table = contiguous(DType::i32, {3, 4}), c.desc.has_kv_len = true;
+  };
+  expect_options<IndexLogits, Index>({flat},
+                                     {{{"block_table"}, paged},
+                                      {{"first"}, [](auto& c) { c.desc.has_first = true; }},
+                                      {{"last"}, [](auto& c) { c.desc.has_last = true; }},
+                                      {{"keep_outside"}, [](auto& c) { c.desc.keep_outside = true; }}},
+                                     kValidate);
+  const auto table = [](auto& c) { c.desc.block_table = contiguous(DType::i32, {3, 4}), c.desc.page = 64; };
+  expect_options<TopkRows, TopkRowsDesc>({{.logits = contiguous(DType::f32, {6, 50}), .out = contiguous(DType::i32, {6, 7})}},
+                                         {{{"first"}, [](auto& c) { c.desc.has_first = true; }},
+                                          {{"last"}, [](auto& c) { c.desc.has_last = true; }},
+                                          {{"offset"}, [](auto& c) { c.desc.has_offset = true; }},
+                                          {{"block_table"}, table},
+                                          {{"sorted"}, [](auto& c) { c.desc.sorted = true; }}},
+                                         kValidate);
+}
+
 TensorDesc twin(TensorDesc like, DType dtype) {
   like.dtype = dtype;
   return like;

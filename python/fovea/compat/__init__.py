@@ -17,6 +17,7 @@ from fovea._calls import checked
 
 # The modules that users of each package import, and which of fovea.compat stands for each.
 _MODULES = {
+    "deep_gemm": {"deep_gemm": "deep_gemm"},
     "flash_attn": {
         "flash_attn": "flash_attn",
         "flash_attn.bert_padding": "flash_attn.bert_padding",
@@ -40,8 +41,8 @@ def install(package: str, *, force: bool = False) -> ModuleType:
     """Makes ``import package`` give Fovea's module of that name from now on, in this process.
 
     Args:
-        package: Which interface: "flash_attn" (2.8, and FlashAttention-3's ``flash_attn_interface`` with it), "flashinfer" (0.6
-            and 0.7, attention alone), "flash_mla" or "sageattention" (2.2).
+        package: Which interface: "deep_gemm" (its indexer alone), "flash_attn" (2.8, and FlashAttention-3's
+            ``flash_attn_interface`` with it), "flashinfer" (0.6 and 0.7, attention alone), "flash_mla" or "sageattention" (2.2).
         force: Replace the real package where it is already imported. What others took from it before stays what it was.
 
     Returns:

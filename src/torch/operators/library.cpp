@@ -12,7 +12,7 @@ const std::vector<Operation>& operations() {
   static const std::vector<Operation> kAll = [] {
     std::vector<Operation> all;
     for (const auto& some : {attention_operations(), paged_operations(), merge_operations(), latent_operations(), latent_cache_operations(),
-                             quantized_operations()}) {
+                             indexer_operations(), quantized_operations()}) {
       all.insert(all.end(), some.begin(), some.end());
     }
     return all;

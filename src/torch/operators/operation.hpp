@@ -40,6 +40,7 @@ std::vector<Operation> paged_operations();
 std::vector<Operation> latent_operations();
 std::vector<Operation> latent_cache_operations();
 std::vector<Operation> merge_operations();
+std::vector<Operation> indexer_operations();
 std::vector<Operation> quantized_operations();
 
 /// The library about itself: schemas and kernels.

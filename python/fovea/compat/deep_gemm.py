@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The indexer of DeepGEMM (2025) over :func:`fovea.index_logits`: its names, shapes, argument order and results.
+
+* Tensors are on the CPU so far. Any number of heads, and any page that the views of a cache allow.
+* Schedules are not needed: :func:`get_paged_mqa_logits_metadata` returns a tensor of DeepGEMM's shape, whose numbers mean nothing.
+* Without ``clean_logits`` the logits that a query does not see are left unwritten, as in DeepGEMM.
+* Not here: logits compressed to ``max_seqlen_k`` columns, context lengths for each query, and the matrix products of DeepGEMM.
+"""
+
+import torch
+from torch import Tensor
+
+from fovea._calls import adapted
+from fovea._indexer import index_logits
+
+__all__ = ["fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
+
+_SCALE_BYTES = 4
+
+
+@adapted(
+    {"first": "cu_seq_len_k_start", "last": "cu_seq_len_k_end", "k": "kv[0]", "k_scale": "kv[1]"},
+    axes={"q": "seq_len, heads, head_dim", "weights": "seq_len, heads"},
+)
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+) -> Tensor:
+    """Scores of the tokens of a flat cache: float32 ``[seq_len, seq_len_kv]``.
+
+    Args:
+        q: float8_e4m3fn ``[seq_len, heads, head_dim]``.
+        kv: float8_e4m3fn ``[seq_len_kv, head_dim]`` and its float32 scales ``[seq_len_kv]``.
+        weights: float32 ``[seq_len, heads]``.
+        cu_seq_len_k_start: int32 ``[seq_len]``: the first token that a query sees.
+        cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
+        clean_logits: Whether other logits are -inf, rather than unwritten.
+    """
+    k, k_scale = kv
+    return index_logits(*(q, k, k_scale, weights), first=cu_seq_len_k_start, last=cu_seq_len_k_end, keep_outside=not clean_logits)
+
+
+@adapted(
+    {"kv_len": "context_lens", "k": "fused_kv_cache", "k_scale": "fused_kv_cache", "out": "max_context_len"},
+    axes={
+        "q": "batch, next_n, heads, head_dim",
+        "fused_kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
+    },
+)
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    fused_kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+) -> Tensor:
+    """Scores of the tokens of a paged cache: float32 ``[batch * next_n, max_context_len]``.
+
+    Args:
+        q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``: the last tokens of each sequence.
+        fused_kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
+        weights: float32 ``[batch * next_n, heads]``.
+        context_lens: int32 ``[batch]``.
+        block_table: int32 ``[batch, max_blocks]``.
+        schedule_meta: Ignored.
+        max_context_len: Columns of the result.
+        clean_logits: Whether other logits are -inf, rather than unwritten.
+    """
+    k, k_scale = _views(fused_kv_cache)
+    rows = q.flatten(0, 1)
+    out = rows.new_empty((len(rows), max_context_len), dtype=torch.float32)
+    return index_logits(
+        *(rows, k, k_scale, weights),
+        block_table=block_table,
+        kv_len=context_lens,
+        keep_outside=not clean_logits,
+        out=out,
+    )
+
+
+@adapted(axes={"context_lens": "batch"})
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
+    """A tensor that :func:`fp8_paged_mqa_logits` takes and does not read: int32 ``[num_sms + 1, 2]``.
+
+    Args:
+        context_lens: int32 ``[batch]``.
+        block_kv: Tokens of a block.
+        num_sms: Multiprocessors.
+    """
+    return context_lens.new_zeros((num_sms + 1, 2), dtype=torch.int32)
+
+
+def _views(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes ``[blocks, page, head_dim]`` and scales ``[blocks, page]`` of a planar cache."""
+    blocks, page, one, width = cache.shape
+    if cache.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn):
+        raise ValueError(f"fused_kv_cache.dtype: got {cache.dtype}, want torch.uint8")
+    if one != 1 or width <= _SCALE_BYTES:
+        raise ValueError(f"fused_kv_cache.shape: got {list(cache.shape)}, want [num_blocks, block_kv, 1, head_dim + 4]")
+    if cache.stride()[1:] != (width, width, 1) and cache.numel() > 0:
+        raise ValueError(f"fused_kv_cache.strides: got {list(cache.stride())}, want blocks in one piece")
+    flat = cache.as_strided((blocks, page * width), (cache.stride(0), 1))
+    codes = page * (width - _SCALE_BYTES)
+    return flat[:, :codes].view(torch.float8_e4m3fn).unflatten(1, (page, -1)), flat[:, codes:].view(torch.float32)

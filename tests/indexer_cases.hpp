@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The case table of index_logits and topk_rows.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "support/indexer_case.hpp"
+
+namespace fovea::check {
+
+/// Empty, of one column, reversed, over both ends, and whole.
+inline std::vector<Columns> odd_ranges(std::int32_t columns) {
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min(), kMost = std::numeric_limits<std::int32_t>::max();
+  return {{0, columns},           {7, 7},          {3, 4},     {columns - 1, columns}, {9, 2}, {kLeast, kMost}, {1, columns / 2},
+          {columns / 2, columns}, {kMost, kLeast}, {5, 5 + 64}};
+}
+
+inline std::vector<TopkCase> topk_cases() {
+  std::vector<TopkCase> table;
+  const auto add = [&](std::string_view group, std::string_view name, TopkCase spec, Tier tier = Tier::quick) {
+    spec.name = fmt::format("topk_rows/{}/{}", group, name);
+    spec.tier = tier;
+    table.push_back(std::move(spec));
+  };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const std::string_view name = name_of(dtype);
+    for (const bool sorted : {false, true}) {
+      const auto named = [&](std::string_view what) { return fmt::format("{}-{}{}", name, what, sorted ? "-sorted" : ""); };
+      add("values", named("normal"), {.dtype = dtype, .sorted = sorted});
+      add("values", named("ties"), {.dtype = dtype, .logits = Logits::ties, .sorted = sorted});
+      add("values", named("specials"), {.dtype = dtype, .k = 290, .logits = Logits::specials, .sorted = sorted});
+      add("values", named("nan"), {.dtype = dtype, .logits = Logits::nan, .sorted = sorted});
+      add("ranges", named("odd"), {.dtype = dtype, .rows = 21, .ranges = odd_ranges(300), .sorted = sorted});
+    }
+    add("gaps", fmt::format("{}-unaligned", name), {.dtype = dtype, .columns = 301, .gap = 3, .ranges = odd_ranges(301)});
+    add("values", fmt::format("{}-ascending-long", name),
+        {.dtype = dtype, .rows = 2, .columns = 20011, .k = 700, .logits = Logits::ascending}, Tier::full);
+  }
+  for (const std::int64_t k : {1, 2, 31, 300, 301, 512}) add("k", fmt::format("{}", k), {.k = k});
+  for (const std::int64_t columns : {0, 1, 3, 4, 63, 64, 65}) add("columns", fmt::format("{}", columns), {.columns = columns, .k = 7});
+  add("ranges", "last-alone", {.rows = 11, .ranges = odd_ranges(300), .only_last = true});
+  add("places", "offset", {.rows = 11, .ranges = odd_ranges(300), .offset = true});
+  add("places", "page1", {.rows = 12, .k = 40, .page = 1});
+  add("places", "page64", {.rows = 12, .columns = 1000, .k = 400, .ranges = odd_ranges(1000), .page = 64});
+  add("places", "page64-offset-sorted", {.rows = 12, .columns = 1000, .k = 400, .offset = true, .sorted = true, .page = 64});
+  for (const Logits logits : {Logits::normal, Logits::ties, Logits::specials, Logits::ascending, Logits::descending}) {
+    const auto name = [&](std::string_view shape) { return fmt::format("{}-{}", shape, static_cast<int>(logits)); };
+    add("long", name("40000of2048"), {.rows = 3, .columns = 40000, .k = 2048, .logits = logits}, Tier::full);
+    add("long", name("40000of2048-sorted"), {.rows = 2, .columns = 40000, .k = 2048, .logits = logits, .sorted = true}, Tier::full);
+    add("long", name("140000of100"), {.rows = 2, .columns = 140000, .k = 100, .logits = logits, .ranges = {{13, 139990}}}, Tier::full);
+  }
+  add("long", "bf16-65537of2048", {.dtype = DType::bf16, .rows = 2, .columns = 65537, .k = 2048, .ranges = {{3, 65530}, {40000, 70000}}},
+      Tier::full);
+  // Rows that are split.
+  add("long", "300000of2048", {.rows = 1, .columns = 300000, .k = 2048, .ranges = {{7, 299999}}}, Tier::full);
+  add("long", "bf16-530001of300-ties", {.dtype = DType::bf16, .rows = 2, .columns = 530001, .k = 300, .logits = Logits::ties}, Tier::full);
+  add("long", "300000of2048-short", {.rows = 2, .columns = 300000, .k = 2048, .ranges = {{250000, 251000}, {0, 262145}}}, Tier::full);
+  add("long", "4097of2047", {.rows = 2, .columns = 4097, .k = 2047, .logits = Logits::ties}, Tier::full);
+  add("bench", "f32-131072of2048", {.rows = 8, .columns = 131072, .k = 2048, .gap = 0}, Tier::bench);
+  return table;
+}
+
+inline std::vector<IndexCase> index_cases() {
+  std::vector<IndexCase> table;
+  const auto add = [&](std::string_view group, std::string_view name, IndexCase spec, Tier tier = Tier::quick) {
+    spec.name = fmt::format("index_logits/{}/{}", group, name);
+    spec.tier = tier;
+    table.push_back(std::move(spec));
+  };
+  for (const std::int64_t heads : {1, 2, 3, 16, 32, 33, 64, 65, 128}) add("heads", fmt::format("{}", heads), {.heads = heads});
+  for (const std::int64_t tokens : {0, 1, 2, 63, 64, 65, 127, 128, 129, 257})
+    add("tokens", fmt::format("{}", tokens), {.rows = 3, .heads = 8, .tokens = tokens});
+  for (const std::int64_t rows : {0, 1, 2, 3, 4, 9, 65}) add("rows", fmt::format("{}", rows), {.rows = rows, .heads = 8, .tokens = 70});
+  for (const bool keep : {false, true}) {
+    const char* suffix = keep ? "-kept" : "";
+    add("ranges", fmt::format("odd{}", suffix), {.rows = 21, .heads = 32, .ranges = odd_ranges(300), .keep_outside = keep});
+    add("ranges", fmt::format("bf16{}", suffix),
+        {.out = DType::bf16, .rows = 21, .heads = 16, .ranges = odd_ranges(300), .keep_outside = keep});
+    add("paged", fmt::format("lengths{}", suffix), {.rows = 6, .kv_len = {0, 1, 130, 64, 65, 200}, .keep_outside = keep});
+    add("paged", fmt::format("two-each{}", suffix), {.rows = 8, .heads = 32, .kv_len = {0, 1, 130, 64}, .keep_outside = keep});
+  }
+  add("head_dim", "64", {.heads = 32, .head_dim = 64, .ranges = odd_ranges(300)});
+  add("head_dim", "64-paged", {.rows = 4, .heads = 32, .head_dim = 64, .kv_len = {70, 3}});
+  add("gaps", "unaligned", {.heads = 8, .gap = 3, .ranges = odd_ranges(300)});
+  add("values", "nan", {.heads = 8, .nan = true});
+  add("values", "nan-paged", {.rows = 4, .heads = 64, .kv_len = {70, 130}, .nan = true});
+  add("paged", "page16", {.rows = 4, .heads = 64, .kv_len = {70, 300}, .page = 16});
+  add("paged", "page1", {.rows = 2, .heads = 8, .kv_len = {70, 33}, .page = 1});
+  add("paged", "few-columns", {.rows = 2, .heads = 8, .kv_len = {170, 33}, .columns = 100});
+  add("paged", "garbage-lengths", {.rows = 4, .heads = 8, .kv_len = {-5, 2147480000}, .columns = 100});
+  add("long", "rows200-2000", {.rows = 200, .heads = 16, .tokens = 2000, .ranges = {{0, 1500}, {100, 2000}, {900, 900}}}, Tier::full);
+  add("long", "paged-5000", {.rows = 3, .heads = 64, .kv_len = {5000, 17, 2500}}, Tier::full);
+  add("bench", "h64-rows16-8192", {.rows = 16, .heads = 64, .tokens = 8192, .gap = 0}, Tier::bench);
+  return table;
+}
+
+}  // namespace fovea::check

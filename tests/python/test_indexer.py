@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The indexer of token-sparse attention, by its definition in float64."""
+
+import pytest
+import torch
+
+import fovea
+from fovea.compat import deep_gemm
+
+E4M3 = torch.float8_e4m3fn
+KINDS = ("normal", "ties", "specials")
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def ranked(row):
+    """Columns in order: NaN last, and the lower of two equals first."""
+    values = row.double().tolist()
+    return sorted(range(len(values)), key=lambda at: (values[at] != values[at], 0 if values[at] != values[at] else -values[at], at))
+
+
+def lists(logits, k, first=None, last=None, sorted_by_value=False):
+    out = torch.full((len(logits), k), -1, dtype=torch.int32)
+    for row in range(len(logits)):
+        begin = 0 if first is None else max(int(first[row]), 0)
+        end = logits.shape[1] if last is None else min(int(last[row]), logits.shape[1])
+        best = ranked(logits[row, begin : max(end, begin)])[:k]
+        out[row, : len(best)] = torch.tensor(best if sorted_by_value else sorted(best), dtype=torch.int32)
+    return out
+
+
+def logits_of(kind, rows=6, columns=200, dtype=torch.float32):
+    if kind == "normal":
+        return torch.randn(rows, columns).to(dtype)
+    values = [0.0, -0.0, 1.0, -1.0] if kind == "ties" else [torch.nan, -torch.inf, torch.inf, 0.5, -0.5]
+    return torch.tensor(values)[torch.randint(len(values), (rows, columns))].to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sort", [False, True])
+def test_topk_rows(dtype, kind, sort, topk_rows_implementation):
+    logits = logits_of(kind, dtype=dtype)
+    first, last = int32(0, 5, -7, 190, 30, 0), int32(200, 5, 900, 196, 20, 7)
+    for k in (1, 40, 200, 230):
+        got = fovea.topk_rows(logits, k, sorted=sort, implementation=topk_rows_implementation)
+        assert torch.equal(got, lists(logits, k, sorted_by_value=sort))
+        got = fovea.topk_rows(logits, k, first=first, last=last, sorted=sort, implementation=topk_rows_implementation)
+        assert torch.equal(got, lists(logits, k, first, last, sort))
+
+
+def test_topk_rows_agrees_with_torch():
+    logits = torch.randn(3, 5000)
+    got = fovea.topk_rows(logits, 512, sorted=True)
+    assert torch.equal(got.long(), logits.topk(512).indices)
+
+
+def test_places(topk_rows_implementation):
+    logits, first = torch.randn(4, 100), int32(0, 10, 20, 99)
+    plain = lists(logits, 12, first)
+    own = {"first": first, "implementation": topk_rows_implementation}
+    got = fovea.topk_rows(logits, 12, offset=first, **own)
+    assert torch.equal(got, torch.where(plain < 0, -1, plain + first[:, None]))
+    table = torch.randint(0, 50, (2, 6), dtype=torch.int32)
+    table[1, 2] = -5
+    got = fovea.topk_rows(logits, 12, block_table=table, page=16, **own)
+    tokens = plain.clamp(min=0).long()
+    inside = (plain >= 0) & (tokens < 6 * 16)
+    blocks = table.repeat_interleave(2, dim=0).gather(1, (tokens // 16).clamp(max=5))
+    want = torch.where(inside & (blocks >= 0), blocks * 16 + tokens.int() % 16, -1)
+    assert torch.equal(got, want)
+
+
+def scores(q, k, k_scale, weights):
+    products = torch.einsum("thd,jd->thj", q.double(), k.double())
+    return (products.relu() * weights.double()[..., None]).sum(dim=1) * k_scale.double()
+
+
+def operands(rows, heads, dim, tokens):
+    q, k = torch.randn(rows, heads, dim).to(E4M3), torch.randn(tokens, dim).to(E4M3)
+    return q, k, torch.rand(tokens) + 0.1, torch.randn(rows, heads)
+
+
+@pytest.mark.parametrize("heads", [1, 32, 64, 70])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_index_logits(heads, dim, index_logits_implementation):
+    call = operands(5, heads, dim, 150)
+    want = scores(*call)
+    got = fovea.index_logits(*call, implementation=index_logits_implementation)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3)
+    first, last = int32(0, 7, -3, 149, 90), int32(150, 7, 999, 150, 60)
+    place = torch.arange(150)
+    seen = (place >= first[:, None]) & (place < last[:, None])
+    got = fovea.index_logits(*call, first=first, last=last, dtype=torch.bfloat16, implementation=index_logits_implementation)
+    torch.testing.assert_close(got.double(), torch.where(seen, want, -torch.inf), rtol=1e-2, atol=1e-3)
+    kept = torch.full((5, 150), 7.0)
+    got = fovea.index_logits(*call, first=first, last=last, keep_outside=True, out=kept, implementation=index_logits_implementation)
+    torch.testing.assert_close(got.double(), torch.where(seen, want, 7.0), rtol=1e-4, atol=1e-3)
+
+
+def test_paged_index_logits(index_logits_implementation):
+    page, dim, lengths, queries = 64, 128, (130, 1, 0, 64), 2
+    q, k, k_scale, weights = operands(len(lengths) * queries, 16, dim, 12 * page)
+    cache = torch.empty(12, page * (dim + 4), dtype=torch.uint8)
+    codes, scales = cache[:, : page * dim].view(E4M3).unflatten(1, (page, dim)), cache[:, page * dim :].view(torch.float32)
+    codes.copy_(k.unflatten(0, (12, page)))
+    scales.copy_(k_scale.unflatten(0, (12, page)))
+    table = torch.randperm(12, dtype=torch.int32).view(4, 3)
+    got = fovea.index_logits(
+        *(q, codes, scales, weights),
+        block_table=table,
+        kv_len=int32(*lengths),
+        implementation=index_logits_implementation,
+    )
+    want = torch.full((8, 192), -torch.inf, dtype=torch.float64)
+    for row in range(8):
+        tokens = (table[row // 2].long()[:, None] * page + torch.arange(page)).flatten()
+        count = max(lengths[row // 2] - 1 + row % 2, 0)
+        want[row, :count] = scores(q[row : row + 1], k[tokens], k_scale[tokens], weights[row : row + 1])[0, :count]
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3)
+    fused = cache.view(12, page, 1, dim + 4)
+    meta = deep_gemm.get_paged_mqa_logits_metadata(int32(*lengths), page, 132)
+    assert meta.shape == (133, 2)
+    theirs = (q.unflatten(0, (4, 2)), fused, weights, int32(*lengths), table, meta, 150)
+    torch.testing.assert_close(deep_gemm.fp8_paged_mqa_logits(*theirs, clean_logits=True), got[:, :150], rtol=1e-5, atol=1e-4)
+
+
+def test_fp8_mqa_logits():
+    q, k, k_scale, weights = operands(3, 8, 128, 40)
+    first, last = int32(0, 3, 9), int32(40, 20, 9)
+    got = deep_gemm.fp8_mqa_logits(q, (k, k_scale), weights, first, last)
+    assert torch.equal(got, fovea.index_logits(q, k, k_scale, weights, first=first, last=last))
+    kept = deep_gemm.fp8_mqa_logits(q, (k, k_scale), weights, first, last, clean_logits=False)
+    assert torch.equal(kept[0], got[0]) and torch.equal(kept[1, 3:20], got[1, 3:20])
+    with pytest.raises(ValueError, match="cu_seq_len_k_start"):
+        deep_gemm.fp8_mqa_logits(q, (k, k_scale), weights, first[:2], last)
+
+
+def test_not_a_number(index_logits_implementation):
+    q, k, k_scale, weights = operands(2, 8, 64, 20)
+    k.view(torch.uint8)[3, 9] = 0x7F
+    got = fovea.index_logits(q, k, k_scale, weights, implementation=index_logits_implementation)
+    assert got[:, 3].isnan().all() and got.isnan().sum() == 2
+
+
+def test_refusals():
+    logits = torch.randn(3, 50)
+    for call, words in (
+        ({"first": torch.zeros(2, dtype=torch.int32)}, ["first.shape", "[2]", "[3]"]),
+        ({"page": 4}, ["page", "4", "0 without a block_table"]),
+        ({"block_table": torch.zeros(2, 5, dtype=torch.int32), "page": 4}, ["logits.shape[0]", "3", "multiple"]),
+        ({"out": torch.zeros(3, 9, dtype=torch.int32)}, ["out.shape[1]", "9", "7"]),
+    ):
+        with pytest.raises(ValueError) as caught:
+            fovea.topk_rows(logits, 7, **call)
+        assert all(word in str(caught.value) for word in words), caught.value
+    q, k, k_scale, weights = operands(2, 8, 64, 20)
+    for args, words in (
+        ((q, k, k_scale[:9], weights), ["k_scale.shape[0]", "9", "20"]),
+        ((q, k[:, :32], k_scale, weights), ["k.shape[1]", "32", "64"]),
+        ((q, k, k_scale, weights[:1]), ["weights.shape[0]", "1", "2"]),
+    ):
+        with pytest.raises(ValueError) as caught:
+            fovea.index_logits(*args)
+        assert all(word in str(caught.value) for word in words), caught.value
