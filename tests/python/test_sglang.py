@@ -67,6 +67,23 @@ def test_pool_of_windows(page, paged_attention_device):
     server.step(EXTEND, [3, 2], [8, 7])  # more new tokens, and as many at most
 
 
+def test_padded_slots(paged_attention_device):
+    """SGLang's graphs of prefill pad the batch before the backend sees it, and leave the padding out when a layer runs."""
+    server = Server(paged_attention_device, 16, window_pool=True)
+    server.layers[1].sliding_window_size = 13
+    server.step(EXTEND, [0], [10])
+    padded = server.batch(EXTEND, [0, 1], [9, 5])
+    padded.input_ids, padded.out_cache_loc = (
+        torch.nn.functional.pad(row, (0, 18)) for row in (padded.input_ids, padded.out_cache_loc)
+    )
+    server.backend.init_forward_metadata(padded)
+    padded.out_cache_loc = padded.out_cache_loc[:14]
+    for layer in server.layers:
+        qkv = server.values(14, layer)
+        server.remember(layer, [0, 1], [9, 5], *qkv[1:])
+        server.assert_close(server.forward(padded, layer, qkv), server.want(layer, [0, 1], [9, 5], qkv[0]))
+
+
 def test_lengths_that_the_host_does_not_know(paged_attention_device):
     server = Server(paged_attention_device, 16)
     server.step(EXTEND, [0, 1], [40, 3])

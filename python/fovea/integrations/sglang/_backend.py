@@ -85,7 +85,9 @@ class Backend(AttentionBackend):
             layer = self._layers[module] = Layer(module, self._pool, self._source.page, self._batch_invariant)
         step, slots = self.forward_metadata, None
         if save:
-            slots = step.tables.window_slots if layer.windowed else forward_batch.out_cache_loc
+            slots = forward_batch.out_cache_loc
+            if layer.windowed:
+                slots = step.tables.window_slots[: slots.shape[0]]  # SGLang leaves out a graph's padding in between
         return layer.attend(step, qkv, slots, sinks)
 
     def _shape(self, forward_batch: Any, width: int) -> Shape:
