@@ -63,6 +63,15 @@ inline void attention_tiles(Table& table) {
     spec.values = Values::nan_value;
     add(table, fmt::format("tiles/bf16-one-wave-of-{}-nan-value", n), spec);
   }
+  // Calls of 34 query tiles, whose key tiles take turns in the shared memory of two CTAs.
+  constexpr Pair kTurns[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+  for (const auto [dqk, dv] : kTurns)
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      Case spec = with_heads(with_dims(attention(dtype, {{70, 1100}}, causal()), dqk, dv), 34, 17);
+      add(table, fmt::format("tiles/{}-{}x{}-turns", name_of(dtype), dqk, dv), spec);
+      spec.values = Values::nan_value;
+      add(table, fmt::format("tiles/{}-{}x{}-turns-nan-value", name_of(dtype), dqk, dv), spec);
+    }
   for (const std::int64_t n : {159, 160, 161, 175, 176, 177, 383, 384})
     add(table, fmt::format("tiles/bf16-{}-causal", n), with_heads(with_dims(attention(DType::bf16, {{n, n}}, causal()), 128, 128), 2, 2));
   for (const auto& [name, values] : {std::pair{"nan-value", Values::nan_value}, {"nan-key", Values::nan_key}}) {

@@ -37,8 +37,6 @@ struct Params : AttentionParams {
   float zero = 0;                    // 0, unknown to the compiler: OnlineSoftmax orders instructions with it
 };
 
-inline constexpr int kMostCtas = 8;  // of a cluster
-
 /// kTransform_: scores are softcapped, or their scale is negative.
 template <class Element_, int kTuning_, bool kTransform_>
 struct Config {
@@ -52,12 +50,14 @@ struct Config {
   static constexpr int kRowTile = kTuning.row_tile(), kKeyTile = kTuning.key_tile, kKeyTiles = kTuning.key_tiles;
   static constexpr int kKeyGroups = kTuning.key_groups, kThreads = 2 * kRowTile * kKeyGroups, kWarps = kThreads / 32;
   static constexpr bool kSharedKeys = kKeyGroups == 2;  // by warpgroups, else by the CTAs of a cluster
+  static constexpr bool kInTurns = kTuning.turns > 1;   // a key tile takes the place of an earlier one
   static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // then the results of these rows
+  static constexpr int kPartials = kWarps - kWarps / kTuning.ctas;                      // of the other CTAs of a cluster
   static constexpr int kPieces = kHeadDimV / 8 + 1;                                     // of 16 bytes, in a lane's partial result
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes, kValueBytes = kSlicesV * kKeySliceBytes;
   static_assert(kHeadDimQk % kSliceColumns == 0 && kHeadDimV % kSliceColumns == 0);
-  static_assert((kKeyTile & (kKeyTile - 1)) == 0 && kWarps == kMostCtas && (kSharedKeys ? kRowTile == 64 : kRowTile == 128));
+  static_assert((kKeyTile & (kKeyTile - 1)) == 0 && kWarps % kTuning.ctas == 0 && (kSharedKeys ? kRowTile == 64 : kRowTile == 128));
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp. `grid`: the query

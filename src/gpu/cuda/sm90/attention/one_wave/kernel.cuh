@@ -88,7 +88,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     work.token += warpgroup * 64 >> params.packed_shift;
     find_keys<Config>(params, work, 64);
     Math<Config> math(params, storage, work, warpgroup);
-    math(max(own.begin, work.first), min(own.end, work.last), own.begin);
+    if constexpr (Config::kInTurns) {
+      math.in_turns(loader, own.begin, own.end);
+    } else {
+      math(max(own.begin, work.first), min(own.end, work.last), own.begin);
+    }
     math.softmax.reduce_sum();
     barrier_wait(shared_address(&storage.q_full), 0);
     named_sync(1 + warpgroup, 128);  // the warpgroup reads no queries any more

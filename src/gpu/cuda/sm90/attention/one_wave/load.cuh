@@ -25,18 +25,20 @@ class Loader {
     copy<Config::kRowTile, Config::kSlicesQk>(storage.q, first, valid << params.packed_shift, params.head_dim_qk, offset);
   }
 
-  /// Loads key tiles [begin, end) and their values. Barriers have been initialised.
+  /// Loads key tiles [begin, end) and their values, or as many as there is room for. Barriers have been
+  /// initialised.
   __device__ __forceinline__ void load_keys(int begin, int end) const {
     copy_async_arrive(shared_address(&storage.q_full));
-    const int kv_head = params.heads_of_kv.quotient(work.head);
+    if (Config::kInTurns) end = min(end, begin + Config::kKeyTiles);
 #pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      const int key = tile * Config::kKeyTile, at = tile - begin;
-      load_tile<Config::kSlicesQk>(storage.k[at], params.k, key, kv_head, params.head_dim_qk);
-      copy_async_arrive(shared_address(&storage.k_full[at]));
-      load_tile<Config::kSlicesV>(storage.v[at], params.v, key, kv_head, params.head_dim_v);
-      copy_async_arrive(shared_address(&storage.v_full[at]));
-    }
+    for (int tile = begin; tile < end; ++tile) load_key_tile(tile, tile - begin);
+  }
+  __device__ __forceinline__ void load_key_tile(int tile, int at) const {
+    const int key = tile * Config::kKeyTile, kv_head = params.heads_of_kv.quotient(work.head);
+    load_tile<Config::kSlicesQk>(storage.k[at], params.k, key, kv_head, params.head_dim_qk);
+    copy_async_arrive(shared_address(&storage.k_full[at]));
+    load_tile<Config::kSlicesV>(storage.v[at], params.v, key, kv_head, params.head_dim_v);
+    copy_async_arrive(shared_address(&storage.v_full[at]));
   }
 
  private:

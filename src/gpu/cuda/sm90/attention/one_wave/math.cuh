@@ -23,6 +23,31 @@ __device__ dense::ScoreScale score_scale(const Params& params) {
   return {1, Config::kTransform ? kLog2e : params.scale_log2};
 }
 
+/// Key tiles [tile, last) of a CTA, that take turns in shared memory.
+template <class Config, class Loader>
+struct TurnsOf {
+  const Loader& loader;
+  Storage<Config>& storage;
+  int tile, last;
+  bool any = false;
+  PipelineState<Config::kKeyTiles> at, before;
+
+  /// Goes on to the next tile. Once both warpgroups have read the tile before, its place takes another.
+  __device__ __forceinline__ void pass() {
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(shared_address(&storage.empty[at.stage]));
+    const int next = tile + Config::kKeyTiles - 1;
+    if (any && next < last) {
+      barrier_wait(shared_address(&storage.empty[before.stage]), before.parity);
+      loader.load_key_tile(next, before.stage);
+      before.advance();
+    }
+    any = true;
+    ++tile;
+    at.advance();
+  }
+};
+
 template <class Config>
 class Math {
  public:
@@ -39,16 +64,46 @@ class Math {
     softmax.begin();
     clear(out);
 #pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      issue_scores(tile - loaded);
+    for (int tile = begin; tile < end; ++tile) add_tile(tile, tile - loaded, 0);
+  }
+
+  /// The same where the CTA's key tiles [first, last) take turns in shared memory: Q K^T of a tile
+  /// overlaps P V of the one before.
+  template <class Loader>
+  __device__ __forceinline__ void in_turns(const Loader& loader, int first, int last) {
+    softmax.begin();
+    clear(out);
+    TurnsOf<Config, Loader> turns{loader, storage, first, last};
+    while (turns.tile < last && turns.tile < work.first) turns.pass();
+    const int end = min(last, work.last);
+    if (turns.tile < end) {
+      issue_scores(turns.at.stage, turns.at.parity);
       wgmma_wait<0>();
-      if (scores_to_probabilities(tile)) scale_rows(out, softmax.rescale);
+      scores_to_probabilities(turns.tile);
       round_to<Element>(probabilities, scores);
-      issue_values(tile - loaded);
+#pragma unroll 1
+      while (turns.tile + 1 < end) {
+        PipelineState<Config::kKeyTiles> next = turns.at;
+        next.advance();
+        issue_scores(next.stage, next.parity);
+        issue_values(turns.at.stage, turns.at.parity);
+        wgmma_wait<1>();
+        const bool grown = scores_to_probabilities(turns.tile + 1);
+        compute_before_wait(softmax.sum[0] + softmax.sum[1]);
+        wgmma_wait<0>();
+        fence_operand(out);
+        turns.pass();
+        if (grown) scale_rows(out, softmax.rescale);
+        round_to<Element>(probabilities, scores);
+      }
+      issue_values(turns.at.stage, turns.at.parity);
       wgmma_wait<0>();
       fence_operand(out);
+      turns.pass();
     }
+    while (turns.tile < last) turns.pass();
   }
+
 
   float out[kOut];
   Softmax softmax;
@@ -57,19 +112,30 @@ class Math {
   using Element = typename Config::Element;
   static constexpr int kScores = Config::kKeyTile / 2;
 
+  /// `at`: place of the key tile in shared memory, filled in phases of `parity`.
+  __device__ __forceinline__ void add_tile(int tile, int at, std::uint32_t parity) {
+    issue_scores(at, parity);
+    wgmma_wait<0>();
+    if (scores_to_probabilities(tile)) scale_rows(out, softmax.rescale);
+    round_to<Element>(probabilities, scores);
+    issue_values(at, parity);
+    wgmma_wait<0>();
+    fence_operand(out);
+  }
+
   /// Waits for copies of all threads.
-  __device__ __forceinline__ static void wait(std::uint64_t* full) {
-    barrier_wait(shared_address(full), 0);
+  __device__ __forceinline__ static void wait(std::uint64_t* full, std::uint32_t parity) {
+    barrier_wait(shared_address(full), parity);
     fence_shared_for_async();  // threads do not wait for their own copies, so they cannot fence
   }
-  __device__ __forceinline__ void issue_scores(int at) {
-    wait(&storage.k_full[at]);
+  __device__ __forceinline__ void issue_scores(int at, std::uint32_t parity) {
+    wait(&storage.k_full[at], parity);
     const std::uint32_t rows = shared_address(storage.q) + row_group * 64 * kSliceBytes;
     gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {rows, Config::kQuerySliceBytes},
                                                            {shared_address(storage.k[at]), Config::kKeySliceBytes});
   }
-  __device__ __forceinline__ void issue_values(int at) {
-    wait(&storage.v_full[at]);
+  __device__ __forceinline__ void issue_values(int at, std::uint32_t parity) {
+    wait(&storage.v_full[at], parity);
     gemm_rs<Element, Config::kKeyTile, Config::kHeadDimV>(out, probabilities, {shared_address(storage.v[at]), Config::kKeySliceBytes});
   }
 

@@ -32,21 +32,32 @@ std::int64_t most_key_tiles(const Problem& p, std::int64_t tokens, int key_tile)
   return p.mask.left == kUnbounded ? all : std::min(all, detail::ceil_div(most_keys(p, tokens), key_tile) + 1);
 }
 
+/// Whether key tiles that take turns beat the persistent kernel, which spreads keys over more CTAs.
+bool turns_pay(std::int64_t of_cta, std::int64_t ctas, int multiprocessors) {
+  constexpr std::int64_t kFewTiles = 8;
+  return of_cta <= kFewTiles || 16 * ctas >= 7 * multiprocessors;
+}
+
 /// log2 of the CTAs that share the keys of a query tile, or -1 if one wave does not do.
 int cluster_shift(std::int64_t tiles, std::int64_t key_tiles, const Tuning& tuning, int multiprocessors) {
   // Clusters lie within a group of multiprocessors, and large ones leave some of each group idle.
   constexpr std::array kEighths{8, 8, 7, 6};
   const auto fits = [&](std::size_t shift) { return 8 * (tiles << shift) <= multiprocessors * kEighths[shift]; };
-  const std::size_t most = tuning.key_groups > 1 ? 0 : kEighths.size() - 1;
+  const int most = tuning.key_groups > 1 ? 1 : tuning.ctas;
   std::size_t shift = 0;
-  while (shift < most && key_tiles > kFewKeyTiles << shift && fits(shift + 1)) ++shift;
-  return fits(shift) && key_tiles <= std::int64_t{tuning.key_tiles} << shift ? static_cast<int>(shift) : -1;
+  while (2 << shift <= most && key_tiles > kFewKeyTiles << shift && fits(shift + 1)) ++shift;
+  const std::int64_t of_cta = detail::ceil_div(key_tiles, std::int64_t{1} << shift);
+  if (!fits(shift) || of_cta > tuning.key_tiles * tuning.turns) return -1;
+  // A CTA alone is slower than the persistent kernel.
+  if (of_cta > tuning.key_tiles && (shift == 0 || !turns_pay(of_cta, tiles << shift, multiprocessors))) return -1;
+  return static_cast<int>(shift);
 }
 
 /// The call with a row of tuning.hpp, if one wave does. Of the parameters, those of its shape are set.
 std::optional<Call> call_with(const Problem& p, int index, int multiprocessors) {
   const Tuning& tuning = kTunings[static_cast<std::size_t>(index)];
   if (tuning.head_dim_qk < p.head_dim_qk || tuning.head_dim_v < p.head_dim_v) return {};
+  if (std::max(p.head_dim_qk, p.head_dim_v) < tuning.least_head_dim) return {};
   const int packed = packed_heads(p.group(), p.max_seq_q, tuning.row_tile(), tuning.row_tile());
   const std::int64_t tokens = tuning.row_tile() / packed, q_tiles = detail::ceil_div(p.max_seq_q, tokens);
   const std::int64_t tiles = q_tiles * (p.heads / packed) * p.batch;

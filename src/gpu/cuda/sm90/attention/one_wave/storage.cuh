@@ -25,10 +25,10 @@ struct PartialPiece {
 /// From the other CTAs of the cluster, for each warp whose rows this CTA stores.
 template <class Config>
 struct ClusterPartial {
-  PartialPiece pieces[Config::kWarps - 1][Config::kPieces];
+  PartialPiece pieces[Config::kPartials][Config::kPieces];
   alignas(8) std::uint64_t full;  // counts the bytes of `pieces`
 };
-struct NoClusterPartial {};
+struct None {};
 
 template <class Config>
 struct Storage {
@@ -38,17 +38,20 @@ struct Storage {
       alignas(1024) std::byte k[Config::kKeyTiles][Config::kKeyBytes];    // likewise
       alignas(1024) std::byte v[Config::kKeyTiles][Config::kValueBytes];  // likewise
     };
-    Partial<Config> partial[Config::kKeyGroups];  // of warpgroups that share keys, once these have been read
+    // Of warpgroups that share keys, once these have been read.
+    std::conditional_t<Config::kSharedKeys, Partial<Config>, None> partial[Config::kKeyGroups];
   };
-  std::conditional_t<Config::kSharedKeys, NoClusterPartial, ClusterPartial<Config>> cluster;
+  std::conditional_t<Config::kSharedKeys, None, ClusterPartial<Config>> cluster;
   // All threads arrive once their copies are complete.
   alignas(8) std::uint64_t q_full, k_full[Config::kKeyTiles], v_full[Config::kKeyTiles];
+  std::uint64_t empty[Config::kKeyTiles];  // each warp arrives once it has read a key tile and its values
 
   /// One thread calls it, before any other uses a barrier. `bytes`: of `cluster`.
   __device__ void init_barriers(int bytes) {
     barrier_init(shared_address(&q_full), Config::kThreads);
     barriers_init(k_full, Config::kThreads);
     barriers_init(v_full, Config::kThreads);
+    if constexpr (Config::kInTurns) barriers_init(empty, Config::kWarps);
     if constexpr (!Config::kSharedKeys) barrier_init(shared_address(&cluster.full), 1);
     fence_barrier_init();
     if constexpr (!Config::kSharedKeys) {

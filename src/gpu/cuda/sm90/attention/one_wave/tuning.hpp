@@ -14,7 +14,10 @@ struct Tuning {
   int row_groups = 2;                   ///< warpgroups of 64 query rows each
   int key_groups = 1;                   ///< warpgroups that share keys; with 1, the CTAs of a cluster may share them
   int key_tile = 64;
-  int key_tiles = 4;  ///< most of a CTA, whose shared memory has all of them at once
+  int key_tiles = 4;       ///< in shared memory at once
+  int turns = 1;           ///< most key tiles of a CTA are that many times more
+  int ctas = 8;            ///< most of a cluster
+  int least_head_dim = 0;  ///< below it for both, the persistent kernel pads less and is faster
 
   constexpr int row_tile() const { return 64 * row_groups; }
 };
@@ -23,8 +26,12 @@ struct Tuning {
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64_keys", {64, 64, 1, 2, 64, 4}},
     {"64", {64, 64, 2, 1, 64, 4}},
+    {"64_turns", {64, 64, 2, 1, 64, 8, 4}},
     {"128_keys", {128, 128, 1, 2, 64, 4}},
     {"128", {128, 128, 2, 1, 64, 4}},
+    {"128_turns", {128, 128, 2, 1, 64, 4, 8}},
+    {"192x128_turns", {192, 128, 2, 1, 64, 3, 10, 4}},
+    {"256_turns", {256, 256, 2, 1, 32, 3, 20, 2, 193}},
 });
 
 }  // namespace fovea::gpu::sm90::one_wave
