@@ -29,10 +29,12 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
   static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kTileKeys * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;      // keys, then values
-  static constexpr int kResults = kOwnKeys ? kWarps : 1;  // results of a row
-  static constexpr int kResultRow = kHeadDim + 4;         // floats; the padding spreads rows over banks
-  static constexpr int kQuads = (kHeadDim + 127) / 128;   // a lane's quads of neighbouring columns in a result row
+  static constexpr int kStageBytes = 2 * kTileBytes;               // keys, then values
+  static constexpr int kResults = kOwnKeys ? kWarps : 1;           // results of a row
+  static constexpr int kResultRow = kHeadDim + (kNarrow ? 4 : 8);  // floats; the padding spreads rows over banks
+  /// Lanes of a result row, and a lane's quads of neighbouring columns in it. A warp has several of 16 rows at once: one after another
+  /// they would wait for memory as often.
+  static constexpr int kRowLanes = kRowTile == kMiddleRows ? 8 : 32, kQuads = (kHeadDim / 4 + kRowLanes - 1) / kRowLanes;
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
   /// CTAs of a multiprocessor. Conversions of e4m3 values depend on each other: eight warps do not hide their latency.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The epilogue: accumulators of a work tile, in shared memory, become results or partial results. A warp takes a row at a time.
+/// The epilogue: accumulators of a work tile, in shared memory, become results or partial results.
 #pragma once
 
 #include "gpu/cuda/common/exact_row.cuh"
@@ -14,21 +14,29 @@ class Epilogue {
  public:
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, const WorkTile& work_, const ScoreTransform<Warp>& score_,
                       int kv_head_)
-      : params(params_), storage(storage_), work(work_), score(score_), kv_head(kv_head_), lane(static_cast<int>(threadIdx.x) % 32) {}
+      : params(params_),
+        storage(storage_),
+        work(work_),
+        score(score_),
+        kv_head(kv_head_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        of_row(lane % kRowLanes) {}
 
   /// `v_scale`: scale of the values. A row issues all of its loads from shared memory together: they wait behind the
   /// copies of other CTAs.
   __device__ __forceinline__ void operator()(float v_scale) const {
     const bool partial = work.slot >= 0;
 #pragma unroll 1
-    for (int row = static_cast<int>(threadIdx.x) / 32; row < work.rows; row += kWarps) {
+    for (int first = static_cast<int>(threadIdx.x) / 32 * kRowsAtOnce; first < work.rows; first += kWarps * kRowsAtOnce) {
+      const int row = first + lane / kRowLanes;
+      const bool wanted = row < work.rows;
       float4 columns[kQuads];
       const RowState state = reduced(row, columns);
       const ResultRow result(params, work.q_begin, kv_head, work.row + row);
       const float factor = state.sum == 0 ? 0 : v_scale / (partial ? state.sum : result.denominator(params, state, score.scale_log2));
       const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
       float* partial_row = params.partials.out + cell * params.head_dim_v;
-      if (lane == 0) {
+      if (wanted && of_row == 0) {
         if (partial) {
           params.partials.states[cell] = state;
         } else {
@@ -40,8 +48,8 @@ class Epilogue {
       for (int i = 0; i < kQuads; ++i) {
         const float4 x = columns[i];
         zero = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, zero))));
-        const int column = 4 * (32 * i + lane);
-        if (column >= params.head_dim_v) continue;
+        const int column = 4 * (kRowLanes * i + of_row);
+        if (!wanted || column >= params.head_dim_v) continue;
         const float4 y = scaled(x, factor);
         if (partial) {
           *reinterpret_cast<float4*>(partial_row + column) = y;
@@ -50,21 +58,17 @@ class Epilogue {
         }
       }
       // A value that only other rows see may be NaN or infinite, and 0 times it is NaN.
-      if (!work.uneven || !__any_sync(~0u, zero != 0)) continue;
-      __syncwarp();  // stores of this row by other lanes come first
-      if (std::is_same_v<Cache, __nv_bfloat16> || (Config::kQuantised && params.bf16)) {
-        compute_again<__nv_bfloat16>(params, work, kv_head, row, factor * state.sum);
-      } else {
-        compute_again<__half>(params, work, kv_head, row, factor * state.sum);
-      }
+      if (!work.uneven) continue;
+      const unsigned spoiled = __ballot_sync(~0u, wanted && zero != 0);
+      if (spoiled != 0) compute_again(spoiled, first, factor * state.sum);
     }
   }
 
  private:
   using Cache = typename Config::Cache;
-  static constexpr int kQuads = Config::kQuads;
+  static constexpr int kQuads = Config::kQuads, kRowLanes = Config::kRowLanes, kRowsAtOnce = 32 / kRowLanes;
 
-  /// The state of a row over the keys of all warps, and its columns 4 (32 i + lane) to 4 (32 i + lane) + 3, relative to the maximum.
+  /// The state of a row over the keys of all warps, and the lane's quads of columns, relative to the maximum.
   __device__ __forceinline__ RowState reduced(int row, float4 (&columns)[kQuads]) const {
     RowState of[Config::kResults];
     float4 read[Config::kResults][kQuads] = {};
@@ -73,7 +77,7 @@ class Epilogue {
       of[i] = storage.states[i][row];
 #pragma unroll
       for (int j = 0; j < kQuads; ++j) {
-        const int column = 4 * (32 * j + lane);
+        const int column = 4 * (kRowLanes * j + of_row);
         if (column < Config::kHeadDim) read[i][j] = *reinterpret_cast<const float4*>(storage.results(i, row) + column);
       }
     }
@@ -90,6 +94,22 @@ class Epilogue {
       for (int j = 0; j < kQuads; ++j) add_weighted(columns[j], read[i][j], weight);
     }
     return state;
+  }
+
+  /// Computes rows `first` and following again: those of the lanes in `spoiled`.
+  __device__ __forceinline__ void compute_again(unsigned spoiled, int first, float share) const {
+    constexpr bool kBf16 = std::is_same_v<Cache, __nv_bfloat16>;
+    __syncwarp();  // stores of these rows by other lanes come first
+#pragma unroll 1
+    for (int row = 0; row < kRowsAtOnce; ++row) {
+      if ((spoiled >> row * kRowLanes & ~0u >> (32 - kRowLanes)) == 0) continue;
+      const float its_share = __shfl_sync(~0u, share, row * kRowLanes);
+      if (kBf16 || (Config::kQuantised && params.bf16)) {
+        compute_again<__nv_bfloat16>(params, work, kv_head, first + row, its_share);
+      } else {
+        compute_again<__half>(params, work, kv_head, first + row, its_share);
+      }
+    }
   }
 
   /// Computes a row by scalar code: the weighted mean of its values, times `share`. The call is rare. It takes scalars
@@ -131,7 +151,7 @@ class Epilogue {
   Storage<Config>& storage;
   const WorkTile& work;
   const ScoreTransform<Warp>& score;
-  const int kv_head, lane;
+  const int kv_head, lane, of_row;  // of_row: the lane's place among those of its row
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

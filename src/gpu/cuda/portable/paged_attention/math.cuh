@@ -235,8 +235,12 @@ class WideMath {
       float* to = storage.results(result(), row(r));
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
+        if constexpr (Config::kQuantised) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) to[Math::column(i / 8, i / 4 % 2, lane_column(lane) + j)] = out[i + j];
+          for (int j = 0; j < 2; ++j) to[Math::column(i / 8, i / 4 % 2, lane_column(lane) + j)] = out[i + j];
+        } else {
+          *reinterpret_cast<float2*>(to + Math::column(i / 8, i / 4 % 2, lane_column(lane))) = {out[i], out[i + 1]};
+        }
       }
     }
   }

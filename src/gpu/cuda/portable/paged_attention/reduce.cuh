@@ -2,6 +2,8 @@
 /// Reduction of partial results: over the warps of a CTA (epilogue.cuh), and over the splits that share a query tile.
 #pragma once
 
+#include <algorithm>
+
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/element.cuh"
@@ -86,7 +88,8 @@ class ReduceSplits {
         kv_head(kv_head_),
         split(split_),
         warp(static_cast<int>(threadIdx.x) / 32),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(static_cast<int>(threadIdx.x) % 32),
+        of_row(lane % kRowLanes) {}
 
   /// Called by the whole CTA, after a barrier behind the stores of its own result.
   __device__ __forceinline__ void operator()(const WorkTile& work) const {
@@ -101,12 +104,12 @@ class ReduceSplits {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int row = warp; row < work.rows; row += kWarps) reduce(work, row);
+    for (int row = warp * kRowsAtOnce + lane / kRowLanes; row < work.rows; row += kWarps * kRowsAtOnce) reduce(work, row);
   }
 
  private:
-  static constexpr int kQuads = Config::kQuads;
-  static constexpr int kAtOnce = 8;  // splits whose results are loaded together
+  static constexpr int kQuads = Config::kQuads, kRowLanes = Config::kRowLanes, kRowsAtOnce = 32 / kRowLanes;
+  static constexpr int kAtOnce = kRowLanes == 32 ? 8 : std::min(16 / kQuads, 8);  // splits whose results are loaded together
 
   __device__ std::uint64_t* ready(int of) const { return params.partials.ready + std::int64_t{of} * params.kv_heads + kv_head; }
   __device__ std::int64_t cell(int of, int row) const { return cell_of<Config>(params, partial_slot(of, of != split), kv_head, row); }
@@ -116,7 +119,7 @@ class ReduceSplits {
     return {state.x, state.y};
   }
 
-  /// A row, by a warp. The maximum is updated with each kAtOnce splits, so nothing is read twice.
+  /// A row, by kRowLanes lanes. The maximum is updated with each kAtOnce splits, so nothing is read twice.
   __device__ __forceinline__ void reduce(const WorkTile& work, int row) const {
     RowState state{-INFINITY, 0};
     float4 columns[kQuads] = {};
@@ -149,25 +152,25 @@ class ReduceSplits {
     state = of <= last ? state_of(at) : RowState{-INFINITY, 0};
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
-      const int column = 4 * (32 * j + lane);
+      const int column = 4 * (kRowLanes * j + of_row);
       columns[j] = of <= last && column < params.head_dim_v
                        ? __ldcg(reinterpret_cast<const float4*>(params.partials.out + at * params.head_dim_v + column))
                        : float4{};
     }
   }
   __device__ __forceinline__ void store(const ResultRow& result, const RowState& state, const float4 (&columns)[kQuads]) const {
-    if (lane == 0) result.store_lse(params, state, score.scale_log2);
+    if (of_row == 0) result.store_lse(params, state, score.scale_log2);
     const float factor = state.sum == 0 ? 0 : 1 / result.denominator(params, state, score.scale_log2);
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
-      const int column = 4 * (32 * j + lane);
+      const int column = 4 * (kRowLanes * j + of_row);
       if (column < params.head_dim_v) result.store(params, column, scaled(columns[j], factor));
     }
   }
 
   const Params& params;
   const ScoreTransform<Warp>& score;
-  const int kv_head, split, warp, lane;
+  const int kv_head, split, warp, lane, of_row;  // of_row: the lane's place among those of its row
 };
 
 }  // namespace fovea::gpu::portable::paged_attention
