@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 #include "gpu/common/tuning_table.hpp"
 
@@ -14,6 +15,16 @@ inline constexpr int kWarpKeys = 16, kTileKeys = kWarps * kWarpKeys, kLog2TileKe
 static_assert(kTileKeys == 1 << kLog2TileKeys);
 inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
 inline constexpr int kWorkBytes = 128;                                   // of two work tiles
+
+/// The splits of each kv head for sequences of one length, at most `most`: up to a thirty-second fewer where each then has
+/// whole sequences, or each sequence whole splits. Few results are then reduced, and all splits end as many work tiles.
+constexpr int even_splits(int most, std::int64_t batch) {
+  for (int splits = most; 32 * splits >= 31 * most; --splits) {
+    if (splits % batch == 0 || batch % splits == 0) return splits;
+  }
+  return most;
+}
+static_assert(even_splits(33, 64) == 32 && even_splits(33, 16) == 32 && even_splits(33, 11) == 33 && even_splits(33, 31) == 33);
 
 struct Tuning {
   int head_dim = 0;  ///< the largest that it takes, of keys and values; smaller ones are padded with zeros
