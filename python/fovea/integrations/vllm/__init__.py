@@ -5,9 +5,10 @@ vLLM finds :func:`register` through the entry point group ``vllm.general_plugins
 
 >>> llm = LLM(model, attention_config={"backend": "CUSTOM"})  # vllm serve MODEL --attention-backend CUSTOM
 
-vLLM 0.33 takes new names: ``FOVEA`` and, for latent attention, ``FOVEA_MLA``. Earlier ones have the one name ``CUSTOM``, which is
-latent attention where the environment has ``FOVEA_VLLM_CUSTOM=mla``. Nothing of vLLM is imported before vLLM itself calls
-:func:`register`, and nothing of it is changed outside of its registry.
+vLLM 0.33 takes new names: ``FOVEA`` and, for latent attention, ``FOVEA_MLA`` and ``FOVEA_MLA_SPARSE``. Earlier ones have the one
+name ``CUSTOM``; ``FOVEA_VLLM_CUSTOM=mla``, or ``sparse_mla``, in the environment says that it is latent attention.
+
+Nothing of vLLM is imported before vLLM itself calls :func:`register`, and nothing of it is changed outside of its registry.
 """
 
 import os
@@ -19,7 +20,13 @@ import fovea
 
 OLDEST, NEWEST = (0, 20), (0, 33)
 """The versions of vLLM whose interface this package knows."""
-BACKENDS = {"FOVEA": f"{__name__}.attention.FoveaBackend", "FOVEA_MLA": f"{__name__}.latent.FoveaLatentBackend"}
+BACKENDS = {
+    "FOVEA": f"{__name__}.attention.FoveaBackend",
+    "FOVEA_MLA": f"{__name__}.latent.FoveaLatentBackend",
+    "FOVEA_MLA_SPARSE": f"{__name__}.sparse_latent.FoveaSparseLatentBackend",
+}
+_CUSTOM = {"": "FOVEA", "mla": "FOVEA_MLA", "sparse_mla": "FOVEA_MLA_SPARSE"}
+"""What ``CUSTOM`` is, by ``FOVEA_VLLM_CUSTOM`` of the environment."""
 PREFILL = f"{__name__}.latent.FoveaPrefillBackend"
 
 
@@ -37,8 +44,10 @@ def register() -> None:
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    custom = BACKENDS["FOVEA_MLA" if os.environ.get("FOVEA_VLLM_CUSTOM") == "mla" else "FOVEA"]
-    _enter(AttentionBackendEnum, register_backend, BACKENDS, custom)
+    choice = os.environ.get("FOVEA_VLLM_CUSTOM", "")
+    if choice not in _CUSTOM:
+        raise ValueError(f"FOVEA_VLLM_CUSTOM: got {choice}, want mla, sparse_mla or nothing")
+    _enter(AttentionBackendEnum, register_backend, BACKENDS, BACKENDS[_CUSTOM[choice]])
     try:
         from vllm.v1.attention.backends.mla.prefill import registry
     except ImportError:  # older than its registry

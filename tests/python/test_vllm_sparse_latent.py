@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention over listed tokens for vLLM: its own builder and layers drive Fovea's, and formulas judge them."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vLLM's Python files: ./dev vllm")
+pytest.importorskip("vllm.model_executor.layers.attention.sparse_mla_attention", reason="needs a vLLM with sparse latent attention")
+
+from vllm.model_executor.layers.attention import sparse_mla_attention
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.attention.backends.mla import sparse_utils
+
+import fovea
+from fovea.integrations.vllm.sparse_latent import FoveaSparseLatentBackend, FoveaSparseLatentBuilder, FoveaSparseLatentImpl
+
+LATENT, ROW, PAGE, HEADS, LISTED = 512, 576, 64, 4, 128
+SCALE = 192**-0.5
+
+
+def numbered(req_id, block_table, token_indices, BLOCK_SIZE=64, BLOCK_STRIDE_ROWS=None, return_valid_counts=False, **_):
+    """What vLLM's kernel computes: the row of each listed token, -1 where there is none."""
+    block = block_table[req_id.long()].gather(1, token_indices.clamp(min=0).long() // BLOCK_SIZE)
+    rows = block * (BLOCK_STRIDE_ROWS or BLOCK_SIZE) + token_indices % BLOCK_SIZE
+    rows = torch.where(token_indices < 0, -1, rows).int()
+    return (rows, (rows >= 0).sum(1).int()) if return_valid_counts else rows
+
+
+@pytest.fixture
+def config(monkeypatch):
+    """The parts of vLLM's configuration that it reads, and its Triton kernels as formulas."""
+    for module in (sparse_utils, sparse_mla_attention):
+        monkeypatch.setattr(module, "triton_convert_req_index_to_global_index", numbered, raising=False)
+    monkeypatch.setattr(sparse_mla_attention, "np_to_pinned_tensor", torch.from_numpy)
+    monkeypatch.setattr(sparse_mla_attention, "PIN_MEMORY", False, raising=False)
+    sizes = {"q_lora_rank": None, "kv_lora_rank": LATENT, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    text = SimpleNamespace(**sizes, index_topk=LISTED)
+    arch = SimpleNamespace(total_num_attention_heads=HEADS)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            dtype=torch.bfloat16, max_model_len=1024, hf_config=text, hf_text_config=text, model_arch_config=arch
+        ),
+        parallel_config=SimpleNamespace(
+            prefill_context_parallel_size=1, decode_context_parallel_size=1, cp_kv_cache_interleave_size=1, tensor_parallel_size=1
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto", block_size=PAGE),
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
+        attention_config=SimpleNamespace(hisparse_config=None, sparse_mla_force_mqa=False),
+        speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={"layer": SimpleNamespace(prefill_backend=None)}),
+    )
+    monkeypatch.setattr(sparse_mla_attention, "get_current_vllm_config", lambda: config, raising=False)
+    monkeypatch.setattr(sparse_mla_attention, "get_tensor_model_parallel_world_size", lambda: 1, raising=False)
+    return config
+
+
+def impl_of(listed, cache_dtype="auto", **changes):
+    sizes = {"q_lora_rank": None, "kv_lora_rank": LATENT, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    options = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": cache_dtype, "logits_soft_cap": None} | changes
+    return FoveaSparseLatentImpl(
+        HEADS,
+        ROW,
+        SCALE,
+        1,
+        *options.values(),
+        AttentionType.DECODER,
+        None,
+        **sizes,
+        qk_head_dim=192,
+        kv_b_proj=None,
+        indexer=SimpleNamespace(topk_indices_buffer=listed),
+    )
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8_ds_mla"])
+@pytest.mark.parametrize("new", [[1, 1, 1], [2, 9, 1]])
+def test_listed_tokens(new, cache_dtype, config, monkeypatch):
+    lengths, tokens = [150, 70, 180], sum(new)
+    table = torch.randperm(9).int().view(3, 3)
+    held = torch.randn(9, PAGE, ROW).bfloat16()
+    cache = held
+    if cache_dtype == "fp8_ds_mla":
+        cache = torch.zeros(9, PAGE, 656, dtype=torch.uint8)
+        slots = torch.arange(9 * PAGE)
+        fovea.quantize_latent_cache(held.flatten(0, 1), cache, slots, format="v32_fp8")
+        held = fovea.dequantize_latent_cache(cache, slots, format="v32_fp8").view(9, PAGE, ROW)
+    starts = torch.tensor([0, *new]).cumsum(0).int()
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        num_reqs=3,
+        num_actual_tokens=tokens,
+        max_query_len=max(new),
+        max_seq_len=max(lengths),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+    )
+    owner = torch.arange(3).repeat_interleave(torch.tensor(new)).int()
+    monkeypatch.setattr(FoveaSparseLatentBuilder, "_build_req_id_per_token", lambda *_: owner)
+    builder = FoveaSparseLatentBuilder(SimpleNamespace(block_size=PAGE), ["layer"], config, torch.device("cpu"))
+    metadata = builder.build(0, common)
+    assert metadata.num_decode_tokens == tokens
+    listed = torch.full((64, LISTED), -1, dtype=torch.int32)
+    counts = [min(LISTED, lengths[each], 40 + 50 * at) for at, each in enumerate(owner.tolist())]
+    for at, count in enumerate(counts):
+        listed[at, :count] = torch.randperm(lengths[owner[at]])[:count]
+    q = torch.randn(tokens, HEADS, ROW).bfloat16()
+    got, none = impl_of(listed, cache_dtype).forward_mqa((q[..., :LATENT], q[..., LATENT:]), cache, metadata, None)
+    assert none is None
+    for at, count in enumerate(counts):
+        k = held[table[owner[at]].long()].flatten(0, 1)[listed[at, :count].long()].double()
+        want = (q[at].double() @ k.t() * SCALE).softmax(-1) @ k[:, :LATENT]
+        assert (got[at].double() - want).abs().max() <= 2e-2
+
+
+def reasons(**changes):
+    call = {
+        "head_size": 576,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 64,
+        "use_mla": True,
+        "has_sink": False,
+        "use_sparse": True,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": DeviceCapability(9, 0),
+        "attn_type": AttentionType.DECODER,
+    }
+    return FoveaSparseLatentBackend.validate_configuration(**(call | changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "fp8_ds_mla"}, {"dtype": torch.float16}])
+def test_what_it_takes(changes):
+    assert reasons(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_sparse": False}, "sparse"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp8_ds_mla", "dtype": torch.float16}, "dtype: got torch.float16, want torch.bfloat16"),
+        ({"head_size": 512}, "head_size"),
+        ({"block_size": 16}, "block_size"),
+        ({"device_capability": DeviceCapability(10, 0)}, "capability"),
+    ],
+)
+def test_what_it_declines(changes, reason):
+    assert any(reason in each for each in reasons(**changes))
+
+
+def test_other_layers_are_refused(config):
+    with pytest.raises(NotImplementedError, match="sliding_window: got 8"):
+        impl_of(None, sliding_window=8)
+
+
+@pytest.mark.parametrize(("choice", "code"), [("sparse_mla", 0), ("other", 1)])
+def test_registration_as_sparse_latent_attention(choice, code):
+    program = (
+        "from fovea.integrations import vllm as integration; integration.register();"
+        "from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends;"
+        "custom = backends.CUSTOM.get_class(); assert custom.is_sparse() and backends[custom.get_name()].get_class() is custom"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"FOVEA_VLLM_CUSTOM": choice}, capture_output=True, text=True
+    )
+    assert run.returncode == code and ("FOVEA_VLLM_CUSTOM: got other, want mla" in run.stderr) == bool(code)
