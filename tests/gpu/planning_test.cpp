@@ -25,6 +25,9 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
   if (implementation == "cuda.portable.attention" && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
     return "q.dtype: got bf16, want f16";
   }
+  if ((implementation == kPortableLatent || implementation == kPortableSparse) && device.capability < 80) {
+    return entry.name.find("/f16-") == std::string::npos ? "q.dtype: got bf16, want f16" : "";
+  }
   if (implementation == kPortablePaged && device.capability < 80) {
     const auto named = [&](std::string_view part) { return entry.name.find(part) != std::string::npos; };
     if (named("/bf16-") && !named("/bf16-on-")) return "k_cache.dtype: got bf16, want f16";
@@ -93,6 +96,8 @@ TEST(Planning, LaunchesNothingWhereNothingIsToDo) {
   EXPECT_EQ(launched("latent_attention/empty/bf16-no-queries", "cuda.sm90.latent_attention"), 0U);
   EXPECT_EQ(launched("sparse_latent_attention/empty/bf16-no-queries", "cuda.sm90.sparse_latent_attention"), 0U);
   EXPECT_GT(launched("latent_attention/decode/bf16-h16", "cuda.sm90.latent_attention"), 0U);
+  EXPECT_EQ(launched("latent_attention/empty/bf16-no-queries", kPortableLatent), 0U);
+  EXPECT_EQ(launched("sparse_latent_attention/empty/bf16-no-queries", kPortableSparse), 0U);
 }
 
 TEST(Planning, HopperAttentionDeclinesByName) {

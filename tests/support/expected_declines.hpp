@@ -21,6 +21,8 @@ inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_b
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
 inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention", kSm90Mixed = "cuda.sm90.paged_attention_mixed";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
+inline constexpr std::string_view kPortableLatent = "cuda.portable.latent_attention";
+inline constexpr std::string_view kPortableSparse = "cuda.portable.sparse_latent_attention";
 inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
@@ -95,6 +97,13 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kAmxWhole, "-negative-f16-f16", "out.dtype: got f16"},
     {kSm90Quantized, "layout/odd-rows", "want a multiple of 16"},
     {kSm90Quantized, "head_dim/256", "q.shape (head_dim): got 256"},
+    {kPortableLatent, "/f32-", "q.dtype: got f32"},
+    {kPortableLatent, "_fp8", "cache.format: got v"},
+    {kPortableLatent, "-on-e4m3", "cache_scale: got a value"},
+    {kPortableLatent, "scale/bf16-on-e4m3-none", "cache.rows.dtype: got e4m3"},
+    {kPortableLatent, "partly_seen/f16-on-e4m3-h5", "cache.rows.dtype: got e4m3"},
+    {kPortableSparse, "/f32-", "q.dtype: got f32"},
+    {kPortableSparse, "_fp8", "cache.format: got v"},
     {kSm90Latent, "/f32-", "q.dtype: got f32"},
     {kSm90Latent, "scale/bf16-negative", "scale: got a negative one"},
     {kSm90Latent, "-odd-rows", "want a multiple of 16"},

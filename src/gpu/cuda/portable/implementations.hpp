@@ -14,6 +14,8 @@ detail::Implementations<detail::AttentionBackward> implementations(detail::Atten
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
 detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
+detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
 detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8);

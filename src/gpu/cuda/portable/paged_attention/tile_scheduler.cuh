@@ -26,6 +26,18 @@ struct Sequence {
   __device__ int length() const { return row_tiles * tiles; }
 };
 
+/// Fills in what follows from the query length and the number of keys.
+template <int kRowTile>
+__device__ __forceinline__ void complete(const Params& params, Sequence& s, int keys) {
+  s.kv_len = min(max(keys, 0), params.seq_k);
+  s.rows = s.seq_q * params.group.divisor;
+  s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
+  if (s.seq_q == 0) return;
+  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles(kLog2TileKeys, 0, s.seq_q);
+  s.first_tile = seen.first;
+  s.tiles = max(seen.last - seen.first, 1);
+}
+
 /// Sequences beyond the batch have no rows. Neither do those that the co-launched kernel computes.
 template <int kRowTile>
 __device__ __forceinline__ Sequence sequence_at(const Params& params, int index) {
@@ -34,13 +46,7 @@ __device__ __forceinline__ Sequence sequence_at(const Params& params, int index)
   s.q_begin = min(max(params.cu_seqlens_q[index], 0), params.total_q);
   const int tokens = max(min(max(params.cu_seqlens_q[index + 1], 0), params.total_q) - s.q_begin, 0);
   s.seq_q = tokens <= params.seq_q ? tokens : params.co_launched ? 0 : params.seq_q;
-  s.kv_len = min(max(params.kv_len[index], 0), params.seq_k);
-  s.rows = s.seq_q * params.group.divisor;
-  s.row_tiles = (s.rows + kRowTile - 1) / kRowTile;
-  if (s.seq_q == 0) return s;
-  const detail::NarrowTiles seen = detail::NarrowBand(params.mask, s.seq_q, s.kv_len).tiles(kLog2TileKeys, 0, s.seq_q);
-  s.first_tile = seen.first;
-  s.tiles = max(seen.last - seen.first, 1);
+  complete<kRowTile>(params, s, params.kv_len[index]);
   return s;
 }
 
@@ -52,14 +58,16 @@ struct QueryTile {
   int end;
 };
 
-/// The flattened tiles of a batch, computed by a whole warp. Each lane has one sequence of 32.
-template <int kRowTile>
+/// The flattened tiles of a batch, computed by a whole warp. Each lane has one sequence of 32. `Parameters`: those of this kernel, or of
+/// one that derives from them and has its own sequence_at.
+template <int kRowTile, class Parameters = Params>
 class FlattenedTiles {
  public:
   int total;
   int split_length;
 
-  __device__ __forceinline__ explicit FlattenedTiles(const Params& params_) : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
+  __device__ __forceinline__ explicit FlattenedTiles(const Parameters& params_)
+      : params(params_), lane(static_cast<int>(threadIdx.x) % 32) {
     load_sequences();
     total = __shfl_sync(~0u, own_end(), 31);
     if (params.batch > 32) {
@@ -123,7 +131,7 @@ class FlattenedTiles {
     return {s, 0, begin, begin + s.tiles};
   }
 
-  const Params& params;
+  const Parameters& params;
   const int lane;
   int first = 0, own_begin = 0;
   Sequence own;
@@ -156,10 +164,10 @@ struct WorkTile {
 static_assert(2 * sizeof(WorkTile) == kWorkBytes);
 
 /// The work tiles of a split, one after another, found by a whole warp.
-template <int kRowTile>
+template <int kRowTile, class Parameters = Params>
 class TileScheduler {
  public:
-  __device__ __forceinline__ TileScheduler(const Params& params_, int split_) : params(params_), flattened(params_), split(split_) {
+  __device__ __forceinline__ TileScheduler(const Parameters& params_, int split_) : params(params_), flattened(params_), split(split_) {
     position = split * flattened.split_length;
     end = min(position + flattened.split_length, flattened.total);
   }
@@ -205,8 +213,8 @@ class TileScheduler {
     work.last_split = partial && from == 0 ? (tile.end - 1) / flattened.split_length : -1;
   }
 
-  const Params& params;
-  FlattenedTiles<kRowTile> flattened;
+  const Parameters& params;
+  FlattenedTiles<kRowTile, Parameters> flattened;
   const int split;
   int position, end;
 };

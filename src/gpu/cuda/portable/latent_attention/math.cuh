@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The MMAs and the softmax of a warp, key tile by key tile. Queries and accumulators stay in registers.
+#pragma once
+
+#include "gpu/common/score_transform.cuh"
+#include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/common/mma.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/latent_attention/storage.cuh"
+
+namespace fovea::gpu::portable::latent_attention {
+
+/// Barrier of the warps of a row group; 0 is that of the CTA.
+template <class Config>
+__device__ __forceinline__ void group_barrier(int group) {
+  if constexpr (Config::kRowGroups == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(32 * Config::kGroupWarps) : "memory");
+  }
+}
+
+template <class Config>
+class Math {
+  using Element = typename Config::Element;
+  using Rows = KeyRows<Config>;
+
+ public:
+  static constexpr int kScores = kKeys / 2, kOut = Config::kColumns / 2;
+
+  __device__ Math(const Params& params_, Storage<Config>& storage_, const ScoreTransform<Warp>& score_, int kv_head_)
+      : params(params_),
+        score(score_),
+        storage(storage_),
+        kv_head(kv_head_),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        group(static_cast<int>(threadIdx.x) / 32 / Config::kGroupWarps),
+        member(static_cast<int>(threadIdx.x) / 32 % Config::kGroupWarps),
+        part(member % Config::kParts),
+        first_key(member / Config::kParts * Config::kPartKeys) {
+    const MatrixPlace place = a_operand_place(lane);
+    k_from = storage.keys(0) + (static_cast<std::uint32_t>(Rows::offset(first_key + place.row, place.chunk)) ^ (32 * part));
+    const MatrixPlace values = b_operand_place(lane);
+    v_from = storage.keys(0) + static_cast<std::uint32_t>(Rows::offset(values.row, values.chunk) + member * (2 * Config::kColumns));
+  }
+
+  /// Loads the queries of a work tile, while its first keys arrive.
+  __device__ __forceinline__ void begin(const WorkTile& work) {
+    softmax.begin();
+    largest[0] = largest[1] = -INFINITY;
+#pragma unroll
+    for (float& x : out) x = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int own = row(r), token = params.group.quotient(work.row + own);
+      seen_begin[r] = max(token + work.low, work.begin);
+      seen_end[r] = min(token + work.high + 1, work.end);
+      const std::uint16_t* from = nullptr;
+      if (own < work.rows) {
+        from = static_cast<const std::uint16_t*>(params.q) + RowPlace(params, work, kv_head, work.row + own).in(params.q_strides);
+      }
+#pragma unroll
+      for (int step = 0; step < Config::kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) queries[step][2 * half + r] = query_pair(from, column_of_step(step) + 8 * half);
+      }
+    }
+  }
+
+  /// Products of this warp's part of the keys, for the others of its row group.
+  __device__ __forceinline__ void multiply_keys(int buffer) {
+    float products[Config::kPartKeys / 2] = {};
+    const std::uint32_t keys = k_from + buffer * Config::kStageBytes;
+#pragma unroll
+    for (int step = 0; step < Config::kSteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < Config::kPartKeys / 16; ++n) {
+        std::uint32_t k[4];
+        ldmatrix(k, Rows::advanced(keys, first_column(step)) + 16 * n * Rows::kRowBytes);
+        mma<Element>(&products[8 * n], queries[step], k[0], k[2]);
+        mma<Element>(&products[8 * n + 4], queries[step], k[1], k[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < Config::kPartKeys / 8; ++n) {
+      storage.products[group][part][first_key / 8 + n][lane] = {products[4 * n], products[4 * n + 1], products[4 * n + 2],
+                                                                products[4 * n + 3]};
+    }
+  }
+
+  /// Waits until all warps of the row group have stored their products.
+  __device__ __forceinline__ void await_products() const { group_barrier<Config>(group); }
+
+  /// Scores and probabilities of a tile, after that barrier. `masked`: not all rows see all keys.
+  __device__ __forceinline__ void apply_softmax(float (&scores)[kScores], int tile, int stage, bool masked) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+      float4 sum = storage.products[group][0][n][lane];
+#pragma unroll
+      for (int p = 1; p < Config::kParts; ++p) {
+        const float4 x = storage.products[group][p][n][lane];
+        sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+      }
+      scores[4 * n] = sum.x;
+      scores[4 * n + 1] = sum.y;
+      scores[4 * n + 2] = sum.z;
+      scores[4 * n + 3] = sum.w;
+    }
+    score(scores);
+    if (masked) {
+      const int key = tile * kKeys + lane_column(lane);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) mask_row(scores, r, seen_begin[r] - key, seen_end[r] - key);
+    }
+    if (params.listed) hide_absent(scores, stage);
+    if (params.max_logits != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) largest[row_of(i)] = fmaxf(largest[row_of(i)], scores[i]);
+    }
+    const bool grown = softmax(scores, score.scale_log2, params.zero);
+    softmax.quick = false;
+    if (!grown) return;
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) out[i] *= softmax.rescale[row_of(i)];
+  }
+
+  __device__ __forceinline__ void multiply_values(const float (&p)[kScores], int buffer) {
+    const std::uint32_t values = v_from + buffer * Config::kStageBytes;
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+      std::uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = pack<Element>(p[8 * n + 2 * i], p[8 * n + 2 * i + 1]);
+#pragma unroll
+      for (int column = 0; column < Config::kColumns; column += 16) {
+        std::uint32_t v[4];
+        ldmatrix_trans(v, Rows::advanced(values, column) + 16 * n * Rows::kRowBytes);
+        mma<Element>(&out[column / 2], a, v[0], v[2]);
+        mma<Element>(&out[column / 2 + 4], a, v[1], v[3]);
+      }
+    }
+  }
+
+  /// Stores the results of a work tile, or partial ones.
+  __device__ __forceinline__ void store(const WorkTile& work) {
+    softmax.reduce_sum();
+    const float value_scale = cache_scale_of(params);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int own = row(r);
+      const RowResult result{softmax.sum[r], softmax.maximum[r] * score.scale_log2, Warp::largest_of_row(largest[r])};
+      if (own >= work.rows) continue;
+      const bool first = member == 0 && lane % 4 == 0;
+      const int column = member * Config::kColumns + lane_column(lane);
+      if (work.slot >= 0) {
+        const std::int64_t cell = cell_of(params, work.slot, kv_head, own, Config::kRowTile);
+        if (first) params.partials.states[cell] = {softmax.maximum[r], result.sum};
+        if (first) params.partial_largest[cell] = result.largest;
+        const float factor = result.sum == 0 ? 0 : value_scale / result.sum;
+        store_row(params.partials.out + cell * kValueDim + column, out, r, factor, 0, kValueDim);
+        continue;
+      }
+      const RowPlace place(params, work, kv_head, work.row + own);
+      if (first) result.store(params, place, score.scale_log2);
+      auto* to = static_cast<std::uint16_t*>(params.out) + place.in(params.out_strides) + column;
+      store_result(to, r, value_scale * result.normalise(params, place.head));
+    }
+  }
+
+ private:
+  /// Column of a step, counted from the first of this warp's part; a part has every kParts-th step of 16 columns.
+  static __device__ constexpr int first_column(int step) {
+    constexpr int kOfSpan = 4 / Config::kParts;
+    return step / kOfSpan * 64 + step % kOfSpan * (16 * Config::kParts);
+  }
+  __device__ int column_of_step(int step) const { return first_column(step) + 16 * part + lane_column(lane); }
+  __device__ int row(int r) const { return group * 16 + lane_row(lane) + 8 * r; }
+
+  /// Hides scores of keys that the tile lacks.
+  __device__ __forceinline__ void hide_absent(float (&scores)[kScores], int stage) const {
+    const unsigned present = __ballot_sync(~0u, storage.sources[stage][lane] != kAbsent) >> lane_column(lane);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if ((present >> column_of(i) & 1) == 0) scores[i] = -INFINITY;
+    }
+  }
+
+  /// Two neighbours of a query row; zeros without one.
+  __device__ __forceinline__ std::uint32_t query_pair(const std::uint16_t* from, int column) const {
+    if (from == nullptr) return 0;
+    if (params.q_aligned) return *reinterpret_cast<const std::uint32_t*>(from + column);
+    return from[column] | std::uint32_t{from[column + 1]} << 16;
+  }
+  __device__ __forceinline__ void store_result(std::uint16_t* to, int r, float factor) const {
+#pragma unroll
+    for (int i = 2 * r; i < kOut; i += 4) {
+      const std::uint32_t pair = factor == 0 ? 0 : pack<Element>(out[i] * factor, out[i + 1] * factor);
+      if (params.out_aligned) {
+        *reinterpret_cast<std::uint32_t*>(to + column_of(i)) = pair;
+      } else {
+        to[column_of(i)] = static_cast<std::uint16_t>(pair);
+        to[column_of(i) + 1] = static_cast<std::uint16_t>(pair >> 16);
+      }
+    }
+  }
+
+  const Params& params;
+  const ScoreTransform<Warp> score;
+  Storage<Config>& storage;
+  const int kv_head, lane, group, member, part, first_key;
+  std::uint32_t k_from, v_from;    // addresses of the lane's row and chunk in the first stage
+  int seen_begin[2], seen_end[2];  // keys that the lane's rows see
+  std::uint32_t queries[Config::kSteps][4];
+  float out[kOut];
+  float largest[2];  // scores, if max_logits are wanted
+  OnlineSoftmax<Warp, kScores> softmax;
+};
+
+}  // namespace fovea::gpu::portable::latent_attention

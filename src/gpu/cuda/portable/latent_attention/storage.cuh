@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Shared memory of a CTA.
+#pragma once
+
+#include <cstddef>
+
+#include "gpu/cuda/common/shared.cuh"
+#include "gpu/cuda/portable/latent_attention/config.hpp"
+#include "gpu/cuda/portable/latent_attention/work.cuh"
+
+namespace fovea::gpu::portable::latent_attention {
+
+template <class Config>
+using KeyRows = SwizzledRows<Config::kHeadDim>;
+
+/// Where a key comes from.
+enum Source : std::uint8_t { kAbsent, kMain, kExtra };
+
+template <class Config>
+struct Storage {
+  alignas(128) float4 products[Config::kRowGroups][Config::kParts][kKeys / 8][32];  // of a lane: [eight keys][lane]
+  alignas(128) std::uint8_t sources[kMostStages][kKeys];
+  alignas(128) WorkTile works[2];  // the current one and the next
+
+  /// Keys of a stage, in KeyRows. The stages follow this struct. Coded rows have one such tile, and behind it stages of codes.
+  __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
+  __device__ const std::byte* codes(const Params& params, int stage, int row) const {
+    return reinterpret_cast<const std::byte*>(this + 1) + Config::kStageBytes + (stage * kKeys + row) * params.coded_row;
+  }
+};
+
+}  // namespace fovea::gpu::portable::latent_attention
