@@ -104,7 +104,6 @@ class Math {
     while (turns.tile < last) turns.pass();
   }
 
-
   float out[kOut];
   Softmax softmax;
 
