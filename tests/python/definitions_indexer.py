@@ -31,9 +31,9 @@ def index_logits(a: SimpleNamespace) -> dict[str, Want]:
         else:
             queries = rows // len(a.block_table)
             first, last = 0, min(int(a.kv_len[row // queries]) - queries + row % queries + 1, columns)
-            table = a.block_table[row // queries].long()
+            last = max(min(last, a.block_table.shape[1] * a.k.shape[1]), 0)
+            table = a.block_table[row // queries, : -(-last // a.k.shape[1])].long()  # others hold anything
             k, scale = a.k[table].flatten(0, 1), a.k_scale[table].flatten()
-            last = max(min(last, len(k)), 0)
         products = a.q[row].double() @ k[first:last].double().T
         parts = torch.where(products < 0, 0.0, products) * a.weights[row].double()[:, None]
         value[row, first:last] = parts.sum(dim=0) * scale[first:last].double()
