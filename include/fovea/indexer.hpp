@@ -10,7 +10,7 @@
 
 namespace fovea {
 
-/// `out[t, j] = k_scale[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j])` for the keys j that row t sees.
+/// `out[t, j] = k_scale[j] * sum_h weights[t, h] * max(0, dot(q[t, h], k[j]))` for the keys j that row t sees.
 ///
 /// q e4m3 [rows, head, head_dim], head_dim 64 or 128, weights f32 [rows, head], out f32 or bf16 [rows, columns].
 /// Flat: k e4m3 [tokens, head_dim], k_scale f32 [tokens], columns = tokens. Row t sees the keys from first[t] to before last[t], i32

@@ -193,7 +193,17 @@ def reasons(**changes):
     return FoveaLatentBackend.validate_configuration(**(call | changes))
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": torch.float16}, {"kv_cache_dtype": "fp8"}, {"block_size": 16}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dtype": torch.float16},
+        {"kv_cache_dtype": "fp8"},
+        {"block_size": 16},
+        {"device_capability": DeviceCapability(8, 0)},
+        {"device_capability": DeviceCapability(7, 5), "dtype": torch.float16},
+    ],
+)
 def test_what_it_takes(changes):
     assert reasons(**changes) == []
 
@@ -206,7 +216,9 @@ def test_what_it_takes(changes):
         ({"kv_cache_dtype": "float16"}, "kv_cache_dtype: got float16"),
         ({"use_mla": False}, "MLA"),
         ({"use_sparse": True}, "sparse"),
-        ({"device_capability": DeviceCapability(8, 0)}, "capability"),
+        ({"device_capability": DeviceCapability(7, 0)}, "capability"),
+        ({"device_capability": DeviceCapability(7, 5)}, "dtype: got torch.bfloat16, want torch.float16"),
+        ({"device_capability": DeviceCapability(8, 9), "kv_cache_dtype": "fp8"}, "kv_cache_dtype: got fp8, want auto"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type"),
     ],
 )

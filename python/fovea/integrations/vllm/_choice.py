@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backends for vLLM share: caches by vLLM's names, and bounds of lengths."""
 
+from typing import Any
+
 import torch
 
 FP8 = ("fp8", "fp8_e4m3")
@@ -14,6 +16,17 @@ def mixed_dtypes(dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
     if CACHE_DTYPES.get(kv_cache_dtype or "auto") in (None, dtype):
         return None
     return f"kv_cache_dtype: got {kv_cache_dtype}, want auto, fp8 or the dtype of the model, {dtype}"
+
+
+def no_latent_kernel(dtype: torch.dtype, kv_cache_dtype: str | None, capability: Any) -> str | None:
+    """Why no kernel has latent attention over such a cache, if so: those for Hopper take every cache, others plain rows."""
+    if capability is None or (capability.major, capability.minor) == (9, 0):
+        return None
+    if "fp8" in (kv_cache_dtype or ""):
+        return f"kv_cache_dtype: got {kv_cache_dtype}, want auto or the dtype of the model: only compute capability 9.0 has more"
+    if dtype == torch.bfloat16 and capability.major < 8:
+        return "dtype: got torch.bfloat16, want torch.float16 below compute capability 8.0"
+    return None
 
 
 def bound(length: int) -> int:

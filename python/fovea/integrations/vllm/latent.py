@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtypes
+from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtypes, no_latent_kernel
 
 _PAGE = 16
 _FAST_PAGE = 64
@@ -70,15 +70,16 @@ class FoveaLatentBackend(MLACommonBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) == (9, 0)
+        return (capability.major, capability.minor) >= (7, 5)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         return True
 
     @classmethod
-    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any) -> str | None:
-        return mixed_dtypes(dtype, kv_cache_dtype)
+    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any) -> str | None:
+        capability = named.get("device_capability", _[-1] if _ else None)
+        return no_latent_kernel(dtype, kv_cache_dtype, capability) or mixed_dtypes(dtype, kv_cache_dtype)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.mla import sparse_utils
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import mixed_dtypes
+from fovea.integrations.vllm._choice import mixed_dtypes, no_latent_kernel
 
 _PAGE = 64
 _ROW = 576
@@ -71,14 +71,17 @@ class FoveaSparseLatentBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) == (9, 0)
+        return (capability.major, capability.minor) >= (7, 5)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         return True
 
     @classmethod
-    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any) -> str | None:
+    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any) -> str | None:
+        reason = no_latent_kernel(dtype, kv_cache_dtype, named.get("device_capability", _[-1] if _ else None))
+        if reason is not None:
+            return reason
         if kv_cache_dtype == _PACKED:
             return None if dtype == torch.bfloat16 else f"dtype: got {dtype}, want torch.bfloat16 over {_PACKED}"
         return mixed_dtypes(dtype, kv_cache_dtype)
