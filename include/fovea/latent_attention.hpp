@@ -33,7 +33,6 @@ struct LatentCacheDesc {
 /// 16 bytes, and the alignments must promise so. Packed caches, listed tokens and pages that are not multiples of 8 have another limit:
 /// from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is the greatest common divisor of the strides
 /// of blocks and tokens, and at least 16 bytes (64 GiB). It is one token's size if blocks follow each other at multiples of that.
-/// The portable kernel, for other NVIDIA GPUs, takes plain caches in q's dtype, in any layout and with any scale.
 /// Source: DeepSeek-V2 (2024), section 2.1, with the up-projections absorbed into q and out.
 struct LatentAttentionDesc {
   TensorDesc q{}, out{}, block_table{};

@@ -2,17 +2,26 @@
 /// The plan of every GPU entry: checks before it launches.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "fovea/plan.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu {
 
 /// Options of scores that the dense and paged attention kernels of GPUs compute.
 inline constexpr std::array<std::string_view, 6> kScoreOptions{"mask.left", "mask.right", "mask.anchor (top_left)",
                                                                "softcap",   "sink",       "lse"};
+
+/// Division by a count of any size. Below 1 or above 2^31 - 1, as empty calls may have it, the nearest number in between divides.
+constexpr detail::FastDivmod divmod_by(std::int64_t count) {
+  return detail::FastDivmod(static_cast<int>(std::clamp<std::int64_t>(count, 1, std::numeric_limits<int>::max())));
+}
 
 /// `check_args(problem, args)` is the operation's. `CurrentDevice` makes a device the current one of its backend while it lives.
 template <class Problem, class Args, class CurrentDevice>

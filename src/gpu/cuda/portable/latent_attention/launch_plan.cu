@@ -40,9 +40,6 @@ Entry entry_of(const detail::AttentionCore& core, std::int64_t tokens) {
   return rotary ? entry_of<__nv_bfloat16, 576>(rows) : entry_of<__nv_bfloat16, 512>(rows);
 }
 
-/// Calls beyond the limit are declined later.
-int bounded(std::int64_t count) { return static_cast<int>(std::clamp<std::int64_t>(count, 1, kLimit)); }
-
 std::size_t map_workspace(Params& params, int row_tile, std::byte* base) {
   detail::WorkspaceArena arena(base);
   const std::int64_t cells = std::int64_t{2} * params.splits * params.kv_heads * row_tile;
@@ -71,7 +68,7 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, std::i
   params.q_strides = core.q;
   params.out_strides = core.out;
   params.lse_strides = core.lse;
-  params.group = detail::FastDivmod(bounded(core.group()));
+  params.group = divmod_by(core.group());
   params.batch = static_cast<int>(sequences);
   params.total_q = static_cast<int>(core.total_q);
   params.seq_q = static_cast<int>(tokens);
@@ -121,7 +118,7 @@ RowKind kind_of(const detail::LatentCacheView& cache, DType q_dtype) {
 }
 
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
-  RowCache rows{.page = detail::FastDivmod(bounded(cache.page)), .blocks = static_cast<int>(cache.blocks)};
+  RowCache rows{.page = divmod_by(cache.page), .blocks = static_cast<int>(cache.blocks)};
   const RowKind kind = kind_of(cache, q_dtype);
   if (const PackedFormat* format = packed_format(cache.format)) {
     rows.strides = {cache.block_stride, format->codes_at(1), 0};

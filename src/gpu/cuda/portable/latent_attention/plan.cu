@@ -39,8 +39,8 @@ class State final : public LatentPlan<Problem, LatentAttentionArgs> {
 detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   LaunchPlan launch = launch_of(problem, device);
-  if (Result<void> good = accept_core(problem, launch); !good) return good.error();
   if (Result<void> good = accept_cache("cache", problem.cache, problem.q_dtype); !good) return good.error();
+  if (Result<void> good = accept_core(problem, launch); !good) return good.error();
   return std::shared_ptr<const detail::PlanState<LatentAttentionArgs>>(std::make_shared<State>(problem, std::move(launch)));
 }
 

@@ -170,8 +170,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale);
     params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale);
     params_.table_stride = p.table_stride;
-    params_.page = detail::FastDivmod(static_cast<int>(p.page));
-    params_.group = detail::FastDivmod(static_cast<int>(p.group()));
+    params_.page = divmod_by(p.page);
+    params_.group = divmod_by(p.group());
     params_.blocks = static_cast<int>(p.blocks);
     params_.batch = static_cast<int>(p.batch);
     params_.total_q = static_cast<int>(p.total_q);

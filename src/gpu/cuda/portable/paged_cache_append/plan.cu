@@ -70,7 +70,7 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
         .tokens = problem_.tokens,
         .slots = problem_.blocks * problem_.page,
         .page = problem_.page,
-        .blocks_of_row = detail::FastDivmod(static_cast<int>(blocks_of_row_))};
+        .blocks_of_row = divmod_by(blocks_of_row_)};
     const dim3 block(static_cast<unsigned>(columns_), static_cast<unsigned>(rows_));
     return launch(kernel_of(problem_, aligned_), {.grid = dim3(static_cast<unsigned>(blocks()), 2), .block = block}, stream, params);
   }
@@ -90,7 +90,7 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
             .scale_stride = from.scale ? from.scale->head_stride : 0,
             .strides = from.cache,
             .packs = static_cast<int>(packs_of_row(from)),
-            .packs_of_head = detail::FastDivmod(std::max(static_cast<int>(packs_of_head(from)), 1))};
+            .packs_of_head = divmod_by(packs_of_head(from))};
   }
 
   bool aligned_;

@@ -43,7 +43,7 @@ LaunchPlan launch_of(const Problem& problem, Device device) {
   Params& params = launch.params;
   params.listed = true;
   params.length_per_token = problem.flat;
-  params.tokens = detail::FastDivmod(static_cast<int>(std::clamp<std::int64_t>(problem.max_seq_q, 1, paged_attention::kLimit)));
+  params.tokens = divmod_by(problem.max_seq_q);
   params.main = main;
   params.extra = extra;
   params.max_logits_strides = problem.max_logits;
@@ -70,9 +70,11 @@ class State final : public LatentPlan<Problem, Args> {
 };
 
 Result<void> accept(const Problem& problem, const LaunchPlan& launch) {
-  if (Result<void> good = accept_core(core_of(problem), launch); !good) return good;
   if (Result<void> good = accept_cache("main.cache", problem.main.cache, problem.q_dtype); !good) return good;
-  return has_extra(problem) ? accept_cache("extra.cache", problem.extra->cache, problem.q_dtype) : Result<void>();
+  if (has_extra(problem)) {
+    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, problem.q_dtype); !good) return good;
+  }
+  return accept_core(core_of(problem), launch);
 }
 
 detail::PlanResult<Args> plan(const Problem& problem, Device device) {

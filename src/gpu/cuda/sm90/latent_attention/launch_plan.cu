@@ -79,9 +79,9 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, const 
   params.out_strides = core.out;
   params.lse_strides = core.lse;
   params.batch = static_cast<int>(sequences);
-  params.seq_q = detail::FastDivmod(static_cast<int>(std::max<std::int64_t>(core.max_seq_q, 1)));
+  params.seq_q = divmod_by(core.max_seq_q);
   params.max_kv_len = static_cast<int>(core.max_seq_k);
-  params.heads_per_kv = detail::FastDivmod(static_cast<int>(core.group()));
+  params.heads_per_kv = divmod_by(core.group());
   params.kv_heads = static_cast<int>(core.kv_heads);
   params.query_tiles = static_cast<int>(query_tiles_of(core, tokens));
   const std::int64_t tiles = std::max<std::int64_t>(std::int64_t{params.query_tiles} * params.kv_heads, 1);  // none without queries
@@ -160,7 +160,7 @@ std::int64_t place_unit(const detail::LatentCacheView& cache) {
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype, std::int64_t unit) {
   RowCache rows{.row = row_kind_of(cache, q_dtype), .blocks = static_cast<int>(cache.blocks)};
   rows.tokens = static_cast<std::uint32_t>(std::min(cache.blocks * cache.page, std::int64_t{1} << 31));
-  rows.page = detail::FastDivmod(static_cast<int>(cache.page));
+  rows.page = divmod_by(cache.page);
   const auto [block, token] = token_strides(cache);  // a stride of extent 1 is never used, and may be no multiple of the unit
   rows.block_stride = static_cast<std::uint32_t>(block / unit);
   rows.token_stride = static_cast<std::uint32_t>(token / unit);

@@ -113,7 +113,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
     params_.table_stride = problem.table_stride;
-    params_.page = detail::FastDivmod(static_cast<int>(problem.page));
+    params_.page = divmod_by(problem.page);
     params_.blocks = static_cast<int>(problem.blocks);
     params_.box_rows = box_rows(problem.page, tuning_row().key_tile);
     if (problem.sequences == detail::SequenceClass::prefill) params_.prefill_from = static_cast<int>(problem.prefill_from);

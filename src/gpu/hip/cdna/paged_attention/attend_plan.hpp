@@ -123,8 +123,8 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
     params_.kv_heads = static_cast<int>(p.kv_heads);
     params_.head_dim_qk = static_cast<int>(p.head_dim_qk);
     params_.head_dim_v = static_cast<int>(p.head_dim_v);
-    params_.group = detail::FastDivmod(static_cast<int>(p.group()));
-    params_.page = detail::FastDivmod(static_cast<int>(std::max<std::int64_t>(caches.page, 1)));
+    params_.group = divmod_by(p.group());
+    params_.page = divmod_by(caches.page);
     params_.mask = p.mask;
     params_.scale = static_cast<float>(p.scale);
     params_.softcap = static_cast<float>(p.softcap);

@@ -7,6 +7,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/storage.cuh"
+#include "gpu/device_plan.hpp"
 
 namespace fovea::gpu::sm90::one_wave {
 namespace {
@@ -83,7 +84,7 @@ std::optional<Call> call_of(const Problem& p, int multiprocessors) {
   Params& params = call->params;
   fill_problem(params, p);
   params.scale_log2 = in_base_2(p.scale, std::numeric_limits<float>::min());  // above 0, so that minus infinity stays so
-  params.heads_of_kv = detail::FastDivmod(static_cast<int>(p.group()));
+  params.heads_of_kv = divmod_by(p.group());
   params.narrow_mask = detail::NarrowMask(p.mask);
   params.q.strides = p.q;
   params.k.strides = p.k;
