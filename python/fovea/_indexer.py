@@ -57,8 +57,8 @@ def index_logits(
     Source: the lightning indexer of DeepSeek-V3.2 (2025).
     """
     if out is None:
-        columns = k.shape[0] if block_table is None else block_table.shape[-1] * k.shape[1]
-        out = q.new_empty((q.shape[0], columns), dtype=dtype)
+        columns = _extent(k, 0) if block_table is None else _extent(block_table, 1) * _extent(k, 1)
+        out = q.new_empty((_extent(q, 0), columns), dtype=dtype)
     _index_logits(q, k, k_scale, weights, out, first, last, block_table, kv_len, keep_outside, implementation or "")
     return out
 
@@ -104,9 +104,16 @@ def topk_rows(
 
     Source: the token selection of DeepSeek-V3.2 (2025).
     """
+    if not isinstance(k, torch.SymInt) and not 0 <= k < 2**31:
+        raise ValueError(f"k: got {k}, want 0 to 2147483647")
     if out is None:
-        out = logits.new_empty((logits.shape[0], k), dtype=torch.int32)
+        out = logits.new_empty((_extent(logits, 0), k), dtype=torch.int32)
     elif out.dim() == 2 and out.shape[1] != k:
         raise ValueError(f"out.shape[1] (k): got {out.shape[1]}, want {k}")
     _topk_rows(logits, out, first, last, offset, block_table, page, sorted, implementation or "")
     return out
+
+
+def _extent(tensor: Tensor, axis: int) -> int:
+    """0 where there is no such axis: the operator refuses the rank."""
+    return tensor.shape[axis] if axis < tensor.dim() else 0
