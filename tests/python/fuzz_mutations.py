@@ -201,8 +201,12 @@ def shrunk(draw: Draw, tensor: Tensor, _: Any) -> Tensor:
 
 
 def shared(draw: Draw, tensor: Tensor, call: dict[str, Any]) -> Tensor | None:
-    """In the memory of another argument, from its begin or a bit later."""
-    others = [other.detach() for other in tensors(call) if is_plain(other) and other is not tensor and tensor.numel()]
+    """In the memory of another argument, from its begin or a bit later. Caches of one pool may reach into each other: slots, not
+    their extents, keep them apart."""
+    caches = [call.get(name) for name in ("k_cache", "v_cache")]
+    apart = [tensor, *caches] if any(tensor is cache for cache in caches) else [tensor]
+    others = [other.detach() for other in tensors(call) if is_plain(other) and not any(other is each for each in apart)]
+    others = others if tensor.numel() else []
     if not others:
         return None
     other = draw.choice(others)

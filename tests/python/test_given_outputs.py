@@ -14,28 +14,35 @@ from public_calls import CALLS, DEVICES, QUANTIZE, call_on, copied
 
 OUTPUTS = ("out", "lse", "max_logits", "rows")
 E4M3 = torch.float8_e4m3fn
+OF_INDEXER = {"index_logits": torch.float32, "topk_rows": torch.int32}
 
 
 def outputs_of(function):
     return [name for name in OUTPUTS if name in inspect.signature(function).parameters]
 
 
+def poisoned(shape, dtype, device):
+    if dtype.is_floating_point:
+        return torch.full(shape, torch.nan, device=device).to(dtype)
+    return torch.full(shape, torch.iinfo(dtype).min, dtype=dtype, device=device)
+
+
 def exactly(shape, dtype, device):
     """The tensor, and the memory around it."""
-    memory = torch.full((max(int(torch.Size(shape).numel()), 1),), torch.nan, device=device).to(dtype)
+    memory = poisoned((max(int(torch.Size(shape).numel()), 1),), dtype, device)
     return memory[: torch.Size(shape).numel()].view(shape), memory
 
 
 def within_larger(shape, dtype, device):
     """Rows stay contiguous and lie at multiples of 16 bytes."""
-    memory = torch.full([extent + 2 for extent in shape[:-1]] + [shape[-1] + 32], torch.nan, device=device).to(dtype)
+    memory = poisoned([extent + 2 for extent in shape[:-1]] + [shape[-1] + 32], dtype, device)
     at = [slice(1, extent + 1) for extent in shape[:-1]] + [slice(16, 16 + shape[-1])]
     return memory[tuple(at)], memory
 
 
 def strided(shape, dtype, device):
     """Dimensions in another order in memory, for outputs without rows."""
-    memory = torch.full([2 * extent + 1 for extent in reversed(shape)], torch.nan, device=device).to(dtype)
+    memory = poisoned([2 * extent + 1 for extent in reversed(shape)], dtype, device)
     view = memory[tuple(slice(1, 2 * extent + 1, 2) for extent in reversed(shape))]
     return view.permute(*reversed(range(len(shape)))), memory
 
@@ -50,16 +57,19 @@ CASES = [
 ]
 
 
-def dtype_of(name, arguments):
-    """Of out: float32 where q is quantised, or what q has."""
+def dtype_of(function, name, arguments):
+    """Of out: its own in the indexer, float32 where q is quantised, or what q has."""
+    if function in OF_INDEXER:
+        return OF_INDEXER[function]
     rows = arguments.get("q", arguments["outs"][0] if "outs" in arguments else None)
     return torch.float32 if rows is None or name in ("lse", "max_logits") else rows.dtype
 
 
 def unchanged_beside(memory, given):
-    """Whether all memory but that of the tensor is still NaN."""
-    given.fill_(torch.nan)
-    return bool(memory.isnan().all())
+    """Whether all memory but that of the tensor is still poisoned."""
+    poison = poisoned((), given.dtype, given.device)
+    given.copy_(poison)
+    return bool((memory.isnan() if memory.is_floating_point() else memory == poison).all())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -72,7 +82,7 @@ def test_what_is_given_is_filled(label, names, place, device):
     memories = {}
     for name in names:
         at = within_larger if place is strided and name in ("out", "rows") else place
-        arguments[name], memories[name] = at(tuple(wants[name].value.shape), dtype_of(name, arguments), device)
+        arguments[name], memories[name] = at(tuple(wants[name].value.shape), dtype_of(call.name, name, arguments), device)
     before = copied(arguments)
     result = call.function(**arguments)
     judge.check(call.name, arguments, result, before)
