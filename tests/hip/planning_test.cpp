@@ -126,6 +126,17 @@ TEST(HipPlanning, BatchInvariantRowsAreNotSplit) {
   }
 }
 
+/// Nor does the batch choose their kernel, whose tiles say in which order keys are added up.
+TEST(HipPlanning, BatchesDoNotChooseTheKernelOfInvariantRows) {
+  const auto choice = [](std::int64_t batch, std::int64_t seq_q, bool batch_invariant) {
+    const Device device{.backend = Backend::hip, .capability = 94};
+    return plan_paged_attention(decode(batch, seq_q, 256), device, {.batch_invariant = batch_invariant}).value().explain();
+  };
+  EXPECT_NE(choice(2, 1, false), choice(2, 500, false));
+  EXPECT_EQ(choice(2, 1, true), choice(2, 500, true));
+  EXPECT_EQ(choice(2, 1, true), choice(300, 1, true));
+}
+
 /// Each run leaves the counters as the next needs them.
 TEST(HipPlanning, RunsShareASchedule) {
   constexpr std::string_view kName = "hip.cdna.paged_attention";

@@ -12,6 +12,7 @@
 #include "gpu/hip/cdna/paged_attention/params.hpp"
 #include "gpu/hip/cdna/paged_attention/tuning.hpp"
 #include "gpu/hip/plan_state.hpp"
+#include "op/common/attention_core.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
@@ -24,6 +25,13 @@ struct CacheShape {
   detail::CacheStrides k{}, v{};
   std::int64_t page = 0;
 };
+
+/// Tiles say in which order a row's keys are added up. With batch_invariant, one token's heads choose them: neither other sequences nor
+/// lengths may.
+inline const Named<Tuning>& tuning_of(const detail::AttentionCore& core) {
+  const bool alone = core.batch_invariant;
+  return kTunings[tuning_index(core.head_dim_qk, core.head_dim_v, (alone ? 1 : core.total_q) * core.group(), alone ? 1 : core.batch)];
+}
 
 template <class Problem, class Args>
 class AttendPlan : public hip::PlanState<Problem, Args> {
@@ -52,8 +60,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
 
  protected:
   AttendPlan(std::string_view name, const Problem& problem, Device device, const CacheShape& caches)
-      : hip::PlanState<Problem, Args>(name, problem, device),
-        tuning_(kTunings[tuning_index(problem.head_dim_qk, problem.head_dim_v, problem.total_q * problem.group(), problem.batch)]) {
+      : hip::PlanState<Problem, Args>(name, problem, device), tuning_(tuning_of(problem)) {
     query_tiles_ = query_tiles(tuning_.row_tile());
     fill_shape(caches);
     if (!problem.batch_invariant) split(hip::properties(device)->compute_units);
