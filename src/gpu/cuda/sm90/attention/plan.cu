@@ -109,8 +109,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
   }
 
   /// Query rows by which tuning.hpp chooses tiles. Long sequences have most of a ragged batch's work,
-  /// unless nearly all are short.
+  /// unless nearly all are short. With batch_invariant, no length chooses.
   std::int64_t query_rows() const {
+    if (problem_.batch_invariant) return 0;
     if (problem_.ragged) {
       const std::int64_t average = problem_.total_q / std::max<std::int64_t>(problem_.batch, 1);
       return std::min(2 * problem_.max_seq_q, 8 * average);
