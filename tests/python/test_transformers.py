@@ -151,6 +151,23 @@ def test_gradients(name):
     assert_same_gradients(*models)
 
 
+def test_lists_of_an_indexer():
+    """deepseek_v32 says in `indices` alone which keys a query may read. Lists of all keys leave none out."""
+    sparse = pytest.importorskip("transformers.models.deepseek_v32")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 97, "num_hidden_layers": 2, "mlp_layer_types": ["dense"] * 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32}
+    indexer = {"index_topk": 8, "index_head_dim": 64, "index_n_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 64}
+    config = sparse.DeepseekV32Config(**sizes, **heads, **indexer, initializer_range=0.1)
+    model = sparse.DeepseekV32ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    ids = torch.randint(3, 97, (2, 12))
+    want = model(ids[:, :8]).logits
+    model.set_attn_implementation("fovea")
+    assert_same(model(ids[:, :8]).logits, want)
+    with pytest.raises(NotImplementedError, match="indices: got lists of 8 of 12 keys, want all keys"):
+        model(ids)
+
+
 def test_output_attentions_is_refused():
     model, _ = build("llama")
     with pytest.raises((NotImplementedError, ValueError)):

@@ -8,7 +8,8 @@
 Padding on either side, packed sequences (``position_ids`` that restart, or ``cu_seq_lens_q`` and its like), sliding windows,
 chunked attention, softcap, attention sinks and grouped-query attention give what eager attention gives. What the library cannot
 compute exactly (dropout, attention weights as an output, biases, other masks) raises NotImplementedError. Queries that see no key,
-such as padding on the left, give zeros. Training works: attention is differentiable.
+such as padding on the left, give zeros. Training works: attention is differentiable. Models with an indexer, such as deepseek_v32,
+run as long as it lists all keys; longer contexts raise NotImplementedError.
 
 ``model.generate_batch`` (continuous batching, transformers 5.23 or newer) takes this name too, on every device. Decode steps read
 its paged cache in place, by block tables; in steps with longer queries transformers gathers the keys first. Models with sliding
@@ -165,6 +166,7 @@ def attention_forward(
     """
     _refuse_extras(dropout, kwargs)
     _check_shapes(query, key, value)
+    _check_lists(key, cache, kwargs.get("indices"))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
@@ -200,6 +202,15 @@ def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
         raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {NEED_EAGER})")
     if kwargs.get("position_bias") is not None:
         raise NotImplementedError(f"position_bias: got {type(kwargs['position_bias']).__name__}, want None ({NEED_EAGER})")
+
+
+def _check_lists(key: Tensor, cache: PagedAttentionCache | None, indices: Tensor | None) -> None:
+    """``[batch, seq_q, top_k]``: what an indexer lists for each query. The mask still has the other keys, so there must be none."""
+    if indices is None or (cache is None and indices.shape[-1] >= key.shape[2]):
+        return
+    keys = "a paged cache" if cache is not None else f"{key.shape[2]} keys"
+    want = f"all keys in them (a context of at most index_topk; {NEED_EAGER})"
+    raise NotImplementedError(f"indices: got lists of {indices.shape[-1]} of {keys}, want {want}")
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
