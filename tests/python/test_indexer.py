@@ -127,6 +127,54 @@ def test_paged_index_logits(index_logits_implementation):
     torch.testing.assert_close(deep_gemm.fp8_paged_mqa_logits(*theirs, clean_logits=True), got[:, :150], rtol=1e-5, atol=1e-4)
 
 
+def paged_call(**changes):
+    """Two sequences of two queries, over six blocks of four tokens."""
+    call = {"q": torch.randn(2, 2, 8, 64).to(E4M3), "fused_kv_cache": torch.randint(0, 48, (6, 4, 1, 68), dtype=torch.uint8)}
+    call |= {"weights": torch.randn(4, 8), "context_lens": int32(5, 7), "block_table": torch.tensor([[0, 1], [2, 5]]).int()}
+    return call | {"schedule_meta": None, "max_context_len": 8, "clean_logits": True} | changes
+
+
+def test_context_lengths_of_queries():
+    """DeepGEMM's newer form, ``[batch, next_n]``: lengths need not ascend along a sequence, and reach anywhere."""
+    call = paged_call()
+    last = torch.tensor([[4, 5], [6, 7]], dtype=torch.int32)
+    want = deep_gemm.fp8_paged_mqa_logits(**call)
+    assert want.isfinite().sum() == last.sum()
+    assert torch.equal(deep_gemm.fp8_paged_mqa_logits(**call | {"context_lens": last}), want)
+    odd = torch.tensor([[8, 0], [-3, 2**31 - 1]], dtype=torch.int32)
+    got = deep_gemm.fp8_paged_mqa_logits(**call | {"context_lens": odd})
+    assert torch.equal(got.isfinite().sum(dim=1), torch.tensor([8, 0, 0, 8])) and torch.equal(got[0, :4], want[0, :4])
+    assert deep_gemm.get_paged_mqa_logits_metadata(odd, 64, 132).shape == (133, 2)
+    compiled = torch.compile(deep_gemm.fp8_paged_mqa_logits, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(**call | {"context_lens": last}), want)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_context_len": -1}, ["max_context_len", "-1", "0 or more"]),
+        ({"context_lens": torch.zeros(2, 1, dtype=torch.int32)}, ["context_lens.shape", "[2, 1]", "[2] or [2, 2]"]),
+        ({"context_lens": int32(5), "block_table": torch.zeros(1, 2, dtype=torch.int32)}, ["block_table.shape[0]", "1", "2"]),
+        ({"fused_kv_cache": torch.zeros(6, 3, 1, 67, dtype=torch.uint8)}, ["fused_kv_cache.shape", "67", "68 or 132"]),
+        ({"fused_kv_cache": torch.zeros(6, 0, 1, 68, dtype=torch.uint8)}, ["fused_kv_cache.shape", "[6, 0, 1, 68]"]),
+        (
+            {"fused_kv_cache": torch.zeros(1633, dtype=torch.uint8)[1:].view(6, 4, 1, 68)},
+            ["fused_kv_cache.strides", "byte 1", "4 bytes"],
+        ),
+        ({"fused_kv_cache": torch.zeros(6, 4, 2, 68, dtype=torch.uint8)[:, :, :1]}, ["fused_kv_cache.strides", "one piece"]),
+    ],
+)
+def test_refusals_of_a_paged_call(changes, words):
+    with pytest.raises(ValueError) as caught:
+        deep_gemm.fp8_paged_mqa_logits(**paged_call(**changes))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_schedule_of_no_multiprocessor():
+    with pytest.raises(ValueError, match="num_sms: got -2, want 0 or more"):
+        deep_gemm.get_paged_mqa_logits_metadata(int32(1), 64, -2)
+
+
 def test_fp8_mqa_logits():
     q, k, k_scale, weights = operands(3, 8, 128, 40)
     first, last = int32(0, 3, 9), int32(40, 20, 9)

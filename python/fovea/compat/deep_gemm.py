@@ -4,7 +4,8 @@
 * Tensors are on the CPU so far. Any number of heads, and any page that the views of a cache allow.
 * Schedules are not needed: :func:`get_paged_mqa_logits_metadata` returns a tensor of DeepGEMM's shape, whose numbers mean nothing.
 * Without ``clean_logits`` the logits that a query does not see are left unwritten, as in DeepGEMM.
-* Not here: logits compressed to ``max_seqlen_k`` columns, context lengths for each query, and the matrix products of DeepGEMM.
+* Context lengths are those of sequences, or one for each query, as newer versions want them.
+* Not here: logits compressed to ``max_seqlen_k`` columns, FP4 codes, and the matrix products of DeepGEMM.
 """
 
 import torch
@@ -16,6 +17,8 @@ from fovea._indexer import index_logits
 __all__ = ["fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
 
 _SCALE_BYTES = 4
+_WIDTHS = [head_dim + _SCALE_BYTES for head_dim in (64, 128)]
+_LENGTHS = ("batch", "batch, next_n")
 
 
 @adapted(
@@ -49,6 +52,8 @@ def fp8_mqa_logits(
     axes={
         "q": "batch, next_n, heads, head_dim",
         "fused_kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
+        "context_lens": _LENGTHS,
+        "block_table": "batch, max_blocks",
     },
 )
 def fp8_paged_mqa_logits(
@@ -67,12 +72,22 @@ def fp8_paged_mqa_logits(
         q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``: the last tokens of each sequence.
         fused_kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
         weights: float32 ``[batch * next_n, heads]``.
-        context_lens: int32 ``[batch]``.
+        context_lens: int32 ``[batch]``: query i of a sequence sees the tokens up to ``context_lens - next_n + i``. Or
+            ``[batch, next_n]``: a query sees as many tokens as its own number says.
         block_table: int32 ``[batch, max_blocks]``.
         schedule_meta: Ignored.
         max_context_len: Columns of the result.
         clean_logits: Whether other logits are -inf, rather than unwritten.
     """
+    if max_context_len < 0:
+        raise ValueError(f"max_context_len: got {max_context_len}, want 0 or more")
+    batch, queries = q.shape[:2]
+    if block_table.shape[0] != batch:
+        raise ValueError(f"block_table.shape[0] (batch): got {block_table.shape[0]}, want {batch}, the batch of q")
+    if context_lens.shape not in ((batch,), (batch, queries)):
+        raise ValueError(f"context_lens.shape: got {list(context_lens.shape)}, want [{batch}] or [{batch}, {queries}]")
+    if context_lens.dim() == 2:  # each query is a sequence of its own
+        context_lens, block_table = context_lens.flatten(), block_table.repeat_interleave(queries, dim=0)
     k, k_scale = _views(fused_kv_cache)
     rows = q.flatten(0, 1)
     out = rows.new_empty((len(rows), max_context_len), dtype=torch.float32)
@@ -85,15 +100,17 @@ def fp8_paged_mqa_logits(
     )
 
 
-@adapted(axes={"context_lens": "batch"})
+@adapted(axes={"context_lens": _LENGTHS})
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
     """A tensor that :func:`fp8_paged_mqa_logits` takes and does not read: int32 ``[num_sms + 1, 2]``.
 
     Args:
-        context_lens: int32 ``[batch]``.
+        context_lens: int32 ``[batch]`` or ``[batch, next_n]``.
         block_kv: Tokens of a block.
         num_sms: Multiprocessors.
     """
+    if num_sms < 0:
+        raise ValueError(f"num_sms: got {num_sms}, want 0 or more")
     return context_lens.new_zeros((num_sms + 1, 2), dtype=torch.int32)
 
 
@@ -102,10 +119,13 @@ def _views(cache: Tensor) -> tuple[Tensor, Tensor]:
     blocks, page, one, width = cache.shape
     if cache.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn):
         raise ValueError(f"fused_kv_cache.dtype: got {cache.dtype}, want torch.uint8")
-    if one != 1 or width <= _SCALE_BYTES:
-        raise ValueError(f"fused_kv_cache.shape: got {list(cache.shape)}, want [num_blocks, block_kv, 1, head_dim + 4]")
-    if cache.stride()[1:] != (width, width, 1) and cache.numel() > 0:
-        raise ValueError(f"fused_kv_cache.strides: got {list(cache.stride())}, want blocks in one piece")
+    if page < 1 or one != 1 or width not in _WIDTHS:
+        raise ValueError(f"fused_kv_cache.shape: got {list(cache.shape)}, want [num_blocks, block_kv, 1, 68 or 132]")
+    offset = 0 if torch.compiler.is_compiling() else cache.storage_offset()  # compilers do not trace it
+    whole = (cache.stride(1), cache.stride(3)) == (width, 1)
+    if cache.numel() > 0 and not (whole and cache.stride(0) % _SCALE_BYTES == offset % _SCALE_BYTES == 0):
+        got = f"{list(cache.stride())} from byte {offset}"
+        raise ValueError(f"fused_kv_cache.strides: got {got}, want blocks in one piece that begin at multiples of 4 bytes")
     flat = cache.as_strided((blocks, page * width), (cache.stride(0), 1))
     codes = page * (width - _SCALE_BYTES)
     return flat[:, :codes].view(torch.float8_e4m3fn).unflatten(1, (page, -1)), flat[:, codes:].view(torch.float32)
