@@ -42,6 +42,22 @@ def test_deepseek_v3():
     assert float(exact[4]) < 1e-4 and float(packed[3]) < 1 / 16  # an e4m3 value is off by 1/16 of itself at most
 
 
+def test_deepseek_v32():
+    helped = run(EXAMPLES / "deepseek_v32.py", "--help")
+    assert helped.returncode == 0 and "The indexer runs on CPUs so far" in helped.stdout
+    refused = run(EXAMPLES / "deepseek_v32.py", "--top-k", 0)
+    assert refused.returncode == 2 and "must be at least 1" in refused.stderr
+    pytest.importorskip("transformers.models.deepseek_v32")
+    result = run(EXAMPLES / "deepseek_v32.py", "--new-tokens", 3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "passed"
+    plain, packed = (next(line.split() for line in lines if line.startswith(cache)) for cache in ("rows", "v32_fp8"))
+    assert plain[1] == "2304" and packed[1] == "656"
+    assert float(plain[3]) < 1e-4 and float(packed[2]) < 1 / 16
+    assert 90 < float(plain[4].rstrip("%")) < 100  # codes are not float32
+
+
 def test_eight_bits():
     pytest.importorskip("transformers.models.qwen2")
     result = run(EXAMPLES / "eight_bits.py", "--device", "cpu")
