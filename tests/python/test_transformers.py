@@ -168,6 +168,19 @@ def test_lists_of_an_indexer():
         model(ids)
 
 
+def test_lists_of_blocks():
+    """minimax_m3_vl says in `block_indices` alone which blocks of keys a query may read."""
+    module = torch.nn.Module()
+    module.indexer = torch.nn.Module()
+    module.indexer.block_size = 4
+    q, k = torch.randn(1, 2, 9, 64), torch.randn(1, 2, 9, 64)
+    blocks = torch.zeros(1, 1, 9, 3, dtype=torch.long)
+    attend = fovea.integrations.transformers.attention_forward
+    assert torch.equal(attend(module, q, k, k, None, block_indices=blocks)[0], attend(module, q, k, k, None)[0])
+    with pytest.raises(NotImplementedError, match="block_indices: got lists of 8 of 9 keys, want all keys"):
+        attend(module, q, k, k, None, block_indices=blocks[..., :2])
+
+
 def test_output_attentions_is_refused():
     model, _ = build("llama")
     with pytest.raises((NotImplementedError, ValueError)):

@@ -166,7 +166,7 @@ def attention_forward(
     """
     _refuse_extras(dropout, kwargs)
     _check_shapes(query, key, value)
-    _check_lists(key, cache, kwargs.get("indices"))
+    _check_lists(module, key.shape[2] if cache is None else None, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
@@ -204,13 +204,15 @@ def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
         raise NotImplementedError(f"position_bias: got {type(kwargs['position_bias']).__name__}, want None ({NEED_EAGER})")
 
 
-def _check_lists(key: Tensor, cache: PagedAttentionCache | None, indices: Tensor | None) -> None:
-    """``[batch, seq_q, top_k]``: what an indexer lists for each query. The mask still has the other keys, so there must be none."""
-    if indices is None or (cache is None and indices.shape[-1] >= key.shape[2]):
-        return
-    keys = "a paged cache" if cache is not None else f"{key.shape[2]} keys"
-    want = f"all keys in them (a context of at most index_topk; {NEED_EAGER})"
-    raise NotImplementedError(f"indices: got lists of {indices.shape[-1]} of {keys}, want {want}")
+def _check_lists(module: torch.nn.Module, keys: int | None, kwargs: dict[str, Any]) -> None:
+    """What an indexer lists for each query, keys or blocks of keys. The mask still has the others, so there must be none."""
+    for name, size in (("indices", 1), ("block_indices", getattr(getattr(module, "indexer", None), "block_size", 1))):
+        lists = kwargs.get(name)
+        if lists is None or (keys is not None and lists.shape[-1] * size >= keys):
+            continue
+        of = "a paged cache" if keys is None else f"{keys} keys"
+        want = f"all keys in them (a shorter context; {NEED_EAGER})"
+        raise NotImplementedError(f"{name}: got lists of {lists.shape[-1] * size} of {of}, want {want}")
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
