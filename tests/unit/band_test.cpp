@@ -131,6 +131,34 @@ TEST(NarrowBand, SaysWhatTheWideOneSays) {
   }
 }
 
+/// Two ranges of rows, side by side, miss no key tile that the rows see together. Two warpgroups share copies of such tiles, and a tile
+/// that neither waits for would be overwritten too soon.
+void expect_no_tile_missed(const NarrowBand& band, int log2_tile, int seq_q) {
+  const NarrowTiles all = band.tiles(log2_tile, 0, seq_q);
+  for (int middle = 1; middle < seq_q; ++middle) {
+    const NarrowTiles before = band.tiles(log2_tile, 0, middle), after = band.tiles(log2_tile, middle, seq_q);
+    for (int tile = all.first; tile < all.last; ++tile) {
+      const auto holds = [&](const NarrowTiles& some) { return tile >= some.first && tile < some.last; };
+      ASSERT_TRUE(holds(before) || holds(after)) << "tile " << tile << ", row " << middle << " of " << seq_q;
+    }
+  }
+}
+
+TEST(NarrowBand, PartsOfAQueryTileMissNoKeyTile) {
+  for (int left = -12; left <= 12; ++left) {
+    for (int right = -12; right <= 12; ++right) {
+      for (const Anchor anchor : {Anchor::top_left, Anchor::bottom_right}) {
+        for (int seq_q = 1; seq_q <= 7; ++seq_q) {
+          for (int seq_k = 0; seq_k <= 11; ++seq_k) {
+            const NarrowBand band(NarrowMask(BandMask{left, right, anchor}), seq_q, seq_k);
+            for (const int log2_tile : {0, 1, 2}) expect_no_tile_missed(band, log2_tile, seq_q);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(NarrowBand, HoldsTheLargestSequences) {
   constexpr int kMost = kNarrowLimit - 1;
   for (const std::int64_t left : {std::int64_t{0}, std::int64_t{kMost}, std::int64_t{kNarrowLimit}, kUnbounded, -kUnbounded}) {
