@@ -63,6 +63,11 @@ inline void attention_tiles(Table& table) {
     spec.values = Values::nan_value;
     add(table, fmt::format("tiles/bf16-one-wave-of-{}-nan-value", n), spec);
   }
+  // More heads of a kv head than a warpgroup has rows.
+  for (const auto& [q, n] : {std::pair{1, 200}, {1, 700}, {2, 700}, {1, 3000}}) {
+    const Case spec = with_heads(with_dims(attention(DType::bf16, {{q, n}}, causal()), 128, 128), 128, 1);
+    add(table, fmt::format("tiles/bf16-{}x{}-128-heads-of-one", q, n), spec);
+  }
   // Calls of 34 query tiles, whose key tiles take turns in the shared memory of two CTAs.
   constexpr Pair kTurns[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (const auto [dqk, dv] : kTurns)

@@ -271,18 +271,6 @@ TEST(Planning, PortableGradientFitsTheDevice) {
   EXPECT_EQ(tiles(kTuring, 128, true), "device (compute capability): got 7.5, want 8.0 or later");
 }
 
-/// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
-TEST(Planning, RaggedAttentionIsNotSplit) {
-  TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});
-  q.alignment = k.alignment = 16;
-  const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 1, .max_seq_q = 1, .max_seq_k = 8192}};
-  for (const char* implementation : {"cuda.sm90.attention", "cuda.portable.attention"}) {
-    const auto planned = plan_attention(desc, fake(0), {.implementation = implementation});
-    ASSERT_TRUE(planned) << implementation;
-    EXPECT_LE(planned->workspace_bytes(), 64U) << implementation;  // tickets alone
-  }
-}
-
 /// Empty sequences of a ragged batch cost at most a CTA each: the grid follows the rows of q, not the bound of a length.
 TEST(Planning, RaggedAttentionLaunchesNoMoreThanThereMayBe) {
   const TensorDesc q = contiguous(DType::bf16, {4096, 4, 128}), k = contiguous(DType::bf16, {4096, 4, 128});

@@ -53,7 +53,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = detail::ceil_div(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
-    const bool whole = problem.batch_invariant || problem.ragged;
+    const bool whole = problem.batch_invariant || problem.ragged || one_wave_.has_value();
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, multiprocessors_);
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
@@ -65,7 +65,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
-    draws_ = dense::draws_tickets(problem, work_tiles_, packed, multiprocessors_);
+    draws_ = !one_wave_ && dense::draws_tickets(problem, work_tiles_, packed, multiprocessors_);
     params_.tickets.section_keys = dense::section_keys(problem);
     if (draws_ && !problem.ragged) params_.sections = dense::section_order(problem, tokens, packed);
     workspace_bytes = splits_.bytes();

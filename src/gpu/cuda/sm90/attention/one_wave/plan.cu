@@ -15,6 +15,9 @@ namespace {
 using Problem = detail::AttentionProblem;
 constexpr int kFewKeyTiles = 2;  // of a CTA: fewer cost less than a larger cluster does
 
+// Scores of the next key tile are awaited before a tile is released, and its release loads the tile after the next.
+static_assert(std::all_of(kTunings.begin(), kTunings.end(), [](const Tuning& row) { return row.turns == 1 || row.key_tiles > 2; }));
+
 using Launch = Result<void> (*)(const Params&, dim3, int, Stream);
 
 template <class Element, bool kTransform>
@@ -59,7 +62,8 @@ std::optional<Call> call_with(const Problem& p, int index, int multiprocessors) 
   const Tuning& tuning = kTunings[static_cast<std::size_t>(index)];
   if (tuning.head_dim_qk < p.head_dim_qk || tuning.head_dim_v < p.head_dim_v) return {};
   if (std::max(p.head_dim_qk, p.head_dim_v) < tuning.least_head_dim) return {};
-  const int packed = packed_heads(p.group(), p.max_seq_q, tuning.row_tile(), tuning.row_tile());
+  // Each warpgroup begins with a token of its own.
+  const int packed = packed_heads(p.group(), p.max_seq_q, tuning.row_tile(), tuning.row_tile() / tuning.row_groups);
   const std::int64_t tokens = tuning.row_tile() / packed, q_tiles = detail::ceil_div(p.max_seq_q, tokens);
   const std::int64_t tiles = q_tiles * (p.heads / packed) * p.batch;
   if (tiles > multiprocessors) return {};

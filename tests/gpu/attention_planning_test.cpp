@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Plans of dense attention: splits, workspaces, heads that share a query tile.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "case.hpp"
+#include "fake_runtime.hpp"
+#include "fovea/attention.hpp"
+
+namespace fovea::check {
+namespace {
+
+constexpr Device kHopper{Backend::cuda, 0};
+
+/// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
+TEST(Planning, RaggedAttentionIsNotSplit) {
+  TensorDesc q = contiguous(DType::bf16, {64, 32, 128}), k = contiguous(DType::bf16, {8192, 8, 128});
+  q.alignment = k.alignment = 16;
+  const AttentionDesc desc{.q = q, .k = k, .v = k, .out = q, .ragged = RaggedDesc{.batch = 1, .max_seq_q = 1, .max_seq_k = 8192}};
+  for (const char* implementation : {"cuda.sm90.attention", "cuda.portable.attention"}) {
+    const auto planned = plan_attention(desc, kHopper, {.implementation = implementation});
+    ASSERT_TRUE(planned) << implementation;
+    EXPECT_LE(planned->workspace_bytes(), 64U) << implementation;  // tickets alone
+  }
+}
+
+/// Calls of one wave: a warpgroup of 64 query rows begins with a token of its own, and clusters merge without a workspace.
+TEST(Planning, HopperAttentionOfOneWave) {
+  const auto planned = [](std::int64_t group, std::int64_t keys, std::int64_t dim) {
+    TensorDesc q = contiguous(DType::bf16, {1, 1, 2 * group, dim}), k = contiguous(DType::bf16, {1, keys, 2, dim});
+    q.alignment = k.alignment = 16;
+    return plan_attention({.q = q, .k = k, .v = k, .out = q}, kHopper, {.implementation = "cuda.sm90.attention"});
+  };
+  for (const std::int64_t dim : {64, 128})
+    for (const std::int64_t keys : {200, 700, 3000})
+      for (const std::int64_t group : {64, 128, 256}) {
+        const auto plan = planned(group, keys, dim);
+        ASSERT_TRUE(plan);
+        const std::string text(plan->explain());
+        EXPECT_NE(text.find(", 64 heads to a query tile"), std::string::npos) << text;
+        EXPECT_EQ(plan->workspace_bytes(), 0U) << text;
+      }
+  EXPECT_GT(planned(4, 65536, 128)->workspace_bytes(), 0U);  // in splits
+}
+
+}  // namespace
+}  // namespace fovea::check
