@@ -77,7 +77,9 @@ class FoveaLatentBackend(MLACommonBackend):
         return True
 
     @classmethod
-    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any) -> str | None:
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any
+    ) -> str | None:
         capability = named.get("device_capability", _[-1] if _ else None)
         return no_latent_kernel(dtype, kv_cache_dtype, capability) or mixed_dtypes(dtype, kv_cache_dtype)
 

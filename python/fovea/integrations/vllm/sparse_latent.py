@@ -78,7 +78,9 @@ class FoveaSparseLatentBackend(AttentionBackend):
         return True
 
     @classmethod
-    def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any) -> str | None:
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any
+    ) -> str | None:
         reason = no_latent_kernel(dtype, kv_cache_dtype, named.get("device_capability", _[-1] if _ else None))
         if reason is not None:
             return reason
