@@ -58,6 +58,21 @@ def test_sinks(page, paged_attention_device):
     passes(server, sinks=torch.randn(8, device=paged_attention_device, dtype=server.dtype))
 
 
+def test_layers_with_and_without_sinks(paged_attention_device):
+    server = Server(paged_attention_device, 16)
+    sinks = [torch.full((8,), 3.0, device=server.device), None]
+    for mode, new in ((EXTEND, [37, 1]), (EXTEND, [5, 9]), (DECODE, [1, 1])):
+        forward_batch = server.batch(mode, [0, 1], new)
+        server.backend.init_forward_metadata(forward_batch)
+        for layer, sink in zip(server.layers, sinks, strict=True):
+            qkv = server.values(sum(new), layer)
+            server.remember(layer, [0, 1], new, *qkv[1:])
+            server.assert_close(
+                server.forward(forward_batch, layer, qkv, sinks=sink), server.want(layer, [0, 1], new, qkv[0], sink)
+            )
+        server.count([0, 1], new)
+
+
 @pytest.mark.parametrize("page", [1, 16])
 def test_pool_of_windows(page, paged_attention_device):
     server = Server(paged_attention_device, page, window_pool=True)
@@ -108,6 +123,34 @@ def test_e4m3(scaled, paged_attention_device):
     server.prefill_unjudged([40, 3])
     server.step(EXTEND, [0, 1], [20, 30])
     server.step(DECODE, [1, 0], [1, 1])
+
+
+def test_layers_with_and_without_scales(paged_attention_device):
+    server = Server(paged_attention_device, 16, dtype=torch.bfloat16, cache=E4M3)
+    server.layer.k_scale, server.layer.v_scale = torch.tensor([0.03, 0.05], device=paged_attention_device).unbind()
+    server.prefill_unjudged([40, 3])
+    server.step(EXTEND, [0, 1], [20, 30])
+    server.step(DECODE, [1, 0], [1, 1])
+
+
+def test_prepared_layers_that_lie_otherwise(latent_attention_device):
+    """Each description has a plan of its own, which every later pass prepares."""
+    server = Server(latent_attention_device, latent=True, dtype=torch.bfloat16)
+    server.backend.init_cuda_graph_state(2, 2)
+    whole = server.values
+
+    def strided(rows, layer):
+        q, k, v = whole(rows, layer)
+        return (q if layer is server.layer else torch.nn.functional.pad(q, (0, 64))[:, : q.shape[1]]), k, v
+
+    server.values = strided
+    graph = Graph(server, DECODE, 2)
+    graph.replay([1, 0])
+    (plans,) = (plans for (kind, *_), plans in server.backend.forward_metadata._plans.items() if kind.startswith("paged"))
+    assert len(plans) == 2
+    for _ in range(3):
+        graph.replay([0, 1])
+    assert len(plans) == 2
 
 
 @pytest.mark.parametrize("cache", [None, E4M3], ids=["rows", "e4m3"])

@@ -75,8 +75,8 @@ class Step:
         if shape.rows_each != 1:
             counts = torch.arange(shape.batch + 1, dtype=torch.int32, device=tables.kv_len.device)
             self.cu_seqlens_q = counts * shape.rows_each
-        self._plans: dict[str, fovea.Plan] = {}
-        self._prepared: set[str] = set()
+        self._plans: dict[tuple[str, ...], list[fovea.Plan]] = {}
+        self._prepared: list[fovea.Plan] = []
 
     def fill(self, forward_batch: Any, reach: int) -> None:
         """Reads the lengths and slots of a batch, on the device.
@@ -93,8 +93,8 @@ class Step:
             slots = source.to_window(forward_batch.out_cache_loc)
             tables.window_slots[: slots.shape[0]].copy_(slots)
             tables.window_slots[slots.shape[0] :].zero_()  # a graph's padding writes into the slot of nobody
-        for kind in self._prepared:
-            self._plans[kind].prepare()
+        for plan in self._prepared:
+            plan.prepare()
 
     def _fill_blocks(self, requests: Tensor, reach: int) -> None:
         source, page = self._source, self._source.page
@@ -109,24 +109,25 @@ class Step:
     def run(
         self, kind: str, planner: Planner, tensors: tuple[Tensor, ...], named: dict[str, Tensor], prepared: bool = False
     ) -> Any:
-        """Runs a plan that all layers of one kind share. The first of them makes it.
+        """Runs a plan that all layers of one kind share. The first of them makes it, and the first of those that lie otherwise.
 
         Args:
             kind: What a plan needs to know of a layer.
             planner: Makes a plan from this pass and the tensors.
             tensors: Those that differ from layer to layer, by position.
-            named: Likewise, by name.
+            named: Likewise, by name. A plan has defaults for those that it was made with, so other names are another kind.
             prepared: Whether the layers share a schedule, too: one that is a kernel of its own.
         """
-        plan = self._plans.get(kind)
-        if plan is not None:
+        plans = self._plans.setdefault((kind, *named), [])
+        for plan in plans:
             try:
                 return plan.run(*tensors, prepared=prepared, **named)
             except ValueError:
-                pass  # these tensors lie otherwise than the planned ones: planned again
-        plan = self._plans[kind] = planner(self, tensors, named)
+                pass  # these tensors lie otherwise than the planned ones
+        plan = planner(self, tensors, named)
+        plans.append(plan)  # a captured graph keeps the earlier ones' schedules
         if prepared:
-            self._prepared.add(kind)
+            self._prepared.append(plan)
             plan.prepare()
         return plan.run(*tensors, prepared=prepared, **named)
 
