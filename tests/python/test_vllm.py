@@ -124,6 +124,19 @@ def test_batch_invariance(monkeypatch):
     assert FoveaImpl(4, 32, 1.0)._options[True]["batch_invariant"]
 
 
+def test_reloaded_sinks_stay_where_they_are():
+    """A captured graph reads them at their place."""
+    sinks = torch.zeros(4, dtype=torch.bfloat16)
+    engine = Engine(options={"sinks": sinks})
+    engine.add()
+    engine.step([20])
+    place = engine.impl._sink.data_ptr()
+    sinks.copy_(torch.tensor([5.0, 1.0, -2.0, 3.0]))
+    engine.impl.process_weights_after_loading(engine.dtype)
+    assert engine.impl._sink.data_ptr() == place
+    check(*engine.step([1]))
+
+
 def test_another_cache_is_seen():
     """vLLM binds its caches after it has measured memory, and again after it slept."""
     engine = Engine()
@@ -161,6 +174,13 @@ def test_another_block_table():
 
 def test_graphs_of_every_batch():
     assert FoveaMetadataBuilder.get_cudagraph_support(None, None) == AttentionCGSupport.ALWAYS
+
+
+def test_reference_windows_are_refused():
+    """vLLM 0.33 asks before it builds anything; earlier ones do not."""
+    config = SimpleNamespace(model_config=SimpleNamespace(rswa_window=128))
+    with pytest.raises(NotImplementedError, match="rswa_window: got 128, want None; choose another attention backend"):
+        FoveaMetadataBuilder(SimpleNamespace(), ["layer"], config, torch.device("cpu"))
 
 
 def test_causality_of_each_sequence_is_refused():

@@ -139,6 +139,9 @@ class FoveaMetadataBuilder(AttentionMetadataBuilder[FoveaMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        window = getattr(getattr(vllm_config, "model_config", None), "rswa_window", None)
+        if window is not None:  # vLLM asks a backend about it from 0.33 on
+            raise NotImplementedError(f"rswa_window: got {window}, want None; choose another attention backend")
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> FoveaMetadata:
         """Kernels read lengths and block tables on the device, so a step needs no schedule from here."""
@@ -203,8 +206,13 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         self._kv_cache: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        if self.sinks is not None:
+        """Captured graphs read the sinks at their place, so reloaded ones go there."""
+        if self.sinks is None:
+            return
+        if self._sink is None:
             self._sink = self.sinks.detach().float()
+        else:
+            self._sink.copy_(self.sinks.detach())
 
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if self.attn_type in _ENCODERS:
