@@ -276,6 +276,16 @@ def test_graphs_of_drafts(paged_attention_device):
     graph.replay([0], each=3)
 
 
+def test_whole_graphs_of_prompts_are_refused():
+    """SGLang captures one for each number of tokens, with sequences of any lengths in it."""
+    server = Server()
+    server.backend.init_cuda_graph_state(2, 8)
+    with pytest.raises(NotImplementedError) as error:
+        server.backend.init_forward_metadata_out_graph(server.batch(EXTEND, [0, 1], [5, 3]), in_capture=True)
+    want = "cuda_graph_config.prefill.backend: got full, want breakable or disabled (--attention-backend fovea)"
+    assert str(error.value) == want
+
+
 @pytest.fixture
 def choices(monkeypatch):
     """The lists of names that SGLang's arguments take."""

@@ -9,7 +9,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from torch import Tensor
 
 from fovea.integrations.sglang._layer import Layer
-from fovea.integrations.sglang._limits import check_extras, check_pass, check_server, resolved_arguments
+from fovea.integrations.sglang._limits import check_captured, check_extras, check_pass, check_server, resolved_arguments
 from fovea.integrations.sglang._step import Shape, Source, Step, Tables
 
 
@@ -57,6 +57,7 @@ class Backend(AttentionBackend):
         """A pass that a graph captures or replays."""
         key = (forward_batch.forward_mode, forward_batch.batch_size)
         if in_capture:
+            check_captured(forward_batch.forward_mode)
             shape = self._shape(forward_batch, self._source.width)._replace(dense=False)
             self._captured[key] = Step(shape, self._static.part(shape.batch, shape.rows), self._source)
         self.forward_metadata = self._captured[key]

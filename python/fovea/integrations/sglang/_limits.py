@@ -50,6 +50,12 @@ def check_pass(forward_batch: Any) -> None:
         _refuse("ragged_verify_layout", "a layout", "as many drafts in every request")
 
 
+def check_captured(mode: Any) -> None:
+    """Raises NotImplementedError for a graph whose sequences have any number of new tokens."""
+    if mode.is_extend() and not mode.is_target_verify():
+        _refuse("cuda_graph_config.prefill.backend", "full", "breakable or disabled")
+
+
 def check_layer(layer: Any, latent: bool) -> None:
     """Raises NotImplementedError for a layer whose scores the backend does not compute."""
     wanted = {
