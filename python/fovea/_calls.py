@@ -19,7 +19,7 @@ _ESCAPED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What a body raises where it cannot use a value. With ``_GOT`` in its text it says which."""
 _CAUGHT = (*_ESCAPED, RuntimeError)
 _GOT = ": got "
-_SCHEMA = re.compile(r"fovea::\w+\(\) ")
+_SCHEMA = r"fovea::\w+\(\) "
 """How torch's dispatcher refuses what an operator's schema does not have."""
 
 
@@ -65,9 +65,11 @@ def _gate(
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            named = [isinstance(value, by_name.get(name, object)) for name, value in kwargs.items()]
-            if not all(map(isinstance, args, in_order)) or not all(named):
+            if not all(map(isinstance, args, in_order)):
                 raise TypeError  # which one, said below
+            for name, value in kwargs.items():
+                if not isinstance(value, by_name.get(name, object)):
+                    raise TypeError
             for name, at, taken in ranks:
                 value = args[at] if at < len(args) else kwargs.get(name)
                 if isinstance(value, Tensor) and value.dim() not in taken:
@@ -99,7 +101,7 @@ def _refused(
         kind = refusal if type(error) is ValueError else type(error)
         return from_gate(kind(placed(renamed(str(error), names), arguments.axes_of(given))))
     known = typed(error)
-    if _SCHEMA.match(str(known)) or (isinstance(known, _ESCAPED) and _GOT not in str(known)):
+    if re.match(_SCHEMA, str(known)) or (isinstance(known, _ESCAPED) and _GOT not in str(known)):
         text = f"{arguments.of}(): got {said(given)}, want arguments that go together"
         return from_gate(refusal(f"{text} ({type(error).__name__}: {error})"), error)
     return from_gate(type(known)(in_python(str(known), given))) if type(known) in (ValueError, NotImplementedError) else error
