@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Patterns are texts: only a call that fails compiles them, and re keeps what it compiled.
 _NAMES = (
-    (re.compile(r"\b(?:options|groups|args|main)\.(?=[a-z])"), ""),
-    (re.compile(r"\bextra\.(?=[a-z])"), "extra_"),
-    (re.compile(r"cache\.rows\b"), "cache"),
-    (re.compile(r"cache\.format\b"), "format"),
-    (re.compile(r"\bhas_scale\b"), "cache_scale"),
-    (re.compile(r"\b(?:ragged\.)?max_seq_(?=[qk]\b)"), "max_seqlen_"),
-    (re.compile(r"\bparts\[(\d+)\]\.(out|lse)\b"), r"\2s[\1]"),
+    (r"\b(?:options|groups|args|main)\.(?=[a-z])", ""),
+    (r"\bextra\.(?=[a-z])", "extra_"),
+    (r"cache\.rows\b", "cache"),
+    (r"cache\.format\b", "format"),
+    (r"\bhas_scale\b", "cache_scale"),
+    (r"\b(?:ragged\.)?max_seq_(?=[qk]\b)", "max_seqlen_"),
+    (r"\bparts\[(\d+)\]\.(out|lse)\b", r"\2s[\1]"),
 )
-_K_OR_V = re.compile(r"\b([kv])(?=\.(?:shape|strides|dtype|rank)\b)")
+_K_OR_V = r"\b([kv])(?=\.(?:shape|strides|dtype|rank)\b)"
 
 # Where named tuples hold the library's tensors: by argument.
 _HELD = {
@@ -43,15 +44,15 @@ _DTYPES = {
     "u8": torch.uint8,
 }
 _DTYPES |= {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
-_DTYPE = re.compile(rf"(?<![\w.'])(?:{'|'.join(_DTYPES)})(?!\w)")
+_DTYPE = rf"(?<![\w.'])(?:{'|'.join(_DTYPES)})(?!\w)"
 # What torch's C++ calls "Half" or "Long" in an error is torch.half or torch.long here, but for some.
-_CPP_DTYPE = re.compile(r"(?<=dtype: got )[A-Z]\w*")
+_CPP_DTYPE = r"(?<=dtype: got )[A-Z]\w*"
 _CPP_DTYPES = {"Byte": "uint8", "Char": "int8", "ComplexHalf": "chalf", "ComplexFloat": "cfloat", "ComplexDouble": "cdouble"}
 
 # An extent with its place and its axis, what _order() appends, and what the axes of different tensors have beside their kind.
-_EXTENT = re.compile(r"\b(\w+)\.(shape|strides)\[\d+\] \((\w+)\)")
-_ORDER = re.compile(r"; (\w+) is \[([^]]*)\].*")
-_KIND_OF_AXIS = re.compile(r"^kv_|_(?:q|k|qk|v)$")
+_EXTENT = r"\b(\w+)\.(shape|strides)\[\d+\] \((\w+)\)"
+_ORDER = r"; (\w+) is \[([^]]*)\].*"
+_KIND_OF_AXIS = r"^kv_|_(?:q|k|qk|v)$"
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
@@ -64,35 +65,35 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
 
 def placed(text: str, axes: Mapping[str, list[str]]) -> str:
     """An error with extents at their places in tensors that have these axes, by name. The function inside may have others."""
-    order = _ORDER.search(text)
+    order = re.search(_ORDER, text)
     if order is not None and axes.get(order[1], order[2].split(", ")) != order[2].split(", "):
         text = text[: order.start()]
-    return _EXTENT.sub(lambda match: _place(match, axes.get(match[1], [])), text)
+    return re.sub(_EXTENT, lambda match: _place(match, axes.get(match[1], [])), text)
 
 
 def _place(extent: re.Match[str], axes: list[str]) -> str:
     """An extent at the place that its axis has among these."""
-    kinds = [_KIND_OF_AXIS.sub("", axis) for axis in axes]
-    kind = _KIND_OF_AXIS.sub("", extent[3])
+    kinds = [re.sub(_KIND_OF_AXIS, "", axis) for axis in axes]
+    kind = re.sub(_KIND_OF_AXIS, "", extent[3])
     return f"{extent[1]}.{extent[2]}[{kinds.index(kind)}] ({extent[3]})" if kinds.count(kind) == 1 else extent.group()
 
 
 def in_python(text: str, arguments: dict[str, Any]) -> str:
     """The library's error in the words of a function with these arguments."""
     for pattern, name in _NAMES:
-        text = pattern.sub(name, text)
+        text = re.sub(pattern, name, text)
     if "k_cache" in arguments and "k" not in arguments:
-        text = _K_OR_V.sub(r"\1_cache", text)
+        text = re.sub(_K_OR_V, r"\1_cache", text)
     elif "cache" in arguments:
-        text = _K_OR_V.sub("cache", text)
+        text = re.sub(_K_OR_V, "cache", text)
     held = (_HELD[name] for name in _HELD.keys() & arguments.keys() if hasattr(arguments[name], "_fields"))
     text = renamed(text, {name: place for names in held for name, place in names.items()})
     if "dout" in arguments:
         text = renamed(text, _LIKE)
-    text = _CPP_DTYPE.sub(
-        lambda match: str(getattr(torch, _CPP_DTYPES.get(match.group(), match.group().lower()), match.group())), text
+    text = re.sub(
+        _CPP_DTYPE, lambda match: str(getattr(torch, _CPP_DTYPES.get(match.group(), match.group().lower()), match.group())), text
     )
-    text = _DTYPE.sub(lambda match: str(_DTYPES[match.group()]), text)
+    text = re.sub(_DTYPE, lambda match: str(_DTYPES[match.group()]), text)
     return text + _order(arguments) if "(kv_head): got" in text and "a divisor of" in text else text
 
 
