@@ -193,14 +193,15 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype, self.attn_type, self.sinks = kv_cache_dtype, attn_type, sinks
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        shared: dict[str, Any] = {"scale": self.scale}
+        if logits_soft_cap:
+            shared["softcap"] = float(logits_soft_cap)
+        if getattr(envs, "VLLM_BATCH_INVARIANT", False):
+            shared["batch_invariant"] = True
         reach = None if sliding_window is None else sliding_window - 1
-        self._options = {
-            True: {"causal": True, "window": (reach, None)},
-            False: {"causal": False, "window": (reach, reach)},
-        }
-        for options in self._options.values():
-            options |= {"scale": self.scale, "softcap": float(logits_soft_cap or 0.0)}
-            options["batch_invariant"] = bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
+        windows = {True: None, False: None} if reach is None else {True: (reach, None), False: (reach, reach)}
+        self._options = {causal: {"causal": causal, "window": window, **shared} for causal, window in windows.items()}
+        """Of causal calls and others, without what is a default: each argument costs time in every layer of every step."""
         self._is_fp8 = kv_cache_dtype in FP8
         self._sink: Tensor | None = None
         self._kv_cache: Tensor | None = None
@@ -211,6 +212,8 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             return
         if self._sink is None:
             self._sink = self.sinks.detach().float()
+            for options in self._options.values():
+                options["sink"] = self._sink
         else:
             self._sink.copy_(self.sinks.detach())
 
@@ -250,6 +253,9 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             return self._attend(query, key, value, attn_metadata, output)
         if kv_cache is not self._kv_cache:
             self._take(kv_cache)
+        options = self._options[attn_metadata.causal]
+        if self._is_fp8:
+            options = {**options, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
         fovea.paged_attention(
             query,
             self._k,
@@ -259,11 +265,8 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             attn_metadata.query_start_loc,
             max_seqlen_q=attn_metadata.max_query_len,
             max_kv_len=attn_metadata.max_kv_len,
-            sink=self._sink,
-            k_scale=layer._k_scale if self._is_fp8 else None,
-            v_scale=layer._v_scale if self._is_fp8 else None,
             out=output,
-            **self._options[attn_metadata.causal],
+            **options,
         )
         return output
 
@@ -278,7 +281,6 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             cu_seqlens_k=metadata.query_start_loc,
             max_seqlen_q=metadata.max_query_len,
             max_seqlen_k=metadata.max_query_len,
-            sink=self._sink,
             out=output[:tokens],
             **self._options[False],
         )
