@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Patterns are texts: only a call that fails compiles them, and re keeps what it compiled.
+# Patterns are strings: only a call that fails compiles them, and re keeps the result.
 _NAMES = (
     (r"\b(?:options|groups|args|main)\.(?=[a-z])", ""),
     (r"\bextra\.(?=[a-z])", "extra_"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``import fovea`` brings in little beside torch: engines import their plug-ins in each of their processes."""
+"""``import fovea`` loads little beside torch: engines import their plug-ins in each of their processes."""
 
 import subprocess
 import sys
