@@ -43,7 +43,9 @@ Axes = Mapping[str, str | tuple[str, ...]]
 class Arguments:
     """What a function takes."""
 
-    def __init__(self, function: Callable[..., Any], axes: Axes) -> None:
+    def __init__(self, function: Callable[..., Any], axes: Axes, *, nested: bool = False) -> None:
+        self._nested = nested
+        """Whether its tensors may be nested; the body says what else they must be."""
         self.of = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
         """What errors call the function."""
         self._signature = inspect.signature(function)
@@ -74,7 +76,7 @@ class Arguments:
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
                 return ValueError(f"{name}: got {value}, want a number of 64 bits")
             if isinstance(value, Tensor):
-                text = _unusual(name, value) or self._wrong_rank(name, value)
+                text = self._unusual(name, value) or self._wrong_rank(name, value)
                 if text is not None:
                     return ValueError(text)
         return _without_data(given, self.kinds)
@@ -85,6 +87,9 @@ class Arguments:
         return {
             name: text.split(", ") for name, text, tensor in tensors if isinstance(tensor, Tensor) and tensor.dim() == _rank(text)
         }
+
+    def _unusual(self, name: str, tensor: Tensor) -> str | None:
+        return None if self._nested and tensor.is_nested else _unusual(name, tensor)
 
     def _wrong_rank(self, name: str, tensor: Tensor) -> str | None:
         axes = self._axes.get(name)

@@ -29,13 +29,18 @@ def checked(function: _Function) -> _Function:
 
 
 def adapted(
-    names: Mapping[str, str] | None = None, *, axes: Axes | None = None, error: type[Exception] = ValueError
+    names: Mapping[str, str] | None = None,
+    *,
+    axes: Axes | None = None,
+    nested: bool = False,
+    error: type[Exception] = ValueError,
 ) -> Callable[[_Function], _Function]:
     """``checked`` for functions, methods and classes that call public functions of this package under names of their own.
 
     Args:
         names: By the name of an argument of the function that is called inside: the caller's argument that it comes from.
         axes: The axes of tensors, by name; a tuple where several ranks are taken. The body sees no other rank.
+        nested: Whether the body takes nested tensors.
         error: What refuses a bad call, and what a ValueError of the function that is called inside becomes. TypeError and
             NotImplementedError stay. What the body raises by itself stays too if its text says what it got.
     """
@@ -44,7 +49,7 @@ def adapted(
         if isinstance(function, type):
             function.__init__ = around(function.__init__)  # type: ignore[misc]
             return function
-        return _gate(function, Arguments(function, axes or {}), names=names or {}, refusal=error)
+        return _gate(function, Arguments(function, axes or {}, nested=nested), names=names or {}, refusal=error)
 
     return around
 
