@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `fovea explain`: which implementation a problem gets, and why the others declined.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -21,6 +22,13 @@ struct Options {
   bool batch_invariant = false, deterministic = false;
 };
 
+/// The device that was named. One that was looked for and not found is said to be so.
+std::string where(const std::string& name, Device device) {
+  if (device.capability == 0) return name;
+  const bool not_found = name == name_of(device.backend);
+  return fmt::format("{}as on a device of {}", not_found ? fmt::format("no {} device was found; ", name) : "", described(device));
+}
+
 int explain(const CLI::App& command, const Options& options) {
   const auto& operations = explained_operations();
   const auto found = std::find_if(operations.begin(), operations.end(), [&](const auto& row) { return row.name == options.operation; });
@@ -31,7 +39,7 @@ int explain(const CLI::App& command, const Options& options) {
   const PlanOptions plan{
       .implementation = options.implementation, .batch_invariant = options.batch_invariant, .deterministic = options.deterministic};
   const Device device = device_of(options.device);
-  if (device.capability != 0) fmt::print("as on a device of {}\n", described(device));
+  fmt::print("problem: {}\ndevice: {}\n", described(*options.size, *found), where(options.device, device));
   const Explanation explanation = found->explain(*options.size, device, plan);
   if (!explanation) {
     complain(to_string(explanation.error()));
@@ -47,15 +55,10 @@ void add_explain(CLI::App& program, int& status) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
       program.add_subcommand("explain", "Which implementation a described problem gets, with which tuning, and who declined");
-  std::vector<std::string> names;
-  std::string choices;
-  for (const ExplainedOperation& row : explained_operations()) {
-    names.emplace_back(row.name);
-    choices += (choices.empty() ? "" : "|") + names.back();
-  }
+  const std::vector<std::string> names = operation_names();
   command->add_option("--operation", o->operation, "What is to be computed")
       ->check(CLI::IsMember(names))
-      ->option_text(choices + " [attention]");
+      ->option_text(fmt::format("{} [attention]", fmt::join(names, "|")));
   o->size = add_problem_options(*command);
   command->add_option("--device", o->device, "Where; one that is not here by its compute capability or target")
       ->check(device_name())

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,8 @@ namespace fovea::cli {
 namespace {
 
 struct Options {
-  bool json = false, markdown = false, matrix = false;
+  bool json = false, markdown = false, matrix = false, all = false;
+  std::string operation{};
 };
 
 /// All implementations of the build, whatever the machine. docs/support.md shows this table.
@@ -71,29 +74,105 @@ nlohmann::json as_json() {
   return json;
 }
 
-void print_text() {
+/// Lines of text and tables have at most this many characters.
+std::size_t width() {
+  constexpr std::size_t kWidest = 100;
+  const std::size_t terminal = terminal_width();
+  return terminal == 0 ? kWidest : std::min(terminal, kWidest);
+}
+
+/// "cpu.avx2" of "cpu.avx2.attention".
+std::string family(const ImplementationInfo& row) { return std::string(row.name.substr(0, row.name.rfind('.'))); }
+
+/// Adds a name to a list that people read, once.
+void add_once(std::string& list, const std::string& name) {
+  if ((", " + list + ",").find(", " + name + ",") != std::string::npos) return;
+  list += (list.empty() ? "" : ", ") + name;
+}
+
+/// Operations in order, and what this machine runs of each.
+Table here() {
+  Table table({{"operation", Align::whole}, {"runs here, in the order of choice"}});
+  std::string operation, families;
+  const auto add = [&] {
+    if (!operation.empty()) table.add({operation, families.empty() ? "nothing" : families});
+  };
+  for (const ImplementationInfo& row : implementations()) {
+    if (row.operation != operation) {
+      add();
+      operation = row.operation;
+      families.clear();
+    }
+    if (row.available) add_once(families, family(row));
+  }
+  add();
+  return table;
+}
+
+/// Implementations that this machine cannot run, by the reason.
+Table absent() {
+  std::vector<std::pair<std::string, std::string>> reasons;
+  for (const ImplementationInfo& row : implementations()) {
+    if (row.available) continue;
+    const auto has_reason = [&](const auto& entry) { return entry.first == row.unavailable_because; };
+    auto found = std::find_if(reasons.begin(), reasons.end(), has_reason);
+    if (found == reasons.end()) found = reasons.insert(found, {row.unavailable_because, ""});
+    add_once(found->second, family(row));
+  }
+  Table table({{"not here"}, {"because"}});
+  for (const auto& [reason, names] : reasons) table.add({names, reason});
+  return table;
+}
+
+void print_machine() {
   fmt::print("fovea {}\n\n", version());
   for (const DeviceInfo& device : devices()) {
-    fmt::print("{}: {} cores; instruction sets with kernels: {}\n", device.name, device.cores, fmt::join(device.features, ", "));
+    const std::string threads =
+        device.device.backend == Backend::cpu ? fmt::format(", {} threads unless told otherwise", num_threads()) : "";
+    fmt::print("{}: {} cores{}; kernels for {}\n", device.name, device.cores, threads, fmt::join(device.features, ", "));
   }
-  fmt::print("{} threads unless told otherwise\n\n", num_threads());
-  Table table({{"implementation"}, {"here"}, {"accepts"}});
+  fmt::print("\n{}\n", here().text(width()));
+  const Table missing = absent();
+  if (!missing.empty()) fmt::print("{}\n", missing.text(width()));
+  fmt::print(
+      "What each implementation accepts: `fovea info --operation NAME`, or `--all`.\n"
+      "What other devices run: `fovea info --matrix`.\n");
+}
+
+/// The implementations of an operation, or of all, in the order in which planning asks them.
+void print_implementations(const std::string& operation) {
+  Table table({{"implementation", Align::whole}, {"here"}, {"accepts"}});
   for (const ImplementationInfo& row : implementations()) {
-    table.add({std::string(row.name), row.available ? "yes" : "no: " + row.unavailable_because, std::string(row.accepts)});
+    if (!operation.empty() && row.operation != operation) continue;
+    table.add({std::string(row.name), row.available ? "yes" : "no", std::string(row.accepts)});
   }
-  fmt::print("{}\nPlanning asks the rows of an operation in this order and takes the first that accepts.\n", table.text(terminal_width()));
+  fmt::print(
+      "{}\nPlanning asks the rows of an operation in this order and takes the first that accepts.\n"
+      "Why one is not here: `fovea info`.\n",
+      table.text(width()));
 }
 
 }  // namespace
 
 void add_info(CLI::App& program, int&) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = program.add_subcommand("info", "Devices, instruction sets, and every implementation with what it accepts");
+  CLI::App* command = program.add_subcommand("info", "Devices, instruction sets, and what runs here");
   command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--markdown", options->markdown, "Print the support table of the documentation")->excludes("--json");
   command->add_flag("--matrix", options->matrix, "Print operations by devices, as the documentation shows them")
       ->excludes("--json")
       ->excludes("--markdown");
+  command->add_flag("--all", options->all, "Print every implementation with what it accepts")
+      ->excludes("--json")
+      ->excludes("--markdown")
+      ->excludes("--matrix");
+  command->add_option("--operation", options->operation, "Print the implementations of one operation with what they accept")
+      ->check(CLI::IsMember(operation_names()))
+      ->option_text("NAME")
+      ->excludes("--json")
+      ->excludes("--markdown")
+      ->excludes("--matrix")
+      ->excludes("--all");
   command->callback([options] {
     if (options->matrix) {
       fmt::print("{}", matrix().markdown());
@@ -101,8 +180,10 @@ void add_info(CLI::App& program, int&) {
       fmt::print("{}\n", as_json().dump(2));
     } else if (options->markdown) {
       fmt::print("{}", support_table().markdown());
+    } else if (options->all || !options->operation.empty()) {
+      print_implementations(options->operation);
     } else {
-      print_text();
+      print_machine();
     }
   });
 }

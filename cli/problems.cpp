@@ -1,31 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "problems.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
-#include <map>
-#include <optional>
+#include <string>
 #include <utility>
 
-#include "values.hpp"
+#include "problem_size.hpp"
 
 namespace fovea::cli {
-
-/// 0 or an empty value stands for the usual value of the operation.
-struct ProblemSize {
-  DType dtype = DType::bf16;
-  std::optional<DType> cache{};
-  std::optional<CacheFormat> format{};
-  std::optional<CacheFormat> extra{};
-  std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
-  std::int64_t topk = 2048, extra_topk = 128, parts = 2;
-  bool causal = false, sink = false, lse = false, flat = false;
-  std::int64_t window = 0;
-  float softcap = 0;
-};
 
 namespace {
 
@@ -38,8 +21,6 @@ TensorDesc allocated(DType dtype, std::initializer_list<std::int64_t> shape) {
   return desc;
 }
 
-std::int64_t or_else(std::int64_t value, std::int64_t usual) { return value != 0 ? value : usual; }
-
 BandMask mask_of(const ProblemSize& s, BandMask usual) {
   if (s.window > 0) return sliding_window(s.window);
   return s.causal ? causal() : usual;
@@ -47,11 +28,10 @@ BandMask mask_of(const ProblemSize& s, BandMask usual) {
 
 AttentionDesc dense(const ProblemSize& s) {
   const DType out = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
-  const std::int64_t kv_heads = or_else(s.kv_heads, 8), dim_qk = or_else(s.dim_qk, 128), dim_v = or_else(s.dim_v, dim_qk);
-  AttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, dim_qk}),
-                     .k = allocated(s.dtype, {s.batch, s.seq_k, kv_heads, dim_qk}),
-                     .v = allocated(s.dtype, {s.batch, s.seq_k, kv_heads, dim_v}),
-                     .out = allocated(out, {s.batch, s.seq_q, s.heads, dim_v}),
+  AttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, s.dim_qk}),
+                     .k = allocated(s.dtype, {s.batch, s.seq_k, s.kv_heads, s.dim_qk}),
+                     .v = allocated(s.dtype, {s.batch, s.seq_k, s.kv_heads, s.dim_v}),
+                     .out = allocated(out, {s.batch, s.seq_q, s.heads, s.dim_v}),
                      .mask = mask_of(s, {}),
                      .softcap = s.softcap,
                      .has_sink = s.sink};
@@ -69,29 +49,25 @@ AttentionBackwardDesc backward(ProblemSize s) {
 
 /// K and V caches with a block for each page of each sequence.
 struct Caches {
-  std::int64_t page, blocks, kv_heads, dim_qk, dim_v;
+  std::int64_t blocks;
   DType dtype;
   TensorDesc k, v;
 
   explicit Caches(const ProblemSize& s)
-      : page(or_else(s.page, 16)),
-        blocks((s.seq_k + page - 1) / page),
-        kv_heads(or_else(s.kv_heads, 8)),
-        dim_qk(or_else(s.dim_qk, 128)),
-        dim_v(or_else(s.dim_v, dim_qk)),
+      : blocks((s.seq_k + s.page - 1) / s.page),
         dtype(s.cache.value_or(s.dtype)),
-        k(allocated(dtype, {s.batch * blocks, page, kv_heads, dim_qk})),
-        v(allocated(dtype, {s.batch * blocks, page, kv_heads, dim_v})) {}
+        k(allocated(dtype, {s.batch * blocks, s.page, s.kv_heads, s.dim_qk})),
+        v(allocated(dtype, {s.batch * blocks, s.page, s.kv_heads, s.dim_v})) {}
 };
 
 PagedAttentionDesc paged(const ProblemSize& s) {
   const Caches caches(s);
   const std::int64_t rows = s.batch * s.seq_q;
-  PagedAttentionDesc desc{.q = allocated(s.dtype, {rows, s.heads, caches.dim_qk}),
+  PagedAttentionDesc desc{.q = allocated(s.dtype, {rows, s.heads, s.dim_qk}),
                           .k_cache = caches.k,
                           .v_cache = caches.v,
                           .block_table = allocated(DType::i32, {s.batch, caches.blocks}),
-                          .out = allocated(s.dtype, {rows, s.heads, caches.dim_v}),
+                          .out = allocated(s.dtype, {rows, s.heads, s.dim_v}),
                           .max_seq_q = s.seq_q,
                           .max_kv_len = s.seq_k,
                           .mask = mask_of(s, causal()),
@@ -105,8 +81,8 @@ PagedAttentionDesc paged(const ProblemSize& s) {
 PagedCacheAppendDesc append(const ProblemSize& s) {
   const Caches caches(s);
   const std::int64_t rows = s.batch * s.seq_q;
-  PagedCacheAppendDesc desc{.k = allocated(s.dtype, {rows, caches.kv_heads, caches.dim_qk}),
-                            .v = allocated(s.dtype, {rows, caches.kv_heads, caches.dim_v}),
+  PagedCacheAppendDesc desc{.k = allocated(s.dtype, {rows, s.kv_heads, s.dim_qk}),
+                            .v = allocated(s.dtype, {rows, s.kv_heads, s.dim_v}),
                             .k_cache = caches.k,
                             .v_cache = caches.v};
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
@@ -116,7 +92,7 @@ PagedCacheAppendDesc append(const ProblemSize& s) {
 MergeStatesDesc merge(const ProblemSize& s) {
   const std::int64_t rows = s.batch * s.seq_q;
   MergeStatesDesc desc{};
-  desc.out = allocated(s.dtype, {rows, s.heads, or_else(s.dim_qk, 128)});
+  desc.out = allocated(s.dtype, {rows, s.heads, s.dim_qk});
   const TensorDesc lse = allocated(DType::f32, {rows, s.heads});
   desc.parts.assign(static_cast<std::size_t>(s.parts), {.out = desc.out, .lse = lse});
   if (s.lse) desc.lse = lse;
@@ -125,7 +101,7 @@ MergeStatesDesc merge(const ProblemSize& s) {
 
 /// The codes are e4m3 whatever the dtype of other operations. With a page, the cache is planar: codes of a block, then its scales.
 IndexLogitsDesc indices(const ProblemSize& s) {
-  const std::int64_t rows = s.batch * s.seq_q, dim = or_else(s.dim_qk, 128);
+  const std::int64_t rows = s.batch * s.seq_q, dim = s.dim_qk;
   IndexLogitsDesc desc{.q = allocated(DType::e4m3, {rows, s.heads, dim}),
                        .k = allocated(DType::e4m3, {s.seq_k, dim}),
                        .k_scale = allocated(DType::f32, {s.seq_k}),
@@ -153,25 +129,17 @@ TopkRowsDesc lists(const ProblemSize& s) {
 
 constexpr std::int64_t kLatent = 512;
 
-CacheFormat format_of(const ProblemSize& s) { return s.format.value_or(CacheFormat::rows); }
-
-std::int64_t latent_row(const ProblemSize& s) {
-  const PackedFormat* packed = packed_format(format_of(s));
-  return or_else(s.dim_qk, packed != nullptr ? packed->row() : 576);
-}
-
 /// Room for every token of the batch.
 LatentCacheDesc latent_cache(const ProblemSize& s, CacheFormat format) {
-  const std::int64_t page = or_else(s.page, 64), blocks = s.batch * ((s.seq_k + page - 1) / page);
-  if (format != CacheFormat::rows) return {.format = format, .blocks = blocks, .page = page, .alignment = kAlignment};
-  return {.rows = allocated(s.cache.value_or(s.dtype), {blocks, page, or_else(s.kv_heads, 1), latent_row(s)})};
+  const std::int64_t blocks = s.batch * ((s.seq_k + s.page - 1) / s.page);
+  if (format != CacheFormat::rows) return {.format = format, .blocks = blocks, .page = s.page, .alignment = kAlignment};
+  return {.rows = allocated(s.cache.value_or(s.dtype), {blocks, s.page, s.kv_heads, s.dim_qk})};
 }
 
 LatentAttentionDesc latent(const ProblemSize& s) {
-  const std::int64_t page = or_else(s.page, 64);
-  LatentAttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, latent_row(s)}),
+  LatentAttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, s.dim_qk}),
                            .out = allocated(s.dtype, {s.batch, s.seq_q, s.heads, kLatent}),
-                           .block_table = allocated(DType::i32, {s.batch, (s.seq_k + page - 1) / page}),
+                           .block_table = allocated(DType::i32, {s.batch, (s.seq_k + s.page - 1) / s.page}),
                            .cache = latent_cache(s, format_of(s)),
                            .max_kv_len = s.seq_k,
                            .mask = mask_of(s, causal())};
@@ -189,16 +157,14 @@ SparseLatentAttentionDesc sparse(const ProblemSize& s) {
   const auto rows = [&](std::int64_t last) {
     return s.flat ? allocated(s.dtype, {s.seq_q, s.heads, last}) : allocated(s.dtype, {s.batch, s.seq_q, s.heads, last});
   };
-  SparseLatentAttentionDesc desc{
-      .q = rows(latent_row(s)), .out = rows(kLatent), .main = selection(format_of(s), s.topk), .has_sink = s.sink};
+  SparseLatentAttentionDesc desc{.q = rows(s.dim_qk), .out = rows(kLatent), .main = selection(format_of(s), s.topk), .has_sink = s.sink};
   if (s.extra) desc.extra = selection(*s.extra, s.extra_topk);
   if (s.lse) desc.lse = s.flat ? allocated(DType::f32, {s.seq_q, s.heads}) : allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   return desc;
 }
 
-LatentCacheConversionDesc conversion(ProblemSize s) {
-  s.format = s.format.value_or(CacheFormat::v32_fp8);
-  return {.rows = allocated(s.dtype, {s.batch * s.seq_q, latent_row(s)}), .cache = latent_cache(s, *s.format)};
+LatentCacheConversionDesc conversion(const ProblemSize& s) {
+  return {.rows = allocated(s.dtype, {s.batch * s.seq_q, s.dim_qk}), .cache = latent_cache(s, format_of(s))};
 }
 
 bool e4m3_values(const ProblemSize& s) { return s.cache == DType::e4m3; }
@@ -251,85 +217,31 @@ QuantizedAttentionDesc quantized(const ProblemSize& s) {
 
 /// Builds the text from a describing and a planning function.
 template <auto describe, auto plan>
-Explanation explain(const ProblemSize& size, Device device, const PlanOptions& options) {
-  const auto planned = plan(describe(size), device, options);
-  if (!planned) return planned.error();
-  return planned->explain() + "workspace: " + std::to_string(planned->workspace_bytes()) + " bytes\n";
+Explanation planned(const ProblemSize& size, Device device, const PlanOptions& options) {
+  const auto made = plan(describe(size), device, options);
+  if (!made) return made.error();
+  return made->explain() + "workspace: " + std::to_string(made->workspace_bytes()) + " bytes\n";
 }
 
-std::map<std::string, CacheFormat> formats() {
-  std::map<std::string, CacheFormat> all{{"rows", CacheFormat::rows}};
-  for (const PackedFormat& format : kPackedFormats) all.emplace(format.name, format.format);
-  return all;
-}
-
-std::string names_of(const std::map<std::string, CacheFormat>& formats) {
-  std::string text;
-  for (const auto& [name, format] : formats) text += (text.empty() ? "" : "|") + name;
-  return text;
-}
-
-void add_sizes(CLI::App& command, ProblemSize& s) {
-  command.add_option("--batch", s.batch, "Sequences")->check(count(0))->capture_default_str();
-  command.add_option("--seq-q", s.seq_q, "Queries of each sequence; of caches: new rows")->check(count(0))->capture_default_str();
-  command.add_option("--seq-k", s.seq_k, "Keys of each sequence, or tokens that a cache has room for")
-      ->check(count(0))
-      ->capture_default_str();
-  command.add_option("--heads", s.heads, "Query heads")->check(count(0))->capture_default_str();
-  command.add_option("--kv-heads", s.kv_heads, "Key and value heads")->option_text("INT [8; latent 1]")->check(count(1));
-  command.add_option("--head-dim", s.dim_qk, "Head dim of q and k")
-      ->option_text("INT [128; latent 576, or what the format holds]")
-      ->check(count(1));
-  command.add_option("--head-dim-v", s.dim_v, "Head dim of v, when it differs")->check(count(1));
-  command.add_option("--page", s.page, "Tokens of a page")->option_text("INT [16; latent 64]")->check(count(1));
-  command.add_option("--topk", s.topk, "Sparse: tokens that a query lists")->check(count(0))->capture_default_str();
-  command.add_option("--extra-topk", s.extra_topk, "Sparse: tokens of the extra cache")
-      ->check(count(0))
-      ->capture_default_str()
-      ->needs("--extra-format");
-  constexpr std::int64_t kMostParts = 1 << 16;
-  command.add_option("--parts", s.parts, "merge_states: partial results")->capture_default_str()->check(count(0, kMostParts));
-}
-
-void add_types(CLI::App& command, ProblemSize& s) {
-  const auto all = formats();
-  command.add_option("--dtype", s.dtype, "Type of q, and of k, v and out")
-      ->transform(dtype_name())
-      ->option_text("f32|f16|bf16|e4m3|f64 [bf16]");
-  command.add_option("--cache-dtype", s.cache, "Type of the cache, when it differs; 8-bit attention: of V")
-      ->transform(dtype_name())
-      ->option_text("f32|f16|bf16|e4m3");
-  command.add_option("--format", s.format, "Latent caches: plain rows, or packed ones")
-      ->transform(CLI::CheckedTransformer(all))
-      ->option_text(names_of(all) + " [rows; conversions v32_fp8]");
-  command.add_option("--extra-format", s.extra, "Sparse: a second cache of this format")
-      ->transform(CLI::CheckedTransformer(all))
-      ->option_text("as --format");
-}
-
-void add_rules(CLI::App& command, ProblemSize& s) {
-  command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one; sparse: none)");
-  command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
-  command.add_option("--softcap", s.softcap, "Bound of the scores")->check(number());
-  command.add_flag("--sink", s.sink, "A sink logit for each head");
-  command.add_flag("--lse", s.lse, "Return the log-sum-exp; attention_backward: take its gradient");
-  command.add_flag("--flat", s.flat, "Sparse: rows without a batch dimension (prefill)");
-}
+constexpr UsualValues kDense{.kv_heads = 8, .dim = 128}, kPaged{.kv_heads = 8, .dim = 128, .page = 16, .is_causal = true};
+constexpr UsualValues kRows{.kv_heads = 1, .dim = 576, .page = 64, .is_causal = true};
+constexpr UsualValues kPacked{.kv_heads = 1, .dim = 576, .page = 64, .format = CacheFormat::v32_fp8};
 
 }  // namespace
 
-std::shared_ptr<const ProblemSize> usual_problem(DType dtype) {
-  ProblemSize size;
-  size.dtype = dtype;
-  return std::make_shared<const ProblemSize>(size);
+ProblemSize with_usual_values(ProblemSize s, const UsualValues& usual) {
+  const auto complete = [](std::int64_t& value, std::int64_t otherwise) { value = value != 0 ? value : otherwise; };
+  if (!s.format) s.format = usual.format;
+  const PackedFormat* packed = packed_format(format_of(s));
+  complete(s.kv_heads, usual.kv_heads);
+  complete(s.dim_qk, packed != nullptr ? packed->row() : usual.dim);
+  complete(s.dim_v, s.dim_qk);
+  complete(s.page, usual.page);
+  return s;
 }
 
-std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command) {
-  auto size = std::make_shared<ProblemSize>();
-  add_types(command, *size);
-  add_sizes(command, *size);
-  add_rules(command, *size);
-  return size;
+Explanation ExplainedOperation::explain(const ProblemSize& size, Device device, const PlanOptions& options) const {
+  return planned(with_usual_values(size, usual), device, options);
 }
 
 const std::vector<ExplainedOperation>& explained_operations() {
@@ -344,47 +256,27 @@ const std::vector<ExplainedOperation>& explained_operations() {
   const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
   const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
   static const std::vector<ExplainedOperation> kAll{
-      {"attention", explain<cli::dense, plan_attention>, dense},
-      {"attention_backward", explain<backward, plan_attention_backward>, dense},
-      {"paged_attention", explain<paged, plan_paged_attention>, with(dense, {"--cache-dtype", "--page"})},
-      {"paged_cache_append", explain<append, plan_paged_cache_append>,
+      {"attention", planned<cli::dense, plan_attention>, kDense, dense},
+      {"attention_backward", planned<backward, plan_attention_backward>, kDense, dense},
+      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(dense, {"--cache-dtype", "--page"})},
+      {"paged_cache_append", planned<append, plan_paged_cache_append>, kPaged,
        with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--page"})},
-      {"merge_states", explain<merge, plan_merge_states>, with(rows, {"--heads", "--parts", "--lse"})},
-      {"latent_attention", explain<latent, plan_latent_attention>, with(latent_all, {"--causal", "--window"})},
-      {"sparse_latent_attention", explain<sparse, plan_sparse_latent_attention>,
+      {"merge_states", planned<merge, plan_merge_states>, kDense, with(rows, {"--heads", "--parts", "--lse"})},
+      {"latent_attention", planned<latent, plan_latent_attention>, kRows, with(latent_all, {"--causal", "--window"})},
+      {"sparse_latent_attention", planned<sparse, plan_sparse_latent_attention>, kRows,
        with(latent_all, {"--topk", "--extra-format", "--extra-topk", "--sink", "--flat"})},
-      {"quantize_latent_cache", explain<conversion, plan_quantize_latent_cache>, latent_rows},
-      {"dequantize_latent_cache", explain<conversion, plan_dequantize_latent_cache>, latent_rows},
-      {"index_logits", explain<indices, plan_index_logits>, {"--batch", "--seq-q", "--seq-k", "--heads", "--head-dim", "--page"}},
-      {"topk_rows", explain<lists, plan_topk_rows>, {"--dtype", "--batch", "--seq-q", "--seq-k", "--page", "--topk"}},
-      {"quantize_qk_int8", explain<quantized_qk, plan_quantize_qk_int8>, with(quantised, {"--lse"})},
-      {"quantize_v", explain<quantized_v, plan_quantize_v>, {"--dtype", "--cache-dtype", "--batch", "--seq-k", "--kv-heads", "--head-dim"}},
-      {"quantized_attention", explain<quantized, plan_quantized_attention>, with(scored, {"--cache-dtype"})},
-      {"quantize_and_attend", explain<quantized_whole, plan_quantize_and_attend>, with(scored, {"--cache-dtype"})}};
+      {"quantize_latent_cache", planned<conversion, plan_quantize_latent_cache>, kPacked, latent_rows},
+      {"dequantize_latent_cache", planned<conversion, plan_dequantize_latent_cache>, kPacked, latent_rows},
+      {"index_logits", planned<indices, plan_index_logits>, kDense, {"--batch", "--seq-q", "--seq-k", "--heads", "--head-dim", "--page"}},
+      {"topk_rows", planned<lists, plan_topk_rows>, kDense, {"--dtype", "--batch", "--seq-q", "--seq-k", "--page", "--topk"}},
+      {"quantize_qk_int8", planned<quantized_qk, plan_quantize_qk_int8>, kDense, with(quantised, {"--lse"})},
+      {"quantize_v",
+       planned<quantized_v, plan_quantize_v>,
+       kDense,
+       {"--dtype", "--cache-dtype", "--batch", "--seq-k", "--kv-heads", "--head-dim"}},
+      {"quantized_attention", planned<quantized, plan_quantized_attention>, kDense, with(scored, {"--cache-dtype"})},
+      {"quantize_and_attend", planned<quantized_whole, plan_quantize_and_attend>, kDense, with(scored, {"--cache-dtype"})}};
   return kAll;
-}
-
-bool ExplainedOperation::takes(std::string_view option) const { return std::find(options.begin(), options.end(), option) != options.end(); }
-
-std::string misplaced_options(const CLI::App& command, const ExplainedOperation& operation, const ProblemSize& size) {
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (option->count() == 0 || operation.takes(name)) continue;
-    std::string takers;
-    for (const ExplainedOperation& other : explained_operations()) {
-      if (other.takes(name)) takers += (takers.empty() ? "" : ", ") + std::string(other.name);
-    }
-    if (!takers.empty()) return fmt::format("{}: got with {}, want it with {}", name, operation.name, takers);
-  }
-  const bool of_v = operation.name.starts_with("quantize"), packed = packed_format(format_of(size)) != nullptr;
-  if (of_v && size.cache && *size.cache != DType::e4m3 && *size.cache != DType::f16)
-    return fmt::format("--cache-dtype: got {}, want f16 or e4m3 with {}", name_of(*size.cache), operation.name);
-  if (packed && size.extra.value_or(CacheFormat::v32_fp8) != CacheFormat::rows) {
-    for (const char* of_rows : {"--cache-dtype", "--kv-heads"}) {
-      if (command.count(of_rows) != 0) return fmt::format("{}: got with a packed --format, want it with rows", of_rows);
-    }
-  }
-  return {};
 }
 
 }  // namespace fovea::cli

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,16 +25,32 @@ std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command);
 /// The explanation of a plan, with its workspace.
 using Explanation = Result<std::string>;
 
+/// Values that an operation has where the options say none; 0 is none.
+struct UsualValues {
+  std::int64_t kv_heads = 0, dim = 0, page = 0;
+  CacheFormat format = CacheFormat::rows;
+  bool is_causal = false;  ///< without an option too
+};
+
+/// `size` with every value that the operation needs.
+ProblemSize with_usual_values(ProblemSize size, const UsualValues& usual);
+
 struct ExplainedOperation {
   std::string_view name;
-  Explanation (*explain)(const ProblemSize& size, Device device, const PlanOptions& options);
+  Explanation (*planned)(const ProblemSize& size, Device device, const PlanOptions& options);  ///< of a size without gaps
+  UsualValues usual;
   std::vector<std::string_view> options;  ///< of add_problem_options(), those that describe its problems
 
+  Explanation explain(const ProblemSize& size, Device device, const PlanOptions& options) const;
   bool takes(std::string_view option) const;
 };
 
 /// Ordered as operations are listed to people. A new operation is a line here.
 const std::vector<ExplainedOperation>& explained_operations();
+std::vector<std::string> operation_names();
+
+/// The problem that was read, usual values included: "attention: bf16, batch 1, seq-q 1, ..".
+std::string described(const ProblemSize& size, const ExplainedOperation& operation);
 
 /// What is wrong with the options that `command` was given: some belong to other operations, or change nothing beside others. Else empty.
 std::string misplaced_options(const CLI::App& command, const ExplainedOperation& operation, const ProblemSize& size);

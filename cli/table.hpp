@@ -8,7 +8,8 @@
 
 namespace fovea::cli {
 
-enum class Align : unsigned char { left, right };
+/// whole: left, and never wrapped, as a name that people search for.
+enum class Align : unsigned char { left, right, whole };
 
 class Table {
  public:
@@ -18,7 +19,8 @@ class Table {
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  /// With a width other than 0, lines have at most `width` characters: text cells wrap, numbers never.
+  bool empty() const { return rows_.empty(); }
+  /// With a width other than 0, lines have at most `width` characters: text cells wrap; numbers and names never do.
   std::string text(std::size_t width = 0) const;
   std::string markdown() const;
 
