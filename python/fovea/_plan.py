@@ -25,6 +25,7 @@ from fovea._attention_backward import differentiable_attention
 from fovea._c_plans import C_PLANS
 from fovea._calls import from_gate
 from fovea._dispatch import OPERATORS
+from fovea._explain import Described, problem
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._library import is_captured, typed
 from fovea._paged import paged_attention, paged_cache_append
@@ -117,8 +118,11 @@ class Plan(_Base):
             """
 
     def explain(self) -> str:
-        """Which implementation runs, with which tuning, and which ones declined and why."""
-        return self._text
+        """Which implementation runs, with which tuning, and which ones declined and why; then the tensors of the planning."""
+        slots = [(self._operator.names[slot.at], slot) for slot in self._slots if not slot.written and slot.shape is not None]
+        planned = [(name, self._description[slot.name], slot.shape) for name, slot in slots]
+        inputs = [Described(name, each.dtype, each.device, tuple(shape)) for name, each, shape in planned]
+        return self._text + problem(_NAMES[self._operator.overload], inputs)
 
     def __repr__(self) -> str:
         return f"<fovea.Plan of {self._operator.overload._schema.name.removeprefix('fovea::')}: {self.implementation}>"

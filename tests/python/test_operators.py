@@ -196,6 +196,10 @@ def test_explain_names_the_implementation_and_computes_nothing():
     text = fovea.explain(fovea.attention, q, q, q, causal=True, out=out)
     names = [row.name for row in fovea.implementations() if row.operation == "attention" and row.available]
     assert text.split(":")[0] in names
+    assert text.splitlines()[-1] == "problem: attention on cpu: " + ", ".join(
+        f"{name} float32 [batch 1, seq 8, {head} 2, head_dim 64]"
+        for name, head in zip("qkv", ("head", "kv_head", "kv_head"), strict=True)
+    )
     assert out.isnan().all()
     forced = fovea.explain(fovea.attention, q, q, q, implementation="reference.attention")
     assert forced.startswith("reference.attention:")
