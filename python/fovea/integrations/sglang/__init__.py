@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fovea as an attention backend of SGLang (0.5.13 or newer).
 
-$ pip install fovea
+$ pip install dist/fovea_attention-*.whl
 $ python -m sglang.launch_server --model-path MODEL --attention-backend fovea
 
 SGLang calls :func:`register` through the entry point group ``sglang.srt.plugins``. It names the backend and does nothing else: no
