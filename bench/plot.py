@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/performance.md and its pictures from the committed results, so that no number is ever typed."""
+"""Makes docs/performance.md, a page for each device, docs/peers.md and their pictures from the committed results, so that no number
+is ever typed. The README shows the summary too."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -72,7 +74,7 @@ def section(path: Path, results: dict) -> str:
         for row in results["rows"]
     ]
     file = path.relative_to(ROOT)
-    return f"""## {title(results)}
+    return f"""## Every operation, beside PyTorch
 
 {results["date"][:10]}, commit {results["commit"]}, {ceilings["threads"]} threads,
 PyTorch {results["torch"]} ({results["torch_capability"]}). {results["note"]} From [{file}](../{file}).
@@ -135,29 +137,96 @@ def comparisons(results: dict) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-HEAD = """# Performance
+ABOUT = """Every case is checked before it is timed. Times are medians. "Of the ceiling" is the least possible time over the
+measured one: arithmetic at the measured peak, or each byte read once at the measured bandwidth, whichever takes longer. Above
+100 % the data came from the caches. Fovea and the others run by turns in one process."""
 
-Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes such a file for your machine. Every case is
-checked before it is timed. Times are medians. "Of the ceiling" is the least possible time (arithmetic at the measured peak, or
-each byte read once at the measured bandwidth, whichever is longer) over the measured time; above 100 % the data came from the
-caches. Fovea and PyTorch run in turn in one process. Ceilings above a table are those at its beginning; a CPU case is held against
-the better of what was measured just before and just after it, where its results say so.
+HEAD = f"""# Performance
+
+Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes such a file for your machine.
+{ABOUT}
+
+"""
+SUMMARY = """## Beside the fastest peer
+
+The time of the fastest peer over Fovea's, by turns in one process: above 1 Fovea is faster. A row that is level is within 2 %.
+Each mark of the picture is a row. The portable kernels, which other GPUs have, ran on Hopper here.
+[Against the others](peers.md) has every row.
+
+![Fovea beside the fastest peer, row by row](speed.svg)
 
 """
 
+GPU_NOTE = "Ceilings above a table are those at its beginning."
+CPU_NOTE = f"""{GPU_NOTE[:-1]}; a case is held against the better of what was
+measured just before and just after it, where its results say so."""
+
+MADE = re.compile(r"(<!-- made: bench/plot.py -->\n).*?(<!-- /made -->)", re.DOTALL)
+
+
+def results_found() -> list[tuple[Callable[[Path, dict], str], Path, dict]]:
+    """What makes a section, and of what, in the order of a page."""
+    sections = {
+        **{kind: plot_dense.section_of(kind) for kind in plot_dense.ABOUT},
+        "latent-decode": plot_latent.section,
+        "sparse-latent": plot_latent.sparse_section,
+        "latent-context": plot_context.section,
+        "cache-conversion": plot_conversion.section,
+        "context-parallel": plot_ranks.section,
+        "cpu": section,
+    }
+    return [(make, *result) for kind, make in sections.items() for result in latest_results(kind)]
+
+
+def page(results: dict, parts: list[str]) -> tuple[str, str]:
+    """The name of a device, and its page."""
+    name = title(results) if "cpu" in results else results["device"]
+    note = CPU_NOTE if "cpu" in results else GPU_NOTE
+    return name, f"# {name}\n\n{ABOUT}\n{note}\n\n" + "\n".join(parts)
+
+
+def pages() -> dict[str, tuple[str, str]]:
+    """By the folder of the results, a device's name and page: GPUs first."""
+    made: dict[str, tuple[dict, list[str]]] = {}
+    for make, path, results in results_found():
+        if text := make(path, results):
+            made.setdefault(path.parent.name, (results, []))[1].append(text)
+    order = sorted(made, key=lambda folder: ("cpu" in made[folder][0], folder))
+    return {folder: page(*made[folder]) for folder in order}
+
+
+def anchor(title: str) -> str:
+    """As GitHub and MkDocs have it."""
+    return re.sub("[^a-z0-9-]", "", title.lower().replace(" ", "-"))
+
+
+def device_list(found: dict[str, tuple[str, str]]) -> str:
+    """A line for each device, with links to the sections of its page."""
+    lines = []
+    for folder, (name, text) in found.items():
+        link = f"performance-{folder}.md"
+        titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        sections = (f"[{title}]({link}#{anchor(title)})" for title in titles)
+        lines.append(f"* **[{name}]({link})**: " + ", ".join(sections))
+    return "## By device\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
+
 
 def main() -> None:
-    found = [(section, *result) for result in latest_results("cpu")]
-    for kind in plot_dense.ABOUT:
-        found += [(plot_dense.section_of(kind), *result) for result in latest_results(kind)]
-    found += [(plot_latent.section, *result) for result in latest_results("latent-decode")]
-    found += [(plot_latent.sparse_section, *result) for result in latest_results("sparse-latent")]
-    found += [(plot_context.section, *result) for result in latest_results("latent-context")]
-    found += [(plot_conversion.section, *result) for result in latest_results("cache-conversion")]
-    found += [(plot_ranks.section, *result) for result in latest_results("context-parallel")]
-    text = HEAD + "\n".join([plot_peers.section(), *(make(path, results) for make, path, results in found)])
-    (DOCS / "performance.md").write_text(re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n")
-    print(f"docs/performance.md: {len(found)} section{'s' if len(found) != 1 else ''}")
+    found, groups = pages(), plot_peers.groups()
+    for folder, (_, text) in found.items():
+        write(DOCS / f"performance-{folder}.md", text)
+    summary = plot_peers.summary(groups) if groups else ""
+    write(DOCS / "performance.md", HEAD + (SUMMARY + summary + "\n" if groups else "") + device_list(found))
+    if groups:
+        write(DOCS / "peers.md", plot_peers.page(groups))
+    readme = ROOT / "README.md"
+    if summary and readme.exists():
+        readme.write_text(MADE.sub(lambda marks: f"{marks[1]}\n{summary}\n{marks[2]}", readme.read_text()))
+    print(f"docs/performance.md: {len(found)} page{'s' if len(found) != 1 else ''}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of docs/performance.md on dense and token-sparse MLA decode side by side over the length of the context, from a file
+"""The section on dense and token-sparse MLA decode side by side over the length of the context, from a file
 that bench/latent_context.py wrote."""
 
 import math
@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from plotting import DOCS, GRID, OURS, milliseconds, missing, provenance, text_table
+from plotting import DOCS, GRID, OURS, milliseconds, missing, provenance, save, text_table
 
 COLOURS = {"rows": OURS, "e4m3": "#8a5a83", "v32_fp8": "#e0a458"}
 NAMES = {"rows": "bf16 rows", "e4m3": "e4m3 rows"}  # formats have names of their own
@@ -84,8 +84,7 @@ def plot(by_batch: dict[int, dict[tuple[bool, str], Series]], path: Path) -> Non
     panels[0][0].set_ylabel("ms")
     panels[0][0].legend(fontsize=8, loc="upper left", frameon=False)
     figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, path)
 
 
 def verdict(batch: int, found: dict[tuple[bool, str], Series]) -> list[str]:
@@ -125,7 +124,7 @@ def section(path: Path, results: dict) -> str:
     by_batch = {batch: series(rows, batch) for batch in sorted({row["batch"] for row in rows})}
     plot(by_batch, DOCS / f"performance-{device}-context.svg")
     verdicts = "\n".join(line for batch, found in by_batch.items() for line in verdict(batch, found))
-    return f"""## {results["device"]}: dense and token-sparse MLA decode over the length of the context
+    return f"""## Dense and token-sparse MLA decode over the length of the context
 
 {provenance(path, results, "latent_context.py")}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of docs/performance.md on cache conversions, from a file that bench/cache_conversion.py wrote."""
+"""The section on cache conversions, from a file that bench/cache_conversion.py wrote."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def section(path: Path, results: dict) -> str:
         large = [share(does.get(name, [])) for name in CONVERSIONS]
         lines.append([f"`{cache_format}`", *large, *(time_of_few(does.get(name, [])) for name in CONVERSIONS[1:])])
     sizes = sorted({case["tokens"] for case in results["cases"]})
-    return f"""## {results["device"]}: packed caches, written and read
+    return f"""## Packed caches, written and read
 
 {provenance(path, results, "cache_conversion.py")}
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of docs/performance.md on dense and paged attention on a GPU, from files of their benchmarks."""
+"""The sections on dense and paged attention on a GPU, from files of their benchmarks."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from plot_latent import case_table, ceilings, peers, plot_ceilings
-from plotting import DOCS, missing, provenance
+from plotting import DOCS, heading, missing, provenance
 
 DENSE = """A case says the head dims, the heads (on how many kv heads), the sequences, the query tokens (q, where fewer than keys),
 the keys and the mask. A causal call counts the FLOPs of half of the scores. cuDNN and FlashAttention-2 are PyTorch's. """
@@ -52,7 +52,7 @@ def section_of(kind: str) -> Callable[[Path, dict], str]:
         others = peers(results["cases"])
         beside = f" {', '.join(others)} ran on the same inputs in the same process, by turns." if others else ""
         results["peers"] = {name: version for name, version in results.get("peers", {}).items() if name in others}
-        return f"""## {title}
+        return f"""## {heading(what)}
 
 {provenance(path, results, program)}
 

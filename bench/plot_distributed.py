@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from plotting import DOCS, GRID, OURS
+from plotting import DOCS, GRID, OURS, save
 
 from fovea.distributed import Layout, cost
 
@@ -45,8 +45,7 @@ def draw_layouts(path: Path) -> None:
     axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, path)
 
 
 def panel(axes: plt.Axes, title: str, lines: dict[str, tuple[str, list[float]]]) -> None:
@@ -97,8 +96,7 @@ def draw_model(path: Path) -> None:
     for axes in grid[1]:
         axes.set_xlabel("ranks", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, path)
 
 
 if __name__ == "__main__":

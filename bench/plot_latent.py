@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections of docs/performance.md on MLA on a GPU: dense decode, from a file that bench/latent_decode.py wrote, and
+"""The sections on MLA on a GPU: dense decode, from a file that bench/latent_decode.py wrote, and
 token-sparse prefill and decode, from one of bench/sparse_latent.py."""
 
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from plotting import DOCS, GRID, OURS, THEIRS, finish, milliseconds, missing, provenance, text_table
+from plotting import DOCS, GRID, INK, OURS, THEIRS, finish, milliseconds, missing, provenance, save, text_table
 
 AXES = {"batch": "sequences", "kv_len": "tokens of each", "heads": "heads"}
 PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e", "#4f7cac", "#c0504d", "#7a6a53", "#3f3f3f"]
@@ -31,7 +31,7 @@ def plot_ceilings(results: dict, title: str, path: Path) -> None:
     share = [100 * ceiling_share(row) for row in rows]
     axes.barh(range(len(rows)), share, color=[OURS if bound(row) == "compute" else THEIRS for row in rows], height=0.65)
     for place, row in enumerate(rows):  # at the left end, where no mark of a peer is
-        axes.text(1, place, f"{share[place]:.0f} %", va="center", color="white" if bound(row) == "compute" else "black")
+        axes.text(1, place, f"{share[place]:.0f} %", va="center", color="white" if bound(row) == "compute" else INK)
     for number, name in enumerate(peers(rows)):
         places = [place for place, row in enumerate(rows) if name in row.get("peers", {})]
         theirs = [share[place] * rows[place]["milliseconds"] / rows[place]["peers"][name] for place in places]
@@ -80,8 +80,7 @@ def plot_sweeps(results: dict, path: Path) -> None:
     panels[0][0].set_ylabel("TFLOP/s")
     panels[0][-1].legend(fontsize=8, loc="lower right")
     figure.tight_layout()
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, path)
 
 
 def case_table(rows: list[dict]) -> str:
@@ -174,7 +173,7 @@ def section(path: Path, results: dict) -> str:
         if others
         else ""
     )
-    return f"""## {title}
+    return f"""## Dense MLA decode
 
 {provenance(path, results, "latent_decode.py")}
 
@@ -197,7 +196,7 @@ and the same calls go before until the clock has settled.{beside}
 def sparse_section(path: Path, results: dict) -> str:
     device, title = path.parent.name, f"{results['device']}: token-sparse MLA"
     plot_ceilings(results, title, DOCS / f"performance-{device}-sparse-ceilings.svg")
-    return f"""## {title}
+    return f"""## Token-sparse MLA
 
 {provenance(path, results, "sparse_latent.py")}
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import torch
-from plotting import DOCS
+from plotting import DOCS, save
 from torch import Tensor
 
 import fovea
@@ -110,7 +110,7 @@ def main() -> None:
     axes.grid(axis="x", color="#e4e4e4")
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.savefig(PICTURE, bbox_inches="tight", metadata={"Date": None})
+    save(figure, PICTURE)
     for name, errors in rows:
         print(name.replace("\n", ", ").ljust(60), *(f"{value:8.3f} %" for value in errors))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of docs/performance.md on several GPUs, from a file that bench/context_parallel.py wrote."""
+"""The section on several GPUs, from a file that bench/context_parallel.py wrote."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def section(path: Path, results: dict) -> str:
     )
     checks = [row for row in results["rows"] if row["name"] == "check dense"]
     worst = max(max(row["errors"]) for row in checks)
-    return f"""## {results["ranks"]} x {results["device"]}: context parallelism
+    return f"""## Context parallelism on {results["ranks"]} GPUs
 
 {provenance(path, results, "context_parallel.py")}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sections of docs/performance.md share: where results lie, and how tables and pictures look."""
+"""What the pages of performance share: where results lie, and how tables and pictures look."""
 
+import io
 import json
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
+matplotlib.rcParams["legend.frameon"] = False
 matplotlib.rcParams["svg.hashsalt"] = "fovea"  # the same ids, so that a picture changes only with its numbers
 matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: small, and found by who searches for it
 
@@ -18,6 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCS = ROOT / "docs"
 OURS, THEIRS, GRID = "#1f6f8b", "#b8b8b8", "#e4e4e4"
+INK = "#111111"  # text on a light bar, which stays dark on any paper
+
+# A picture has its own paper, and follows the reader's scheme by itself: it can be read beside any text.
+ON_DARK = """@media (prefers-color-scheme: dark) {
+path[style*="fill: #ffffff"] {fill: #12181f !important}
+text:not([style*="fill"]) {fill: #e6edf3}
+[style*="stroke: #000000"] {stroke: #9aa4af !important}
+[style*="stroke: #e4e4e4"] {stroke: #39424d !important}
+[style*="fill: #1f6f8b"] {fill: #3f9dbd !important}
+[style*="stroke: #1f6f8b"] {stroke: #3f9dbd !important}
+}"""
 
 
 def latest_results(kind: str) -> list[tuple[Path, dict]]:
@@ -35,6 +48,10 @@ def moment(date: str) -> datetime:
     """When: a day is its beginning."""
     found = datetime.fromisoformat(date)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def heading(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def milliseconds(seconds: float) -> str:
@@ -80,5 +97,12 @@ def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None
     axes.grid(axis="x", color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    save(figure, path)
+
+
+def save(figure: plt.Figure, path: Path) -> None:
+    """A picture for light and dark paper."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
+    path.write_text(text.getvalue().replace("</style>", ON_DARK + "</style>", 1))

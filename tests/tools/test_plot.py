@@ -76,7 +76,8 @@ class PlotTest(unittest.TestCase):
             files[f"bench/results/gpu/{date}-{kind}.json"] = json.dumps(content)
         with Repository(files) as root:
             subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
-            text = (root / "docs/performance.md").read_text(encoding="utf-8")
+            pages = (root / f"docs/{name}.md" for name in ("performance", "peers", "performance-gpu"))
+            text = "\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists())
             pictures = list(root.glob("docs/*.svg"))
             self.labels = {label for path in pictures for label in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())}
             return re.sub(" +", " ", text), {path.name for path in pictures}
@@ -86,12 +87,40 @@ class PlotTest(unittest.TestCase):
         old = LEAST | {"cases": [case(1, 2.0, by_turns={"cuDNN": 1.5, "FlashAttention-3": 0.9}), case(2, 2.0)]}
         new = old | {"date": "2026-11-22", "cases": [case(1, 2.0, by_turns={"cuDNN": 1.25, "Fovea-bf16": 0.5})]}
         text, _ = self.made({"2026-11-21": old, "2026-11-22-alone": old}, "dense-backward")
-        self.assertIn("1 of 1 rows are below 1", text)
-        self.assertIn("| gradient | case 1 | 2 ms | FlashAttention-3 | 1.8 ms | **0.90** | Some, 2026-11-21 |", text)
+        self.assertIn("1 rows: 0 ahead, 0 level, 1 behind.", text)
+        self.assertIn("| case 1 | 2 ms | FlashAttention-3 | 1.8 ms | **0.90** | Some, 2026-11-21 |", text)
         text, _ = self.made({"2026-11-21": old, "2026-11-22": new}, "dense-backward")
-        self.assertIn("0 of 1 rows are below 1", text)
-        self.assertIn("| gradient | case 1 | 2 ms | cuDNN | 2.5 ms | 1.25 | Some, 2026-11-22 |", text)
-        self.assertLess(text.index("Beside the fastest peer"), text.index("dense attention, gradient"))
+        self.assertIn("1 rows: 1 ahead, 0 level, 0 behind.", text)
+        self.assertIn("| case 1 | 2 ms | cuDNN | 2.5 ms | 1.25 | Some, 2026-11-22 |", text)
+        self.assertEqual(text.count("| dense attention, gradient | 1 | 0 | 0 | 1.25 | 1.25 | 1.25 | cuDNN | Some |"), 2)
+
+    def test_a_shared_schedule_is_said(self):
+        row = case(1, 2.0, by_turns={"FlashMLA": 0.5}, shared_by_turns={"FlashMLA": 1.01}, shared_milliseconds=1.5)
+        text, _ = self.made({"2026-11-21": LEAST | {"cases": [row]}}, "latent-decode-long")
+        self.assertIn("| case 1, shared schedule | 1.5 ms | FlashMLA | 1.515 ms | 1.01 | Some, 2026-11-21 |", text)
+
+    def test_pages_by_device(self):
+        cpu = {"cpu": "Some CPU", "features": ["avx2"], "torch": "2.11.0", "torch_capability": "AVX2", "note": "", "versus": []}
+        cpu |= {"date": "2026-11-21", "commit": "abc", "rows": [], "python_one_token_s": 1.0}
+        rates = dict.fromkeys(("read_bandwidth", "f32_peak", "bf16_peak"), 1e9)
+        cpu["ceilings"] = rates | {"threads": 2, "f32_instruction": "a", "bf16_instruction": "b"}
+        cpu["versus"] = [{"case": "work", "fovea_s": 1.0, "torch_s": 2.0, "torch_does": "so"}]
+        programs = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in PROGRAM}
+        readme = "# Title\n\n<!-- made: bench/plot.py -->\nold\n<!-- /made -->\n\nend\n"
+        files = programs | {"docs/x": "", "README.md": readme, "bench/results/a/2026-11-21-cpu.json": json.dumps(cpu)}
+        rows = LEAST | {"cases": [case(1, 2.0, by_turns={"cuDNN": 1.5})]}
+        files["bench/results/gpu/2026-11-21-dense-attention.json"] = json.dumps(rows)
+        with Repository(files) as root:
+            subprocess.run([sys.executable, "-B", root / "bench/plot.py"], check=True, capture_output=True)
+            text = (root / "docs/performance.md").read_text(encoding="utf-8")
+            readme = (root / "README.md").read_text(encoding="utf-8")
+            titles = [(root / f"docs/performance-{name}.md").read_text(encoding="utf-8").splitlines()[0] for name in ("gpu", "a")]
+        self.assertEqual(titles, ["# Some GPU", "# Some CPU (avx2)"])
+        self.assertIn("[Dense attention, forward](performance-gpu.md#dense-attention-forward)", text)
+        self.assertLess(text.index("performance-gpu.md"), text.index("performance-a.md"))
+        self.assertNotIn("old", readme)
+        self.assertIn("| dense attention, forward |", readme)
+        self.assertTrue(readme.endswith("<!-- /made -->\n\nend\n"))
 
     def test_times_of_another_timer(self):
         rows = [
@@ -133,7 +162,7 @@ class PlotTest(unittest.TestCase):
 
     def test_the_newest_file_with_no_more_than_cases(self):
         text, pictures = self.made({"2026-01-01": MOST, "2026-11-21": LEAST})
-        self.assertIn("## Some GPU: dense MLA decode", text)
+        self.assertIn("## Dense MLA decode", text)
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) |\n", text)
         self.assertIn("4.00 TB/s", text)
         for absent in ("FlashMLA", "graph", "host", "sweeps"):
@@ -169,24 +198,27 @@ class PlotTest(unittest.TestCase):
 
     def test_dense_attention(self):
         text, pictures = self.made({"2026-11-21": MOST}, "dense-attention")
-        self.assertIn("## Some GPU: dense attention, forward", text)
+        self.assertIn("## Dense attention, forward", text)
         self.assertIn("| case 8 | 1.250 ms | 400 | 1600 | 80 % (compute) | 1.500 ms | 1.20 x |\n", text)
         self.assertEqual(pictures, {"performance-gpu-dense-attention-ceilings.svg"})
 
     def test_overview(self):
-        shared = case(8, 2.0) | {"name": "b128 sq1 len~8192 h16", "shared_milliseconds": 1.25, "shared_peers": {"FlashMLA": 1.6}}
-        dense = case(8, 1.25, peers={"cuDNN": 2.0, "another": 9.0}) | {"name": "d64 h32 b4 s4096 causal"}
-        results = {"latent-decode-long": LEAST | {"cases": [shared]}, "dense-attention": LEAST | {"cases": [dense]}}
-        programs = ("plot_overview.py", "plot_latent.py", "plotting.py")
+        """A mark for each row, also for one far behind, in either scheme of the reader."""
+        rows = [case(at, 2.0, by_turns={"cuDNN": ratio}) for at, ratio in enumerate((0.3, 0.99, 1.01, 1.5))]
+        programs = ("plot_overview.py", "plot_peers.py", "plotting.py")
         files = {f"bench/{name}": (ROOT / "bench" / name).read_text(encoding="utf-8") for name in programs} | {"docs/x": ""}
-        files |= {f"bench/results/gpu/2026-11-21-{kind}.json": json.dumps(content) for kind, content in results.items()}
+        files["bench/results/gpu/2026-11-21-dense-attention.json"] = json.dumps(LEAST | {"cases": rows})
         with Repository(files) as root:
             subprocess.run([sys.executable, "-B", root / "bench/plot_overview.py"], check=True, capture_output=True)
             picture = (root / "docs/speed.svg").read_text(encoding="utf-8")
         texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
-        for text in ("MLA decode, dense (Some, 2026-11-21)", "PyTorch (cuDNN)", "80", "50", "62"):  # 1 ms over 1.25, 2 and 1.6 ms
-            self.assertIn(text, texts)
-        self.assertNotIn("another", texts)
+        self.assertIn("Dense attention, forward", texts)
+        self.assertIn("1 ahead, 2 level, 1 behind", texts)
+        box = [float(number) for number in re.search(r'viewBox="0 0 (\S+) (\S+)"', picture).groups()]
+        marks = [float(x) for x in re.findall(r'<use [^>]*x="([^"]+)" y="[^"]+" style="fill: #(?:1f6f8b|8a8a8a|d9822b)', picture)]
+        self.assertEqual(len(marks), 4)
+        self.assertTrue(all(0 < x < box[0] for x in marks))
+        self.assertIn("prefers-color-scheme: dark", picture)
 
     def test_shared_schedules(self):
         both = case(8, 1.25, peers={"FlashMLA": 1.5}, shared_milliseconds=1.125, shared_peers={"FlashMLA": 1.375})
