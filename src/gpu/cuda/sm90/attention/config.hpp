@@ -44,19 +44,18 @@ struct TileConfig {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kMathRegisters = kTuning.math_registers;
   static constexpr int kLoadRegisters = (kLaunchRegisters * kThreads - kMathRegisters * kMathThreads) / 128 / 8 * 8;
-  static constexpr int kQuerySliceBytes = kRowTile * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
+  static constexpr int kQuerySliceBytes = kRowTile / kTuning.warpgroups * kSliceBytes, kKeySliceBytes = kKeyTile * kSliceBytes;
   // Bytes between swizzle atoms of eight keys in a key tile, and between its slices of columns.
   static constexpr int kKeyGroupBytes = 8 * kSliceBytes, kValueGroupBytes = kKeyGroupBytes, kKeySliceStep = kKeySliceBytes;
-  static constexpr int kQueryBytes = std::max(kSlicesQk, kSlicesV) * kQuerySliceBytes;  // the buffer also stages the results
+  static constexpr int kQueryBytes = kSlicesQk * kQuerySliceBytes;  // of a warpgroup
   static constexpr int kKeyBytes = kSlicesQk * kKeySliceBytes;
   static constexpr int kValueBytes = k8BitValues ? kKeyTile * kHeadDimV : kSlicesV * kKeySliceBytes;
   static constexpr int kRawStages = kTuning.raw_stages, kRawSlices = slices_of(kHeadDimV * sizeof(ValueElement));
   static constexpr int kMmaK = 32 / sizeof(Element);
+  /// Whether Q K^T of a key tile overlaps P V of the one before, also across work tiles.
   static constexpr bool kOverlap = kTuning.overlap;
-  /// Whether the first Q K^T of a work tile overlaps the last P V of the one before. It takes a second
-  /// query buffer.
-  static constexpr bool kOverlapWork = kOverlap && kQueryBuffers > 1;
-  static constexpr bool kTickets = false;  // work tiles may be drawn, by dense::Tickets
+  static constexpr bool kRowsInTurn = !kOverlap && kTuning.warpgroups == 3;  // dense::rows_of_warpgroup()
+  static constexpr bool kTickets = false;                                    // work tiles may be drawn, by dense::Tickets
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
   static_assert(k8BitValues || kRawStages == 0);
   static_assert(!k8BitValues || !kOverlap);      // promotion of a key tile needs its own wait

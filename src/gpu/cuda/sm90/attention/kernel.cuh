@@ -18,10 +18,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     storage.init_barriers();
-    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) {
-      const bool has_map = !Config::k8Bit || rows != &params.out;  // f32 results have none
-      if (has_map) prefetch_tensor_map(&rows->map);
-    }
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v}) prefetch_tensor_map(&rows->map);
   }
   __syncthreads();
   grid_dependency_wait();

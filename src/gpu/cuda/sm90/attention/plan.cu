@@ -46,7 +46,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     one_wave_ = one_wave::call_of(problem, multiprocessors_);
     index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows());
     const Tuning& tuning = tuning_row();
-    // A box of several heads needs a stride between them; a warpgroup's rows are stored as one box.
+    // A box of several heads needs a stride between them; a warpgroup's rows are loaded as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
     const std::int64_t tokens = tuning.row_tile() / packed;
@@ -128,7 +128,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int packed = params.packed(), keys = tuning_row().key_tile;
     const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, tuning_row().row_tile() / packed);
+    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
     params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
     params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
     params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
@@ -136,7 +136,6 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (Result<void> good = params.f32_out ? Result<void>{} : encode_rows(params.out, tensors[3], packed); !good) return good;
     params.q_scale = dense::descale_of(problem_.q_scale, args.q_scale);
     params.k_scale = dense::descale_of(problem_.k_scale, args.k_scale);
     params.v_scale = dense::descale_of(problem_.v_scale, args.v_scale);

@@ -7,9 +7,8 @@
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
-#include "gpu/cuda/sm90/gemm.cuh"
+#include "gpu/cuda/sm90/store_rows.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
-#include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -28,11 +27,17 @@ class Epilogue {
   using Params = typename Config::Params;
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
-      : params(params_), storage(storage_), warpgroup(warpgroup_) {}
+      : params(params_), storage(storage_), warpgroup(warpgroup_), part(warpgroup_) {}
 
-  /// Stores the results of a work tile. `out` is relative to 2^softmax.base().
-  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+  /// Stores the results of a work tile and returns it to the scheduler. `out` is relative to
+  /// 2^softmax.base().
+  __device__ __forceinline__ void operator()(int work_slot, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+    finish(work_slot, store(work_slot, softmax, out, scale), scale);
+  }
+  /// The first part, which may overlap MMAs of the next work tile. Returns the rows for the second.
+  __device__ __forceinline__ RowPair store(int work_slot, Softmax softmax, const float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
+    part = rows_of_warpgroup<Config>(warpgroup, work_slot);
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
@@ -42,41 +47,34 @@ class Epilogue {
     if (stores_f32()) {
       store_f32(work, out, factor);
     } else {
-      stage<typename Config::Result>(buffer, out, factor);
+      store_16_bit<typename Config::Result>(work, out, factor);
     }
+    RowPair rows{};
     if (may_be_nan) {
       const auto weight = [&](int r) { return factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / softmax.top(r, scale.log2) : 1); };
-      const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {weight(0), weight(1)}};
-      if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(work, buffer, rows, scale);
+      rows = RowPair{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {weight(0), weight(1)}};
     }
-    // The fence would wait for the stores of lse, so it precedes them.
-    if (!stores_f32()) fence_shared_for_async();
     const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
     store_lse(work, second, base + Warp::log2(second ? softmax.sum[1] : softmax.sum[0]));
-    store_and_release(work_slot, buffer, !stores_f32());
+    return rows;
   }
-
-  /// Returns the queries' buffer to the producer once the results in it have been read.
-  __device__ void release_buffer() {
-    if (used < 0 || thread_index() % 128 != 0) return;
-    tma_store_wait_read();
-    barrier_arrive(shared_address(&storage.q_empty[used]));
-    used = -1;
+  /// The second part. Its call serialises MMAs that are in flight.
+  __device__ __forceinline__ void finish(int work_slot, const RowPair& rows, ScoreScale scale) {
+    if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(storage.work_tiles[work_slot], rows, scale);
+    release(work_slot);
   }
 
  protected:
-  /// Stores the results that are `staged` in the buffer, and releases the work tile.
-  __device__ __forceinline__ void store_and_release(int work_slot, int buffer, bool staged) {
-    const bool elected = thread_index() % 128 == 0;
+  /// Returns the work tile to the scheduler. From a barrier, unlike __syncwarp(), ptxas learns that warps
+  /// have converged after a call: else it keeps the stages of the key loop in vector registers.
+  __device__ __forceinline__ void release(int work_slot) const {
     named_sync(kWarpgroup + warpgroup, 128);
-    if (staged && elected) store(storage.work_tiles[work_slot], buffer);
-    if (elected) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
-    used = buffer;
+    if (thread_index() % 128 == 0) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
   }
 
   /// Place of the lane's r-th row.
-  __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(warpgroup, r), params.packed_shift); }
+  __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(part, r), params.packed_shift); }
 
   static constexpr int kOne = 1 << static_cast<int>(Range::kShift);  // probability at the maximum, rounded
 
@@ -105,24 +103,19 @@ class Epilogue {
   __device__ std::int64_t partial_row(const WorkTile& work, RowPlace at) const {
     return (work.split * params.rows + std::int64_t{work.batch} * params.seq_q + at.token) * params.heads + at.head;
   }
-  __device__ std::uint32_t staged(int buffer) const { return shared_address(storage.q[buffer]) + warpgroup * kWarpgroupRows * kSliceBytes; }
 
-  /// Stores results to shared memory, in place of the queries.
+  /// First column of a row of 16-bit results.
   template <class Result>
-  __device__ __forceinline__ void stage(int buffer, const float (&out)[kOut], const float (&factor)[2]) {
-    stage_rows<Result, Config::kHeadDimV>(out, factor, {staged(buffer), Config::kQuerySliceBytes});
+  __device__ __forceinline__ Result* row_of_results(const WorkTile& work, RowPlace at) const {
+    return static_cast<Result*>(const_cast<void*>(params.out.data)) + work.offset(params.out.strides, at);
   }
-
-  /// Issues a TMA store for each slice, in one thread. Rows past the sequence and columns past the head
-  /// dim are out of bounds.
-  __device__ __forceinline__ void store(const WorkTile& work, int buffer) {
-    const int tokens = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * tokens;
-    const int valid = min(tokens, work.seq_q - token);
-    if (valid <= 0) return;
-    BoxStart at{0, work.head, tokens - valid, work.q_begin + token + valid, work.batch * params.out.batch_step};
+  template <class Result>
+  __device__ __forceinline__ void store_16_bit(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) const {
 #pragma unroll
-    for (int slice = 0; slice < Config::kSlicesV; ++slice, at.column += kSliceColumns) {
-      if (at.column < params.head_dim_v) tma_store(&params.out.map, at, staged(buffer) + slice * Config::kQuerySliceBytes);
+    for (int r = 0; r < 2; ++r) {
+      const RowPlace at = place(work, r);
+      const int columns = at.token < work.seq_q ? params.head_dim_v : 0;
+      store_row_16_bit(row_of_results<Result>(work, at), out, r, factor[r], lane_index() % 4, columns);
     }
   }
 
@@ -135,7 +128,7 @@ class Epilogue {
     return work.offset(params.out.strides, at);
   }
 
-  __device__ __forceinline__ void store_f32(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) {
+  __device__ __forceinline__ void store_f32(const WorkTile& work, const float (&out)[kOut], const float (&factor)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const RowPlace at = place(work, r);
@@ -145,9 +138,10 @@ class Epilogue {
     }
   }
 
-  __device__ __noinline__ void recompute_rows(const WorkTile& work, int buffer, RowPair rows, ScoreScale scale) {
+  /// Overwrites rows of this warp that are not finite.
+  __device__ __noinline__ void recompute_rows(const WorkTile& work, RowPair rows, ScoreScale scale) {
     for_rows_not_finite(rows, [&](int i, int, float weight) {
-      const int row = warpgroup * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
+      const int row = part * kWarpgroupRows + thread_index() % 128 / 32 * 16 + i;
       const RowPlace at = work.place(row, params.packed_shift);
       if (at.token >= work.seq_q) return;
       const ExactRow<Config> exact{params, work, at, Config::kKeyTile};
@@ -156,27 +150,22 @@ class Epilogue {
 #pragma unroll
       for (int c = 0; c < exact.kColumns; ++c) {
         const int column = c * 32 + lane_index();
-        if (column < params.head_dim_v) store_one(work, buffer, row, at, column, weight == 0 ? 0 : columns[c] * weight);
+        if (column < params.head_dim_v) store_one(work, at, column, weight == 0 ? 0 : columns[c] * weight);
       }
     });
   }
-  __device__ void store_one(const WorkTile& work, int buffer, int row, RowPlace at, int column, float x) {
+  __device__ void store_one(const WorkTile& work, RowPlace at, int column, float x) const {
     if (stores_f32()) {
       f32_base()[f32_offset(work, at) + column] = x;
     } else {
-      store_staged(buffer, row, column, pack<typename Config::Result>(x, 0));
+      from_f32(x, row_of_results<typename Config::Result>(work, at)[column]);
     }
-  }
-  /// Stores one 16-bit result. `row`: of the query tile.
-  __device__ void store_staged(int buffer, int row, int column, std::uint32_t x) const {
-    const std::uint32_t slice = staged(buffer) + column / kSliceColumns * Config::kQuerySliceBytes + row % kWarpgroupRows * kSliceBytes;
-    store_shared_16(slice + ((column % kSliceColumns / 8) ^ (row % 8)) * 16 + column % 8 * 2, x);
   }
 
   const Params& params;
   Storage<Config>& storage;
   const int warpgroup;
-  int used = -1;  // query buffer that this warpgroup has not released yet
+  int part;  // number of this warpgroup's 64 rows in the query tile
 };
 
 }  // namespace fovea::gpu::sm90::dense

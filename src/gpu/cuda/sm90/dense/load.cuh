@@ -8,18 +8,26 @@
 
 namespace fovea::gpu::sm90::dense {
 
-/// Waits until a query buffer is empty. Then the elected thread loads the queries of a work tile into it.
+/// Waits until the slot of each warpgroup is empty. Then the elected thread loads its queries of a work
+/// tile.
 template <class Config>
 __device__ void load_queries(const typename Config::Params& params, Storage<Config>& storage, const WorkTile& work,
-                             PipelineState<Config::kQueryBuffers> buffer, bool elected = true) {
+                             PipelineState<Config::kQueryBuffers> buffer, int work_slot, bool elected = true) {
   constexpr int kColumns = kSliceBytes / static_cast<int>(sizeof(typename Config::Element));
-  const std::uint32_t full = shared_address(&storage.q_full[buffer.stage]);
-  barrier_wait(shared_address(&storage.q_empty[buffer.stage]), buffer.parity ^ 1);
-  if (!elected) return;
-  barrier_arrive_expect_tx(full, Config::kSlicesQk * Config::kQuerySliceBytes);
-  const int tokens = Config::kRowTile >> params.packed_shift, valid = min(tokens, work.seq_q - work.token);
-  const BoxStart at{0, work.head, tokens - valid, work.q_begin + work.token + valid, work.batch};
-  load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[buffer.stage]), Config::kQuerySliceBytes, params.q, at, full);
+  constexpr int kWarpgroups = Storage<Config>::kWarpgroups;
+  const int tokens = kWarpgroupRows >> params.packed_shift;
+#pragma unroll 1
+  for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
+    const int slot = buffer.stage * kWarpgroups + warpgroup;
+    const int token = work.token + rows_of_warpgroup<Config>(warpgroup, work_slot) * tokens;
+    const int valid = max(min(tokens, work.seq_q - token), 0);
+    const std::uint32_t full = shared_address(&storage.q_full[slot]);
+    barrier_wait(shared_address(&storage.q_empty[slot]), buffer.parity ^ 1);
+    if (!elected) continue;
+    barrier_arrive_expect_tx(full, Config::kQueryBytes);
+    const BoxStart at{0, work.head, tokens - valid, work.q_begin + token + valid, work.batch};
+    load_clipped<Config::kSlicesQk, kColumns>(shared_address(storage.q[slot]), Config::kQuerySliceBytes, params.q, at, full);
+  }
 }
 
 template <class Config>
@@ -36,7 +44,7 @@ class Loader {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
       done = work.done;
-      load(work, buffer);
+      load(work, buffer, at.stage);
     }
   }
 
@@ -48,18 +56,17 @@ class Loader {
   /// Loads key tiles from the last to the first. The keys of a tile precede the values of the tile before
   /// it, also across work tiles, because consumers read them in this order. The work tile with `done`
   /// adds the last values, and a key tile out of bounds where consumers wait for one.
-  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
+  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer, int work_slot) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
       const int key = tile * Config::kKeyTile, valid = max(min(Config::kKeyTile, work.seq_k - key), 0);
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyTile - valid, work.k_begin + key + valid, work.batch};
       // No copy may be in flight when the CTA ends.
-      if (!work.done || (started && Config::kOverlapWork))
+      if (!work.done || (started && Config::kOverlap))
         load_tile<Config::kSlicesQk, Element>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
-      // A single query buffer is empty only after the values of the work tile before.
-      if (tile == last - 1 && Config::kQueryBuffers > 1) load_queries<Config>(params, storage, work, buffer);
       if (started) load_values();
-      if (tile == last - 1 && Config::kQueryBuffers == 1) load_queries<Config>(params, storage, work, buffer);
+      // The next keys take the stage that the last scores of the work tile before leave, as queries do.
+      if (tile == last - 1) load_queries<Config>(params, storage, work, buffer, work_slot);
       started = true;
       values_at = at;
       if constexpr (Config::k8BitValues && Config::kRawStages == 0) values_from = value_tile_at<Config>(params, work, tile);

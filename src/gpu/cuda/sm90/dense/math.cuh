@@ -31,10 +31,14 @@ class Math {
       while (begin_work()) compute_work(epilogue);
     } else if (begin_work()) {
       begin_rows();
-      while (step(epilogue)) {
-      }
+      issue_scores();
+      wgmma_wait<0>();
+      scores_to_probabilities();
+      round_to<ValueElement>(probabilities, scores);
+      do {
+        while (tile > first) step();
+      } while (change_work(epilogue));
     }
-    epilogue.release_buffer();
     if (kPingpong && warpgroup == 0) named_sync(kSchedulerBarrier, 256);
   }
 
@@ -45,68 +49,61 @@ class Math {
   static constexpr bool kPingpong = Config::kTuning.pingpong;
   static constexpr int kOperands = kScores * static_cast<int>(sizeof(ValueElement)) / 4;  // registers of P
 
-  /// Computes one key tile, from the last to the first. Q K^T of a tile overlaps P V of the tile before,
-  /// also across work tiles. Its softmax overlaps the MMAs of the other warpgroups. Returns whether there
-  /// is more to do.
-  __device__ __forceinline__ bool step(Epilogue& epilogue) {
-    const auto ended_at = work_at;
-    const int buffer = position.stage;
-    const bool ends = tile == first;
-    if (!Config::kOverlapWork && ends) return next_work(epilogue);
-    bool more = true;
-    if (ends) {
-      epilogue.release_buffer();
-      advance_work();
-      more = begin_work();
-    } else {
-      --tile;
-    }
+  /// Computes the next key tile, from the last to the first. Its Q K^T overlaps P V of the tile before, its
+  /// softmax the MMAs of the other warpgroups.
+  __device__ __forceinline__ void step() {
+    --tile;
     scheduler_barrier_sync();
     issue_scores();
     issue_values();
     scheduler_barrier_arrive();
     wgmma_wait<1>();
-    const auto ended = softmax;
-    if (ends) softmax.begin();
     const bool grown = scores_to_probabilities();
     compute_before_wait(softmax.sum[0] + softmax.sum[1]);
+    wgmma_wait<0>();
     finish_values();
-    if (ends) {
-      epilogue(ended_at.stage, buffer, ended, out, scale());
-      clear(out);
-    } else {
-      if (grown) scale_rows(out, softmax.rescale);
-      epilogue.release_buffer();
-    }
+    if (grown) scale_rows(out, softmax.rescale);
+    round_to<ValueElement>(probabilities, scores);
+  }
+
+  /// Ends a work tile and begins the next one, whose first Q K^T overlaps the last P V and the stores.
+  /// Returns false when there is none.
+  __device__ __forceinline__ bool change_work(Epilogue& epilogue) {
+    const int ended_at = work_at.stage;
+    scheduler_barrier_sync();
+    issue_values();
+    advance_work();
+    const bool more = begin_work();
+    issue_scores();
+    scheduler_barrier_arrive();
+    wgmma_wait<1>();
+    finish_values();
+    const RowPair rows = epilogue.store(ended_at, softmax, out, scale());
+    begin_rows();
+    wgmma_wait<0>();
+    epilogue.finish(ended_at, rows, scale());
+    scores_to_probabilities();
     round_to<ValueElement>(probabilities, scores);
     return more;
   }
 
-  /// Ends a work tile and begins the next one, with one query buffer: results leave through the buffer
-  /// before it takes the next queries.
-  __device__ __forceinline__ bool next_work(Epilogue& epilogue) {
-    issue_values();
-    finish_values();
-    epilogue(work_at.stage, position.stage, softmax, out, scale());
-    epilogue.release_buffer();
-    advance_work();
-    if (!begin_work()) return false;
-    begin_rows();
-    return true;
+  __device__ __forceinline__ void begin_rows() {
+    softmax.begin();
+    clear(out);
   }
 
   /// Computes a work tile without overlap. Other warpgroups compute while this one waits for its MMAs.
   __device__ __forceinline__ void compute_work(Epilogue& epilogue) {
     begin_scale();
-    softmax.begin();
-    clear(out);
+    begin_rows();
     const Range seen = seen_tiles(*current);
     if constexpr (Config::kOwnEdges) find_own_edges(*current);
-    if (tile >= seen.end || tile < seen.begin) epilogue.release_buffer();  // else once the first scores are issued
+    const int first_of_work = first;
+    first = seen.begin;
     for (; tile >= seen.end; --tile) skip_tile();
-    for (; tile >= seen.begin; --tile) {
+    if (tile < first) release_queries();
+    for (; tile >= first; --tile) {
       issue_scores();
-      epilogue.release_buffer();
       if constexpr (Config::kCodes) int_scores.begin_tile(tile);
       wgmma_wait<0>();
       const bool grown = scores_to_probabilities();
@@ -118,12 +115,12 @@ class Math {
       } else {
         round_to<ValueElement>(probabilities, scores);
         issue_values();
+        wgmma_wait<0>();
         finish_values();
       }
     }
-    for (; tile >= first; --tile) skip_tile();
-    epilogue(work_at.stage, position.stage, softmax, out, scale());
-    if (Config::kQueryBuffers == 1) epilogue.release_buffer();
+    epilogue(work_at.stage, softmax, out, scale());
+    for (; tile >= first_of_work; --tile) skip_tile();
     advance_work();
   }
 
@@ -132,7 +129,7 @@ class Math {
   };
   /// Key tiles of the work tile that some row of this warpgroup sees.
   __device__ __forceinline__ Range seen_tiles(const WorkTile& work) const {
-    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
+    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + part() * rows,
               last_token = min(token + rows, work.seq_q) - 1;
     const int begin = max(token + work.low, 0), end = min(last_token + work.high + 1, work.seq_k);
     const bool any = token < work.seq_q && begin < end;
@@ -140,7 +137,7 @@ class Math {
   }
   /// Finds the key tiles without a mask for this warpgroup's rows; they are more than the work tile's.
   __device__ __forceinline__ void find_own_edges(const WorkTile& work) {
-    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + warpgroup * rows,
+    const int rows = kWarpgroupRows >> params.packed_shift, token = work.token + part() * rows,
               last_token = min(token + rows, work.seq_q) - 1;
     full_first = uniform((max(last_token + work.low, 0) + Config::kKeyTile - 1) / Config::kKeyTile);
     full_last = uniform(min(token + work.high + 1, work.seq_k) / Config::kKeyTile);
@@ -166,27 +163,22 @@ class Math {
     position.advance();
     work_at.advance();
   }
+  __device__ __forceinline__ int query_slot() const { return position.stage * Config::kTuning.warpgroups + warpgroup; }
+  /// Number of this warpgroup's 64 rows in the query tile.
+  __device__ __forceinline__ int part() const { return rows_of_warpgroup<Config>(warpgroup, work_at.stage); }
+  /// Returns the slot of the queries to the producer, once the last scores of the work tile are complete.
+  __device__ __forceinline__ void release_queries() { release(&storage.q_empty[query_slot()]); }
   /// Waits for the next work tile and its queries. Returns false when there is none.
   __device__ __forceinline__ bool begin_work() {
-    barrier_wait(shared_address(&storage.q_full[position.stage]), position.parity);
+    barrier_wait(shared_address(&storage.q_full[query_slot()]), position.parity);
     if constexpr (requires { storage.work_tile_data.wait(0, 0); }) storage.work_tile_data.wait(work_at.stage, work_at.parity);
     current = &storage.work_tiles[work_at.stage];
-    queries = shared_address(storage.q[position.stage]) + warpgroup * kWarpgroupRows * kSliceBytes;
+    queries = shared_address(storage.q[query_slot()]);
     first = uniform(current->first);
     tile = uniform(current->last) - 1;
     full_first = uniform(current->full_first);
     full_last = uniform(current->full_last);
     return uniform(current->done) == 0;
-  }
-
-  /// Computes the scores of a work tile's first key tile, which overlap nothing.
-  __device__ __forceinline__ void begin_rows() {
-    issue_scores();
-    softmax.begin();
-    clear(out);
-    wgmma_wait<0>();
-    scores_to_probabilities();
-    round_to<ValueElement>(probabilities, scores);
   }
 
   // ---- MMAs -----------------------------------------------------------------------------------------------------------------
@@ -223,8 +215,8 @@ class Math {
         out, probabilities, shared_address(storage.v[values.stage]), [&] { release(&storage.v_empty[values.stage]); });
     values.advance();
   }
+  /// Frees the values after the wait.
   __device__ __forceinline__ void finish_values() {
-    wgmma_wait<0>();
     fence_operand(out);
     release(&storage.v_empty[values.stage]);
     values.advance();
@@ -246,7 +238,7 @@ class Math {
   /// Finds the scale of a work tile, where it has its own.
   __device__ __forceinline__ void begin_scale() {
     if constexpr (Config::kCodes) {
-      own_scale = int_scores.begin(*current, storage.work_tile_data[work_at.stage], tile_row(warpgroup, 0));
+      own_scale = int_scores.begin(*current, storage.work_tile_data[work_at.stage], tile_row(part(), 0));
     } else if constexpr (Config::k8Bit) {
       own_scale = ScoreScale::of<Config>(params, *current);
     }
@@ -257,6 +249,7 @@ class Math {
     fence_operand(score_accumulators());
     release(&storage.k_empty[keys.stage]);
     keys.advance();
+    if (tile == first) release_queries();
     const bool edge = tile < full_first || tile >= full_last;
     if constexpr (Config::kCodes) {
       return int_scores.to_probabilities(scores, softmax, edge,
@@ -281,7 +274,7 @@ class Math {
   __device__ __forceinline__ void mask(Score (&hidden)[kScores], const WorkTile& work, int key) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int token = work.token + (tile_row(warpgroup, r) >> params.packed_shift);
+      const int token = work.token + (tile_row(part(), r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
       const WorkTile::Keys seen = work.keys_of(token);
       mask_row(hidden, r, seen.begin - column, seen.end - column);
@@ -297,7 +290,7 @@ class Math {
   int tile = 0;                       // the current key tile
   int first = 0;                      // the last one to compute
   int full_first = 0, full_last = 0;  // those without a mask
-  std::uint32_t queries = 0;          // address of this warpgroup's rows
+  std::uint32_t queries = 0;          // address of this warpgroup's slot
   float scores[kScores], out[kOut];
   std::uint32_t probabilities[kOperands];  // operand a of P V
   typename Epilogue::Softmax softmax;

@@ -17,6 +17,19 @@ enum : int {
   kSchedulerBarrier = 5,  // to 7: a warpgroup waits; the one before it arrives once its MMAs are issued
 };
 
+/// Number of the 64 rows that a warpgroup has in the query tile of a slot of the ring. Three warpgroups
+/// take turns: those with the first rows skip key tiles under a causal mask, and a warpgroup that is ahead
+/// in every work tile would find no keys loaded.
+template <class Config>
+__device__ constexpr int rows_of_warpgroup(int warpgroup, int work_slot) {
+  if constexpr (Config::kRowsInTurn) {
+    const int sum = warpgroup + work_slot;
+    return sum < kWorkTiles ? sum : sum - kWorkTiles;
+  } else {
+    return warpgroup;
+  }
+}
+
 /// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 
@@ -42,9 +55,11 @@ struct RawValues<Config, 0> {
 
 template <class Config>
 struct Storage {
-  alignas(1024) std::byte q[Config::kQueryBuffers][Config::kQueryBytes];  // (slice, row, 64); then the results of these rows
-  alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];       // (slice, key, 64)
-  alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];   // likewise
+  static constexpr int kWarpgroups = Config::kTuning.warpgroups, kQuerySlots = Config::kQueryBuffers * kWarpgroups;
+
+  alignas(1024) std::byte q[kQuerySlots][Config::kQueryBytes];           // (slice, row, 64), of a warpgroup
+  alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];      // (slice, key, 64)
+  alignas(1024) std::byte v[Config::kValueStages][Config::kValueBytes];  // likewise
   [[no_unique_address]] RawValues<Config> raw;
   WorkTile work_tiles[kWorkTiles];
   // full: the scheduler arrives; producers and the warp that loads WorkTileData wait.
@@ -52,20 +67,18 @@ struct Storage {
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait. With RawValues, a lane
   // of each transposing warp arrives instead (v).
-  // empty: a thread of each consumer warpgroup arrives (q, once the results in it are read), or a lane of
-  // each consumer warp (k, v); a producer waits.
-  std::uint64_t q_full[Config::kQueryBuffers], q_empty[Config::kQueryBuffers];
+  // empty: a lane of each consumer warp arrives (q: of one warpgroup); a producer waits.
+  std::uint64_t q_full[kQuerySlots], q_empty[kQuerySlots];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
   [[no_unique_address]] typename Config::WorkTileData work_tile_data;  // [kWorkTiles]
 
   /// One thread calls it, before any other uses a barrier.
   __device__ void init_barriers() {
-    constexpr int kWarpgroups = Config::kTuning.warpgroups;
     barriers_init(work_full, 1);
     barriers_init(work_empty, kWarpgroups);
     barriers_init(q_full, 1);
-    barriers_init(q_empty, kWarpgroups);
+    barriers_init(q_empty, 4);
     barriers_init(k_full, 1);
     barriers_init(v_full, Config::kRawStages > 0 ? kTransposingWarps : 1);
     barriers_init(k_empty, 4 * kWarpgroups);

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     storage.init_barriers();
-    for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.out}) prefetch_tensor_map(&rows->map);
+    for (const ClippedRows* rows : {&params.q, &params.k, &params.v}) prefetch_tensor_map(&rows->map);
   }
   __syncthreads();
   grid_dependency_wait();

@@ -48,7 +48,7 @@ class Loader {
       barrier_wait(shared_address(&storage.work_full[at.stage]), at.parity);
       const WorkTile& work = storage.work_tiles[at.stage];
       done = work.done;
-      if (!kValues || !done) load(work, buffer);
+      if (!kValues || !done) load(work, buffer, at.stage);
     }
   }
 
@@ -61,7 +61,7 @@ class Loader {
 
   /// Loads key tiles from the last to the first, as consumers read them, also across work tiles. The work
   /// tile with `done` adds a key tile out of bounds where consumers wait for one.
-  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer) {
+  __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer, int work_slot) {
     const bool ends = !kValues && work.done;
     // The work tile may be overwritten once the last copy is issued.
     const int last = ends ? 1 : work.last, first = ends ? 0 : work.first;
@@ -73,9 +73,9 @@ class Loader {
         load_tile<Config::kSlicesV>({params.v, params.v_pages, &params.v.beyond}, box, storage.v, storage.v_full, storage.v_empty);
       } else {
         // No copy may be in flight when the CTA ends.
-        if (!work.done || (started && Config::kOverlapWork))
+        if (!work.done || (started && Config::kOverlap))
           load_tile<Config::kSlicesQk>({params.k, params.k_pages, &params.outside}, box, storage.k, storage.k_full, storage.k_empty);
-        if (tile == last - 1) dense::load_queries<Config>(params, storage, work, buffer, lane == 0);
+        if (tile == last - 1) dense::load_queries<Config>(params, storage, work, buffer, work_slot, lane == 0);
         started = true;
       }
     }

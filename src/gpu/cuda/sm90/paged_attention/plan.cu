@@ -141,14 +141,13 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     const int packed = params.packed();
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = problem_.blocks > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, tuning_row().row_tile() / packed);
+    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
     params.k = rows_of(tensors[1], any_keys ? args.k_cache : args.q, kGroupRows);
     params.v = rows_of(tensors[2], any_keys ? args.v_cache : args.q, kGroupRows);
     params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
     if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
     if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
     if (Result<void> good = encode_pages(params.v_pages, tensors[2], params.v.data, tuning_row().head_dim_v); !good) return good;
     const Result<CUtensorMap> outside = encode_nan_rows(params.k, problem_.kv_dtype);

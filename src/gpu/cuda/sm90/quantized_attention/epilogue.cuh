@@ -19,15 +19,16 @@ __device__ inline float to_f32(const TileValue& x) { return gpu::to_f32(x.value)
 template <class Config>
 class Epilogue : public dense::Epilogue<Config> {
   using Base = dense::Epilogue<Config>;
-  using Base::kOut, Base::kOne, Base::params, Base::storage, Base::warpgroup;
+  using Base::kOut, Base::kOne, Base::params, Base::storage, Base::part;
 
  public:
   using Softmax = SumSoftmax<Config::kKeyTile / 2, Config::kKeyBlocks, typename Base::Range>;
   using Base::Base;
 
   /// Stores the results of a work tile. `out`: sums of stored values, relative to 2^softmax.base().
-  __device__ __forceinline__ void operator()(int work_slot, int buffer, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+  __device__ __forceinline__ void operator()(int work_slot, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
     const WorkTile& work = storage.work_tiles[work_slot];
+    part = dense::rows_of_warpgroup<Config>(Base::warpgroup, work_slot);
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
@@ -43,9 +44,9 @@ class Epilogue : public dense::Epilogue<Config> {
     } else {
       constexpr float kAsIs[2] = {1, 1};
       if (params.out_dtype == DType::f16) {
-        Base::template stage<__half>(buffer, out, kAsIs);
+        Base::template store_16_bit<__half>(work, out, kAsIs);
       } else {
-        Base::template stage<__nv_bfloat16>(buffer, out, kAsIs);
+        Base::template store_16_bit<__nv_bfloat16>(work, out, kAsIs);
       }
     }
     // Masked keys give values the weight 0, and 0 times NaN is NaN.
@@ -53,18 +54,16 @@ class Epilogue : public dense::Epilogue<Config> {
     if (may_be_nan) {
       const RowPair rows{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)},
                          {factor[0] == 0 ? 0.0f : 1.0f, factor[1] == 0 ? 0.0f : 1.0f}};
-      if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(work, buffer, rows, scale);
+      if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(work, rows, scale);
     }
-    // The fence would wait for the stores of lse, so it precedes them.
-    if (!stores_f32()) fence_shared_for_async();
     const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
     store_lse(work, second, second ? softmax.sum[1] : softmax.sum[0], base);
-    Base::store_and_release(work_slot, buffer, !stores_f32());
+    Base::release(work_slot);
   }
 
  private:
-  __device__ int token_of(const WorkTile& work, int r) const { return work.token + dense::tile_row(warpgroup, r); }
+  __device__ int token_of(const WorkTile& work, int r) const { return work.token + dense::tile_row(part, r); }
   /// Whether results are stored as f32, from registers.
   __device__ __forceinline__ bool stores_f32() const { return params.out_dtype == DType::f32; }
 
@@ -109,10 +108,10 @@ class Epilogue : public dense::Epilogue<Config> {
   using Exact = gpu::ExactRow<std::int8_t>;
 
   /// Recomputes rows of this warp with results that are not finite, which masked values may have caused.
-  __device__ __noinline__ void recompute_rows(const WorkTile& work, int buffer, RowPair rows, ScoreScale lane_scale) {
+  __device__ __noinline__ void recompute_rows(const WorkTile& work, RowPair rows, ScoreScale lane_scale) {
     for_rows_not_finite(rows, [&](int i, int lane, float weight) {
       const float log2 = __shfl_sync(~0u, lane_scale.log2, lane);
-      const int row = warpgroup * dense::kWarpgroupRows + thread_index() % 128 / 32 * 16 + i, token = work.token + row;
+      const int row = part * dense::kWarpgroupRows + thread_index() % 128 / 32 * 16 + i, token = work.token + row;
       if (token >= work.seq_q) return;
       float columns[Exact::kColumns];
       exact(work, token, log2, columns);
@@ -120,7 +119,7 @@ class Epilogue : public dense::Epilogue<Config> {
       for (int c = 0; c < Exact::kColumns; ++c) {
         const int column = c * 32 + lane_index();
         if (column >= Config::kHeadDimV) continue;
-        store_one(work, buffer, row, column, weight == 0 ? 0 : Scales(params, work).value_of(columns[c], column));
+        store_one(work, token, column, weight == 0 ? 0 : Scales(params, work).value_of(columns[c], column));
       }
     });
   }
@@ -152,11 +151,14 @@ class Epilogue : public dense::Epilogue<Config> {
     return static_cast<const Element*>(rows.data) + work.batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head;
   }
 
-  __device__ void store_one(const WorkTile& work, int buffer, int row, int column, float x) const {
+  __device__ void store_one(const WorkTile& work, int token, int column, float x) const {
+    const RowPlace at{token, work.head};
     if (stores_f32()) {
-      f32_row(work, work.token + row)[column] = x;
+      f32_row(work, token)[column] = x;
+    } else if (params.out_dtype == DType::f16) {
+      from_f32(x, Base::template row_of_results<__half>(work, at)[column]);
     } else {
-      Base::store_staged(buffer, row, column, params.out_dtype == DType::f16 ? pack<__half>(x, 0) : pack<__nv_bfloat16>(x, 0));
+      from_f32(x, Base::template row_of_results<__nv_bfloat16>(work, at)[column]);
     }
   }
 };

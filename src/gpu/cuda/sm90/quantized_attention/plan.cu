@@ -83,14 +83,13 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   Result<void> fill(Params& params, const QuantizedAttentionArgs& args, Workspace workspace) const {
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, row().row_tile());
+    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows);
     params.k = rows_of(tensors[1], any_keys ? args.k : args.q, row().key_tile);
     params.v = rows_of(tensors[2], any_keys ? args.v : args.q, row().key_tile);
     params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows);
     if (Result<void> good = encode_rows(params.q, tensors[0]); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = e4m3_values() ? Result<void>{} : encode_rows(params.v, tensors[2]); !good) return good;
-    if (Result<void> good = params.out_dtype == DType::f32 ? Result<void>{} : encode_rows(params.out, tensors[3]); !good) return good;
     fill_codes(params.codes, problem_, args);
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.cu_seqlens_k = problem_.ragged ? args.cu_seqlens_k : nullptr;
