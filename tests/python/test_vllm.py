@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fovea as vLLM's attention backend: vLLM's own classes drive it, step by step, and formulas judge it."""
 
+import os
 import subprocess
 import sys
 from itertools import product
@@ -292,6 +293,29 @@ def test_registration_leaves_another_plugin_alone():
         "assert backends.CUSTOM.get_path() == 'a.B'"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("choice", ["mla", "sparse_mla"])
+def test_latent_attention_in_an_older_version_is_refused(choice, monkeypatch):
+    monkeypatch.setenv("FOVEA_VLLM_CUSTOM", choice)
+    monkeypatch.setattr("vllm.__version__", "0.25.1")
+    with pytest.raises(ValueError, match=f"FOVEA_VLLM_CUSTOM: got {choice} with vLLM 0.25.1, want nothing before 0.26"):
+        integration.register()
+
+
+def test_the_log_says_what_is_registered():
+    code = (
+        "import logging; logging.basicConfig(level=logging.INFO);"
+        "from fovea.integrations import vllm as integration; integration.register()"
+    )
+    env = os.environ | {"VLLM_LOGGING_LEVEL": "INFO"}
+    log = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert "CUSTOM is fovea.integrations.vllm.attention.FoveaBackend" in log.stdout + log.stderr
+
+
+def test_models_with_latent_attention_are_told_the_name():
+    found = reasons(use_mla=True, head_size=576)
+    assert any("before vLLM 0.33, CUSTOM with FOVEA_VLLM_CUSTOM=mla" in reason for reason in found)
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.34.0", "1.0.0", "dev"])

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="needs vLLM's Python files: ./dev vllm")
-pytest.importorskip("vllm.v1.attention.backends.mla.prefill.base", reason="needs a vLLM with a registry of prefill backends")
-
+pytest.importorskip("vllm", "0.26", reason="needs the Python files of vLLM 0.26 or later: ./dev vllm")
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata

@@ -11,6 +11,7 @@ name ``CUSTOM``; ``FOVEA_VLLM_CUSTOM=mla``, or ``sparse_mla``, in the environmen
 Nothing of vLLM is imported before vLLM itself calls :func:`register`, and nothing of it is changed outside of its registry.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,8 @@ import fovea
 
 OLDEST, NEWEST = (0, 20), (0, 33)
 """The versions of vLLM whose interface this package knows."""
+_LATENT = (0, 26)
+"""The oldest version with the classes that latent attention builds on."""
 BACKENDS = {
     "FOVEA": f"{__name__}.attention.FoveaBackend",
     "FOVEA_MLA": f"{__name__}.latent.FoveaLatentBackend",
@@ -27,6 +30,8 @@ BACKENDS = {
 }
 _CUSTOM = {"": "FOVEA", "mla": "FOVEA_MLA", "sparse_mla": "FOVEA_MLA_SPARSE"}
 """What ``CUSTOM`` is, by ``FOVEA_VLLM_CUSTOM`` of the environment."""
+_logger = logging.getLogger("vllm.plugins.fovea")
+"""vLLM shows what is below its own name."""
 PREFILL = f"{__name__}.latent.FoveaPrefillBackend"
 
 
@@ -38,7 +43,8 @@ def register() -> None:
     import vllm
 
     version = vllm.__version__
-    if not OLDEST <= _release(version) <= NEWEST:
+    release = _release(version)
+    if not OLDEST <= release <= NEWEST:
         known = " to ".join(".".join(map(str, release)) for release in (OLDEST, NEWEST))
         warnings.warn(f"fovea {fovea.__version__}: got vLLM {version}, want {known}; its own backends stay", stacklevel=2)
         return
@@ -47,21 +53,26 @@ def register() -> None:
     choice = os.environ.get("FOVEA_VLLM_CUSTOM", "")
     if choice not in _CUSTOM:
         raise ValueError(f"FOVEA_VLLM_CUSTOM: got {choice}, want mla, sparse_mla or nothing")
-    _enter(AttentionBackendEnum, register_backend, BACKENDS, BACKENDS[_CUSTOM[choice]])
-    try:
+    if choice and release < _LATENT:
+        raise ValueError(f"FOVEA_VLLM_CUSTOM: got {choice} with vLLM {version}, want nothing before 0.26")
+    named = BACKENDS if release >= _LATENT else {"FOVEA": BACKENDS["FOVEA"]}
+    entered = _enter(AttentionBackendEnum, register_backend, named, BACKENDS[_CUSTOM[choice]])
+    _logger.info("fovea %s: %s", fovea.__version__, ", ".join(f"{name} is {path}" for name, path in entered.items()))
+    if release >= _LATENT:
         from vllm.v1.attention.backends.mla.prefill import registry
-    except ImportError:  # older than its registry
-        return
-    _enter(registry.MLAPrefillBackendEnum, registry.register_mla_prefill_backend, {"FOVEA": PREFILL}, PREFILL)
+
+        _enter(registry.MLAPrefillBackendEnum, registry.register_mla_prefill_backend, {"FOVEA": PREFILL}, PREFILL)
 
 
-def _enter(members: Any, enter: Callable[..., Any], named: dict[str, str], custom: str) -> None:
-    """Enters classes by new names, where this vLLM takes any, and one as CUSTOM, unless another plug-in has it."""
-    for name, path in named.items():
-        if hasattr(members, "register") and name not in members.__members__:
-            enter(name, path)
+def _enter(members: Any, enter: Callable[..., Any], named: dict[str, str], custom: str) -> dict[str, str]:
+    """Enters classes by new names, where this vLLM takes any, and one as CUSTOM, unless another plug-in has it. Returns them."""
+    entered = {name: path for name, path in named.items() if hasattr(members, "register") and name not in members.__members__}
+    for name, path in entered.items():
+        enter(name, path)
     if "CUSTOM" in members.__members__ and not members.CUSTOM.is_overridden():
         enter(members.CUSTOM, custom)
+        entered["CUSTOM"] = custom
+    return entered
 
 
 def _release(version: str) -> tuple[int, ...]:

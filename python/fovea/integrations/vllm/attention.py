@@ -99,9 +99,21 @@ class FoveaBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None = None,
+        use_mla: bool = False,
+        *_: Any,
+        **named: Any,
     ) -> str | None:
         """Why these do not go together; vLLM shows it as the reason. The device's capability comes last."""
+        if use_mla:
+            return (
+                "use_mla: got True, want FOVEA_MLA or FOVEA_MLA_SPARSE; "
+                "before vLLM 0.33, CUSTOM with FOVEA_VLLM_CUSTOM=mla or sparse_mla in the environment"
+            )
         capability = named.get("device_capability", _[-1] if _ else None)
         if capability is not None and (capability.major, capability.minor) < (8, 0):
             if dtype == torch.bfloat16:
