@@ -20,7 +20,7 @@ namespace fovea::cli {
 namespace {
 
 struct Options {
-  bool json = false, markdown = false, matrix = false, all = false;
+  bool json = false, markdown = false, matrix = false, types = false, all = false;
   std::string operation{};
 };
 
@@ -38,23 +38,60 @@ constexpr std::pair<const char*, const char*> kColumns[] = {
     {"9.0 (Hopper)", "sm90"}, {"10.0, 12.0", "sm100"}, {"AMD gfx90a, gfx942", "gfx942"},
 };
 
-/// What a planner says to an operation's usual problem in f16: "cuda.sm90.attention: ..." is a kernel for one architecture.
-std::string support(const ExplainedOperation& operation, const char* device) {
-  const Explanation planned = operation.explain(*usual_problem(DType::f16), device_of(device), {});
+/// What a planner says to an operation's usual problem: "cuda.sm90.attention: ..." is a kernel for one architecture.
+std::string support(const ExplainedOperation& operation, const ProblemTypes& types, const char* device) {
+  const Explanation planned = operation.explain(*usual_problem(types), device_of(device), {});
   if (!planned) return "-";
+  if (planned->starts_with("reference.")) return "reference";
   if (planned->starts_with("cuda.") && !planned->starts_with("cuda.portable.")) return "own kernel";
   return planned->starts_with("hip.") ? "emulated" : "yes";
 }
 
+/// A table whose last columns are devices.
+Table by_device(std::vector<Table::Column> titles) {
+  for (const auto& [title, device] : kColumns) titles.push_back({title});
+  return Table(std::move(titles));
+}
+
+/// A row, unless no device computes it.
+void add_by_device(Table& table, std::vector<std::string> row, const ExplainedOperation& operation, const ProblemTypes& types) {
+  const std::size_t said = row.size();
+  for (const auto& [title, device] : kColumns) row.push_back(support(operation, types, device));
+  const auto computed = [](const std::string& cell) { return cell != "-"; };
+  if (std::any_of(row.begin() + static_cast<std::ptrdiff_t>(said), row.end(), computed)) table.add(std::move(row));
+}
+
 /// Operations by devices, as the planner answers. The README shows this table.
 Table matrix() {
-  std::vector<Table::Column> titles{{"operation"}};
-  for (const auto& [title, device] : kColumns) titles.push_back({title});
-  Table table(std::move(titles));
+  Table table = by_device({{"operation"}});
   for (const ExplainedOperation& operation : explained_operations()) {
-    std::vector<std::string> row{fmt::format("`{}`", operation.name)};
-    for (const auto& [title, device] : kColumns) row.push_back(support(operation, device));
-    table.add(std::move(row));
+    add_by_device(table, {fmt::format("`{}`", operation.name)}, operation, {.dtype = DType::f16});
+  }
+  return table;
+}
+
+/// The caches that differ: of the type of q, in e4m3, and packed.
+std::vector<std::pair<std::string, ProblemTypes>> caches_of(const ExplainedOperation& operation, DType dtype) {
+  std::vector<std::pair<std::string, ProblemTypes>> all{{operation.takes("--page") ? std::string(name_of(dtype)) : "none", {dtype}}};
+  if (dtype != DType::f16 && dtype != DType::bf16) return all;
+  if (operation.takes("--cache-dtype")) all.push_back({"e4m3", {.dtype = dtype, .cache = DType::e4m3}});
+  if (!operation.takes("--format")) return all;
+  for (const PackedFormat& format : kPackedFormats)
+    all.push_back({fmt::format("`{}`", format.name), {.dtype = dtype, .format = format.format}});
+  return all;
+}
+
+/// Types of queries and caches by devices, as the planner answers. docs/serving.md shows this table.
+Table types() {
+  Table table = by_device({{"operation"}, {"queries"}, {"cache"}});
+  for (const ExplainedOperation& operation : explained_operations()) {
+    const bool of_types = operation.name.ends_with("attention") && operation.name != "quantized_attention";
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::e4m3}) {
+      if (!of_types) continue;
+      for (const auto& [cache, problem] : caches_of(operation, dtype)) {
+        add_by_device(table, {fmt::format("`{}`", operation.name), std::string(name_of(dtype)), cache}, operation, problem);
+      }
+    }
   }
   return table;
 }
@@ -152,6 +189,20 @@ void print_implementations(const std::string& operation) {
       table.text(width()));
 }
 
+/// Options that list implementations.
+void add_lists(CLI::App& command, Options& options) {
+  CLI::Option* all = command.add_flag("--all", options.all, "Print every implementation with what it accepts");
+  CLI::Option* one =
+      command.add_option("--operation", options.operation, "Print the implementations of one operation with what they accept")
+          ->check(CLI::IsMember(operation_names()))
+          ->option_text("NAME")
+          ->excludes(all);
+  for (const char* other : {"--json", "--markdown", "--matrix", "--types"}) {
+    all->excludes(command.get_option(other));
+    one->excludes(command.get_option(other));
+  }
+}
+
 }  // namespace
 
 void add_info(CLI::App& program, int&) {
@@ -162,20 +213,16 @@ void add_info(CLI::App& program, int&) {
   command->add_flag("--matrix", options->matrix, "Print operations by devices, as the documentation shows them")
       ->excludes("--json")
       ->excludes("--markdown");
-  command->add_flag("--all", options->all, "Print every implementation with what it accepts")
+  command->add_flag("--types", options->types, "Print types of queries and caches by devices, as the documentation shows them")
       ->excludes("--json")
       ->excludes("--markdown")
       ->excludes("--matrix");
-  command->add_option("--operation", options->operation, "Print the implementations of one operation with what they accept")
-      ->check(CLI::IsMember(operation_names()))
-      ->option_text("NAME")
-      ->excludes("--json")
-      ->excludes("--markdown")
-      ->excludes("--matrix")
-      ->excludes("--all");
+  add_lists(*command, *options);
   command->callback([options] {
     if (options->matrix) {
       fmt::print("{}", matrix().markdown());
+    } else if (options->types) {
+      fmt::print("{}", types().markdown());
     } else if (options->json) {
       fmt::print("{}\n", as_json().dump(2));
     } else if (options->markdown) {

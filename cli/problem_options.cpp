@@ -98,9 +98,11 @@ std::vector<std::string> numbers_of(const ProblemSize& s, const ExplainedOperati
 
 }  // namespace
 
-std::shared_ptr<const ProblemSize> usual_problem(DType dtype) {
+std::shared_ptr<const ProblemSize> usual_problem(const ProblemTypes& types) {
   ProblemSize size;
-  size.dtype = dtype;
+  size.dtype = types.dtype;
+  size.cache = types.cache;
+  size.format = types.format;
   return std::make_shared<const ProblemSize>(size);
 }
 

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,15 @@ namespace fovea::cli {
 /// A problem as the options of add_problem_options() describe it.
 struct ProblemSize;
 
-/// The usual problem of an operation, in `dtype`.
-std::shared_ptr<const ProblemSize> usual_problem(DType dtype);
+/// The types of a problem: of q, and of the cache where that differs.
+struct ProblemTypes {
+  DType dtype{};
+  std::optional<DType> cache{};
+  std::optional<CacheFormat> format{};
+};
+
+/// The usual problem of an operation, in these types.
+std::shared_ptr<const ProblemSize> usual_problem(const ProblemTypes& types);
 
 /// The options that describe problems of all operations.
 std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command);

@@ -67,7 +67,15 @@ VALUES = {
 FLAGS = ["--causal", "--sink", "--lse", "--flat", "--batch-invariant"]
 # Those that measure or test run elsewhere: here their lines name no case.
 OTHERS = [
-    *(["info"], ["info", "--json"], ["info", "--markdown"], ["info", "--matrix", "--json"], ["check", "--list", "--quick"]),
+    *(
+        ["info"],
+        ["info", "--json"],
+        ["info", "--markdown"],
+        ["info", "--matrix", "--json"],
+        ["info", "--all"],
+        ["info", "--types"],
+        ["check", "--list", "--quick"],
+    ),
     *(["check", "--case", "no-such"], ["check", "--quick", "--case", "no-such"], ["check", "--operation", "no-such", "--list"]),
     *(
         ["bench", "--list"],
