@@ -40,8 +40,8 @@ def plot_ceilings(results: dict, path: Path) -> None:
     share = [100 * row["floor_s"] / row["median_s"] for row in rows]
     axes.barh(range(len(rows)), share, color=[OURS if row["bound"] == "compute" else THEIRS for row in rows], height=0.65)
     for place, value in enumerate(share):
-        axes.text(min(value, 105) + 1, place, f"{value:.0f} %", va="center")
-    axes.set_xlim(0, 105)
+        axes.text(value + 1, place, f"{value:.0f} %", va="center")
+    axes.set_xlim(0, 1.1 * max([100, *share]))
     axes.set_yticks(range(len(rows)), [row["case"].replace("/bench/", ": ") for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured in the same run (dark: arithmetic, light: memory bandwidth)")
     finish(figure, axes, title(results), path)

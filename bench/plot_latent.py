@@ -2,12 +2,14 @@
 """The sections on MLA on a GPU: dense decode, from a file that bench/latent_decode.py wrote, and
 token-sparse prefill and decode, from one of bench/sparse_latent.py."""
 
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from plotting import DOCS, GRID, INK, OURS, THEIRS, finish, milliseconds, missing, provenance, save, text_table
 
 AXES = {"batch": "sequences", "kv_len": "tokens of each", "heads": "heads"}
+SHORTEST, LINE = 8, 13  # per cent that hold a number; points of a line of the legend
 PEER_COLOURS = ["#e0a458", "#8a5a83", "#6b8f5e", "#4f7cac", "#c0504d", "#7a6a53", "#3f3f3f"]
 
 
@@ -30,8 +32,9 @@ def plot_ceilings(results: dict, title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 0.4 * len(rows) + 1.1))
     share = [100 * ceiling_share(row) for row in rows]
     axes.barh(range(len(rows)), share, color=[OURS if bound(row) == "compute" else THEIRS for row in rows], height=0.65)
-    for place, row in enumerate(rows):  # at the left end, where no mark of a peer is
-        axes.text(1, place, f"{share[place]:.0f} %", va="center", color="white" if bound(row) == "compute" else INK)
+    for place, row in enumerate(rows):  # at the left end, where no mark of a peer is, or beside a bar that is too short
+        inside = {"color": "white" if bound(row) == "compute" else INK} if share[place] >= SHORTEST else {}
+        axes.text(1 if inside else share[place] + 1, place, f"{share[place]:.0f} %", va="center", **inside)
     for number, name in enumerate(peers(rows)):
         places = [place for place, row in enumerate(rows) if name in row.get("peers", {})]
         theirs = [share[place] * rows[place]["milliseconds"] / rows[place]["peers"][name] for place in places]
@@ -42,7 +45,7 @@ def plot_ceilings(results: dict, title: str, path: Path) -> None:
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.set_xlabel("per cent of the ceiling measured beside it (dark: arithmetic, light: memory bandwidth)")
-    finish(figure, axes, title, path)
+    finish(figure, axes, title, path, LINE * math.ceil(len(peers(rows)) / 3))
 
 
 def rate_ceiling(row: dict, copy_rate: float) -> float:

@@ -92,8 +92,9 @@ def missing(results: dict) -> str:
     return "".join(f"* Not measured: {row['name']} ({row['why'].splitlines()[0]}).\n" for row in results.get("missing", []))
 
 
-def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path) -> None:
-    axes.set_title(heading, fontsize=10, loc="left")
+def finish(figure: plt.Figure, axes: plt.Axes, heading: str, path: Path, legend: float = 0) -> None:
+    """legend: points that a legend takes between the title and the axes."""
+    axes.set_title(heading, fontsize=10, loc="left", pad=6 + legend)
     axes.grid(axis="x", color=GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -33,6 +33,7 @@ SOURCES = {page: source for source, page in OUTSIDE.items()}
 FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 TREE = re.compile(r"^```tree\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGE_LINK = re.compile(r'href="([\w-]+)\.md(?=["#])')
 PATH = re.compile(r"`(?:\./)?(\w[\w./-]*/[\w./-]*)`")
 
 
@@ -83,6 +84,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = f"cpp/{path.relative_to(CPP).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links of notebooks, which MkDocs does not follow, lead to pages."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    for name in set(PAGE_LINK.findall(html)):
+        if files.get_file_from_path(f"{name}.md") is None:
+            LOG.warning("%s links to %s.md, which is not there", page.file.src_uri, name)
+    return PAGE_LINK.sub(r'href="\1.html', html)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
