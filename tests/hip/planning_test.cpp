@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "device_runtime.hpp"
 #include "fovea/fovea.hpp"
 #include "gpu/hip/cdna/implementations.hpp"
+#include "gpu/hip/cdna/latent_attention/tuning.hpp"
 #include "gpu/hip/cdna/paged_attention/tuning.hpp"
 #include "run_case.hpp"
 
@@ -104,24 +107,39 @@ TEST(HipPlanning, SplitsEvenOutWhatComputes) {
 TEST(HipPlanning, EveryHeadDimHasATuning) {
   for (std::int64_t dim = 8; dim <= 256; dim += 8) {
     for (const std::int64_t rows : {1, 31, 32, 1000}) {
-      const cdna::Tuning& tuning = cdna::kTunings[cdna::tuning_index(dim, 8, rows, 1)];
+      const cdna::Tuning& tuning = cdna::kTunings[cdna::tuning_index(dim, 8, cdna::is_prefill(rows, 1))];
       EXPECT_GE(tuning.head_dim, dim);
       EXPECT_EQ(tuning.row_waves() == 1, rows < 32);
     }
   }
 }
 
+TEST(HipPlanning, LatentRowsHaveTilesOfTheirDims) {
+  for (const std::int64_t dim : {512, 576}) {
+    for (const bool prefill : {false, true}) {
+      const cdna::Tuning& tuning = gpu::cdna::latent_attention::kTunings[gpu::cdna::latent_attention::tuning_index(dim, prefill)];
+      EXPECT_EQ(tuning.head_dim, dim);
+      EXPECT_EQ(tuning.value_dim, 512);
+      EXPECT_EQ(tuning.row_waves() > 1, prefill);
+    }
+  }
+}
+
+/// Cases whose keys are split, with the kernels that split them.
+using OfKernel = std::pair<std::string_view, std::string_view>;
+constexpr OfKernel kSplit[]{{"hip.cdna.paged_attention", "paged_attention/split/bf16-one-sequence"},
+                            {"hip.cdna.latent_attention", "latent_attention/split/bf16-h16"}};
+
 TEST(HipPlanning, BatchInvariantRowsAreNotSplit) {
-  constexpr std::string_view kName = "hip.cdna.paged_attention";
-  for (const std::string_view name : {"paged_attention/split/bf16-one-sequence", "paged_attention/mixed/bf16-page16"}) {
+  for (const auto& [kernel, name] : {kSplit[0], kSplit[1], OfKernel{"hip.cdna.paged_attention", "paged_attention/mixed/bf16-page16"}}) {
     const AnyCase* entry = find_any_case(name);
     ASSERT_NE(entry, nullptr) << name;
     const auto trial = entry->bind();
-    const auto planned = trial->plan({.implementation = kName, .batch_invariant = true}, {.device = device_of(kName)});
+    const auto planned = trial->plan({.implementation = kernel, .batch_invariant = true}, {.device = device_of(kernel)});
     ASSERT_TRUE(planned);
     EXPECT_EQ(planned->explanation.find(" splits"), std::string::npos);
     EXPECT_EQ(planned->workspace_bytes, 0U);
-    const Report report = run_case(*trial, kName, true);
+    const Report report = run_case(*trial, kernel, true);
     EXPECT_EQ(report.status, Status::passed) << report.message;
   }
 }
@@ -139,20 +157,21 @@ TEST(HipPlanning, BatchesDoNotChooseTheKernelOfInvariantRows) {
 
 /// Each run leaves the counters as the next needs them.
 TEST(HipPlanning, RunsShareASchedule) {
-  constexpr std::string_view kName = "hip.cdna.paged_attention";
-  const AnyCase* entry = find_any_case("paged_attention/split/bf16-one-sequence");
-  ASSERT_NE(entry, nullptr);
-  const auto trial = entry->bind();
-  const PlacedTrial placed(*trial, kName);
-  const auto planned = trial->plan({.implementation = kName}, placed.place());
-  ASSERT_TRUE(planned);
-  ASSERT_NE(planned->explanation.find(" splits"), std::string::npos);
-  const HostileWorkspace workspace(planned->workspace_bytes);
-  ASSERT_TRUE(planned->prepare(workspace.view()));
-  for (int run = 0; run < 3; ++run) {
-    ASSERT_TRUE(planned->run_prepared(workspace.view()));
-    const Judgement verdict = trial->judge();
-    EXPECT_TRUE(verdict.ok) << verdict.message;
+  for (const auto& [kernel, name] : kSplit) {
+    const AnyCase* entry = find_any_case(name);
+    ASSERT_NE(entry, nullptr) << name;
+    const auto trial = entry->bind();
+    const PlacedTrial placed(*trial, kernel);
+    const auto planned = trial->plan({.implementation = kernel}, placed.place());
+    ASSERT_TRUE(planned);
+    ASSERT_NE(planned->explanation.find(" splits"), std::string::npos) << name;
+    const HostileWorkspace workspace(planned->workspace_bytes);
+    ASSERT_TRUE(planned->prepare(workspace.view()));
+    for (int run = 0; run < 3; ++run) {
+      ASSERT_TRUE(planned->run_prepared(workspace.view()));
+      const Judgement verdict = trial->judge();
+      EXPECT_TRUE(verdict.ok) << name << ": " << verdict.message;
+    }
   }
 }
 

@@ -25,6 +25,7 @@ inline constexpr std::string_view kPortableLatent = "cuda.portable.latent_attent
 inline constexpr std::string_view kPortableSparse = "cuda.portable.sparse_latent_attention";
 inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
+inline constexpr std::string_view kCdnaLatent = "hip.cdna.latent_attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "/f32-", "q.dtype: got f32"},
@@ -34,6 +35,8 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaAttention, "scales/negative-", "q_scale: got a value"},
     {kCdnaAttention, "scales/per-head-", "q_scale: got a value"},
     {kCdnaAttention, "scales/none-", "q.dtype: got e4m3"},
+    {kCdnaLatent, "/f32-", "q.dtype: got f32"},
+    {kCdnaLatent, "_fp8", "cache.format: got v"},
     {kSm90Attention, "-odd-rows", "want a multiple of 16"},
     {kSm90Attention, "-unaligned", "want a multiple of 16"},
     {kSm90Attention, "/f32-", "q.dtype: got f32"},

@@ -48,7 +48,8 @@ class CheckHipKernels(unittest.TestCase):
         self.assertEqual(check_hip_kernels.usages(NOTES), {"attend": ROW})
         found = check_hip_kernels.functions(CODE)
         self.assertEqual({name: check_hip_kernels.matrix_instructions(code) for name, code in found.items()}, {"attend": MFMA})
-        self.assertEqual(check_hip_kernels.tunings()["128_decode"], (128, 1, 32))
+        self.assertEqual(check_hip_kernels.tunings()["128_decode"], (256, 1, 32))
+        self.assertEqual(check_hip_kernels.tunings()["latent_576_decode"], (576 + 512, 1, 16))
 
     def test_occupancy_is_bounded_by_registers_and_lds(self):
         self.assertEqual(check_hip_kernels.occupancy(registers=32, lds_bytes=0, threads=256), 8)

@@ -9,6 +9,7 @@ namespace fovea::gpu::cdna {
 
 detail::Implementations<detail::Attention> implementations(detail::Attention);
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention);
+detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
 detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend);
 detail::Implementations<detail::MergeStates> implementations(detail::MergeStates);
 

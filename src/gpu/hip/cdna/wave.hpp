@@ -73,6 +73,13 @@ __device__ __forceinline__ std::uint32_t unknown(std::uint32_t word) {
   return word;
 }
 
+/// The same numbers in AGPRs, where a kernel with more than 256 registers has its accumulators. Vector instructions do not reach them: the
+/// compiler would move a value to the other registers, and back, on every path around such an instruction.
+__device__ __forceinline__ Float4 as_accumulator(Float4 x) {
+  asm volatile("" : "+a"(x));
+  return x;
+}
+
 /// The kernel's parameters, to be loaded again where they are used next: all of them do not fit the scalar registers.
 template <class Params>
 __device__ __forceinline__ const Params& reloaded(const Params&) {

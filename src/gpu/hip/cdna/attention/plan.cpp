@@ -33,7 +33,8 @@ constexpr detail::CacheStrides block_strides(const detail::RowStrides& strides) 
 class State final : public kernels::AttendPlan<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device)
-      : AttendPlan(kName, problem, device, {block_strides(problem.k), block_strides(problem.v), kernels::kLimit}) {}
+      : AttendPlan(kName, problem, device, {block_strides(problem.k), block_strides(problem.v), kernels::kLimit},
+                   kernels::tuning_of(problem)) {}
 
  private:
   void point(kernels::Params& params, const AttentionArgs& args) const override {

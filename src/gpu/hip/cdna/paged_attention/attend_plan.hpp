@@ -26,11 +26,14 @@ struct CacheShape {
   std::int64_t page = 0;
 };
 
-/// Tiles say in which order a row's keys are added up. With batch_invariant, one token's heads choose them: neither other sequences nor
-/// lengths may.
+/// Whether query tiles of all waves pay. Tiles say in which order a row's keys are added up. With batch_invariant, one token's heads
+/// choose them: neither other sequences nor lengths may.
+inline bool is_prefill(const detail::AttentionCore& core) {
+  return core.batch_invariant ? is_prefill(core.group(), 1) : is_prefill(core.total_q * core.group(), core.batch);
+}
+
 inline const Named<Tuning>& tuning_of(const detail::AttentionCore& core) {
-  const bool alone = core.batch_invariant;
-  return kTunings[tuning_index(core.head_dim_qk, core.head_dim_v, (alone ? 1 : core.total_q) * core.group(), alone ? 1 : core.batch)];
+  return kTunings[tuning_index(core.head_dim_qk, core.head_dim_v, is_prefill(core))];
 }
 
 template <class Problem, class Args>
@@ -59,8 +62,8 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   }
 
  protected:
-  AttendPlan(std::string_view name, const Problem& problem, Device device, const CacheShape& caches)
-      : hip::PlanState<Problem, Args>(name, problem, device), tuning_(tuning_of(problem)) {
+  AttendPlan(std::string_view name, const Problem& problem, Device device, const CacheShape& caches, const Named<Tuning>& tuning)
+      : hip::PlanState<Problem, Args>(name, problem, device), tuning_(tuning) {
     query_tiles_ = query_tiles(tuning_.row_tile());
     fill_shape(caches);
     if (!problem.batch_invariant) split(hip::properties(device)->compute_units);
@@ -137,7 +140,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
     params_.softcap = static_cast<float>(p.softcap);
     const std::int64_t slots = std::min(caches.page, p.max_seq_k);
     params_.general = !has_short_strides(caches.k, slots) || !has_short_strides(caches.v, slots) || caches.page % 4 != 0 ||
-                      p.head_dim_qk != tuning_.head_dim || p.head_dim_v != tuning_.head_dim;
+                      p.head_dim_qk != tuning_.head_dim || p.head_dim_v != tuning_.value_dim;
   }
 
   /// In bytes, and the tokens of a block lie within as many.

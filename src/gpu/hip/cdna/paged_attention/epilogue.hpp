@@ -54,7 +54,7 @@ class Epilogue {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int channel = p * Config::kPanel + Config::kChannels * (4 * (lane() / 16) + r);
-        if (channel >= params.head_dim_v) continue;
+        if (!Config::within(channel, params.head_dim_v)) continue;
         Words<Config::kChannels / 2> pairs;
 #pragma unroll
         for (int x = 0; x < Config::kChannels; x += 2) {

@@ -35,13 +35,13 @@ class ExactRow {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int column = c * kLanes + lane();
-        if (column < params.head_dim_qk) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
+        if (Config::within(column, params.head_dim_qk)) score = fmaf(Element::to_f32(q[column]), Cache::at(k, column), score);
       }
       const float weight = softmax(scores(sum_of_wave(score)), columns);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const int column = c * kLanes + lane();
-        if (column < params.head_dim_v) columns[c] = fmaf(weight, Cache::at(v, column), columns[c]);
+        if (is_value(column)) columns[c] = fmaf(weight, Cache::at(v, column), columns[c]);
       }
     }
     Storage* to = static_cast<Storage*>(params.out) + before_rows(work, params.out_strides) + token * params.out_strides.row +
@@ -49,12 +49,16 @@ class ExactRow {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int column = c * kLanes + lane();
-      if (column < params.head_dim_v) to[column] = Element::from_f32(share == 0 ? 0.0f : columns[c] / softmax.sum * share);
+      if (is_value(column)) to[column] = Element::from_f32(share == 0 ? 0.0f : columns[c] / softmax.sum * share);
     }
   }
 
  private:
   static constexpr int kColumns = Config::kTiles.head_dim / kLanes;
+
+  __device__ __forceinline__ bool is_value(int column) const {
+    return column < Config::kTiles.value_dim && Config::within(column, params.head_dim_v);
+  }
 
   __device__ __forceinline__ const std::uint8_t* row_of(const void* cache, const detail::CacheStrides& strides, int key) const {
     const int page = params.page.quotient(key), slot = key - page * params.page.divisor;

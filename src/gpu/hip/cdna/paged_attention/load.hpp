@@ -127,7 +127,7 @@ class Loader {
 
   template <class Chunk>
   static __device__ __forceinline__ void load_chunk(const std::uint8_t* row, int element, int elements, Chunk& chunk) {
-    if (!kGeneral || element < elements) {
+    if (!kGeneral || Config::within(element, elements)) {
       chunk = load_unaligned<Chunk>(row + element * Cache::kBytes);
     } else {
       chunk = {};

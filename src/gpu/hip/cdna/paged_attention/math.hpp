@@ -82,7 +82,8 @@ class Math {
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) {
         const int element = 8 * (4 * s + lane() / 16);
-        queries[b][s] = Config::Cache::arranged(element < params.head_dim_qk ? load_unaligned<Chunk>(row + element) : Chunk{});
+        const bool has = Config::within(element, params.head_dim_qk);
+        queries[b][s] = Config::Cache::arranged(has ? load_unaligned<Chunk>(row + element) : Chunk{});
       }
     }
   }

@@ -21,10 +21,10 @@ struct State {
     for (int b = 0; b < Config::kRowBlocks; ++b) softmax[b].reduce_sum();
   }
 
-  /// Multiplies what is relative to the maximum of a block.
+  /// Multiplies what is relative to the maximum of a block. Accumulators in AGPRs move for that alone, not where none is to be multiplied.
   __device__ __forceinline__ void rescale(int block, float factor) {
 #pragma unroll
-    for (Float4& d : out[block]) d *= factor;
+    for (Float4& d : out[block]) d = Config::kWide ? as_accumulator(as_accumulator(d) * factor) : d * factor;
   }
 
   /// Joins `others`, whose keys come after, in their order. Their sums are reduced.

@@ -16,16 +16,17 @@ inline constexpr int kWaves = 4;  ///< of a workgroup
 
 /// A query tile has rows of one sequence: its tokens, each with all heads of a kv head.
 struct Tuning {
-  int head_dim = 0;    ///< largest, of K and of V
-  int row_blocks = 1;  ///< of 16 rows, of a wave
-  int key_waves = 1;   ///< waves that share the rows of a query tile and divide its keys; the others have other rows
-  int key_tile = 32;   ///< keys of a step
-  int waves = 2;       ///< least resident waves of a SIMD, which bounds the registers (Config::kResidentWaves)
+  int head_dim = 0;          ///< largest, of K
+  int row_blocks = 1;        ///< of 16 rows, of a wave
+  int key_waves = 1;         ///< waves that share the rows of a query tile and divide its keys; the others have other rows
+  int key_tile = 32;         ///< keys of a step
+  int waves = 2;             ///< least resident waves of a SIMD, which bounds the registers (Config::kResidentWaves)
+  int value_dim = head_dim;  ///< largest, of V
 
   constexpr int row_waves() const { return kWaves / key_waves; }
   constexpr int row_tile() const { return 16 * row_blocks * row_waves(); }
   /// Registers of 16 rows: accumulators of each channel, and a maximum and a sum in every lane.
-  constexpr int state_words() const { return 64 * (head_dim / 4 + 2); }
+  constexpr int state_words() const { return 64 * (value_dim / 4 + 2); }
 };
 
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
@@ -45,8 +46,9 @@ inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
 inline constexpr std::int64_t kPrefillRows = 32;
 
 /// `rows`: of all sequences, for one kv head.
-constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t rows, std::int64_t sequences) {
-  const bool prefill = rows >= kPrefillRows * sequences;
+constexpr bool is_prefill(std::int64_t rows, std::int64_t sequences) { return rows >= kPrefillRows * sequences; }
+
+constexpr std::size_t tuning_index(std::int64_t head_dim_qk, std::int64_t head_dim_v, bool prefill) {
   std::size_t index = prefill ? kTunings.size() / 2 : 0;
   while (kTunings[index].head_dim < head_dim_qk || kTunings[index].head_dim < head_dim_v) ++index;
   return index;
