@@ -224,6 +224,14 @@ def test_what_it_declines(changes, reason):
     assert any(reason in each for each in reasons(**changes))
 
 
+def test_of_amd_it_takes_plain_rows(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    for capability in (DeviceCapability(9, 0), DeviceCapability(9, 4)):  # gfx90a, gfx942
+        assert reasons(device_capability=capability) == []
+        declined = reasons(device_capability=capability, kv_cache_dtype="fp8")
+        assert any("kv_cache_dtype: got fp8, want auto" in each for each in declined)
+
+
 @pytest.mark.parametrize(("name", "value"), [("sliding_window", 8), ("logits_soft_cap", 3.0), ("alibi_slopes", [1.0])])
 def test_other_layers_are_refused(name, value, config):
     with pytest.raises(NotImplementedError, match=f"{name}: got"):

@@ -164,6 +164,11 @@ def test_what_it_declines(changes, reason):
     assert any(reason in each for each in reasons(**changes))
 
 
+def test_it_declines_amd(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    assert any("has no kernel for AMD" in each for each in reasons())
+
+
 def test_other_layers_are_refused(config):
     with pytest.raises(NotImplementedError, match="sliding_window: got 8"):
         impl_of(None, sliding_window=8)

@@ -81,6 +81,8 @@ class FoveaSparseLatentBackend(AttentionBackend):
     def supports_combination(
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **named: Any
     ) -> str | None:
+        if torch.version.hip is not None:
+            return "device: got one of AMD, want NVIDIA: token-sparse latent attention has no kernel for AMD"
         reason = no_latent_kernel(dtype, kv_cache_dtype, named.get("device_capability", _[-1] if _ else None))
         if reason is not None:
             return reason
