@@ -35,8 +35,24 @@ inline void e4m3_tiles(Table& table) {
   add(table, "tiles/e4m3-long-sums", spec);
 }
 
+/// Long enough for clusters that share key tiles: ends inside of a CTA's part of keys, a CTA without queries.
+inline void shared_key_tiles(Table& table) {
+  constexpr Pair kShared[] = {{192, 128}, {256, 200}};
+  for (const auto [dqk, dv] : kShared) {
+    const auto shared = [&](DType dtype, std::int64_t q, std::int64_t n, Values values, const char* suffix) {
+      Case spec = with_heads(with_dims(attention(dtype, {{q, n}}), dqk, dv), 5, 1);
+      spec.values = values;
+      add(table, fmt::format("tiles/{}-{}x{}-shared-keys{}", name_of(dtype), dqk, dv, suffix), spec);
+    };
+    shared(DType::bf16, 4240, 180, Values::normal, "");
+    shared(DType::f16, 4100, 100, Values::normal, "");
+    shared(DType::bf16, 4100, 100, Values::nan_value, "-nan-value");
+  }
+}
+
 /// Many tiles of queries and keys, with ends inside of them; two queries to a cluster where nothing is masked.
 inline void attention_tiles(Table& table) {
+  shared_key_tiles(table);
   constexpr Pair kTiled[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
   for (const auto [dqk, dv] : kTiled) {
     const auto add_tiled = [&](const char* name, Case spec) {

@@ -39,6 +39,7 @@ struct TileConfig {
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kSlicesQk = slices_of(kHeadDimQk * sizeof(Element)), kSlicesV = slices_of(kHeadDimV * 2);
   static constexpr int kKeyTile = kTuning.key_tile, kRowTile = kTuning.row_tile();
+  static constexpr int kCluster = kTuning.cluster, kKeyBox = kKeyTile / kCluster;  // kKeyBox: keys that a CTA loads
   static constexpr int kKeyStages = kTuning.key_stages, kValueStages = kTuning.value_stages, kQueryBuffers = kTuning.query_buffers;
   static constexpr int kMathThreads = 128 * kTuning.warpgroups, kThreads = kMathThreads + 128;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
@@ -58,8 +59,9 @@ struct TileConfig {
   static constexpr bool kTickets = false;                                    // work tiles may be drawn, by dense::Tickets
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
   static_assert(k8BitValues || kRawStages == 0);
-  static_assert(!k8BitValues || !kOverlap);      // promotion of a key tile needs its own wait
-  static_assert(kOverlap || !kTuning.pingpong);  // warpgroups skip different key tiles
+  static_assert(kCluster == 1 || (!k8BitValues && kKeyBox % 8 == 0));  // a swizzle atom has 8 rows
+  static_assert(!k8BitValues || !kOverlap);                            // promotion of a key tile needs its own wait
+  static_assert(kOverlap || !kTuning.pingpong);                        // warpgroups skip different key tiles
   static_assert(kLoadRegisters >= 24);
 };
 

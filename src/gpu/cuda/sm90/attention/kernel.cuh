@@ -4,11 +4,22 @@
 
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/sm90/attention/config.hpp"
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/load.cuh"
 #include "gpu/cuda/sm90/dense/math.cuh"
 #include "gpu/cuda/sm90/dense/transpose_values.cuh"
 
 namespace fovea::gpu::sm90::attention {
+
+/// All threads of the CTA, or of its cluster.
+template <class Config>
+__device__ void sync() {
+  if constexpr (Config::kCluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
 
 /// Persistent CTAs, one for each multiprocessor.
 template <class Config>
@@ -20,7 +31,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     storage.init_barriers();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v}) prefetch_tensor_map(&rows->map);
   }
-  __syncthreads();
+  sync<Config>();
   grid_dependency_wait();
   if (warpgroup < Config::kTuning.warpgroups) {
     warpgroup_reg_alloc<Config::kMathRegisters>();
@@ -36,6 +47,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
     __syncwarp();
   }
   launch_dependents();
+  // No CTA ends while another one may arrive at its barriers.
+  if constexpr (Config::kCluster > 1) cluster_sync();
 }
 
 template <class Config>
@@ -45,6 +58,7 @@ Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream s
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(dense::Storage<Config>),
+                          .cluster = dim3(Config::kCluster),
                           .programmatic = true};
   return launch(&attend<Config>, shape, stream, params);
 }

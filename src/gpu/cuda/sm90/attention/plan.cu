@@ -44,20 +44,20 @@ class State final : public PlanState<Problem, AttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
     one_wave_ = one_wave::call_of(problem, multiprocessors_);
-    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows());
+    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows(), same_keys());
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are loaded as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
     const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
-    const std::int64_t tokens = tuning.row_tile() / packed;
+    const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;  // of a cluster
     const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = detail::ceil_div(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
     const bool whole = problem.batch_invariant || problem.ragged || one_wave_.has_value();
-    const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, multiprocessors_);
+    const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, clusters());
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
-    params_.order = dense::tile_order(problem, tokens, heads * splits, ctas(), tuning.overlap);
+    params_.order = dense::tile_order(problem, tokens, heads * splits, ctas() / tuning.cluster, tuning.overlap);
     fill_problem(params_, problem);
     params_.rows = problem.total_q;
     params_.splits = splits;
@@ -119,13 +119,18 @@ class State final : public PlanState<Problem, AttentionArgs> {
     return problem_.mask.right != kUnbounded ? problem_.max_seq_q / 2 : problem_.max_seq_q;
   }
 
+  /// Whether all query tiles of a head see the same keys.
+  bool same_keys() const { return !problem_.ragged && problem_.mask.left == kUnbounded && problem_.mask.right == kUnbounded; }
+
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
   const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
-  int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, multiprocessors_)); }
+  /// Clusters, or CTAs without them, that the device runs at once.
+  int clusters() const { return multiprocessors_ / tuning_row().cluster; }
+  int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, clusters())) * tuning_row().cluster; }
 
   /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args) const {
-    const int packed = params.packed(), keys = tuning_row().key_tile;
+    const int packed = params.packed(), keys = tuning_row().key_tile / tuning_row().cluster;
     const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
     params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);

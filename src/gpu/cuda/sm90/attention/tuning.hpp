@@ -23,6 +23,7 @@ struct Tuning {
   bool overlap = true;
   std::int64_t rows_from = 0;  ///< least query_rows of tuning_index()
   int raw_stages = 0;          ///< of e4m3 values by rows, which the producer's warpgroup transposes
+  int cluster = 1;             ///< CTAs whose query tiles see the same keys; each loads a part of a key tile for all
 
   constexpr int row_tile() const { return 64 * warpgroups; }
 };
@@ -31,14 +32,16 @@ struct Tuning {
 /// of the last round idle. Figures: bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the
 /// power limit.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
-    {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                    // with overlap and pingpong 5 to 7 % slower; 160 keys level
-    {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                    // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
-    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096}},      // 128 rows with overlap 4 to 8 % slower from 4096 on
-    {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},                   // without overlap 8 % slower; 128 x 160 tiles up to 6 %
-    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096}},  // 128 rows with overlap 1 to 7 % slower
-    {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, false, true}},              // two query buffers and 96 keys: 2 to 5 % slower
-    {"192", {192, 192, 2, 96, 2, 2, 1, 216, false, true}},                   // the largest that fits; not measured against others
-    {"256", {256, 256, 2, 80, 2, 2, 1, 216, false, true}},                   // pingpong makes no difference
+    {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                // with overlap and pingpong 5 to 7 % slower; 160 keys level
+    {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
+    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096}},  // 128 rows with overlap 4 to 8 % slower from 4096 on
+    {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},               // without overlap 8 % slower; 128 x 160 tiles up to 6 %
+    {"192x128_pair", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096, 0, 2}},  // CTAs alone 2 to 3 % slower, level from 16384 on
+    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096}},        // 128 rows with overlap 1 to 7 % slower
+    {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, false, true}},                    // two query buffers and 96 keys: 2 to 5 % slower
+    {"192", {192, 192, 2, 96, 2, 2, 1, 216, false, true}},                         // the largest that fits; not measured against others
+    {"256_pair", {256, 256, 2, 80, 2, 2, 1, 216, false, true, 4096, 0, 2}},        // CTAs alone 3 % slower
+    {"256", {256, 256, 2, 80, 2, 2, 1, 216, false, true}},                         // pingpong makes no difference
 });
 
 /// For e4m3 inputs. Beside each row, accumulators of a lane: results and scores. Only head dim 128 is
@@ -57,11 +60,13 @@ using Rows = std::span<const Named<Tuning>>;
 constexpr Rows tunings_of(bool eight_bit) { return eight_bit ? Rows(kTuningsE4m3) : Rows(kTunings); }
 
 /// The first row that takes these head dims, both at most 256, and `query_rows`: those of a sequence,
-/// or fewer under a causal mask, where tiles differ, or more of a ragged batch, by its bounds.
-constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows) {
+/// or fewer under a causal mask, where tiles differ, or more of a ragged batch, by its bounds. `same_keys`:
+/// whether all query tiles of a head see the same keys.
+constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows, bool same_keys = false) {
   int index = 0;
   for (const Tuning& row : rows) {
-    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from) break;
+    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from && (same_keys || row.cluster == 1))
+      break;
     ++index;
   }
   return index;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The producer: one lane loads queries, keys and values of the work tiles into shared memory by TMA.
+/// The producer: one lane loads queries, keys and values of the work tiles into shared memory by TMA. In a
+/// cluster, each CTA's loads a part of every tile of keys and values into all.
 #pragma once
 
 #include "gpu/cuda/sm90/clipped_rows.cuh"
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
 
@@ -59,8 +61,8 @@ class Loader {
   __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer, int work_slot) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
     for (int tile = last - 1; tile >= first; --tile) {
-      const int key = tile * Config::kKeyTile, valid = max(min(Config::kKeyTile, work.seq_k - key), 0);
-      const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyTile - valid, work.k_begin + key + valid, work.batch};
+      const int key = tile * Config::kKeyTile + rank * Config::kKeyBox, valid = max(min(Config::kKeyBox, work.seq_k - key), 0);
+      const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyBox - valid, work.k_begin + key + valid, work.batch};
       // No copy may be in flight when the CTA ends.
       if (!work.done || (started && Config::kOverlap))
         load_tile<Config::kSlicesQk, Element>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
@@ -92,7 +94,9 @@ class Loader {
   __device__ void load_tile(const ClippedRows& rows, BoxStart at, PipelineState<kStages>& position, std::uint32_t to,
                             std::uint64_t* full_barriers, std::uint64_t* empty_barriers) {
     const std::uint32_t full = producer_acquire(position, full_barriers, empty_barriers, kSlices * Config::kKeySliceBytes);
-    load_clipped<kSlices, kColumns<T>>(to, Config::kKeySliceBytes, rows, at, full);
+    at.row *= rows.head_step;
+    at.block *= rows.batch_step;
+    load_slices<kSlices, kColumns<T>, Config::kCluster>(to + rank * Config::kKeyBox * kSliceBytes, Config::kKeySliceBytes, rows, at, full);
     position.advance();
   }
 
@@ -103,6 +107,7 @@ class Loader {
   PipelineState<Config::kRawStages> raws;  // in place of `values`, where they are transposed
   BoxStart values_at{};                    // the key tile whose keys were loaded last
   const std::byte* values_from = nullptr;
+  const int rank = Config::kCluster > 1 ? cluster_rank() : 0;
   bool started = false;
 };
 

@@ -2,6 +2,7 @@
 /// The consumer: a warpgroup with 64 query rows. Scores, probabilities and accumulators stay in registers.
 #pragma once
 
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
@@ -144,10 +145,10 @@ class Math {
   }
   __device__ __forceinline__ void skip_tile() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
-    release(&storage.k_empty[keys.stage]);
+    release_keys(&storage.k_empty[keys.stage]);
     keys.advance();
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
-    release(&storage.v_empty[values.stage]);
+    release_keys(&storage.v_empty[values.stage]);
     values.advance();
   }
 
@@ -212,18 +213,24 @@ class Math {
     constexpr bool kBeside = !Config::kCodes && kColumns < Config::kHeadDimV && kColumns + kOut + kOperands + 16 <= Config::kMathRegisters;
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns, kBeside>(
-        out, probabilities, shared_address(storage.v[values.stage]), [&] { release(&storage.v_empty[values.stage]); });
+        out, probabilities, shared_address(storage.v[values.stage]), [&] { release_keys(&storage.v_empty[values.stage]); });
     values.advance();
   }
   /// Frees the values after the wait.
   __device__ __forceinline__ void finish_values() {
     fence_operand(out);
-    release(&storage.v_empty[values.stage]);
+    release_keys(&storage.v_empty[values.stage]);
     values.advance();
   }
 
   __device__ __forceinline__ void release(std::uint64_t* empty) {
     if (lane_index() == 0) barrier_arrive(shared_address(empty));
+  }
+
+  /// Returns a tile of keys or values to the producers of all CTAs that load parts of it.
+  __device__ __forceinline__ void release_keys(std::uint64_t* empty) {
+    if constexpr (Config::kCluster == 1) return release(empty);
+    if (lane_index() < Config::kCluster) barrier_arrive_at(shared_address(empty), lane_index());
   }
 
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
@@ -247,7 +254,7 @@ class Math {
   /// Turns scores into probabilities. Returns whether `out` is to be rescaled.
   __device__ __forceinline__ bool scores_to_probabilities() {
     fence_operand(score_accumulators());
-    release(&storage.k_empty[keys.stage]);
+    release_keys(&storage.k_empty[keys.stage]);
     keys.advance();
     if (tile == first) release_queries();
     const bool edge = tile < full_first || tile >= full_last;

@@ -67,7 +67,8 @@ struct Storage {
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait. With RawValues, a lane
   // of each transposing warp arrives instead (v).
-  // empty: a lane of each consumer warp arrives (q: of one warpgroup); a producer waits.
+  // empty: a lane of each consumer warp arrives (q: of one warpgroup; k, v: of all CTAs of the cluster); a
+  // producer waits.
   std::uint64_t q_full[kQuerySlots], q_empty[kQuerySlots];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
@@ -81,8 +82,8 @@ struct Storage {
     barriers_init(q_empty, 4);
     barriers_init(k_full, 1);
     barriers_init(v_full, Config::kRawStages > 0 ? kTransposingWarps : 1);
-    barriers_init(k_empty, 4 * kWarpgroups);
-    barriers_init(v_empty, 4 * kWarpgroups);
+    barriers_init(k_empty, 4 * kWarpgroups * Config::kCluster);
+    barriers_init(v_empty, 4 * kWarpgroups * Config::kCluster);
     raw.init_barriers();
     if constexpr (requires { work_tile_data.init_barriers(); }) work_tile_data.init_barriers();
     fence_barrier_init();

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/ragged_sections.cuh"
 #include "gpu/cuda/sm90/dense/ragged_tail.cuh"
 
@@ -13,8 +14,8 @@ namespace fovea::gpu::sm90::dense {
 
 inline constexpr int kWorkTiles = 3;  // stages of the ring
 
-/// Finds the work tiles of this CTA, one of `ctas`, by a whole warp. `Config` has kRowTile, kKeyTile and
-/// kTickets.
+/// Finds the work tiles of this CTA, or cluster, one of `ctas`, by a whole warp. `Config` has kRowTile,
+/// kKeyTile, kCluster and kTickets.
 template <class Config, class Params>
 class TileScheduler {
  public:
@@ -44,7 +45,7 @@ class TileScheduler {
     work.seq_q = params.seq_q;
     work.seq_k = params.seq_k;
     const bool drawn = Config::kTickets && params.tickets.drawn != nullptr;
-    detail::TileOrder::Place at = drawn ? params.sections.at(turn()) : params.order.at(static_cast<int>(blockIdx.x), step);
+    detail::TileOrder::Place at = drawn ? params.sections.at(turn()) : params.order.at(number(), step);
     if (at.head < 0) return at;
     work.batch = at.head / work_heads();
     at.head -= work.batch * work_heads();
@@ -65,7 +66,7 @@ class TileScheduler {
 
   /// Number of this CTA's next work tile among those of all. The first needs no ticket.
   __device__ int turn() const {
-    if (step == 0 || params.tickets.drawn == nullptr) return step * ctas + static_cast<int>(blockIdx.x);
+    if (step == 0 || params.tickets.drawn == nullptr) return step * ctas + number();
     int ticket = 0;
     if (threadIdx.x % 32 == 0) ticket = atomicAdd(params.tickets.drawn, 1);
     return ctas + __shfl_sync(~0u, ticket, 0);
@@ -73,8 +74,11 @@ class TileScheduler {
 
   /// Splits count as heads.
   __device__ int work_heads() const { return (params.heads >> params.packed_shift) * params.splits; }
-  /// Tokens of a query tile.
-  __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
+  /// Tokens of a query tile of the order, and of the part that each CTA of a cluster has.
+  __device__ int tokens() const { return Config::kCluster * own_tokens(); }
+  __device__ int own_tokens() const { return Config::kRowTile >> params.packed_shift; }
+  /// Number of this CTA, or of its cluster.
+  static __device__ int number() { return static_cast<int>(blockIdx.x) / Config::kCluster; }
 
   __device__ void place(WorkTile& work, detail::TileOrder::Place at) const {
     work.split = at.head % params.splits;
@@ -82,6 +86,8 @@ class TileScheduler {
     work.token = at.q_tile * tokens();
     work.find_keys(params, Config::kRowTile, Config::kKeyTile);
     if (params.splits > 1) work.keep_split(params.splits);
+    // Query tiles of a cluster see the same keys.
+    if constexpr (Config::kCluster > 1) work.token += cluster_rank() * own_tokens();
     if (work.last > work.first) return;
     // No row sees a key. The tile has one key tile that is masked, so consumers need no other case.
     work.low = 1;
@@ -98,10 +104,10 @@ class TileScheduler {
 
 /// The scheduler warp, ahead of the producer: to find a work tile takes as long as to compute a key tile.
 /// A ticket is drawn once its slot is free: drawn too early, a long tile would wait for its CTA.
-/// `Storage` has the ring: work_tiles, work_full and work_empty. `ctas`: the first CTAs of the grid, which
-/// take work tiles.
+/// `Storage` has the ring: work_tiles, work_full and work_empty. `ctas`: the first CTAs of the grid, or
+/// clusters, which take work tiles.
 template <class Config, class Params, class Storage>
-__device__ void schedule_work_tiles(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x)) {
+__device__ void schedule_work_tiles(const Params& params, Storage& storage, int ctas = static_cast<int>(gridDim.x) / Config::kCluster) {
   TileScheduler<Config, Params> scheduler(params, ctas);
   PipelineState<kWorkTiles> at;
   for (bool done = false; !done; at.advance()) {
