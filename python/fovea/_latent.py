@@ -82,8 +82,9 @@ def latent_attention(
     at multiples of 16 bytes (:meth:`fovea.CacheFormat.empty` sees to it). Packed caches, listed tokens and pages that are no
     multiples of 8 have another limit: from its first block to its last, gaps included, a cache has fewer than 2^32 units. A unit is
     the greatest common divisor of the strides of blocks and tokens, and at least 16 bytes (64 GiB). It is one token's size if
-    blocks follow each other at multiples of that, as in a pool that layers share. Other NVIDIA GPUs take plain
-    caches of q's dtype, in any layout: float16 from compute capability 7.5 on, bfloat16 from 8.0.
+    blocks follow each other at multiples of that, as in a pool that layers share. Other NVIDIA GPUs take any
+    scale: float16 from compute capability 7.5 on, bfloat16 from 8.0. Only packed and e4m3 rows, and those beside them, must lie at
+    multiples of 16 bytes there.
 
     Args:
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]``, the rows of all sequences one after another. float32, float16 or

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Plans of dense attention: splits, workspaces, heads that share a query tile.
+/// Plans of dense attention: splits, workspaces, heads that share a query tile. Kernels of latent attention by shared memory.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -7,6 +7,7 @@
 #include "case.hpp"
 #include "fake_runtime.hpp"
 #include "fovea/attention.hpp"
+#include "fovea/latent_attention.hpp"
 
 namespace fovea::check {
 namespace {
@@ -42,6 +43,32 @@ TEST(Planning, HopperAttentionOfOneWave) {
         EXPECT_EQ(plan->workspace_bytes(), 0U) << text;
       }
   EXPECT_GT(planned(4, 65536, 128)->workspace_bytes(), 0U);  // in splits
+}
+
+/// Of the portable kernels of latent attention a device gets those that fit its shared memory.
+TEST(Planning, PortableLatentAttentionFits) {
+  const auto tiles = [](std::size_t device, DType rows, std::int64_t heads) {
+    const DType dtype = kFakeDevices[device].capability < 80 ? DType::f16 : DType::bf16;
+    TensorDesc cache = contiguous(rows, {4, 64, 1, 576});
+    cache.alignment = 16;
+    const LatentAttentionDesc desc{.q = contiguous(dtype, {1, 1, heads, 576}),
+                                   .out = contiguous(dtype, {1, 1, heads, 512}),
+                                   .block_table = contiguous(DType::i32, {1, 4}),
+                                   .cache = {.rows = cache}};
+    const auto planned =
+        plan_latent_attention(desc, {Backend::cuda, static_cast<int>(device)}, {.implementation = "cuda.portable.latent_attention"});
+    const std::string text(planned ? planned->explain() : to_string(planned.error()));
+    const std::size_t begin = text.find(": ") + 2;
+    return text.substr(begin, text.find(" stages") - begin);
+  };
+  constexpr std::size_t kLarge = 0, kAmpere = 1, kTuring = 2, kAda = 4;
+  EXPECT_EQ(tiles(kLarge, DType::bf16, 16), "16 x 32 tiles, 2");
+  EXPECT_EQ(tiles(kLarge, DType::bf16, 17), "32 x 32 tiles, 4");
+  EXPECT_EQ(tiles(kAmpere, DType::e4m3, 128), "64 x 32 tiles, 4");
+  EXPECT_EQ(tiles(kAda, DType::bf16, 128), "64 x 32 tiles, 2");
+  EXPECT_EQ(tiles(kAda, DType::e4m3, 33), "64 x 32 tiles, 2");
+  EXPECT_EQ(tiles(kTuring, DType::f16, 128), "64 x 32 tiles, 1");
+  EXPECT_EQ(tiles(kTuring, DType::e4m3, 128), "16 x 32 tiles, 1");
 }
 
 }  // namespace

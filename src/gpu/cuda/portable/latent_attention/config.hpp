@@ -36,9 +36,9 @@ inline constexpr int kMostStages = 4;
 inline constexpr int kWorkBytes = 128;  // of two work tiles
 inline constexpr int kSourceBytes = kMostStages * kKeys;
 
-/// Bytes of a coded row in shared memory: as it is stored, then its scales if they lie elsewhere. The second has room for plain rows, which
-/// may be mixed with coded ones. An odd number of chunks spreads rows over banks.
-inline constexpr int kCodedRow = 656, kMixedRow = 1168, kScalesAt = 576;
+/// Bytes of a coded row in shared memory: as it is stored, then its scales if they lie elsewhere. The first has no scales, and the last has
+/// room for plain rows, which may be mixed with coded ones. An odd number of chunks spreads rows over banks.
+inline constexpr int kE4m3Row = 592, kPackedRow = 656, kMixedRow = 1168, kScalesAt = 576;
 
 /// Shared memory before the stages: products, sources of keys, work tiles.
 template <class Config>

@@ -13,13 +13,21 @@ __device__ inline T load(const std::byte* from) {
   return *reinterpret_cast<const T*>(from);
 }
 
+/// What decoding knows of a kind of rows when it is compiled.
+template <RowKind kKind, int kHeadDim>
+struct CodedRow {
+  static constexpr int kCodes = kKind == RowKind::e4m3 ? kHeadDim : kKind == RowKind::v4 ? 448 : kKind == RowKind::plain ? 0 : 512;
+  static constexpr int kRopeAt = kKind == RowKind::v32 ? 528 : kCodes;  // 16-bit values behind codes and the scales beside them
+  static constexpr bool kPossible = kKind == RowKind::e4m3 || kKind == RowKind::plain || (kKind == RowKind::v32) == (kHeadDim == 576);
+};
+
 /// The scale of the i-th 16 codes of a row.
-__device__ inline float scale_of(RowKind kind, const std::byte* row, int i) {
-  if (kind == RowKind::e4m3) return 1;
-  if (kind == RowKind::v32) return load<float>(row + 512 + i / 8 * 4);       // of 128 values
-  const int shift = kind == RowKind::v4 ? 2 : kind == RowKind::v41 ? 1 : 0;  // of 64, 32 or 16
-  const auto code = static_cast<std::uint32_t>(row[kScalesAt + (i >> shift)]);
-  return kind == RowKind::fp4 ? floats_from_halves(halves_from_e4m3(code)).x * kE2m1Unit : f32_from_ue8m0(code);
+template <RowKind kKind>
+__device__ __forceinline__ float scale_of(const std::byte* row, int i) {
+  if constexpr (kKind == RowKind::v32) return load<float>(row + 512 + i / 8 * 4);   // of 128 values
+  constexpr int kShift = kKind == RowKind::v4 ? 2 : kKind == RowKind::v41 ? 1 : 0;  // of 64, 32 or 16
+  const auto code = static_cast<std::uint32_t>(row[kScalesAt + (i >> kShift)]);
+  return kKind == RowKind::fp4 ? floats_from_halves(halves_from_e4m3(code)).x * kE2m1Unit : f32_from_ue8m0(code);
 }
 
 template <class Element>
@@ -28,42 +36,67 @@ __device__ inline std::uint32_t scaled(std::uint32_t halves, float scale) {
   return pack<Element>(values.x * scale, values.y * scale);
 }
 
-/// The i-th 16 values of a row.
-template <class Element>
-__device__ __forceinline__ void decode(const RowFormat& format, const std::byte* row, int i, std::uint32_t (&values)[8]) {
-  if (16 * i >= format.codes) {
-    const std::byte* rope = row + (format.kind == RowKind::v32 ? 528 : format.codes) + 2 * (16 * i - format.codes);
-    const auto first = load<uint4>(rope), second = load<uint4>(rope + 16);
-    values[0] = first.x, values[1] = first.y, values[2] = first.z, values[3] = first.w;
-    values[4] = second.x, values[5] = second.y, values[6] = second.z, values[7] = second.w;
-    return;
-  }
-  const float scale = scale_of(format.kind, row, i);
-  if (format.kind == RowKind::fp4) {
+/// The i-th 16 codes of a row as values; `swapped`: the last eight first.
+template <class Element, RowKind kKind>
+__device__ __forceinline__ void decode(const std::byte* row, int i, bool swapped, std::uint32_t (&values)[8]) {
+  const float scale = kKind == RowKind::e4m3 ? 1 : scale_of<kKind>(row, i);
+  if constexpr (kKind == RowKind::fp4) {
     const auto words = load<uint2>(row + 8 * i);
+    const std::uint32_t first = swapped ? words.y : words.x, second = swapped ? words.x : words.y;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e2m1((j < 4 ? words.x : words.y) >> j % 4 * 8 & 0xff), scale);
+    for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e2m1((j < 4 ? first : second) >> j % 4 * 8 & 0xff), scale);
   } else {
     const auto chunk = load<uint4>(row + 16 * i);
-    const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    const std::uint32_t words[4] = {swapped ? chunk.z : chunk.x, swapped ? chunk.w : chunk.y, swapped ? chunk.x : chunk.z,
+                                    swapped ? chunk.y : chunk.w};
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e4m3(words[j / 2] >> j % 2 * 16 & 0xffff), scale);
+  }
+}
+
+/// Called by the eight threads of a row. At any time they store eight chunks of different banks.
+template <class Config, RowKind kKind>
+__device__ __forceinline__ void decode_row(const std::byte* row, std::uint32_t keys, int swizzle, int thread) {
+  using Coded = CodedRow<kKind, Config::kHeadDim>;
+  if constexpr (Coded::kPossible) {
+    const int swapped = thread / 4;
+    const std::uint32_t first = keys + static_cast<std::uint32_t>((2 * thread + swapped) ^ swizzle) * 16;
+    const std::uint32_t second = keys + static_cast<std::uint32_t>((2 * thread + 1 - swapped) ^ swizzle) * 16;
+#pragma unroll 2
+    for (int j = 0; j < Coded::kCodes / 16; j += 8) {
+      std::uint32_t x[8];
+      if (Coded::kCodes % 128 != 0 && thread + j >= Coded::kCodes / 16) break;
+      decode<typename Config::Element, kKind>(row, thread + j, swapped != 0, x);
+      store_shared_128(first + 32 * j, {x[0], x[1], x[2], x[3]});
+      store_shared_128(second + 32 * j, {x[4], x[5], x[6], x[7]});
+    }
+    const std::uint32_t rope = keys + 2 * Coded::kCodes + static_cast<std::uint32_t>(thread ^ swizzle) * 16;
+#pragma unroll 1
+    for (int j = 0; j < (Config::kHeadDim - Coded::kCodes) / 8; j += 8) {
+      store_shared_128(rope + 16 * j, load<uint4>(row + Coded::kRopeAt + 16 * (thread + j)));
+    }
   }
 }
 
 /// Called by the CTA, between barriers. Eight threads decode a row.
 template <class Config>
 __device__ __forceinline__ void decode_tile(const Params& params, const Storage<Config>& storage, int stage) {
-  using Rows = KeyRows<Config>;
-  const int row = static_cast<int>(threadIdx.x) / 8;
-  const RowFormat& format = params.listed && storage.sources[stage][row] == kExtra ? params.extra.format : params.main.format;
+  const int row = static_cast<int>(threadIdx.x) / 8, thread = static_cast<int>(threadIdx.x) % 8;
+  const int source = params.listed ? storage.sources[stage][row] : kMain;
   const std::byte* codes = storage.codes(params, stage, row);
+  const std::uint32_t keys = storage.keys(0) + static_cast<std::uint32_t>(row * KeyRows<Config>::kRowBytes);
+  if (source == kAbsent) {  // its codes may be older ones
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) % 8; i < Config::kHeadDim / 16; i += 8) {
-    std::uint32_t x[8];
-    decode<typename Config::Element>(format, codes, i, x);
-    store_shared_128(storage.keys(0) + static_cast<std::uint32_t>(Rows::offset(row, 2 * i)), {x[0], x[1], x[2], x[3]});
-    store_shared_128(storage.keys(0) + static_cast<std::uint32_t>(Rows::offset(row, 2 * i + 1)), {x[4], x[5], x[6], x[7]});
+    for (int j = 0; j < Config::kHeadDim / 8; j += 8) store_shared_128(keys + 16 * (thread + j), {});
+    return;
+  }
+  switch (source == kExtra ? params.extra.format.kind : params.main.format.kind) {
+    case RowKind::plain: return decode_row<Config, RowKind::plain>(codes, keys, row % 8, thread);
+    case RowKind::e4m3: return decode_row<Config, RowKind::e4m3>(codes, keys, row % 8, thread);
+    case RowKind::v32: return decode_row<Config, RowKind::v32>(codes, keys, row % 8, thread);
+    case RowKind::v4: return decode_row<Config, RowKind::v4>(codes, keys, row % 8, thread);
+    case RowKind::v41: return decode_row<Config, RowKind::v41>(codes, keys, row % 8, thread);
+    case RowKind::fp4: return decode_row<Config, RowKind::fp4>(codes, keys, row % 8, thread);
   }
 }
 

@@ -74,9 +74,7 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
     } else {
       math.await_products();
     }
-    float scores[Math<Config>::kScores];
-    math.apply_softmax(scores, tile, stage, masked);
-    math.multiply_values(scores, buffer);
+    math.accumulate(tile, stage, masked, buffer);
     if (++stage == params.stages) stage = 0;
   }
   copy_async_wait<0>();
@@ -124,7 +122,7 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(shape_of<Config>(99 * 1024, 100 * 1024, 0).stages >= 2 && shape_of<Config>(99 * 1024, 100 * 1024, kMixedRow).stages >= 1);
   const DeviceProperties& device = *properties(ordinal);
   int allowed = 0;
-  for (const int coded_row : {0, kCodedRow, kMixedRow}) {
+  for (const int coded_row : {0, kE4m3Row, kPackedRow, kMixedRow}) {
     const Shape most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, coded_row);
     allowed = std::max(allowed, shared_bytes<Config>(most.stages, coded_row));
   }

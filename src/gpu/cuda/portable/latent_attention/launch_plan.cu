@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
@@ -19,25 +20,35 @@ constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the
 constexpr std::int64_t kAlignment = 16;      // bytes, of rows that are copied whole
 constexpr int kTilesOfPrefill = 4, kSplitsOfPrefill = 4;
 
+/// What a device and a call say about shared memory.
+struct Fit {
+  int per_block, per_multiprocessor, coded_row;
+};
+
 template <class Config>
 constexpr Entry kEntry{Config::kRowTile, &shape_of<Config>, &launch_attend<Config>};
 
+/// Of the kernels that fit, the one with the fewest rows that suffice, else with the most rows. Without a fit: the first.
 template <class Element, int kHeadDim>
-Entry entry_of(std::int64_t rows) {
-  std::size_t tuning = 0;
-  while (tuning + 1 < kTunings.size() && 16 * kTunings[tuning].row_groups < rows) ++tuning;
-  return *function_of_row<kTunings.size()>(static_cast<int>(tuning), [](auto row) {
-    constexpr Tuning kTuning = kTunings[row.value];
-    return &kEntry<Config<Element, kHeadDim, kTuning.row_groups, kTuning.most_ctas>>;
-  });
+Entry entry_of(std::int64_t rows, const Fit& fit) {
+  Entry best{};
+  for (std::size_t tuning = 0; tuning < kTunings.size(); ++tuning) {
+    const Entry entry = *function_of_row<kTunings.size()>(static_cast<int>(tuning), [](auto row) {
+      constexpr Tuning kTuning = kTunings[row.value];
+      return &kEntry<Config<Element, kHeadDim, kTuning.row_groups, kTuning.most_ctas>>;
+    });
+    const bool fits = entry.shape(fit.per_block, fit.per_multiprocessor, fit.coded_row).stages > 0;
+    if (tuning == 0 || (fits && best.row_tile < rows)) best = entry;
+  }
+  return best;
 }
 
-Entry entry_of(const detail::AttentionCore& core, std::int64_t tokens) {
+Entry entry_of(const detail::AttentionCore& core, std::int64_t tokens, const Fit& fit) {
   // With batch_invariant, the number of tokens does not choose the kernel.
   const std::int64_t rows = (core.batch_invariant ? 1 : tokens) * core.group();
   const bool rotary = core.head_dim_qk == 576;
-  if (core.q_dtype == DType::f16) return rotary ? entry_of<__half, 576>(rows) : entry_of<__half, 512>(rows);
-  return rotary ? entry_of<__nv_bfloat16, 576>(rows) : entry_of<__nv_bfloat16, 512>(rows);
+  if (core.q_dtype == DType::f16) return rotary ? entry_of<__half, 576>(rows, fit) : entry_of<__half, 512>(rows, fit);
+  return rotary ? entry_of<__nv_bfloat16, 576>(rows, fit) : entry_of<__nv_bfloat16, 512>(rows, fit);
 }
 
 std::size_t map_workspace(Params& params, int row_tile, std::byte* base) {
@@ -53,9 +64,11 @@ std::size_t map_workspace(Params& params, int row_tile, std::byte* base) {
 }  // namespace
 
 LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, std::int64_t sequences, std::int64_t tokens, int coded_row)
-    : device(device_), entry(entry_of(core, tokens)) {
+    : device(device_) {
   const DeviceProperties& found = *properties(device);
-  const Shape shape = entry.shape(found.shared_bytes_per_block, found.shared_bytes_per_multiprocessor, coded_row);
+  const Fit fit{found.shared_bytes_per_block, found.shared_bytes_per_multiprocessor, coded_row};
+  entry = entry_of(core, tokens, fit);
+  const Shape shape = entry.shape(fit.per_block, fit.per_multiprocessor, fit.coded_row);
   params.coded_row = coded_row;
   params.stages = shape.stages;
   params.whole = core.batch_invariant;
@@ -117,24 +130,29 @@ RowKind kind_of(const detail::LatentCacheView& cache, DType q_dtype) {
   return cache.dtype == q_dtype ? RowKind::plain : RowKind::e4m3;
 }
 
+/// The largest power of two, up to kAlignment, at multiples of which rows lie.
+static std::int64_t row_alignment(const detail::LatentCacheView& cache) {
+  std::int64_t bytes = std::gcd(kAlignment, cache.alignment);
+  if (packed_format(cache.format) != nullptr) return cache.blocks <= 1 ? bytes : std::gcd(bytes, cache.block_stride);
+  for (const std::int64_t stride : {cache.strides.block, cache.strides.token, cache.strides.head}) {
+    bytes = std::gcd(bytes, stride * static_cast<std::int64_t>(size_of(cache.dtype)));
+  }
+  return bytes;
+}
+
 RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype) {
-  RowCache rows{.page = divmod_by(cache.page), .blocks = static_cast<int>(cache.blocks)};
+  RowCache rows{.page = divmod_by(cache.page), .blocks = static_cast<int>(cache.blocks), .aligned = row_alignment(cache) == kAlignment};
   const RowKind kind = kind_of(cache, q_dtype);
   if (const PackedFormat* format = packed_format(cache.format)) {
     rows.strides = {cache.block_stride, format->codes_at(1), 0};
     rows.scales_at = format->scales_at(0, cache.page);
     rows.scales_stride = format->scales_at(1, cache.page) - rows.scales_at;
-    rows.aligned = cache.alignment % kAlignment == 0 && (cache.blocks <= 1 || cache.block_stride % kAlignment == 0);
     const int scales = kind == RowKind::v32 ? 0 : format->scale_bytes;  // v32 has them between codes and rope
     rows.format = {kind, (format->bytes() - scales) / 16, format->codes, scales / 4};
     return rows;
   }
   const auto bytes = static_cast<std::int64_t>(size_of(cache.dtype));
   rows.strides = {cache.strides.block * bytes, cache.strides.token * bytes, cache.strides.head * bytes};
-  rows.aligned = cache.alignment % kAlignment == 0;
-  for (const std::int64_t stride : {rows.strides.block, rows.strides.token, rows.strides.head}) {
-    rows.aligned = rows.aligned && stride % kAlignment == 0;
-  }
   rows.format = {kind, static_cast<int>(cache.row * bytes / 16), kind == RowKind::e4m3 ? static_cast<int>(cache.row) : 0, 0};
   return rows;
 }
@@ -166,12 +184,11 @@ Result<void> accept_core(const detail::AttentionCore& core, const LaunchPlan& la
   return {};
 }
 
-Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, DType q_dtype) {
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, int coded_row) {
   const std::string text(name);
-  // Kernels decode coded rows, but not all of their cases have passed on a device yet.
-  if (cache.format != CacheFormat::rows) return declined(text + ".format", name_of(cache.format), "rows");
-  if (cache.dtype != q_dtype) return declined(text + ".rows.dtype", name_of(cache.dtype), "the dtype of q");
   if (cache.page >= kLimit || cache.blocks >= kLimit) return declined(text + " (blocks, page)", "2^30 or more", "less");
+  const std::int64_t alignment = row_alignment(cache);
+  if (coded_row > 0 && alignment < kAlignment) return declined(text + " (alignment of rows in bytes)", alignment, "a multiple of 16");
   return {};
 }
 

@@ -45,12 +45,13 @@ RowCache row_cache(const detail::LatentCacheView& cache, DType q_dtype);
 constexpr int coded_row_of(const RowFormat& main, const RowFormat& extra) {
   const bool plain = main.kind == RowKind::plain || extra.kind == RowKind::plain;
   const bool coded = main.kind != RowKind::plain || extra.kind != RowKind::plain;
-  return !coded ? 0 : plain ? kMixedRow : kCodedRow;
+  const bool packed = main.kind != RowKind::e4m3 || extra.kind != RowKind::e4m3;
+  return !coded ? 0 : plain ? kMixedRow : packed ? kPackedRow : kE4m3Row;
 }
 
 /// Reasons to decline.
 Result<void> accept_core(const detail::AttentionCore& core, const LaunchPlan& launch);
-Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, DType q_dtype);
+Result<void> accept_cache(std::string_view name, const detail::LatentCacheView& cache, int coded_row);
 
 /// A plan of dense or of token-sparse attention.
 template <class Problem, class Args>

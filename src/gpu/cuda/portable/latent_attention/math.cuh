@@ -4,10 +4,9 @@
 
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
-#include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/mma.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/portable/latent_attention/storage.cuh"
+#include "gpu/cuda/portable/latent_attention/rows.cuh"
 
 namespace fovea::gpu::portable::latent_attention {
 
@@ -56,15 +55,7 @@ class Math {
       const int own = row(r), token = params.group.quotient(work.row + own);
       seen_begin[r] = max(token + work.low, work.begin);
       seen_end[r] = min(token + work.high + 1, work.end);
-      const std::uint16_t* from = nullptr;
-      if (own < work.rows) {
-        from = static_cast<const std::uint16_t*>(params.q) + RowPlace(params, work, kv_head, work.row + own).in(params.q_strides);
-      }
-#pragma unroll
-      for (int step = 0; step < Config::kSteps; ++step) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) queries[step][2 * half + r] = query_pair(from, column_of_step(step) + 8 * half);
-      }
+      TileRow<Config>{params, work, kv_head, own}.load(16 * part + lane_column(lane), r, queries);
     }
   }
 
@@ -77,29 +68,48 @@ class Math {
 #pragma unroll
       for (int n = 0; n < Config::kPartKeys / 16; ++n) {
         std::uint32_t k[4];
-        ldmatrix(k, Rows::advanced(keys, first_column(step)) + 16 * n * Rows::kRowBytes);
+        ldmatrix(k, Rows::advanced(keys, first_column<Config>(step)) + 16 * n * Rows::kRowBytes);
         mma<Element>(&products[8 * n], queries[step], k[0], k[2]);
         mma<Element>(&products[8 * n + 4], queries[step], k[1], k[3]);
       }
     }
+    auto& to = storage.products[group][part];
 #pragma unroll
     for (int n = 0; n < Config::kPartKeys / 8; ++n) {
-      storage.products[group][part][first_key / 8 + n][lane] = {products[4 * n], products[4 * n + 1], products[4 * n + 2],
-                                                                products[4 * n + 3]};
+      to[first_key / 8 + n][lane] = {products[4 * n], products[4 * n + 1], products[4 * n + 2], products[4 * n + 3]};
     }
   }
 
   /// Waits until all warps of the row group have stored their products.
   __device__ __forceinline__ void await_products() const { group_barrier<Config>(group); }
 
-  /// Scores and probabilities of a tile, after that barrier. `masked`: not all rows see all keys.
+  /// Softmax and values of a tile, after that barrier. `masked`: not all rows see all keys.
+  __device__ __forceinline__ void accumulate(int tile, int stage, bool masked, int buffer) {
+    float scores[kScores];
+    apply_softmax(scores, tile, stage, masked);
+    multiply_values(scores, buffer);
+  }
+
+  /// Stores the results of a work tile, or partial ones.
+  __device__ __forceinline__ void store(const WorkTile& work) {
+    softmax.reduce_sum();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float most = Warp::largest_of_row(largest[r]);
+      const int column = member * Config::kColumns + lane_column(lane);
+      TileRow<Config>{params, work, kv_head, row(r)}.store({softmax.maximum[r], softmax.sum[r]}, most, score.scale_log2, column, out, r);
+    }
+  }
+
+ private:
   __device__ __forceinline__ void apply_softmax(float (&scores)[kScores], int tile, int stage, bool masked) {
+    const auto& from = storage.products[group];
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
-      float4 sum = storage.products[group][0][n][lane];
+      float4 sum = from[0][n][lane];
 #pragma unroll
       for (int p = 1; p < Config::kParts; ++p) {
-        const float4 x = storage.products[group][p][n][lane];
+        const float4 x = from[p][n][lane];
         sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
       }
       scores[4 * n] = sum.x;
@@ -142,39 +152,6 @@ class Math {
     }
   }
 
-  /// Stores the results of a work tile, or partial ones.
-  __device__ __forceinline__ void store(const WorkTile& work) {
-    softmax.reduce_sum();
-    const float value_scale = cache_scale_of(params);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int own = row(r);
-      const RowResult result{softmax.sum[r], softmax.maximum[r] * score.scale_log2, Warp::largest_of_row(largest[r])};
-      if (own >= work.rows) continue;
-      const bool first = member == 0 && lane % 4 == 0;
-      const int column = member * Config::kColumns + lane_column(lane);
-      if (work.slot >= 0) {
-        const std::int64_t cell = cell_of(params, work.slot, kv_head, own, Config::kRowTile);
-        if (first) params.partials.states[cell] = {softmax.maximum[r], result.sum};
-        if (first) params.partial_largest[cell] = result.largest;
-        const float factor = result.sum == 0 ? 0 : value_scale / result.sum;
-        store_row(params.partials.out + cell * kValueDim + column, out, r, factor, 0, kValueDim);
-        continue;
-      }
-      const RowPlace place(params, work, kv_head, work.row + own);
-      if (first) result.store(params, place, score.scale_log2);
-      auto* to = static_cast<std::uint16_t*>(params.out) + place.in(params.out_strides) + column;
-      store_result(to, r, value_scale * result.normalise(params, place.head));
-    }
-  }
-
- private:
-  /// Column of a step, counted from the first of this warp's part; a part has every kParts-th step of 16 columns.
-  static __device__ constexpr int first_column(int step) {
-    constexpr int kOfSpan = 4 / Config::kParts;
-    return step / kOfSpan * 64 + step % kOfSpan * (16 * Config::kParts);
-  }
-  __device__ int column_of_step(int step) const { return first_column(step) + 16 * part + lane_column(lane); }
   __device__ int row(int r) const { return group * 16 + lane_row(lane) + 8 * r; }
 
   /// Hides scores of keys that the tile lacks.
@@ -183,25 +160,6 @@ class Math {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       if ((present >> column_of(i) & 1) == 0) scores[i] = -INFINITY;
-    }
-  }
-
-  /// Two neighbours of a query row; zeros without one.
-  __device__ __forceinline__ std::uint32_t query_pair(const std::uint16_t* from, int column) const {
-    if (from == nullptr) return 0;
-    if (params.q_aligned) return *reinterpret_cast<const std::uint32_t*>(from + column);
-    return from[column] | std::uint32_t{from[column + 1]} << 16;
-  }
-  __device__ __forceinline__ void store_result(std::uint16_t* to, int r, float factor) const {
-#pragma unroll
-    for (int i = 2 * r; i < kOut; i += 4) {
-      const std::uint32_t pair = factor == 0 ? 0 : pack<Element>(out[i] * factor, out[i + 1] * factor);
-      if (params.out_aligned) {
-        *reinterpret_cast<std::uint32_t*>(to + column_of(i)) = pair;
-      } else {
-        to[column_of(i)] = static_cast<std::uint16_t>(pair);
-        to[column_of(i) + 1] = static_cast<std::uint16_t>(pair >> 16);
-      }
     }
   }
 

@@ -33,21 +33,22 @@ class State final : public LatentPlan<Problem, LatentAttentionArgs> {
     params.block_table = args.block_table;
     params.cu_seqlens_q = problem_.ragged ? args.cu_seqlens_q : nullptr;
     params.kv_len = args.kv_len;
+    params.cache_scale = problem_.has_scale ? args.cache_scale : nullptr;
   }
 };
 
 detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   LaunchPlan launch = launch_of(problem, device);
-  if (Result<void> good = accept_cache("cache", problem.cache, problem.q_dtype); !good) return good.error();
   if (Result<void> good = accept_core(problem, launch); !good) return good.error();
+  if (Result<void> good = accept_cache("cache", problem.cache, launch.params.coded_row); !good) return good.error();
   return std::shared_ptr<const detail::PlanState<LatentAttentionArgs>>(std::make_shared<State>(problem, std::move(launch)));
 }
 
 constexpr detail::Implementation<detail::LatentAttention> kRow{
     kName,
-    "f16 and bf16 (from compute capability 8.0 on) over rows of their own, of 576 or 512; any heads, query length and page",
-    detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "options.batch_invariant"),
+    "f16 and bf16 (from compute capability 8.0 on) over rows of their own, e4m3 or packed, of 576 or 512; any heads, query length and page",
+    detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan};

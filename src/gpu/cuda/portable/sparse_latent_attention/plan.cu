@@ -70,11 +70,10 @@ class State final : public LatentPlan<Problem, Args> {
 };
 
 Result<void> accept(const Problem& problem, const LaunchPlan& launch) {
-  if (Result<void> good = accept_cache("main.cache", problem.main.cache, problem.q_dtype); !good) return good;
-  if (has_extra(problem)) {
-    if (Result<void> good = accept_cache("extra.cache", problem.extra->cache, problem.q_dtype); !good) return good;
-  }
-  return accept_core(core_of(problem), launch);
+  const Params& params = launch.params;
+  if (Result<void> good = accept_core(core_of(problem), launch); !good) return good;
+  if (Result<void> good = accept_cache("main.cache", problem.main.cache, params.coded_row); !good) return good;
+  return has_extra(problem) ? accept_cache("extra.cache", problem.extra->cache, params.coded_row) : Result<void>();
 }
 
 detail::PlanResult<Args> plan(const Problem& problem, Device device) {
@@ -86,7 +85,7 @@ detail::PlanResult<Args> plan(const Problem& problem, Device device) {
 
 constexpr detail::Implementation<detail::SparseLatentAttention> kRow{
     kName,
-    "f16 and bf16 (from compute capability 8.0 on) rows, of 576 or 512; any heads, top-k and page, an extra cache, sinks, max_logits",
+    "f16 and bf16 (from compute capability 8.0 on) rows and every packed format, of 576 or 512; any heads, top-k and page, an extra cache",
     detail::handles<detail::SparseLatentAttention>("flat", "main.topk_length", "extra", "extra.topk_length", "sink", "lse", "max_logits",
                                                    "options.batch_invariant"),
     Backend::cuda,
