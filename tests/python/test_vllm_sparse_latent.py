@@ -139,7 +139,14 @@ def reasons(**changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"kv_cache_dtype": "fp8_ds_mla"}, {"dtype": torch.float16}, {"device_capability": DeviceCapability(10, 0)}]
+    "changes",
+    [
+        {},
+        {"kv_cache_dtype": "fp8_ds_mla"},
+        {"kv_cache_dtype": "fp8_ds_mla", "device_capability": DeviceCapability(8, 0)},
+        {"dtype": torch.float16},
+        {"device_capability": DeviceCapability(10, 0)},
+    ],
 )
 def test_what_it_takes(changes):
     assert reasons(**changes) == []
@@ -154,10 +161,7 @@ def test_what_it_takes(changes):
         ({"head_size": 512}, "head_size"),
         ({"block_size": 16}, "block_size"),
         ({"device_capability": DeviceCapability(7, 0)}, "capability"),
-        (
-            {"device_capability": DeviceCapability(8, 0), "kv_cache_dtype": "fp8_ds_mla"},
-            "kv_cache_dtype: got fp8_ds_mla, want auto",
-        ),
+        ({"device_capability": DeviceCapability(7, 5)}, "dtype: got torch.bfloat16, want torch.float16"),
     ],
 )
 def test_what_it_declines(changes, reason):

@@ -19,15 +19,10 @@ def mixed_dtypes(dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
 
 
 def no_latent_kernel(dtype: torch.dtype, kv_cache_dtype: str | None, capability: Any) -> str | None:
-    """Why no kernel has latent attention over such a cache, if so: those for Hopper take every cache, others plain rows.
-
-    AMD's gfx90a also says 9.0, and gfx942 has another e4m3.
-    """
-    if capability is None or (torch.version.hip is None and (capability.major, capability.minor) == (9, 0)):
-        return None
-    if "fp8" in (kv_cache_dtype or ""):
-        return f"kv_cache_dtype: got {kv_cache_dtype}, want auto or the dtype of the model: only Hopper has more"
-    if dtype == torch.bfloat16 and capability.major < 8:
+    """Why no kernel has latent attention over such a cache, if so. AMD's gfx942 has another e4m3."""
+    if torch.version.hip is not None and "fp8" in (kv_cache_dtype or ""):
+        return f"kv_cache_dtype: got {kv_cache_dtype}, want auto or the dtype of the model on GPUs of AMD"
+    if capability is not None and dtype == torch.bfloat16 and capability.major < 8:
         return "dtype: got torch.bfloat16, want torch.float16 below compute capability 8.0"
     return None
 
