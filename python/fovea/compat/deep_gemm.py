@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The indexer of DeepGEMM (2025) over :func:`fovea.index_logits`: its names, shapes, argument order and results.
 
-* Tensors are on the CPU so far. Any number of heads, and any page that the views of a cache allow.
+* Any number of heads, and any page that the views of a cache allow.
 * Schedules are not needed: :func:`get_paged_mqa_logits_metadata` returns a tensor of DeepGEMM's shape, whose numbers mean nothing.
 * Without ``clean_logits`` the logits that a query does not see are left unwritten, as in DeepGEMM.
 * Context lengths are those of sequences, or one for each query, as newer versions want them.

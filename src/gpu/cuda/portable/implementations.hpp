@@ -18,6 +18,8 @@ detail::Implementations<detail::LatentAttention> implementations(detail::LatentA
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
 detail::Implementations<detail::QuantizeLatentCache> implementations(detail::QuantizeLatentCache);
 detail::Implementations<detail::DequantizeLatentCache> implementations(detail::DequantizeLatentCache);
+detail::Implementations<detail::IndexLogits> implementations(detail::IndexLogits);
+detail::Implementations<detail::TopkRows> implementations(detail::TopkRows);
 detail::Implementations<detail::QuantizeQkInt8> implementations(detail::QuantizeQkInt8);
 detail::Implementations<detail::QuantizeV> implementations(detail::QuantizeV);
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
