@@ -37,7 +37,12 @@ def index_logits(a: SimpleNamespace) -> dict[str, Want]:
         products = a.q[row].double() @ k[first:last].double().T
         parts = torch.where(products < 0, 0.0, products) * a.weights[row].double()[:, None]
         value[row, first:last] = parts.sum(dim=0) * scale[first:last].double()
-        bound[row, first:last] = (parts.abs().sum(dim=0) * scale[first:last].double().abs()).nan_to_num(0.0) * 2**-16 + 2**-20
+        error = (parts.abs().sum(dim=0) * scale[first:last].double().abs()).nan_to_num(0.0) * 2**-16 + 2**-20
+        if a.from_gpu:  # matrix units of e4m3 keep some 14 bits of a sum of products
+            sizes = a.q[row].double().abs() @ k[first:last].double().abs().T
+            heads = sizes.nan_to_num(0.0) * a.weights[row].double().abs()[:, None]
+            error += heads.norm(dim=0) * scale[first:last].double().abs() * 2**-11
+        bound[row, first:last] = error
     dtype = a.dtype if a.out is None else a.out.dtype
     return {"out": Want(value, bound if dtype == torch.float32 else bound + value.nan_to_num(0.0, 0.0, 0.0).abs() / 128)}
 

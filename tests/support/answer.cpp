@@ -20,6 +20,7 @@ void Answer::expect(std::int64_t offset, std::span<const double> exact, std::spa
 void Answer::expect_finite(std::int64_t offset, std::int64_t count) { runs_.push_back({offset, count, false}); }
 
 Tolerance Answer::tolerance(E4m3Products products) const {
+  if (native_tolerance_ && products == E4m3Products::native) return *native_tolerance_;
   if (tolerance_) return *tolerance_;
   const bool native = products == E4m3Products::native && !native_.empty();
   const double twice = 2 * largest_error(native ? native_ : plain_, exact_);

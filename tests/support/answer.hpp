@@ -46,6 +46,11 @@ class Answer {
     tolerance_ = tolerance;
     return *this;
   }
+  /// The same for E4m3Products::native.
+  Answer& within_of_native(Tolerance tolerance) {
+    native_tolerance_ = tolerance;
+    return *this;
+  }
 
   /// 2 E + kLseRelative * max(1, |x|) instead.
   Answer& as_logarithm() {
@@ -74,7 +79,7 @@ class Answer {
   std::string name_;
   HostileTensor tensor_;
   std::vector<std::int64_t> row_;
-  std::optional<Tolerance> tolerance_{};
+  std::optional<Tolerance> tolerance_{}, native_tolerance_{};
   bool logarithm_ = false;
   std::vector<Run> runs_{};
   std::vector<double> exact_{};

@@ -23,11 +23,15 @@ inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention", kSm9
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr std::string_view kPortableLatent = "cuda.portable.latent_attention";
 inline constexpr std::string_view kPortableSparse = "cuda.portable.sparse_latent_attention";
+inline constexpr std::string_view kSm90Indexer = "cuda.sm90.index_logits";
 inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attention";
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr std::string_view kCdnaLatent = "hip.cdna.latent_attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
+    {kSm90Indexer, "head_dim/64", "q.shape[2] (head_dim): got 64"},
+    {kSm90Indexer, "gaps/unaligned", "q (alignment of rows in bytes)"},
+    {kSm90Indexer, "paged/page1$", "k.shape[1] (page): got 1"},
     {kCdnaPaged, "/f32-", "q.dtype: got f32"},
     {kCdnaAttention, "/f32-", "q.dtype: got f32"},
     {kCdnaAttention, "/e4m3-", "q_scale: got a value"},

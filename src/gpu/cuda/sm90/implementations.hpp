@@ -14,5 +14,6 @@ detail::Implementations<detail::PagedAttention> implementations(detail::PagedAtt
 detail::Implementations<detail::QuantizedAttention> implementations(detail::QuantizedAttention);
 detail::Implementations<detail::LatentAttention> implementations(detail::LatentAttention);
 detail::Implementations<detail::SparseLatentAttention> implementations(detail::SparseLatentAttention);
+detail::Implementations<detail::IndexLogits> implementations(detail::IndexLogits);
 
 }  // namespace fovea::gpu::sm90
