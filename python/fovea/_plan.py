@@ -181,6 +181,8 @@ class Plan(_Base):
             tensor = given.get(slot.name)
             if tensor is not None:
                 self._check(slot.name, tensor)
+            elif slot.planned is None and slot.make is None and self._description[slot.name] is not None:
+                raise TypeError(f"run() missing a tensor: {slot.name!r}, which this plan does not keep")
             tensors.append(slot.planned if tensor is None else tensor)
         return tensors
 
@@ -286,12 +288,22 @@ class _Catch(TorchDispatchMode):
 
 def _planner(function: Callable[_Parameters, Any]) -> Callable[_Parameters, Plan]:
     """The function that plans calls of another one and takes the same arguments."""
+    return _planner_of(function, keeps=True)
+
+
+def layers_planner(function: Callable[_Parameters, Any]) -> Callable[_Parameters, Plan]:
+    """A planner for engines, whose plans outlive a layer's tensors. They keep none given by position: each run gives these."""
+    return _planner_of(function, keeps=False)
+
+
+def _planner_of(function: Any, keeps: bool) -> Any:
+    """``keeps``: whether plans keep the tensors given by position."""
     name = function.__name__
     parameters = signature(function).parameters
     by_position = [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
     @wraps(function)
-    def plan(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Plan:
+    def plan(*args: Any, **kwargs: Any) -> Plan:
         if kwargs.get("schedule") is not None:
             raise ValueError("schedule: got a schedule, want None (a plan has its own: Plan.prepare)")
         with _Catch() as catch, torch._C._DisableAutocast():
@@ -302,6 +314,9 @@ def _planner(function: Callable[_Parameters, Any]) -> Callable[_Parameters, Plan
         given = dict(zip(parameters, args, strict=False)) | kwargs
         slots = _slots_of(call, given)
         order = tuple(index for each in by_position for index in _slots_at(each, given.get(each), slots, call))
+        if not keeps:
+            own = {id(tensor) for value in args for tensor in _tensors(value)}
+            slots = [slot._replace(planned=None) if id(slot.planned) in own else slot for slot in slots]
         return Plan._of(call, slots, order, _places(result, call, slots))
 
     plan.__name__, plan.__qualname__ = f"plan_{name}", f"plan_{name}"

@@ -9,10 +9,11 @@ import weakref
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import fovea
 from fovea import _plan
-from plans import check, every_plan, everywhere, flat, given_or_new, needs_cuda, planned, tensors_of
+from plans import PLANNED, check, every_plan, everywhere, flat, given_or_new, needs_cuda, planned, tensors_of
 from public_calls import call_on, copied
 from small_calls import dense, int32, latent, paged, ragged
 
@@ -154,6 +155,33 @@ def test_plans_and_tensors_are_freed():
     del plan, q, call
     gc.enable()
     assert [ref() for ref in gone] == [None, None, None]
+
+
+def positional(function, arguments):
+    """The tensors that a plan of a function takes by position, out of its arguments."""
+    kinds = inspect.signature(function).parameters.values()
+    names = [each.name for each in kinds if each.kind is each.POSITIONAL_OR_KEYWORD and each.name in arguments]
+    return [arguments.pop(name) for name in names[: 5 if function is fovea.paged_cache_append else 2]]
+
+
+@everywhere
+@pytest.mark.parametrize("name", ["attention", "paged_attention", "paged_cache_append", "latent_attention"])
+def test_plans_of_layers_keep_no_tensor_of_a_layer(name, device):
+    function = getattr(fovea, name)
+    call, arguments = call_on(next(label for label in PLANNED if label.partition(",")[0] == name), device, True)
+    before, named = copied(arguments), dict(arguments)
+    tensors = positional(function, named)
+    plan = _plan.layers_planner(function)(*tensors, **named)
+    check(call, arguments, before, plan.run(*tensors))
+    plan.prepare(*tensors)
+    check(call, arguments, before, plan.run(*tensors, prepared=True))
+    for missing in ((), (None, *tensors[1:])):
+        for use in (plan.run, plan.prepare):
+            with pytest.raises(TypeError, match="missing a tensor: '"):
+                use(*missing)
+    gone = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    del tensors, arguments, before, missing
+    assert all(ref.expired() for ref in gone)
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import fovea.integrations.sglang
 import sglang_package
@@ -151,6 +152,25 @@ def test_prepared_layers_that_lie_otherwise(latent_attention_device):
     for _ in range(3):
         graph.replay([0, 1])
     assert len(plans) == 2
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_a_pass_keeps_no_tensor_of_its_layers(latent):
+    """A prompt's queries are larger than all else that the backend has."""
+    server = Server(page=16, latent=latent)
+    values, gone = server.values, []
+
+    def watched(rows, layer):
+        qkv = tuple(each.clone() for each in values(rows, layer))
+        gone.extend(StorageWeakRef(each.untyped_storage()) for each in qkv)
+        return qkv
+
+    server.values = watched
+    server.step(EXTEND, [0, 1], [37, 5])
+    server.step(EXTEND, [0, 1], [9, 4])
+    server.step(DECODE, [0, 1], [1, 1])
+    server.history = None
+    assert gone and all(ref.expired() for ref in gone)
 
 
 @pytest.mark.parametrize("cache", [None, E4M3], ids=["rows", "e4m3"])

@@ -59,7 +59,7 @@ class Backend(AttentionBackend):
         if in_capture:
             check_captured(forward_batch.forward_mode)
             shape = self._shape(forward_batch, self._source.width)._replace(dense=False)
-            self._captured[key] = Step(shape, self._static.part(shape.batch, shape.rows), self._source)
+            self._captured[key] = Step(shape, self._static.part(shape.batch, shape.rows), self._source, captured=True)
         self.forward_metadata = self._captured[key]
         self.forward_metadata.fill(forward_batch, self._source.width)  # the host's lengths may be those of an earlier pass
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 import fovea
+from fovea._plan import layers_planner
 from fovea.integrations.sglang._limits import check_call, check_layer, check_rows
 from fovea.integrations.sglang._step import Step
+
+# A pass's plans stay until another shape comes, so that they keep no queries, keys or values.
+_plan_dense, _plan_paged, _plan_latent, _plan_append = (
+    layers_planner(function)
+    for function in (fovea.attention, fovea.paged_attention, fovea.latent_attention, fovea.paged_cache_append)
+)
 
 
 class Layer:
@@ -67,7 +74,7 @@ class Layer:
         if self._latent:
             k, v = k[..., : self._rank], k[..., self._rank :]
             k_pages, v_pages = k_pages[..., : self._rank], k_pages[..., self._rank :]
-        step.run(self._append, _plan_append, (k, v, k_pages, v_pages, slots), self._scales(k_pages))
+        step.run(self._append, _plan_write, (k, v, k_pages, v_pages, slots), self._scales(k_pages))
 
     def _attend_pages(self, step: Step, q: Tensor, pages: tuple[Tensor, Tensor], named: dict[str, Tensor]) -> Tensor:
         scales = self._scales(pages[0])
@@ -81,14 +88,15 @@ class Layer:
         """Attention over the pass's own rows: its sequences have no others."""
         lengths, most = step.cu_seqlens_q, step.shape.most_rows
         of_rows = {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths, "max_seqlen_q": most, "max_seqlen_k": most}
-        return fovea.plan_attention(*tensors, **of_rows, **named, **self._options, softcap=self._softcap)
+        return _plan_dense(*tensors, **of_rows, **named, **self._options, softcap=self._softcap)
 
     def _plan_paged(self, step: Step, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> fovea.Plan:
         check_call(self._cached, {})
-        return fovea.plan_paged_attention(*tensors, **self._of_rows(step), **named, **self._options, softcap=self._softcap)
+        return _plan_paged(*tensors, **self._of_rows(step), **named, **self._options, softcap=self._softcap)
 
     def _plan_latent(self, step: Step, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> fovea.Plan:
-        return fovea.plan_latent_attention(*tensors, **self._of_rows(step), **named, **self._options)
+        planner = fovea.plan_latent_attention if step.captured else _plan_latent
+        return planner(*tensors, **self._of_rows(step), **named, **self._options)
 
     def _of_rows(self, step: Step) -> dict[str, Any]:
         tables = step.tables
@@ -112,8 +120,8 @@ class Layer:
         return {"k_scale": module.k_scale, "v_scale": module.k_scale if self._latent else module.v_scale}
 
 
-def _plan_append(step: Step, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> fovea.Plan:
-    return fovea.plan_paged_cache_append(*tensors, **named)
+def _plan_write(step: Step, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> fovea.Plan:
+    return _plan_append(*tensors, **named)
 
 
 def _in_pages(buffer: Tensor, page: int) -> Tensor:

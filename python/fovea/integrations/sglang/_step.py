@@ -69,14 +69,16 @@ class Source:
 class Step:
     """The present pass. Its tensors stay where they are, so that a captured graph reads what the last :meth:`fill` left."""
 
-    def __init__(self, shape: Shape, tables: Tables, source: Source) -> None:
-        self.shape, self.tables, self._source = shape, tables, source
+    def __init__(self, shape: Shape, tables: Tables, source: Source, captured: bool = False) -> None:
+        self.shape, self.tables, self.captured, self._source = shape, tables, captured, source
         self.cu_seqlens_q: Tensor | None = None
         if shape.rows_each != 1:
             counts = torch.arange(shape.batch + 1, dtype=torch.int32, device=tables.kv_len.device)
             self.cu_seqlens_q = counts * shape.rows_each
         self._plans: dict[tuple[str, ...], list[fovea.Plan]] = {}
         self._prepared: list[fovea.Plan] = []
+        self._stale: list[fovea.Plan] = []
+        """Prepared plans whose schedule is that of an earlier pass."""
 
     def fill(self, forward_batch: Any, reach: int) -> None:
         """Reads the lengths and slots of a batch, on the device.
@@ -93,8 +95,11 @@ class Step:
             slots = source.to_window(forward_batch.out_cache_loc)
             tables.window_slots[: slots.shape[0]].copy_(slots)
             tables.window_slots[slots.shape[0] :].zero_()  # a graph's padding writes into the slot of nobody
-        for plan in self._prepared:
-            plan.prepare()
+        if self.captured:  # a replay has the graph's tensors, which its plans keep
+            for plan in self._prepared:
+                plan.prepare()
+        else:
+            self._stale = list(self._prepared)
 
     def _fill_blocks(self, requests: Tensor, reach: int) -> None:
         source, page = self._source, self._source.page
@@ -121,6 +126,9 @@ class Step:
         plans = self._plans.setdefault((kind, *named), [])
         for plan in plans:
             try:
+                if plan in self._stale:
+                    plan.prepare(*tensors, **named)
+                    self._stale.remove(plan)
                 return plan.run(*tensors, prepared=prepared, **named)
             except ValueError:
                 pass  # these tensors lie otherwise than the planned ones
@@ -128,7 +136,7 @@ class Step:
         plans.append(plan)  # a captured graph keeps the earlier ones' schedules
         if prepared:
             self._prepared.append(plan)
-            plan.prepare()
+            plan.prepare(*tensors, **named)
         return plan.run(*tensors, prepared=prepared, **named)
 
 

@@ -123,6 +123,7 @@ Plan::Outcome Plan::bind(const Given& given, Call& call) {
   }
   const bool grad_enabled = in.is_grad_enabled();
   for (std::size_t at = 0; at < slots_.size(); ++at) {
+    if (call.tensors[at] == nullptr && slots_[at].is_needed()) return Outcome::not_here;
     if (call.tensors[at] == nullptr) continue;
     if (!slots_[at].is_present || !slots_[at].accepts(call.tensors[at], grad_enabled, call.addresses[at])) return Outcome::not_here;
   }

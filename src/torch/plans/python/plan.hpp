@@ -13,7 +13,7 @@ namespace fovea::python {
 /// A tensor of the operator's schema.
 struct Slot {
   Ref name;
-  Ref planned;  ///< the tensor of a run that gets no other; absent for a new output
+  Ref planned;  ///< the tensor of a run that gets no other; absent for a new output, and where each run gives one
   Ref make;     ///< allocates a new output; takes the tensor of slot `like`, if there is one
   std::int64_t like = -1;
   std::vector<std::int64_t> shape, strides;  ///< required of any tensor here
@@ -27,6 +27,8 @@ struct Slot {
 
   /// Reads (name, description, planned, written, make, like). False with an exception set.
   bool read(PyObject* from);
+  /// Whether the plan has neither a tensor to fall back on nor a way to make one.
+  bool is_needed() const { return is_present && !planned && !make; }
   /// Whether a tensor serves the plan as it is. Sets its address.
   bool accepts(PyObject* tensor, bool grad_enabled, void*& address);
 };
