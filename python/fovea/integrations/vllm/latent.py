@@ -30,7 +30,7 @@ from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtyp
 
 _PAGE = 16
 _FAST_PAGE = 64
-_ROW = 576
+_ROW, _VALUES = 576, 512
 _DECODE_AT_MOST = 128
 """Longer queries are cheaper over expanded keys and values."""
 
@@ -161,18 +161,27 @@ class FoveaLatentImpl(MLACommonImpl[MLACommonMetadata[FoveaDecodeMetadata]]):
         )
         self.supports_quant_query_input = False
         self._is_fp8 = kv_cache_dtype in FP8
-        self._batch_invariant = bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
+        self._options: dict[str, Any] = {"scale": self.scale}
+        """Without what is a default: each argument costs time in every layer of every step."""
+        if getattr(envs, "VLLM_BATCH_INVARIANT", False):
+            self._options["batch_invariant"] = True
 
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """[tokens, head, 512] over latent rows, and the natural logarithm of the scores' sums where a split needs it."""
-        decode = attn_metadata.decode
+        """[tokens, head, 512] over latent rows, and the natural logarithm of the scores' sums where a split needs it.
+
+        Rows of padding are not written.
+        """
+        decode, cache, options = attn_metadata.decode, kv_c_and_k_pe_cache, self._options
         if isinstance(q, tuple):
             q = torch.cat(q, dim=-1)
-        cache = kv_c_and_k_pe_cache
-        if self._is_fp8 and cache.dtype == torch.uint8:
-            cache = cache.view(torch.float8_e4m3fn)
+        if self._is_fp8:
+            options = {**options, "cache_scale": layer._k_scale}
+            if cache.dtype == torch.uint8:
+                cache = cache.view(torch.float8_e4m3fn)
+        if self.need_to_return_lse_for_decode:
+            options = {**options, "return_lse": True}
         result = fovea.latent_attention(
             q,
             cache.unsqueeze(-2),
@@ -181,11 +190,9 @@ class FoveaLatentImpl(MLACommonImpl[MLACommonMetadata[FoveaDecodeMetadata]]):
             decode.query_start_loc,
             max_seqlen_q=decode.max_query_len,
             max_kv_len=decode.max_kv_len,
-            scale=self.scale,
-            cache_scale=layer._k_scale if self._is_fp8 else None,
-            return_lse=self.need_to_return_lse_for_decode,
-            batch_invariant=self._batch_invariant,
+            out=q.new_empty((*q.shape[:-1], _VALUES)),
             schedule=decode.schedules[q.shape, self.scale],
+            **options,
         )
         return result if isinstance(result, tuple) else (result, None)
 
@@ -247,9 +254,14 @@ class FoveaPrefillBackend(MLAPrefillBackend):
         causal: bool,
         return_lse: bool,
         out: Tensor | None,
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor | None]:
         """(out, lse [head, token], as vLLM merges it)"""
-        result = fovea.attention(
+        q, v = qkv[0], qkv[2]
+        if out is None:
+            out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if return_lse else None
+        options = {"batch_invariant": True} if getattr(envs, "VLLM_BATCH_INVARIANT", False) else {}
+        fovea.attention(
             *qkv,
             causal=causal,
             scale=self.scale,
@@ -258,7 +270,7 @@ class FoveaPrefillBackend(MLAPrefillBackend):
             max_seqlen_q=rows[1],
             max_seqlen_k=keys[1],
             out=out,
-            return_lse=return_lse,
-            batch_invariant=bool(getattr(envs, "VLLM_BATCH_INVARIANT", False)),
+            lse=None if lse is None else lse.t(),
+            **options,
         )
-        return (result[0], result[1].t().contiguous()) if isinstance(result, tuple) else (result, None)
+        return out, lse
