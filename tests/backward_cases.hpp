@@ -85,6 +85,22 @@ inline std::vector<std::pair<std::string, BackwardCase>> large_head_dim_cases() 
   return cases;
 }
 
+/// Head dims past 256.
+inline std::vector<std::pair<std::string, BackwardCase>> wide_cases() {
+  const BackwardCase base{.head = 4, .kv_head = 2, .sequences = {{70, 90}, {70, 90}}, .mask = causal(), .sink = true};
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  for (const auto& [dqk, dv] : {std::pair{320, 320}, {512, 512}, {512, 64}, {72, 512}}) {
+    BackwardCase spec = base;
+    spec.dqk = dqk;
+    spec.dv = dv;
+    cases.emplace_back(fmt::format("{}x{}", dqk, dv), spec);
+    spec.ragged = true;
+    spec.sequences = {{0, 30}, {130, 130}, {20, 0}, {1, 99}};
+    cases.emplace_back(fmt::format("{}x{}-ragged", dqk, dv), spec);
+  }
+  return cases;
+}
+
 /// lse has a gradient too.
 inline std::vector<std::pair<std::string, BackwardCase>> dlse_cases() {
   using Values = BackwardCase::Values;
@@ -119,11 +135,8 @@ inline std::vector<std::pair<std::string, BackwardCase>> dlse_cases() {
 
 /// The cases above, by family.
 inline std::vector<std::pair<const char*, std::vector<std::pair<std::string, BackwardCase>>>> families(DType dtype) {
-  return {{"edges", edge_cases()},
-          {"head_dim", large_head_dim_cases()},
-          {"values", not_finite_cases()},
-          {"vast", vast_cases(dtype)},
-          {"dlse", dlse_cases()}};
+  return {{"edges", edge_cases()},        {"head_dim", large_head_dim_cases()}, {"wide", wide_cases()},
+          {"values", not_finite_cases()}, {"vast", vast_cases(dtype)},          {"dlse", dlse_cases()}};
 }
 
 inline std::vector<BackwardCase> backward_cases() {

@@ -169,4 +169,16 @@ inline constexpr NamedLayout kLayouts[] = {{"padded", Layout::padded},       {"o
                                            {"broadcast", Layout::broadcast}, {"interleaved", Layout::interleaved},
                                            {"beyond-2^31", Layout::far}};
 
+/// Queries and caches of paged attention.
+struct CachePair {
+  DType q, cache;
+};
+inline constexpr CachePair kCaches[] = {{DType::f32, DType::f32},   {DType::f16, DType::f16},  {DType::bf16, DType::bf16},
+                                        {DType::bf16, DType::e4m3}, {DType::f16, DType::e4m3}, {DType::f32, DType::e4m3}};
+inline constexpr std::int64_t kPages[] = {1, 3, 16, 64, 128};
+
+inline std::string cache_name(CachePair pair) {
+  return pair.q == pair.cache ? std::string(name_of(pair.q)) : fmt::format("{}-on-{}", name_of(pair.q), name_of(pair.cache));
+}
+
 }  // namespace fovea::check

@@ -7,6 +7,7 @@
 #include "case_parts.hpp"
 #include "range_cases.hpp"
 #include "tile_cases.hpp"
+#include "wide_cases.hpp"
 
 namespace fovea::check {
 
@@ -127,17 +128,6 @@ inline void attention_scales(Table& table) {
 }
 
 // Paged attention ----------------------------------------------------------------------------------------------------
-
-struct CachePair {
-  DType q, cache;
-};
-inline constexpr CachePair kCaches[] = {{DType::f32, DType::f32},   {DType::f16, DType::f16},  {DType::bf16, DType::bf16},
-                                        {DType::bf16, DType::e4m3}, {DType::f16, DType::e4m3}, {DType::f32, DType::e4m3}};
-inline constexpr std::int64_t kPages[] = {1, 3, 16, 64, 128};
-
-inline std::string cache_name(CachePair pair) {
-  return pair.q == pair.cache ? std::string(name_of(pair.q)) : fmt::format("{}-on-{}", name_of(pair.q), name_of(pair.cache));
-}
 
 inline void paged_lengths(Table& table) {
   for (const CachePair pair : kCaches)
@@ -393,6 +383,7 @@ inline Table case_table() {
   vast_lengths(table);
   append_cases(table);
   merge_cases(table);
+  wide_cases(table);
   bench_cases(table);
   return table;
 }

@@ -28,7 +28,7 @@ struct RaggedDesc {
 /// f64 is for checking: only the reference computes it, in double precision throughout.
 /// On NVIDIA GPUs: f16, bf16 from compute capability 8.0 on, and e4m3 on Hopper. Rows aligned to 16 bytes (TensorDesc::alignment) are fast,
 /// and e4m3 needs them.
-/// Head dims: any multiple of 8 up to 256, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
+/// Head dims: any multiple of 8 up to 512, dqk and dv may differ. head % kv_head == 0 (GQA; MQA with kv_head 1).
 ///
 /// A row that sees no key gives out = 0 and lse = -inf. lse is the natural logarithm and excludes the sink.
 /// Rows of out and lse that no sequence of a ragged batch has are left alone, unless PlanOptions says to fill them.

@@ -78,7 +78,7 @@ def attention(
             float8_e4m3fn; or float64, which the reference alone computes, slowly. On NVIDIA GPUs float16 and bfloat16,
             on Hopper float8_e4m3fn too, forward.
         k: ``[batch, seq_k, kv_head, dqk]`` or ``[total_k, kv_head, dqk]``, dtype of q. ``head`` is a multiple of ``kv_head`` (GQA).
-        v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 256.
+        v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 512.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
             What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.

@@ -2,7 +2,7 @@
 /// The reference is the last entry of every list. It is slow, but accepts whatever the contract allows. It alone allocates in run().
 #include "reference/implementations.hpp"
 
-#include "op/common/attention_core.hpp"
+#include "op/common/head_dims.hpp"
 #include "reference/element.hpp"
 #include "reference/reference.hpp"
 
@@ -108,24 +108,24 @@ detail::PlanResult<typename Operation::Args> plan_any(const typename Operation::
 /// Plans every valid problem whose head dims the contract allows.
 template <class Operation, typename State<Operation>::Run kRun>
 detail::PlanResult<typename Operation::Args> plan_head_dims(const typename Operation::Problem& problem, Device) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   return make_state<Operation>(problem, kRun);
 }
 
 }  // namespace
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) {
-  return only<detail::Attention>("f32, f16, bf16, e4m3, f64; head dims that are multiples of 8 up to 256",
+  return only<detail::Attention>("f32, f16, bf16, e4m3, f64; head dims that are multiples of 8 up to 512",
                                  plan_head_dims<detail::Attention, run_attention>);
 }
 
 detail::Implementations<detail::AttentionBackward> implementations(detail::AttentionBackward) {
-  return only<detail::AttentionBackward>("f32, f16, bf16, f64; head dims that are multiples of 8 up to 256",
+  return only<detail::AttentionBackward>("f32, f16, bf16, f64; head dims that are multiples of 8 up to 512",
                                          plan_head_dims<detail::AttentionBackward, run_attention_backward>);
 }
 
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) {
-  return only<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page",
+  return only<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 512; any page",
                                       plan_head_dims<detail::PagedAttention, run_paged_attention>);
 }
 

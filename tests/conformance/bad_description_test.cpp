@@ -113,14 +113,14 @@ TEST(BadDescription, Attention) {
           {"softcap below a normal float", [](Desc& d) { d.softcap = 1e-40f; }, "softcap: got 9.9999461e-41, want 1.2e-38 ..."},
           {"scale of a bf16 tensor", [](Desc& d) { d.k_scale = ScaleDesc{}; }, "k_scale: got a scale for a tensor of bf16, want none ..."},
           {"alignment", [](Desc& d) { d.q.alignment = 24; }, "q.alignment: got 24, want 0 or a power of two"},
-          {"head dim", [](Desc& d) { d.q.shape[3] = d.k.shape[3] = 12; }, "q.shape (head_dim_qk): got 12, want a multiple of 8 up to 256",
+          {"head dim", [](Desc& d) { d.q.shape[3] = d.k.shape[3] = 12; }, "q.shape (head_dim_qk): got 12, want a multiple of 8 up to 512",
            ErrorCode::unsupported},
           {"large head dim",
            [](Desc& d) {
-             d.v.shape[3] = d.out.shape[3] = 264;
-             d.out.strides = {264 * 20, 264 * 4, 264, 1};
+             d.v.shape[3] = d.out.shape[3] = 520;
+             d.out.strides = {520 * 20, 520 * 4, 520, 1};
            },
-           "v.shape (head_dim_v): got 264, want a multiple of 8 up to 256", ErrorCode::unsupported},
+           "v.shape (head_dim_v): got 520, want a multiple of 8 up to 512", ErrorCode::unsupported},
       });
 }
 
@@ -163,7 +163,7 @@ TEST(BadDescription, PagedAttention) {
            "k.shape (kv_head): got 3, want a divisor of 4 (head)"},
           {"scale of a bf16 cache", [](Desc& d) { d.v_scale = ScaleDesc{}; }, "v_scale: got a scale for a tensor of bf16, want none ..."},
           {"head dim", [](Desc& d) { d.q.shape[2] = d.k_cache.shape[3] = 33; },
-           "q.shape (head_dim_qk): got 33, want a multiple of 8 up to 256", ErrorCode::unsupported},
+           "q.shape (head_dim_qk): got 33, want a multiple of 8 up to 512", ErrorCode::unsupported},
       });
 }
 

@@ -51,7 +51,7 @@ def test_values(case, dtype, attention_implementation):
     plain.check(out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1), expect(q, k, v, options))
 
 
-@pytest.mark.parametrize("dims", [(8, 8), (192, 128), (256, 256), (40, 72)])
+@pytest.mark.parametrize("dims", [(8, 8), (192, 128), (256, 256), (40, 72), (512, 512), (320, 72)])
 def test_head_dims_and_groups(dims, attention_implementation):
     for head, kv_head in ((1, 1), (6, 1), (6, 3), (5, 5)):
         q, k, v = tensors(1, (9, 33), (head, kv_head), dims, torch.bfloat16)

@@ -265,7 +265,7 @@ def test_unsupported_raises_not_implemented_error():
     with pytest.raises(NotImplementedError) as caught:
         fovea.attention(**call)
     assert "reference.attention" in str(caught.value)
-    assert str(caught.value).startswith("q.shape (head_dim_qk): got 20, want a multiple of 8 up to 256; no implementation ")
+    assert str(caught.value).startswith("q.shape (head_dim_qk): got 20, want a multiple of 8 up to 512; no implementation ")
     assert call["out"].isnan().all() and call["lse"].isnan().all()
 
 

@@ -68,7 +68,7 @@ SHAPES = [
     ({"num_qo_heads": 3}, ValueError, r"^num_qo_heads: got 3, want a multiple of 2 \(num_kv_heads\)"),
     ({"num_kv_heads": 0}, ValueError, r"^num_kv_heads: got 0, want 1 to 65535"),
     ({"head_dim": 0}, ValueError, r"^head_dim\w*: got 0, want 1 to 65535"),
-    ({"head_dim": 20}, NotImplementedError, r"head_dim\w*: got 20, want a multiple of 8 up to 256"),
+    ({"head_dim": 20}, NotImplementedError, r"head_dim\w*: got 20, want a multiple of 8 up to 512"),
     ({"head_dim": -8}, ValueError, r"^head_dim\w*: got -8, want 1 to 65535"),
     ({"q_data_type": "int32"}, ValueError, r"^q_data_type: got torch\.int32, want torch\.float32 or "),
     ({"q_data_type": "half precision"}, ValueError, r"^q_data_type: got 'half precision', want a torch\.dtype"),

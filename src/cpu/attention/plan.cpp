@@ -35,7 +35,7 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
       std::make_shared<State>(kEntryName<detail::Attention, Isa>, problem, setup, make_call));
 }
 
-constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 256";
+constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 512";
 constexpr auto kHandled = detail::handles<detail::Attention>(kEngineOptions);
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::Attention, Isa>(kAccepts, kHandled, plan<Isa>); });

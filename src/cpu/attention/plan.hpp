@@ -9,6 +9,7 @@
 #include "cpu/attention/setup.hpp"
 #include "cpu/implementations.hpp"
 #include "op/common/attention_core.hpp"
+#include "op/common/head_dims.hpp"
 #include "plan/implementation.hpp"
 
 namespace fovea::cpu {
@@ -63,7 +64,7 @@ std::string describe(const Setup& setup);
 /// Says what no kernel here takes of dense attention.
 inline std::optional<Error> decline_dense(const detail::AttentionCore& core) {
   if (core.q_dtype == DType::f64) return detail::declined("q.dtype", "f64", "f32, f16, bf16 or e4m3 (the reference computes f64)");
-  return detail::decline_head_dims(core);
+  return detail::decline_widest_head_dims(core);
 }
 
 inline Call common_call(const auto& args) {

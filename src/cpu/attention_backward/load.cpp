@@ -6,6 +6,7 @@
 
 #include "cpu/attention/item.hpp"
 #include "cpu/attention_backward/head.hpp"
+#include "op/common/head_dims.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -25,7 +26,7 @@ float dot(const float* a, const float* b, std::int64_t count) {
 float delta_of(const Head& head, Row dout, Row out) {
   const std::int64_t dim = head.core().head_dim_v;
   const auto widen = head.setup.forward.rows->add_scaled[head.dtype()];
-  alignas(64) std::array<float, 256> a{}, b{};
+  alignas(64) std::array<float, detail::kWidestHeadDim> a{}, b{};
   widen(a.data(), dout, 1.0f, dim);
   widen(b.data(), out, 1.0f, dim);
   return dot(a.data(), b.data(), dim);

@@ -83,7 +83,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
       std::make_shared<State>(kEntryName<detail::AttentionBackward, Isa>, problem, setup));
 }
 
-constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 256";
+constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 512";
 constexpr auto kHandled =
     detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
                                                "options.batch_invariant", "options.deterministic");

@@ -26,7 +26,7 @@ KvStrides in_bytes(const detail::CacheStrides& strides, DType dtype) {
 
 template <class Isa>
 detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem, Device) {
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   Setup setup = make_setup<Isa>(problem, true);
   setup.paged = true;
   setup.page = problem.page;
@@ -38,7 +38,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
       std::make_shared<State>(kEntryName<detail::PagedAttention, Isa>, problem, setup, make_call));
 }
 
-constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 256; any page";
+constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 512; any page";
 constexpr auto kHandled = detail::handles<detail::PagedAttention>(kEngineOptions);
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::PagedAttention, Isa>(kAccepts, kHandled, plan<Isa>); });

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "op/common/band.hpp"
+#include "op/common/head_dims.hpp"
 
 namespace fovea::detail {
 std::string number_text(double number) {
@@ -71,12 +72,21 @@ void check_lse(Checker& check, std::string_view name, const std::optional<Tensor
   core.has_lse = true;
 }
 
-std::optional<Error> decline_head_dims(const AttentionCore& core) {
-  const auto fits = [](std::int64_t dim) { return dim % 8 == 0 && dim <= kMaxHeadDim; };
-  if (!fits(core.head_dim_qk)) return declined("q.shape (head_dim_qk)", core.head_dim_qk, "a multiple of 8 up to 256");
-  if (!fits(core.head_dim_v)) return declined("v.shape (head_dim_v)", core.head_dim_v, "a multiple of 8 up to 256");
+namespace {
+
+std::optional<Error> decline_head_dims(const AttentionCore& core, bool widest) {
+  const auto fits = [&](std::int64_t dim) { return dim % 8 == 0 && dim <= (widest ? kWidestHeadDim : kMaxHeadDim); };
+  if (!fits(core.head_dim_qk))
+    return declined("q.shape (head_dim_qk)", core.head_dim_qk, widest ? "a multiple of 8 up to 512" : "a multiple of 8 up to 256");
+  if (!fits(core.head_dim_v))
+    return declined("v.shape (head_dim_v)", core.head_dim_v, widest ? "a multiple of 8 up to 512" : "a multiple of 8 up to 256");
   return std::nullopt;
 }
+
+}  // namespace
+
+std::optional<Error> decline_head_dims(const AttentionCore& core) { return decline_head_dims(core, false); }
+std::optional<Error> decline_widest_head_dims(const AttentionCore& core) { return decline_head_dims(core, true); }
 
 void check_bound(Checker& check, std::string_view name, std::int64_t bound) {
   check.expect(bound >= 0 && bound < std::int64_t{1} << 31, name, bound, "0 to 2^31 - 1");

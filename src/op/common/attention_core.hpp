@@ -35,7 +35,7 @@ struct AttentionCore {
   constexpr std::int64_t group() const { return heads / kv_heads; }
 };
 
-inline constexpr std::int64_t kMaxHeadDim = 256;
+inline constexpr std::int64_t kMaxHeadDim = 256;  // of most entries; see head_dims.hpp
 
 /// With nine digits: no two floats have the same ones.
 std::string number_text(double number);
@@ -53,7 +53,7 @@ RowStrides check_row_numbers(Checker& check, std::string_view name, const Tensor
 /// The optional lse: sets core.lse and core.has_lse.
 void check_lse(Checker& check, std::string_view name, const std::optional<TensorDesc>& lse, AttentionCore& core, bool ragged);
 
-/// Head dims that no kernel takes; the reason a planner declines with.
+/// Head dims that most kernels do not take; the reason a planner declines with.
 std::optional<Error> decline_head_dims(const AttentionCore& core);
 
 /// A bound of lengths, which are i32: 0 to 2^31 - 1.
