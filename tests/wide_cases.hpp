@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Head dims past 256, which few entries take: every option that such entries have, over small shapes.
+/// Head dims past 256, which few entries take: every option that such entries have, over small
+/// shapes.
 #pragma once
 
 #include "case_parts.hpp"

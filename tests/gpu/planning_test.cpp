@@ -22,7 +22,9 @@ Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
 
 /// Why an entry declines a call for the device's sake, or nothing: the entries of a folder are for its devices, and Turing has no bf16.
 std::string_view device_decline(const AnyCase& entry, std::string_view implementation, const FakeDevice& device) {
-  if (implementation == "cuda.portable.attention" && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
+  const bool forward = implementation == kPortableAttention || implementation == kPortablePaged;
+  if (forward && device.capability < 80 && entry.name.find("/wide/f16-") != std::string::npos) return "want at most 256";
+  if (implementation == kPortableAttention && device.capability < 80 && entry.name.find("/bf16-") != std::string::npos) {
     return "q.dtype: got bf16, want f16";
   }
   if ((implementation == kPortableLatent || implementation == kPortableSparse) && device.capability < 80) {

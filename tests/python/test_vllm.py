@@ -76,7 +76,7 @@ def test_groups_of_heads(heads, kv_heads):
         check(*engine.step(new))
 
 
-@pytest.mark.parametrize("head_size", [8, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_size", [8, 64, 80, 128, 256, 512])
 def test_head_sizes(head_size):
     engine = Engine(head_size=head_size)
     engine.add(2)
@@ -246,6 +246,8 @@ def test_what_it_takes(changes):
         ({"device_capability": DeviceCapability(7, 0)}, "capability"),
         ({"device_capability": DeviceCapability(7, 5)}, "dtype: got torch.bfloat16, want torch.float16"),
         ({"device_capability": DeviceCapability(7, 5), "dtype": torch.float16, "head_size": 256}, "head_size: got 256"),
+        ({"head_size": 520}, "head_size"),
+        ({"head_size": 512, "kv_cache_dtype": "fp8"}, "head_size: got 512, want at most 256 with kv_cache_dtype fp8"),
     ],
 )
 def test_what_it_declines(changes, reason):

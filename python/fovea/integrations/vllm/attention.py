@@ -30,7 +30,7 @@ from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtyp
 
 _PAGE = 16
 """Pages are multiples of it, in tokens."""
-_LARGEST_HEAD = 256
+_LARGEST_HEAD, _LARGEST_HEAD_OF_FP8 = 512, 256
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -120,6 +120,8 @@ class FoveaBackend(AttentionBackend):
                 return "dtype: got torch.bfloat16, want torch.float16 below compute capability 8.0"
             if head_size > 128:
                 return f"head_size: got {head_size}, want at most 128 below compute capability 8.0"
+        if head_size > _LARGEST_HEAD_OF_FP8 and (kv_cache_dtype or "").startswith("fp8"):
+            return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_FP8} with kv_cache_dtype {kv_cache_dtype}"
         return mixed_dtypes(dtype, kv_cache_dtype)
 
 

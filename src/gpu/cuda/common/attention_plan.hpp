@@ -20,7 +20,7 @@
 namespace fovea::gpu {
 
 /// Most keys that a query tile sees.
-inline std::int64_t most_keys(const detail::AttentionProblem& p, std::int64_t tokens) {
+inline std::int64_t most_keys(const detail::AttentionCore& p, std::int64_t tokens) {
   const auto reach = [&](std::int64_t bound) { return std::clamp<std::int64_t>(bound, -p.max_seq_k, p.max_seq_k); };
   return std::clamp<std::int64_t>(reach(p.mask.left) + reach(p.mask.right) + tokens, 0, p.max_seq_k);
 }
@@ -88,7 +88,7 @@ void fill_problem(Params& params, const detail::AttentionCore& p) {
   if (p.softcap != 0) params.inv_softcap = in_base_2(2 * p.scale / p.softcap);
 }
 
-inline Splits splits_for(const detail::AttentionProblem& p, int count) {
+inline Splits splits_for(const detail::AttentionCore& p, int count) {
   return {.count = count,
           .rows = p.total_q,
           .seq_q = static_cast<int>(p.max_seq_q),
@@ -98,7 +98,7 @@ inline Splits splits_for(const detail::AttentionProblem& p, int count) {
           .lse_strides = p.lse};
 }
 /// Adds the arguments of a run. `memory` has bytes() of them.
-inline void fill_splits(Splits& splits, const detail::AttentionProblem& p, const AttentionArgs& args, void* memory) {
+inline void fill_splits(Splits& splits, const detail::AttentionCore& p, const auto& args, void* memory) {
   if (splits.count == 1) return;
   splits.out = static_cast<float*>(memory);
   splits.lse = splits.out + splits.count * splits.cells() * splits.head_dim_v;

@@ -11,9 +11,10 @@
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
+#include "gpu/cuda/portable/wide_attention/plan.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/problem.hpp"
-#include "op/common/attention_core.hpp"
+#include "op/common/head_dims.hpp"
 
 namespace fovea::gpu::portable {
 namespace attention {
@@ -29,7 +30,7 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (problem.q_dtype != DType::f16 && (problem.q_dtype != DType::bf16 || !multiplies_bf16)) {
     return declined("q.dtype", name_of(problem.q_dtype), multiplies_bf16 ? "bf16 or f16" : "f16, on compute capability 7.5");
   }
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows)", problem.total_q},
                                     {"k.shape (rows)", problem.max_seq_k},
                                     {"q.shape (head)", problem.heads},
@@ -137,6 +138,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   const DeviceProperties& found = *properties(device);
   if (Result<void> good = accept(problem, found); !good) return good.error();
+  if (wide_attention::takes(problem)) return wide_attention::plan(problem, device, kName);
   auto state = std::make_shared<State>(problem, device, found);
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
@@ -144,7 +146,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
-    "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 256; any strides",
+    "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 512 (7.5: 256); any strides",
     detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,

@@ -11,9 +11,10 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
+#include "gpu/cuda/portable/wide_attention/plan.hpp"
 #include "gpu/plan_state.hpp"
-#include "op/common/attention_core.hpp"
 #include "op/common/division.hpp"
+#include "op/common/head_dims.hpp"
 #include "op/paged_attention/problem.hpp"
 
 namespace fovea::gpu::portable {
@@ -69,13 +70,14 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
                                     {"batch", problem.batch},
                                     {"k_cache.shape[1] (page)", problem.page},
                                     {"max_kv_len", problem.max_seq_k}}) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
+  if (wide_attention::takes(problem)) return {};
   if (const std::int64_t length = flattened_bound(problem); length >= kLimit) {
     return declined("q and block_table (query tiles times key tiles)", length, "below 2^30");
   }
@@ -220,12 +222,13 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   const DeviceProperties& found = *properties(device);
   if (Result<void> good = accept(problem, found); !good) return good.error();
+  if (wide_attention::takes(problem)) return wide_attention::plan(problem, device, kName);
   return std::shared_ptr<const detail::PlanState<PagedAttentionArgs>>(std::make_shared<State>(problem, device, found));
 }
 
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
-    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 256 (7.5: 128); any page",
+    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 512 (7.5: 128; e4m3: 256); any page",
     detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,

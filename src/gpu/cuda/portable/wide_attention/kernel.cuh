@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernel for wide heads: a work tile for each CTA.
+#pragma once
+
+#include "gpu/cuda/portable/wide_attention/math.cuh"
+
+namespace fovea::gpu::portable::wide_attention {
+
+/// Whether devices of this target have MMAs of the elements, and room for a CTA; else the kernel is
+/// compiled to nothing.
+template <class Config>
+inline constexpr bool kRuns = kHasMma<typename Config::Element>&& kTarget != 75;
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant__ Params params) {
+  if constexpr (kRuns<Config>) {
+    extern __shared__ __align__(128) std::byte shared[];
+    auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+    bool some = true;
+    if (threadIdx.x < 32) {
+      WorkTile work;
+      some = WorkFinder<Config>(params)(work);
+      if (threadIdx.x == 0) storage.work = work;
+    }
+    if (__syncthreads_and(some) == 0) return;
+    const Loader<Config> load(params, storage);
+    load.queries();
+    const int last = storage.work.last;
+    if (last > storage.work.first) load.keys(last - 1);
+    copy_async_commit();
+    Math<Config>{params, storage}(load);
+  }
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage<Config>) == Config::kTuning.shared_bytes());
+  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage<Config>)};
+  return launch(&attend<Config>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::portable::wide_attention
