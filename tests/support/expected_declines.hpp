@@ -118,8 +118,6 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "wide/f16-", "want at most 256"},
     {kCdnaAttention, "wide/bf16-", "want a multiple of 8 up to 256"},
     {kCdnaAttention, "wide/f16-", "want a multiple of 8 up to 256"},
-    {kSm90Attention, "wide/bf16-", "want a multiple of 8 up to 256"},
-    {kSm90Attention, "wide/f16-", "want a multiple of 8 up to 256"},
     {kSm90E4m3, "wide/e4m3-", "want a multiple of 8 up to 256"},
     {kSm90Backward, "wide/bf16-", "want a multiple of 8 up to 256"},
     {kSm90Backward, "wide/f16-", "want a multiple of 8 up to 256"},

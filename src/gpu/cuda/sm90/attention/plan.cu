@@ -15,8 +15,10 @@
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/wide_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/problem.hpp"
+#include "op/common/head_dims.hpp"
 
 namespace fovea::gpu::sm90::attention {
 namespace {
@@ -39,12 +41,22 @@ Launch launch_of(DType dtype, bool transform, int tuning) {
   return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
+template <class Element, bool kTransform>
+Launch wide_launch_of(int tuning) {
+  return function_of_row<wide_attention::kTunings.size()>(
+      tuning, [](auto row) -> Launch { return &launch_attend<wide_attention::Config<Element, row.value, kTransform>>; });
+}
+Launch wide_launch_of(DType dtype, bool transform, int tuning) {
+  if (dtype == DType::f16) return transform ? wide_launch_of<__half, true>(tuning) : wide_launch_of<__half, false>(tuning);
+  return transform ? wide_launch_of<__nv_bfloat16, true>(tuning) : wide_launch_of<__nv_bfloat16, false>(tuning);
+}
+
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    one_wave_ = one_wave::call_of(problem, multiprocessors_);
-    index_ = tuning_index(tunings_of(is_8bit()), problem.head_dim_qk, problem.head_dim_v, query_rows(), same_keys());
+    if (!is_wide()) one_wave_ = one_wave::call_of(problem, multiprocessors_);
+    index_ = tuning_index(tunings(), problem.head_dim_qk, std::min(problem.head_dim_v, kMostColumns), query_rows(), same_keys());
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are loaded as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
@@ -62,6 +74,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.rows = problem.total_q;
     params_.splits = splits;
     splits_ = splits_for(problem, splits);
+    splits_.head_dim_v = static_cast<int>(std::min(problem.head_dim_v, kMostColumns));
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
@@ -80,21 +93,42 @@ class State final : public PlanState<Problem, AttentionArgs> {
   }
 
  private:
-  static constexpr int kLeastSplitTiles = 4;  // key tiles
+  static constexpr int kLeastSplitTiles = 4;         // key tiles
+  static constexpr std::int64_t kMostColumns = 256;  // of a launch's results
 
   bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     if (one_wave_) return one_wave_->run(problem_, args, device_.ordinal, stream);
+    for (std::int64_t column = 0; column < problem_.head_dim_v; column += kMostColumns) {
+      if (Result<void> good = compute_columns(column, columns_from(column, args), workspace, stream); !good) return good;
+    }
+    return {};
+  }
+
+  /// The arguments of a launch for results from `column` on; the first one stores lse.
+  AttentionArgs columns_from(std::int64_t column, const AttentionArgs& args) const {
+    if (column == 0) return args;
+    AttentionArgs part = args;
+    const auto bytes = column * static_cast<std::int64_t>(size_of(problem_.q_dtype));
+    part.v = static_cast<const std::byte*>(args.v) + bytes;
+    part.out = static_cast<std::byte*>(args.out) + bytes;
+    part.lse = nullptr;
+    return part;
+  }
+
+  Result<void> compute_columns(std::int64_t column, const AttentionArgs& args, Workspace workspace, Stream stream) const {
     Params params = params_;
     Splits splits = splits_;
+    params.head_dim_v = splits.head_dim_v = static_cast<int>(std::min(problem_.head_dim_v - column, kMostColumns));
     fill_splits(splits, problem_, args, workspace.data);
     params.partial_out = splits.out;
     params.partial_lse = splits.lse;
     if (Result<void> good = fill(params, args); !good) return good;
     const bool transform = transforms_scores(problem_);
     if (Result<void> good = prepare_tickets(params, workspace, stream); !good) return good;
-    Result<void> done = launch_of(problem_.q_dtype, transform, index_)(params, ctas(), device_.ordinal, stream);
+    const Launch launch = is_wide() ? wide_launch_of(problem_.q_dtype, transform, index_) : launch_of(problem_.q_dtype, transform, index_);
+    Result<void> done = launch(params, ctas(), device_.ordinal, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
   }
 
@@ -123,7 +157,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
   bool same_keys() const { return !problem_.ragged && problem_.mask.left == kUnbounded && problem_.mask.right == kUnbounded; }
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
-  const Tuning& tuning_row() const { return tunings_of(is_8bit())[static_cast<std::size_t>(index_)]; }
+  bool is_wide() const { return std::max(problem_.head_dim_qk, problem_.head_dim_v) > detail::kMaxHeadDim; }
+  Rows tunings() const { return is_wide() ? Rows(wide_attention::kTunings) : tunings_of(is_8bit()); }
+  const Tuning& tuning_row() const { return tunings()[static_cast<std::size_t>(index_)]; }
   /// Clusters, or CTAs without them, that the device runs at once.
   int clusters() const { return multiprocessors_ / tuning_row().cluster; }
   int ctas() const { return static_cast<int>(std::min<std::int64_t>(work_tiles_, clusters())) * tuning_row().cluster; }
@@ -131,7 +167,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
   /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const AttentionArgs& args) const {
     const int packed = params.packed(), keys = tuning_row().key_tile / tuning_row().cluster;
-    const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
+    std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
+    tensors[2].columns = tensors[3].columns = params.head_dim_v;
     const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
     params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
     params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
@@ -163,7 +200,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   const bool is_8bit = problem.q_dtype == DType::e4m3, is_16bit = problem.q_dtype == DType::bf16 || problem.q_dtype == DType::f16;
   if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
-  if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (auto reason = k8Bit ? detail::decline_head_dims(problem) : detail::decline_widest_head_dims(problem)) return *reason;
   if (Result<void> good = dense::accept_dense(problem, dense::forward_tensors(problem, problem.out_dtype)); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
@@ -172,7 +209,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 
 using Row = detail::Implementation<detail::Attention>;
 constexpr Row kRows[]{
-    {kName, "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
+    {kName, "f16, bf16; head dims that are multiples of 8 up to 512; rows aligned to 16 bytes",
      detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"), Backend::cuda,
      unavailable<kCapability, kCapability>, plan<false>},
     {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
