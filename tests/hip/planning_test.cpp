@@ -2,9 +2,11 @@
 /// The host's side of HIP calls, with emulated devices: what is listed, how much workspace a plan takes, and runs that share a schedule.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "gpu/hip/cdna/implementations.hpp"
 #include "gpu/hip/cdna/latent_attention/tuning.hpp"
 #include "gpu/hip/cdna/paged_attention/tuning.hpp"
+#include "op/common/numeric.hpp"
 #include "run_case.hpp"
 
 namespace fovea::check {
@@ -153,6 +156,81 @@ TEST(HipPlanning, BatchesDoNotChooseTheKernelOfInvariantRows) {
   EXPECT_NE(choice(2, 1, false), choice(2, 500, false));
   EXPECT_EQ(choice(2, 1, true), choice(2, 500, true));
   EXPECT_EQ(choice(2, 1, true), choice(300, 1, true));
+}
+
+constexpr std::string_view kLatent = "hip.cdna.latent_attention";
+constexpr std::int64_t kHeads = 20, kRow = 576, kPage = 16, kBlocks = 40;
+
+/// Numbers of bf16 from 0.5 to 1, of either sign.
+std::vector<std::uint16_t> numbers(std::int64_t count, std::uint32_t state) {
+  std::vector<std::uint16_t> bits(static_cast<std::size_t>(count));
+  for (std::uint16_t& each : bits) {
+    state = state * 1664525U + 1013904223U;
+    each = static_cast<std::uint16_t>((state >> 16 & 0x807fU) | 0x3f00U);
+  }
+  return bits;
+}
+
+/// Sequences with a query each. Block b of sequence i is block kBlocks * (first + i) + b of the cache.
+struct LatentResult {
+  std::vector<std::uint16_t> out;
+  std::vector<float> lse;
+};
+LatentResult latent_attention(std::string_view name, const LatentCacheDesc& cache, const void* rows, std::int64_t first,
+                              const std::vector<std::int32_t>& lengths) {
+  const auto batch = static_cast<std::int64_t>(lengths.size());
+  const LatentAttentionDesc desc{.q = contiguous(DType::bf16, {batch, 1, kHeads, kRow}),
+                                 .out = contiguous(DType::bf16, {batch, 1, kHeads, 512}),
+                                 .block_table = contiguous(DType::i32, {batch, kBlocks}),
+                                 .cache = cache,
+                                 .lse = contiguous(DType::f32, {batch, kHeads, 1})};
+  const Device device = name == kLatent ? device_of(name) : Device{};
+  const auto planned = plan_latent_attention(desc, device, {.implementation = name, .batch_invariant = true}).value();
+  std::vector<std::int32_t> table(static_cast<std::size_t>(batch * kBlocks));
+  std::iota(table.begin(), table.end(), static_cast<std::int32_t>(first * kBlocks));
+  const std::vector<std::uint16_t> q = numbers((first + batch) * kHeads * kRow, 1);
+  LatentResult result{std::vector<std::uint16_t>(static_cast<std::size_t>(batch * kHeads * 512), 7),
+                      std::vector<float>(static_cast<std::size_t>(batch * kHeads), 7)};
+  const LatentAttentionArgs args{.q = q.data() + first * kHeads * kRow,
+                                 .cache = rows,
+                                 .out = result.out.data(),
+                                 .lse = result.lse.data(),
+                                 .block_table = table.data(),
+                                 .kv_len = lengths.data()};
+  std::vector<std::byte> workspace(planned.workspace_bytes());
+  EXPECT_TRUE(planned.run(args, {workspace.data(), workspace.size()}));
+  return result;
+}
+
+TEST(HipPlanning, InvariantLatentRowsAreThoseOfTheSequenceAlone) {
+  const std::vector<std::int32_t> lengths{37, 640, 0, 1, 400};
+  const auto blocks = static_cast<std::int64_t>(lengths.size()) * kBlocks;
+  const std::vector<std::uint16_t> rows = numbers(blocks * kPage * kRow, 2);
+  const LatentCacheDesc cache{.rows = contiguous(DType::bf16, {blocks, kPage, 1, kRow})};
+  const LatentResult together = latent_attention(kLatent, cache, rows.data(), 0, lengths);
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const LatentResult alone = latent_attention(kLatent, cache, rows.data(), static_cast<std::int64_t>(i), {lengths[i]});
+    const auto of_batch = together.out.begin() + static_cast<std::ptrdiff_t>(i * alone.out.size());
+    EXPECT_TRUE(std::equal(alone.out.begin(), alone.out.end(), of_batch)) << lengths[i];
+  }
+}
+
+/// Such scales are part of the factor that widens codes. The case table has others.
+TEST(HipPlanning, ScalesOfPackedRowsMayBePowersOfTwo) {
+  constexpr std::int64_t kTokens = kBlocks * kPage;
+  const LatentCacheDesc cache{.format = CacheFormat::v32_fp8, .blocks = kBlocks, .page = kPage};
+  const std::vector<std::uint16_t> rows = numbers(kTokens * kRow, 2);
+  std::vector<std::byte> packed(static_cast<std::size_t>(kTokens * packed_format(cache.format)->bytes()));
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(kTokens));
+  std::iota(slots.begin(), slots.end(), 0);
+  const auto quantize = plan_quantize_latent_cache({.rows = contiguous(DType::bf16, {kTokens, kRow}), .cache = cache}).value();
+  ASSERT_TRUE(quantize.run({.rows = rows.data(), .cache = packed.data(), .slot_mapping = slots.data()}));
+  const LatentResult got = latent_attention(kLatent, cache, packed.data(), 0, {601});
+  const LatentResult want = latent_attention("reference.latent_attention", cache, packed.data(), 0, {601});
+  for (std::size_t i = 0; i < want.lse.size(); ++i) EXPECT_NEAR(got.lse[i], want.lse[i], 1e-5F);
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    ASSERT_NEAR(detail::f32_from_bf16(got.out[i]), detail::f32_from_bf16(want.out[i]), 2e-3F) << i;
+  }
 }
 
 /// Each run leaves the counters as the next needs them.

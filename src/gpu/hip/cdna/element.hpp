@@ -2,6 +2,7 @@
 /// The types of queries, and of caches under them. MMAs take 16-bit operands; e4m3 values become such ones, exactly.
 #pragma once
 
+#include "fovea/cache_format.hpp"
 #include "gpu/hip/cdna/wave.hpp"
 #include "op/common/numeric.hpp"
 
@@ -48,16 +49,16 @@ struct Bf16 {
     };
     return high_halves(rounded(first), rounded(second));
   }
-  /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN.
-  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes) {
+  /// e4m3 has four exponent bits less, whose bias differs by 120. Exact, but for NaN. `factor`: a power of two times 2^120.
+  static __device__ __forceinline__ std::uint32_t from_e4m3(std::uint32_t codes, float factor = 0x1p120f) {
     const std::uint32_t halves = shift_halves_right<4>(codes);
-    const Float2 pair =
-        multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), 0x1p120f);
+    const Float2 pair = multiply_pair(std::bit_cast<float>(halves << 16 & 0x87f00000u), std::bit_cast<float>(halves & 0x87f00000u), factor);
     return high_halves(std::bit_cast<std::uint32_t>(pair[0]), std::bit_cast<std::uint32_t>(pair[1]));
   }
 };
 
-/// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for.
+/// A cache of the type of the queries, or of e4m3. `widened<true>` also takes NaNs, which `has_nans` looks for. kGroup: values that
+/// share a scale in the cache, or 0.
 /// `place_of` says where element `x` of a chunk is after widening: the word, and whether in its high half.
 struct Place {
   int word;
@@ -65,7 +66,7 @@ struct Place {
 };
 template <class Element>
 struct SameCache {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2, kGroup = 0;
   static constexpr Place place_of(int x) { return {x / 2, x % 2 == 1}; }
   /// A chunk of 16-bit elements, in the order of widened ones.
   static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) { return chunk; }
@@ -74,7 +75,7 @@ struct SameCache {
     return false;  // that would need care
   }
   template <bool kNans, int kWords>
-  static __device__ __forceinline__ Words<kWords> widened(const Words<kWords>& stored) {
+  static __device__ __forceinline__ Words<kWords> widened(const Words<kWords>& stored, float) {
     return stored;
   }
   static __device__ __forceinline__ float at(const std::uint8_t* row, int i) {
@@ -85,7 +86,7 @@ struct SameCache {
 /// Widening takes every second code of a word at once, as they lie.
 template <class Element>
 struct E4m3Cache {
-  static constexpr int kBytes = 1;
+  static constexpr int kBytes = 1, kGroup = 0;
   static constexpr Place place_of(int x) { return {x / 4 * 2 + x % 2, x % 4 >= 2}; }
   static __device__ __forceinline__ Chunk arranged(const Chunk& chunk) {
     const std::uint32_t(&w)[4] = chunk.word;
@@ -102,7 +103,7 @@ struct E4m3Cache {
     return (found & 0x80808080u) != 0;
   }
   template <bool kNans, int kWords>
-  static __device__ __forceinline__ Words<2 * kWords> widened(const Words<kWords>& stored) {
+  static __device__ __forceinline__ Words<2 * kWords> widened(const Words<kWords>& stored, float) {
     Words<2 * kWords> wide;
 #pragma unroll
     for (int i = 0; i < 2 * kWords; ++i) {
@@ -117,6 +118,49 @@ struct E4m3Cache {
     return wide;
   }
   static __device__ __forceinline__ float at(const std::uint8_t* row, int i) { return detail::f32_from_e4m3(row[i]); }
+};
+
+/// Latent rows of CacheFormat::v32_fp8: codes, a scale for each group of them, and rotary values. A value is `code * scale`, rounded. The
+/// product with a power of two is exact, and part of widening. `widened<true>` takes other scales too.
+template <class Element>
+struct V32Cache : E4m3Cache<Element> {
+  static constexpr PackedFormat kFormat = *packed_format(CacheFormat::v32_fp8);
+  static constexpr int kCodes = kFormat.codes, kGroup = kFormat.group;
+  static constexpr int kScales = kFormat.code_bytes(), kRotary = kScales + kFormat.scale_bytes;  // bytes before them
+  static_assert(kFormat.groups() == 4, "one load has the scales of a token");
+
+  /// From 2^-100 to 2^7: neither factor nor product leaves the normal numbers.
+  static __device__ __forceinline__ bool is_power_of_two(float scale) {
+    const auto bits = std::bit_cast<std::uint32_t>(scale);
+    return (bits & 0x7fffffu) == 0 && bits - (27u << 23) <= 107u << 23;
+  }
+  template <bool kCareful, int kWords>
+  static __device__ __forceinline__ Words<2 * kWords> widened(const Words<kWords>& stored, float scale) {
+    Words<2 * kWords> wide;
+    if constexpr (kCareful) {
+      wide = E4m3Cache<Element>::template widened<true>(stored, 1);
+#pragma unroll
+      for (std::uint32_t& word : wide.word) {
+        word = static_cast<std::uint32_t>(times(word & 0xffffu, scale)) | static_cast<std::uint32_t>(times(word >> 16, scale)) << 16;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * kWords; ++i) {
+        wide.word[i] = Element::from_e4m3(i % 2 == 0 ? stored.word[i / 2] << 8 : stored.word[i / 2], scale * 0x1p120f);
+      }
+    }
+    return wide;
+  }
+  static __device__ __forceinline__ float at(const std::uint8_t* row, int i) {
+    if (i >= kCodes) return Element::to_f32(load_unaligned<std::uint16_t>(row + kRotary + 2 * (i - kCodes)));
+    const float scale = load_unaligned<float>(row + kScales + 4 * (i / kGroup));
+    return Element::to_f32(Element::from_f32(detail::f32_from_e4m3(row[i]) * scale));
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint16_t times(std::uint32_t bits, float scale) {
+    return Element::from_f32(Element::to_f32(static_cast<std::uint16_t>(bits)) * scale);
+  }
 };
 
 /// Half `half` of a chunk as an operand.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Latent attention as paged attention whose values are the first 512 columns of the keys.
+/// Latent attention as paged attention whose values are the first 512 columns of the keys, of plain rows or of packed ones.
 #include <string>
 #include <utility>
 
 #include "gpu/hip/cdna/implementations.hpp"
+#include "gpu/hip/cdna/latent_attention/packed/tuning.hpp"
 #include "gpu/hip/cdna/latent_attention/tuning.hpp"
 #include "gpu/hip/cdna/paged_attention/attend_plan.hpp"
 #include "op/latent_attention/problem.hpp"
@@ -21,7 +22,8 @@ Result<void> accept(const Problem& problem) {
   if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16)
     return detail::declined("q.dtype", name_of(problem.q_dtype), "f16 or bf16");
   const detail::LatentCacheView& cache = problem.cache;
-  if (cache.format != CacheFormat::rows) return detail::declined("cache.format", name_of(cache.format), "rows");
+  if (cache.format != CacheFormat::rows && cache.format != CacheFormat::v32_fp8)
+    return detail::declined("cache.format", name_of(cache.format), "rows or v32_fp8");
   for (const auto& [name, count] : {std::pair{"q.shape (rows)", problem.total_q * problem.group()},
                                     {"max_kv_len", problem.max_seq_k},
                                     {"cache.rows.shape (page)", cache.page},
@@ -32,11 +34,22 @@ Result<void> accept(const Problem& problem) {
   return {};
 }
 
+kernels::CacheShape shape_of(const Problem& problem) {
+  const detail::LatentCacheView& cache = problem.cache;
+  if (cache.format == CacheFormat::rows) return {cache.strides, cache.strides, cache.page, size_of(cache.dtype)};
+  const detail::CacheStrides bytes{.block = cache.block_stride, .token = packed_format(cache.format)->bytes()};
+  return {bytes, bytes, cache.page, 1};
+}
+
+const Named<Tuning>& tuning_of(const Problem& problem) {
+  const bool prefill = kernels::is_prefill(problem);
+  return problem.cache.format == CacheFormat::rows ? kTunings[tuning_index(problem.head_dim_qk, prefill)]
+                                                   : packed::kTunings[prefill ? 1 : 0];
+}
+
 class State final : public kernels::AttendPlan<Problem, LatentAttentionArgs> {
  public:
-  State(const Problem& problem, Device device)
-      : AttendPlan(kName, problem, device, {problem.cache.strides, problem.cache.strides, problem.cache.page},
-                   kTunings[tuning_index(problem.head_dim_qk, kernels::is_prefill(problem))]) {
+  State(const Problem& problem, Device device) : AttendPlan(kName, problem, device, shape_of(problem), tuning_of(problem)) {
     params_.table_stride = problem.table_stride;
   }
 
@@ -61,7 +74,8 @@ detail::PlanResult<LatentAttentionArgs> plan(const Problem& problem, Device devi
 
 constexpr detail::Implementation<detail::LatentAttention> kRow{
     kName,
-    "f16, bf16 queries over rows of their dtype or e4m3, of 576 or 512; any heads, query length, page and strides" FOVEA_HIP_STATUS,
+    "f16, bf16 queries over rows of their dtype or e4m3, of 576 or 512, or v32_fp8; any heads, query length, page and "
+    "strides" FOVEA_HIP_STATUS,
     detail::handles<detail::LatentAttention>("ragged", "mask.left", "mask.right", "lse", "cache_scale", "options.batch_invariant"),
     Backend::hip,
     hip::unavailable,

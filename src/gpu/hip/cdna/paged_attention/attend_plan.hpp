@@ -24,6 +24,7 @@ inline constexpr std::int64_t kLimit = std::int64_t{1} << 30, kMostKvHeads = 655
 struct CacheShape {
   detail::CacheStrides k{}, v{};
   std::int64_t page = 0;
+  std::size_t bytes = 2;  ///< of what strides count
 };
 
 /// Whether query tiles of all waves pay. Tiles say in which order a row's keys are added up. With batch_invariant, one token's heads
@@ -42,7 +43,8 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   /// Loads the kernels, which a device that is only described has not.
   Result<void> load() {
     const std::string_view dtype = problem_.q_dtype == DType::f16 ? "_f16" : "_bf16";
-    const std::string kernel = std::string("paged_attention_").append(tuning_.name).append(dtype) + (is_e4m3() ? "_on_e4m3" : "");
+    const std::string_view cache = problem_.kv_dtype == DType::e4m3 ? "_on_e4m3" : "";
+    const std::string kernel = std::string("paged_attention_").append(tuning_.name).append(dtype).append(cache);
     for (const auto& [source, name, to] : {std::tuple{tuning_.name, kernel, &attend_}, {"clear", "paged_attention_clear", &clear_}}) {
       Result<hip::FunctionHandle> found = hip::find_kernel(this->device_.ordinal, source, name);
       if (!found) return found.error();
@@ -66,7 +68,7 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
       : hip::PlanState<Problem, Args>(name, problem, device), tuning_(tuning) {
     query_tiles_ = query_tiles(tuning_.row_tile());
     fill_shape(caches);
-    if (!problem.batch_invariant) split(hip::properties(device)->compute_units);
+    if (!problem.batch_invariant) split(hip::properties(device)->compute_units, tuning_.key_waves == 1 || caches.bytes == 1);
   }
 
   /// Sets the tensors of a run.
@@ -76,8 +78,6 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   Params params_{};
 
  private:
-  bool is_e4m3() const { return problem_.kv_dtype == DType::e4m3; }
-
   /// The most of a batch: every sequence may end inside of one.
   std::int64_t query_tiles(std::int64_t tile) const {
     const std::int64_t group = problem_.group(), of_sequence = detail::ceil_div(problem_.max_seq_q * group, tile);
@@ -85,9 +85,8 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
   }
 
   /// Room for counters, then for partial results. Bounds that grow never take less, though they may split less.
-  void split(int compute_units) {
+  void split(int compute_units, bool computes) {
     const std::int64_t keys = problem_.max_seq_k, partials = most_partials(query_tiles(16) * problem_.kv_heads, keys, compute_units);
-    const bool computes = tuning_.key_waves == 1 || is_e4m3();
     params_.splits =
         static_cast<int>(splits_of(query_tiles_ * problem_.kv_heads, tuning_.row_tile() / 16, keys, partials, compute_units, computes));
     counter_bytes_ = detail::round_up(partials * static_cast<std::int64_t>(sizeof(int)), std::int64_t{64});
@@ -139,13 +138,13 @@ class AttendPlan : public hip::PlanState<Problem, Args> {
     params_.scale = static_cast<float>(p.scale);
     params_.softcap = static_cast<float>(p.softcap);
     const std::int64_t slots = std::min(caches.page, p.max_seq_k);
-    params_.general = !has_short_strides(caches.k, slots) || !has_short_strides(caches.v, slots) || caches.page % 4 != 0 ||
-                      p.head_dim_qk != tuning_.head_dim || p.head_dim_v != tuning_.value_dim;
+    const bool short_strides = has_short_strides(caches.k, slots, caches.bytes) && has_short_strides(caches.v, slots, caches.bytes);
+    params_.general = !short_strides || caches.page % 4 != 0 || p.head_dim_qk != tuning_.head_dim || p.head_dim_v != tuning_.value_dim;
   }
 
   /// In bytes, and the tokens of a block lie within as many.
-  bool has_short_strides(const detail::CacheStrides& strides, std::int64_t slots) const {
-    const std::int64_t most = std::numeric_limits<std::uint32_t>::max() / static_cast<std::int64_t>(size_of(problem_.kv_dtype));
+  static bool has_short_strides(const detail::CacheStrides& strides, std::int64_t slots, std::size_t bytes) {
+    const std::int64_t most = std::numeric_limits<std::uint32_t>::max() / static_cast<std::int64_t>(bytes);
     return strides.block >= 0 && strides.block <= most && strides.token >= 0 && strides.token <= most / std::max<std::int64_t>(slots, 1);
   }
 

@@ -6,7 +6,7 @@
 
 namespace fovea::gpu::cdna::paged_attention {
 
-/// `Cache_`: SameCache or E4m3Cache.
+/// `Cache_`: SameCache, E4m3Cache or V32Cache.
 template <class Element_, template <class> class Cache_, Tuning kTuning>
 struct Config {
   using Element = Element_;
@@ -20,8 +20,10 @@ struct Config {
   static constexpr int kKeyTile = kTiles.key_tile, kKeyBlocks = kKeyTile / 16;
   static constexpr int kWaveRows = 16 * kRowBlocks, kRowTile = kTiles.row_tile();
 
-  // K: a lane loads chunks of 8 dims of one token; four lanes have those of 32 dims.
-  static constexpr int kSteps = kTiles.head_dim / 32;
+  // K: a lane loads chunks of 8 dims of one token; four lanes have those of 32 dims. The last ones of packed rows are of 16 bits.
+  static constexpr bool kPacked = Cache::kGroup > 0;
+  static constexpr int kSteps = kTiles.head_dim / 32, kKeySteps = kPacked ? kTiles.value_dim / 32 : kSteps;
+  static constexpr int kRotarySteps = kSteps - kKeySteps;
   using KeyChunk = Words<2 * Cache::kBytes>;
 
   // V: a lane loads kChannels channels of four tokens; 16 lanes have those of a panel.
@@ -39,6 +41,7 @@ struct Config {
   static constexpr int kMergeRegisters = 104;  // for accumulators of splits, all of which are loaded before the first is used
 
   static_assert(kKeyTile % 16 == 0 && kTiles.head_dim % 32 == 0 && kTiles.value_dim % kPanel == 0);
+  static_assert(!kPacked || Cache::kGroup == kPanel);
   static_assert(kTiles.state_words() == kLanes * (4 * kOut + 2));
   static_assert(kWaves % kKeyWaves == 0);
   static_assert(kRowWaves == 1 || kKeyWaves == 1, "only workgroups whose waves all have the same rows meet at barriers");

@@ -9,6 +9,9 @@
 /// A key that no row sees is replaced by the nearest one that some row sees. Its probability is 0.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "gpu/hip/cdna/paged_attention/work.hpp"
 
 namespace fovea::gpu::cdna::paged_attention {
@@ -29,10 +32,19 @@ class Loader {
   struct Tokens {
     Token k[Config::kKeyBlocks], v[Config::kKeyBlocks][kLookups];
   };
-  struct Keys {
-    typename Config::KeyChunk chunk[Config::kKeyBlocks][Config::kSteps];
+  /// Packed rows have a scale for each panel of channels, and rotary chunks behind the codes.
+  struct PackedKeys {
+    Chunk rotary[Config::kKeyBlocks][std::max(Config::kRotarySteps, 1)];
+    Float4 scales[Config::kKeyBlocks];
   };
-  struct Values {
+  struct PackedValues {
+    Float4 scales[Config::kKeyBlocks][4];
+  };
+  struct Nothing {};
+  struct Keys : std::conditional_t<Config::kPacked, PackedKeys, Nothing> {
+    typename Config::KeyChunk chunk[Config::kKeyBlocks][Config::kKeySteps];
+  };
+  struct Values : std::conditional_t<Config::kPacked, PackedValues, Nothing> {
     typename Config::ValueChunk chunk[Config::kKeyBlocks][Config::kPanels][4];  // (block, panel, token)
   };
 
@@ -62,7 +74,14 @@ class Loader {
     for (int b = 0; b < Config::kKeyBlocks; ++b) {
       const std::uint8_t* from = keys_of_head + place(key_token(tile, b), tokens.k[b], params.k);
 #pragma unroll
-      for (int s = 0; s < Config::kSteps; ++s) load_chunk(from, 8 * (4 * s + group), params.head_dim_qk, keys.chunk[b][s]);
+      for (int s = 0; s < Config::kKeySteps; ++s) load_chunk(from, 8 * (4 * s + group), params.head_dim_qk, keys.chunk[b][s]);
+      if constexpr (Config::kPacked) {
+        keys.scales[b] = load_unaligned<Float4>(from + Cache::kScales);
+#pragma unroll
+        for (int s = 0; s < Config::kRotarySteps; ++s) {
+          keys.rotary[b][s] = load_unaligned<Chunk>(from + Cache::kRotary + 16 * (4 * s + group));
+        }
+      }
     }
   }
 
@@ -82,8 +101,44 @@ class Loader {
         for (int p = 0; p < Config::kPanels; ++p) {
           load_chunk(from, p * Config::kPanel + Config::kChannels * row, params.head_dim_v, values.chunk[b][p][e]);
         }
+        if constexpr (Config::kPacked) values.scales[b][e] = load_unaligned<Float4>(from + Cache::kScales);
       }
     }
+  }
+
+  /// Whether widening meets NaN codes, or scales that are not powers of two.
+  static __device__ __forceinline__ bool needs_care(const Keys& keys) {
+    bool found = Cache::has_nans(keys.chunk);
+    if constexpr (Config::kPacked) {
+#pragma unroll
+      for (const Float4& scales : keys.scales) found |= !are_powers_of_two(scales);
+    }
+    return found;
+  }
+  static __device__ __forceinline__ bool needs_care(const Values& values) {
+    bool found = Cache::has_nans(values.chunk);
+    if constexpr (Config::kPacked) {
+#pragma unroll
+      for (int i = 0; i < 4 * Config::kKeyBlocks; ++i) found |= !are_powers_of_two(values.scales[i / 4][i % 4]);
+    }
+    return found;
+  }
+
+  /// `kCareful`: what needs_care.
+  template <bool kCareful>
+  static __device__ __forceinline__ Chunk widened(const Keys& keys, int block, int step) {
+    float scale = 1;
+    if constexpr (Config::kPacked) {
+      if (step >= Config::kKeySteps) return keys.rotary[block][step - Config::kKeySteps];
+      scale = keys.scales[block][32 * step / Config::kPanel];
+    }
+    return Cache::template widened<kCareful>(keys.chunk[block][step], scale);
+  }
+  template <bool kCareful>
+  static __device__ __forceinline__ Words<Config::kChannels / 2> widened(const Values& values, int block, int panel, int token) {
+    float scale = 1;
+    if constexpr (Config::kPacked) scale = values.scales[block][token][panel];
+    return Cache::template widened<kCareful>(values.chunk[block][panel][token], scale);
   }
 
   /// Channel `x` of each group of a panel, as the first operand of an MMA over the 16 tokens of a block.
@@ -97,6 +152,13 @@ class Loader {
   }
 
  private:
+  static __device__ __forceinline__ bool are_powers_of_two(const Float4& scales) {
+    bool all = true;
+#pragma unroll
+    for (int panel = 0; panel < 4; ++panel) all &= Cache::is_power_of_two(scales[panel]);
+    return all;
+  }
+
   __device__ __forceinline__ Token find(int token, const detail::CacheStrides& strides) const {
     const int page = params.page.quotient(token), slot = token - page * params.page.divisor;
     return {table == nullptr ? 0 : load_unaligned<std::int32_t>(table + page),

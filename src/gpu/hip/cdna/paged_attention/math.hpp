@@ -60,7 +60,7 @@ class Math {
       load.load(tile, tokens, values);
       if (next < work.last) load.look_up(next, tokens);
       Float4 scores[Config::kRowBlocks][Config::kKeyBlocks];
-      if (any(Config::Cache::has_nans(keys))) {
+      if (any(Load::needs_care(keys))) {
         multiply_keys<true>(keys, scores);
       } else {
         multiply_keys<false>(keys, scores);
@@ -83,13 +83,14 @@ class Math {
       for (int s = 0; s < Config::kSteps; ++s) {
         const int element = 8 * (4 * s + lane() / 16);
         const bool has = Config::within(element, params.head_dim_qk);
-        queries[b][s] = Config::Cache::arranged(has ? load_unaligned<Chunk>(row + element) : Chunk{});
+        const Chunk chunk = has ? load_unaligned<Chunk>(row + element) : Chunk{};
+        queries[b][s] = s < Config::kKeySteps ? Config::Cache::arranged(chunk) : chunk;
       }
     }
   }
 
   /// scores (key tile x rows) = K Q^T
-  template <bool kNans>
+  template <bool kCareful>
   __device__ __forceinline__ void multiply_keys(const typename Load::Keys& keys,
                                                 Float4 (&scores)[Config::kRowBlocks][Config::kKeyBlocks]) const {
 #pragma unroll
@@ -98,7 +99,7 @@ class Math {
       for (int b = 0; b < Config::kRowBlocks; ++b) scores[b][n] = Float4{};
 #pragma unroll
       for (int s = 0; s < Config::kSteps; ++s) {
-        const Chunk chunk = Config::Cache::template widened<kNans>(keys.chunk[n][s]);
+        const Chunk chunk = Load::template widened<kCareful>(keys, n, s);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -141,14 +142,14 @@ class Math {
         weights[b][n] = std::bit_cast<Short4>(pairs);
       }
     }
-    if (any(Config::Cache::has_nans(values))) {
+    if (any(Load::needs_care(values))) {
       multiply_values<true>(values, weights, state);
     } else {
       multiply_values<false>(values, weights, state);
     }
   }
 
-  template <bool kNans>
+  template <bool kCareful>
   __device__ __forceinline__ void multiply_values(const typename Load::Values& values,
                                                   const Short4 (&weights)[Config::kRowBlocks][Config::kKeyBlocks],
                                                   State<Config>& state) const {
@@ -158,7 +159,7 @@ class Math {
       for (int p = 0; p < Config::kPanels; ++p) {
         Words<Config::kChannels / 2> tokens[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) tokens[e] = Config::Cache::template widened<kNans>(values.chunk[n][p][e]);
+        for (int e = 0; e < 4; ++e) tokens[e] = Load::template widened<kCareful>(values, n, p, e);
 #pragma unroll
         for (int x = 0; x < Config::kChannels; ++x) {
           const Short4 v = Load::operand_of(tokens, x);

@@ -33,7 +33,7 @@ Result<void> accept(const Problem& problem) {
 class State final : public AttendPlan<Problem, PagedAttentionArgs> {
  public:
   State(const Problem& problem, Device device)
-      : AttendPlan(kName, problem, device, {problem.k, problem.v, problem.page}, tuning_of(problem)) {
+      : AttendPlan(kName, problem, device, {problem.k, problem.v, problem.page, size_of(problem.kv_dtype)}, tuning_of(problem)) {
     params_.table_stride = problem.table_stride;
     if (problem.k_scale) params_.k_scale_stride = problem.k_scale->head_stride;
     if (problem.v_scale) params_.v_scale_stride = problem.v_scale->head_stride;
