@@ -39,7 +39,8 @@ class Loader {
   __device__ __forceinline__ void operator()(int tile, int stage) {
     const int key = tile * kKeys + row, entry = found;
     found = find(tile + 1);
-    const bool wanted = key >= begin_key && key < end_key, of_main = key < main_end;
+    // A key past the end has the main cache's format: its codes become zeros, as there may be no extra cache.
+    const bool wanted = key >= begin_key && key < end_key, of_main = key < main_end || key >= end_key;
     const RowCache& cache = of_main ? params.main : params.extra;
     int block = entry, slot = key - cache.page.quotient(key) * cache.page.divisor;
     bool inside = wanted;
