@@ -122,8 +122,8 @@ detail::PlanResult<IndexLogitsArgs> plan(const IndexLogitsProblem& problem, Devi
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (problem.head_dim != indexer::kDim) return declined("q.shape[2] (head_dim)", problem.head_dim, "128");
   if (problem.q_alignment % 16 != 0) return declined("q (alignment of rows in bytes)", problem.q_alignment, "a multiple of 16");
-  if (problem.k_alignment % 16 != 0) return declined("k (alignment of rows in bytes)", problem.k_alignment, "a multiple of 16");
   if (problem.paged && problem.page % indexer::kLeastBox != 0) return declined("k.shape[1] (page)", problem.page, "a multiple of 8");
+  if (problem.k_alignment % 16 != 0) return declined("k (alignment of rows in bytes)", problem.k_alignment, "a multiple of 16");
   for (const auto& [name, count] : {std::pair{"q.shape[0] (row)", problem.rows},
                                     {"q.shape[1] (head)", problem.heads},
                                     {"k.shape[1] (page)", problem.page},
