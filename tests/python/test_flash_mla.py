@@ -107,8 +107,9 @@ def decode_with_lazy_object(q, cache, table, lengths, causal):
 
 @pytest.mark.parametrize("decode", [decode_of_2025, decode_with_sparse_arguments, decode_with_lazy_object])
 @pytest.mark.parametrize("causal", [False, True])
-def test_call_forms(decode, causal):
-    pages, q = Pages(LENGTHS, page=64), torch.randn(5, 2, 4, 576)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_call_forms(decode, causal, dtype):
+    pages, q = Pages(LENGTHS, page=64, dtype=dtype), torch.randn(5, 2, 4, 576, dtype=dtype)
     out, lse = decode(q, pages.cache, pages.table, pages.kv_len, causal)
     want, _ = define(q.flatten(0, 1), dense_rows(pages, 2, causal))
     plain.check(out.flatten(0, 1), flat_lse(lse), want)
