@@ -53,6 +53,7 @@ install_python() {
   local -a clear=() pip=("$1/bin/pip" install --disable-pip-version-check --no-input)
   local real='import os, sys; print(os.path.realpath(sys.executable))'
   if [[ $(realpath -q "$1/bin/python3") != $(python3 -c "$real") ]]; then clear=(--clear); fi
+  if ((${#clear[@]})) && [[ -L $1 ]]; then die "$1 is a link to an environment of another python3, which is not cleared"; fi
   python3 -m venv "${clear[@]}" "$1" \
     && "${pip[@]}" -r <(printf '%s\n' "$2") \
     && "${pip[@]}" --no-deps -r tools/requirements-no-deps.txt
