@@ -9,6 +9,7 @@
 #include <string>
 
 #include "isolated_memory.hpp"
+#include "shared_memory.hpp"
 
 namespace fovea::check {
 namespace {
@@ -69,6 +70,11 @@ double device_copy_seconds(Device device, std::size_t bytes) {
   device_free(device, from);
   device_free(device, to);
   return samples[samples.size() / 2];
+}
+
+void poison_unwritten_memory(Device device) {
+  use(device);
+  require(poison_shared_memory(device.ordinal), "poison_shared_memory");
 }
 
 Result<void> synchronize(Device device) {

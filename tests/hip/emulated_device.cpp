@@ -27,6 +27,7 @@ void device_free(Device, void*) {}
 void copy_to_device(Device, void*, std::span<const std::byte>) { none(); }
 void copy_from_device(Device, std::span<std::byte>, const void*) { none(); }
 double device_copy_seconds(Device, std::size_t) { none(); }
+void poison_unwritten_memory(Device) {}  // the emulation does so itself
 Result<void> synchronize(Device) { return {}; }
 SideStream::SideStream(Device) { none(); }
 SideStream::~SideStream() = default;

@@ -33,6 +33,9 @@ class IsolatedMemory {
 void copy_to_device(Device device, void* to, std::span<const std::byte> from);
 void copy_from_device(Device device, std::span<std::byte> to, const void* from);
 
+/// Fills with NaN what the next kernel finds in the device's shared memory.
+void poison_unwritten_memory(Device device);
+
 /// Seconds that a copy inside the device's memory takes: the median of twenty.
 double device_copy_seconds(Device device, std::size_t bytes);
 

@@ -66,6 +66,7 @@ Report run_case(Trial& trial, std::string_view implementation, bool batch_invari
   }
   trial.answers();  // before the run: outputs may lie on inputs
   const HostileWorkspace workspace(planned->workspace_bytes, placed.place().device);
+  if (has_own_memory(placed.place().device)) poison_unwritten_memory(placed.place().device);
   const Result<void> launched = planned->run(workspace.view());
   const Result<void> finished = placed.download(trial);
   if (const Result<void>& ran = launched ? finished : launched; !ran) {
