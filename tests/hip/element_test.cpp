@@ -34,7 +34,7 @@ void check_every_code() {
       const auto stored = load_unaligned<Words<2>>(codes.data());
       const bool nan = (code & 0x7f) == 0x7f;
       ASSERT_EQ(Cache::has_nans(stored), nan) << code;
-      const Chunk careful = Cache::template widened<true>(stored), quick = Cache::template widened<false>(stored);
+      const Chunk careful = Cache::template widened<true>(stored, 1), quick = Cache::template widened<false>(stored, 1);
       for (int x = 0; x < 8; ++x) {
         const float want = Cache::at(codes.data(), x), got = widened_element(careful, Cache::place_of(x), Element::to_f32);
         ASSERT_EQ(std::isnan(got), std::isnan(want)) << code << " at " << place;
