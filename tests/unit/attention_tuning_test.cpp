@@ -6,25 +6,31 @@
 namespace fovea::gpu::sm90::attention {
 namespace {
 
+void check_choice(Rows rows, std::int64_t dqk, std::int64_t dv, std::int64_t query_rows, bool same_keys) {
+  const int index = tuning_index(rows, dqk, dv, query_rows, same_keys);
+  ASSERT_LT(static_cast<std::size_t>(index), rows.size());
+  const auto fits = [&](const Tuning& row) {
+    return row.head_dim_qk >= dqk && row.head_dim_v >= dv && row.rows_from <= query_rows && (same_keys || row.cluster == 1);
+  };
+  const Tuning& chosen = rows[static_cast<std::size_t>(index)];
+  EXPECT_TRUE(fits(chosen));
+  for (const Tuning& row : rows) {
+    if (!fits(row)) continue;
+    const int columns = row.head_dim_qk * row.head_dim_v, chosen_columns = chosen.head_dim_qk * chosen.head_dim_v;
+    EXPECT_LE(chosen_columns, columns) << dqk << "/" << dv;
+    if (columns == chosen_columns) {
+      EXPECT_GE(chosen.rows_from, row.rows_from) << dqk << "/" << dv;
+      EXPECT_GE(chosen.cluster, row.cluster) << dqk << "/" << dv;
+    }
+  }
+}
+
 TEST(AttentionTuning, EveryPairOfHeadDimsHasTheNarrowestRow) {
   for (const bool eight_bit : {false, true})
-    for (std::int64_t dqk = 8; dqk <= 256; dqk += 8)
-      for (std::int64_t dv = 8; dv <= 256; dv += 8)
-        for (const std::int64_t query_rows : {0, 4095, 4096}) {
-          const auto rows = tunings_of(eight_bit);
-          const int index = tuning_index(rows, dqk, dv, query_rows);
-          ASSERT_LT(static_cast<std::size_t>(index), rows.size());
-          const Tuning& chosen = rows[static_cast<std::size_t>(index)];
-          EXPECT_TRUE(chosen.head_dim_qk >= dqk && chosen.head_dim_v >= dv && chosen.rows_from <= query_rows);
-          for (const Tuning& row : rows) {
-            if (row.head_dim_qk < dqk || row.head_dim_v < dv || row.rows_from > query_rows) continue;
-            const int columns = row.head_dim_qk * row.head_dim_v, chosen_columns = chosen.head_dim_qk * chosen.head_dim_v;
-            EXPECT_LE(chosen_columns, columns) << dqk << "/" << dv;
-            if (columns == chosen_columns) {
-              EXPECT_GE(chosen.rows_from, row.rows_from) << dqk << "/" << dv;
-            }
-          }
-        }
+    for (const bool same_keys : {false, true})
+      for (std::int64_t dqk = 8; dqk <= 256; dqk += 8)
+        for (std::int64_t dv = 8; dv <= 256; dv += 8)
+          for (const std::int64_t query_rows : {0, 4095, 4096}) check_choice(tunings_of(eight_bit), dqk, dv, query_rows, same_keys);
 }
 
 }  // namespace
