@@ -234,7 +234,6 @@ def test_what_it_takes(changes):
     ("changes", "reason"),
     [
         ({"head_size": 100}, "head_size"),
-        ({"head_size": 512}, "head_size"),
         ({"dtype": torch.float32}, "dtype"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
