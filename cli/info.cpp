@@ -166,7 +166,7 @@ void print_machine() {
   for (const DeviceInfo& device : devices()) {
     const std::string threads =
         device.device.backend == Backend::cpu ? fmt::format(", {} threads unless told otherwise", num_threads()) : "";
-    fmt::print("{}: {} cores{}; kernels for {}\n", device.name, device.cores, threads, fmt::join(device.features, ", "));
+    fmt::print("{}: {} cores{}\n  kernels for {}\n", device.name, device.cores, threads, fmt::join(device.features, ", "));
   }
   fmt::print("\n{}\n", here().text(width()));
   const Table missing = absent();
