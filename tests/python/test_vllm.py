@@ -217,6 +217,7 @@ def reasons(**changes):
     [
         {},
         {"head_size": 64, "dtype": torch.float16},
+        {"head_size": 512},
         {"kv_cache_dtype": "fp8", "block_size": 64},
         {"kv_cache_dtype": "fp8_e4m3"},
         {"kv_cache_dtype": "bfloat16"},
@@ -251,6 +252,16 @@ def test_what_it_takes(changes):
 )
 def test_what_it_declines(changes, reason):
     assert any(reason in each for each in reasons(**changes))
+
+
+def test_of_amd_it_takes_what_has_kernels(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    for capability in (DeviceCapability(9, 0), DeviceCapability(9, 4)):  # gfx90a, gfx942
+        assert reasons(device_capability=capability, kv_cache_dtype="fp8", head_size=256) == []
+        (declined,) = reasons(device_capability=capability, head_size=512)
+        assert declined == "head_size: got 512, want at most 256 on GPUs of AMD"
+    for capability in (DeviceCapability(9, 5), DeviceCapability(11, 0), DeviceCapability(12, 0)):
+        assert reasons(device_capability=capability) == ["compute capability not supported"]
 
 
 def test_slopes_are_refused():

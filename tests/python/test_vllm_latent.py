@@ -230,6 +230,9 @@ def test_of_amd_it_takes_plain_rows(monkeypatch):
         assert reasons(device_capability=capability) == []
         declined = reasons(device_capability=capability, kv_cache_dtype="fp8")
         assert any("kv_cache_dtype: got fp8, want auto" in each for each in declined)
+    assert reasons(device_capability=DeviceCapability(11, 0)) == ["compute capability not supported"]
+    prefill = FoveaPrefillBackend.supports_compute_capability
+    assert prefill(DeviceCapability(9, 4)) and not prefill(DeviceCapability(11, 0))
 
 
 @pytest.mark.parametrize(("name", "value"), [("sliding_window", 8), ("logits_soft_cap", 3.0), ("alibi_slopes", [1.0])])

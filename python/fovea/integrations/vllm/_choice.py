@@ -18,6 +18,12 @@ def mixed_dtypes(dtype: torch.dtype, kv_cache_dtype: str | None) -> str | None:
     return f"kv_cache_dtype: got {kv_cache_dtype}, want auto, fp8 or the dtype of the model, {dtype}"
 
 
+def has_kernels(capability: Any) -> bool:
+    """Whether the library has kernels for a device: NVIDIA's from Turing on, AMD's gfx90a (9.0) and gfx942 (9.4)."""
+    version = capability.major, capability.minor
+    return version >= (7, 5) if torch.version.hip is None else version in ((9, 0), (9, 4))
+
+
 def no_latent_kernel(dtype: torch.dtype, kv_cache_dtype: str | None, capability: Any) -> str | None:
     """Why no kernel has latent attention over such a cache, if so. AMD's gfx942 has another e4m3."""
     if torch.version.hip is not None and "fp8" in (kv_cache_dtype or ""):

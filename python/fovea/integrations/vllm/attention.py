@@ -26,11 +26,12 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtypes
+from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, has_kernels, mixed_dtypes
 
 _PAGE = 16
 """Pages are multiples of it, in tokens."""
-_LARGEST_HEAD, _LARGEST_HEAD_OF_FP8 = 512, 256
+_LARGEST_HEAD, _LARGEST_HEAD_OF_MANY = 512, 256
+"""Caches of fp8 and GPUs of AMD take the second."""
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -71,7 +72,7 @@ class FoveaBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) >= (7, 5)
+        return has_kernels(capability)
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -120,8 +121,10 @@ class FoveaBackend(AttentionBackend):
                 return "dtype: got torch.bfloat16, want torch.float16 below compute capability 8.0"
             if head_size > 128:
                 return f"head_size: got {head_size}, want at most 128 below compute capability 8.0"
-        if head_size > _LARGEST_HEAD_OF_FP8 and (kv_cache_dtype or "").startswith("fp8"):
-            return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_FP8} with kv_cache_dtype {kv_cache_dtype}"
+        if head_size > _LARGEST_HEAD_OF_MANY and torch.version.hip is not None:
+            return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_MANY} on GPUs of AMD"
+        if head_size > _LARGEST_HEAD_OF_MANY and (kv_cache_dtype or "").startswith("fp8"):
+            return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_MANY} with kv_cache_dtype {kv_cache_dtype}"
         return mixed_dtypes(dtype, kv_cache_dtype)
 
 

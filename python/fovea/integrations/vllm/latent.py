@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, mixed_dtypes, no_latent_kernel
+from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, has_kernels, mixed_dtypes, no_latent_kernel
 
 _PAGE = 16
 _FAST_PAGE = 64
@@ -70,7 +70,7 @@ class FoveaLatentBackend(MLACommonBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) >= (7, 5)
+        return has_kernels(capability)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
@@ -208,7 +208,7 @@ class FoveaPrefillBackend(MLAPrefillBackend):
 
     @classmethod
     def supports_compute_capability(cls, device_capability: Any) -> bool:
-        return device_capability is not None and (device_capability.major, device_capability.minor) >= (8, 0)
+        return device_capability is not None and device_capability.major >= 8 and has_kernels(device_capability)
 
     @classmethod
     def supports_mla_dimensions(cls, mla_dimensions: Any) -> bool:

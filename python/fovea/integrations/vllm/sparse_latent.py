@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.mla import sparse_utils
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import mixed_dtypes, no_latent_kernel
+from fovea.integrations.vllm._choice import has_kernels, mixed_dtypes, no_latent_kernel
 
 _PAGE = 64
 _ROW = 576
@@ -71,7 +71,7 @@ class FoveaSparseLatentBackend(AttentionBackend):
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        return (capability.major, capability.minor) >= (7, 5)
+        return has_kernels(capability)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
