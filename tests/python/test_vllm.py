@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("vllm", reason="needs vLLM's Python files: ./dev vllm")
 
+from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
@@ -145,6 +146,17 @@ def test_another_cache_is_seen():
     engine.step([20])
     engine.cache = engine.cache.clone()
     check(*engine.step([1]))
+
+
+def test_no_cache_outlives_the_one_that_vllm_holds():
+    """vLLM measures graphs with a small cache, and frees it before it allocates the real one."""
+    engine = Engine()
+    engine.add()
+    engine.step([20])
+    storage = StorageWeakRef(engine.cache.untyped_storage())
+    assert not storage.expired()
+    engine.cache = torch.tensor([])
+    assert storage.expired()
 
 
 def test_the_run_that_measures_memory():

@@ -221,7 +221,6 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         """Of causal calls and others, without what is a default: each argument costs time in every layer of every step."""
         self._is_fp8 = kv_cache_dtype in FP8
         self._sink: Tensor | None = None
-        self._kv_cache: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Captured graphs read the sinks at their place, so reloaded ones go there."""
@@ -237,15 +236,14 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if self.attn_type in _ENCODERS:
             return  # nothing is cached
-        if kv_cache is not self._kv_cache:
-            self._take(kv_cache)
+        k_cache, v_cache = self._rows(kv_cache)
         tokens = slot_mapping.shape[0]
         if key.shape[0] != tokens:  # padded
             key, value = key[:tokens], value[:tokens]
         if self._is_fp8:
-            fovea.paged_cache_append(key, value, self._k, self._v, slot_mapping, k_scale=layer._k_scale, v_scale=layer._v_scale)
+            fovea.paged_cache_append(key, value, k_cache, v_cache, slot_mapping, k_scale=layer._k_scale, v_scale=layer._v_scale)
         else:
-            fovea.paged_cache_append(key, value, self._k, self._v, slot_mapping)
+            fovea.paged_cache_append(key, value, k_cache, v_cache, slot_mapping)
 
     def forward(
         self,
@@ -268,15 +266,14 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             self.process_weights_after_loading(query.dtype)
         if self.attn_type in _ENCODERS:
             return self._attend(query, key, value, attn_metadata, output)
-        if kv_cache is not self._kv_cache:
-            self._take(kv_cache)
+        k_cache, v_cache = self._rows(kv_cache)
         options = self._options[attn_metadata.causal]
         if self._is_fp8:
             options = {**options, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
         fovea.paged_attention(
             query,
-            self._k,
-            self._v,
+            k_cache,
+            v_cache,
             attn_metadata.block_table,
             attn_metadata.seq_lens,
             attn_metadata.query_start_loc,
@@ -303,10 +300,16 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         )
         return output
 
-    def _take(self, kv_cache: Tensor) -> None:
-        """Keeps views of a layer's cache: [blocks, head, token, K then V], or, until vLLM 0.22, [2, blocks, token, head, D]."""
-        self._kv_cache = kv_cache
-        if self._is_fp8:
-            kv_cache = kv_cache.view(torch.float8_e4m3fn)
-        packed = kv_cache.dim() == 4
-        self._k, self._v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1) if packed else kv_cache.unbind(0)
+    def _rows(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of a layer's cache: [blocks, head, token, K then V], or, until vLLM 0.22, [2, blocks, token, head, D].
+
+        The cache keeps these views, so its memory goes with it. vLLM measures graphs with a small cache first.
+        """
+        kept = kv_cache.__dict__.get("fovea_rows")
+        if kept is None:
+            rows = kv_cache.data  # a view of the cache itself would keep it
+            if self._is_fp8:
+                rows = rows.view(torch.float8_e4m3fn)
+            kept = tuple(rows.transpose(1, 2).split(self.head_size, dim=-1) if rows.dim() == 4 else rows.unbind(0))
+            kv_cache.__dict__["fovea_rows"] = kept
+        return kept
