@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fovea as an attention backend of SGLang (0.5.13 or newer).
+"""Fovea as an attention backend of SGLang (0.5.13 to 0.5.23).
 
 $ pip install dist/fovea_attention-*.whl
 $ python -m sglang.launch_server --model-path MODEL --attention-backend fovea
