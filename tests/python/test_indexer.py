@@ -213,3 +213,14 @@ def test_refusals():
         with pytest.raises(ValueError) as caught:
             fovea.index_logits(*args)
         assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_page_past_31_bits():
+    """Blocks times page would pass 64 bits."""
+    page = 2**40
+    q, _, _, weights = operands(1, 8, 128, 1)
+    cache = {"k": torch.empty(0, page, 128, dtype=E4M3), "k_scale": torch.empty(0, page)}
+    table = {"block_table": torch.zeros(1, 2**23, dtype=torch.int32), "kv_len": int32(5)}
+    with pytest.raises(ValueError) as caught:
+        fovea.index_logits(q, **cache, weights=weights, **table, out=torch.zeros(1, 7))
+    assert str(caught.value) == f"k.shape[1] (page): got {page}, want 1 to 2^31 - 1"

@@ -33,7 +33,9 @@ void check_paged(Checker& check, const IndexLogitsDesc& desc, const Tensors& t) 
   check_extent(check, t.k_scale, 1, t.k.desc.shape[1], "page of k");
   if (!check.ok()) return;
   const std::int64_t rows = t.q.desc.shape[0], batch = desc.block_table->shape[0];
-  check.expect(t.k.desc.shape[1] >= 1, "k.shape[1] (page)", t.k.desc.shape[1], "1 or more");
+  const std::int64_t page = t.k.desc.shape[1], max_blocks = desc.block_table->shape[1];
+  check.expect(page >= 1 && page < kMostKeys, "k.shape[1] (page)", page, "1 to 2^31 - 1");
+  check.expect(max_blocks < kMostKeys, "block_table.shape[1] (max_blocks)", max_blocks, "less than 2^31");
   check.expect(batch > 0 ? rows % batch == 0 : rows == 0, "q.shape[0] (row)", rows, "a multiple of block_table.shape[0] (batch)");
   check.expect(desc.has_kv_len, "kv_len", "none", "a tensor with a block_table");
   check.expect(!desc.has_first, "first", "a value", "none with a block_table (kv_len says what rows see)");
