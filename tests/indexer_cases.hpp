@@ -55,6 +55,8 @@ inline std::vector<TopkCase> topk_cases() {
   }
   add("long", "bf16-65537of2048", {.dtype = DType::bf16, .rows = 2, .columns = 65537, .k = 2048, .ranges = {{3, 65530}, {40000, 70000}}},
       Tier::full);
+  add("long", "40000of2048-nan", {.rows = 2, .columns = 40000, .k = 2048, .logits = Logits::nan}, Tier::full);
+  add("long", "32768of2048-comb", {.rows = 2, .columns = 32768, .k = 2048, .logits = Logits::comb}, Tier::full);
   // Rows that are split.
   add("long", "300000of2048", {.rows = 1, .columns = 300000, .k = 2048, .ranges = {{7, 299999}}}, Tier::full);
   add("long", "bf16-530001of300-ties", {.dtype = DType::bf16, .rows = 2, .columns = 530001, .k = 300, .logits = Logits::ties}, Tier::full);
@@ -87,12 +89,19 @@ inline std::vector<IndexCase> index_cases() {
   add("head_dim", "64-paged", {.rows = 4, .heads = 32, .head_dim = 64, .kv_len = {70, 3}});
   add("gaps", "unaligned", {.heads = 8, .gap = 3, .ranges = odd_ranges(300)});
   add("values", "nan", {.heads = 8, .nan = true});
+  add("values", "nan-ranges", {.rows = 21, .heads = 33, .ranges = odd_ranges(300), .nan = true});
+  add("values", "nan-unseen", {.heads = 64, .tokens = 700, .ranges = {{100, 390}, {384, 385}, {200, 200}}});
   add("values", "nan-paged", {.rows = 4, .heads = 64, .kv_len = {70, 130}, .nan = true});
   add("paged", "page16", {.rows = 4, .heads = 64, .kv_len = {70, 300}, .page = 16});
+  add("paged", "page24", {.rows = 4, .heads = 33, .kv_len = {70, 421}, .page = 24, .nan = true});
   add("paged", "page1", {.rows = 2, .heads = 8, .kv_len = {70, 33}, .page = 1});
   add("paged", "few-columns", {.rows = 2, .heads = 8, .kv_len = {170, 33}, .columns = 100});
+  add("paged", "short-table", {.rows = 4, .heads = 8, .kv_len = {200, 1000}, .columns = 400, .blocks = 2});
   add("paged", "garbage-lengths", {.rows = 4, .heads = 8, .kv_len = {-5, 2147480000}, .columns = 100});
   add("long", "rows200-2000", {.rows = 200, .heads = 16, .tokens = 2000, .ranges = {{0, 1500}, {100, 2000}, {900, 900}}}, Tier::full);
+  add("long", "rows580-6200",
+      {.rows = 580, .heads = 70, .tokens = 6200, .ranges = {{0, 9}, {380, 390}, {3000, 2000}, {6190, 6300}, {2300, 2320}}}, Tier::full);
+  add("long", "paged-151-each", {.rows = 604, .heads = 2, .kv_len = {1600, 3, 149, 900}, .page = 24}, Tier::full);
   add("long", "paged-5000", {.rows = 3, .heads = 64, .kv_len = {5000, 17, 2500}}, Tier::full);
   add("bench", "h64-rows16-8192", {.rows = 16, .heads = 64, .tokens = 8192, .gap = 0}, Tier::bench);
   return table;

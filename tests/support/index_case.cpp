@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 
 #include "indexer_case.hpp"
 #include "noise.hpp"
+#include "op/index_logits/keys.hpp"
 #include "op/index_logits/problem.hpp"
 #include "reference/indexer.hpp"
 
@@ -36,6 +38,7 @@ class IndexTrial final : public Trial {
              .first = first_.as<std::int32_t>(),
              .last = last_.as<std::int32_t>(),
              .kv_len = kv_len_.as<std::int32_t>()};
+    spoil_unseen_keys();
     seal();
   }
 
@@ -105,7 +108,7 @@ class IndexTrial final : public Trial {
   /// A planar cache: of each block the codes, then the scales.
   void make_cache() {
     const auto batch = static_cast<std::int64_t>(spec_.kv_len.size());
-    const std::int64_t width = (columns() + spec_.page - 1) / spec_.page, blocks = batch * width + 2;
+    const std::int64_t width = spec_.blocks != 0 ? spec_.blocks : (columns() + spec_.page - 1) / spec_.page, blocks = batch * width + 2;
     const std::int64_t block_bytes = spec_.page * (spec_.head_dim + 4);
     const auto storage = std::make_shared<Storage>(static_cast<std::size_t>(blocks * block_bytes), 0);
     desc_.k = contiguous(DType::e4m3, {blocks, spec_.page, spec_.head_dim});
@@ -139,6 +142,26 @@ class IndexTrial final : public Trial {
     });
     for_each_element(desc_.k_scale,
                      [&](auto, auto, auto, auto, std::int64_t at) { scale_.set(at, 0.25f + std::fabs(random.normal()) / 2); });
+  }
+
+  void spoil_unseen_keys() {
+    const detail::IndexLogitsProblem problem = detail::validate(desc_, {}).value();
+    std::unordered_set<std::int64_t> seen;
+    for (std::int64_t row = 0; row < problem.rows; ++row) {
+      const detail::KeyRange keys = detail::keys_of_row(problem, args_, row);
+      for (std::int64_t column = keys.begin; column < keys.end; ++column) {
+        const detail::KeyPlace place = detail::place_of_key(problem, args_, row, column);
+        if (place.known) seen.insert(place.k);
+      }
+    }
+    for (std::int64_t block = 0; block < problem.blocks; ++block) {
+      for (std::int64_t token = 0; token < problem.page; ++token) {
+        const std::int64_t key = block * problem.k_block + token * problem.k_token;
+        if (seen.contains(key)) continue;
+        for (std::int64_t d = 0; d < problem.head_dim; ++d) k_.set(key + d, kNan);
+        scale_.set(block * problem.scale_block + token * problem.scale_token, kNan);
+      }
+    }
   }
 
   IndexCase spec_;

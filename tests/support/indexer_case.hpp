@@ -20,6 +20,7 @@ enum class Logits : std::uint8_t {
   nan,         ///< nothing else
   ascending,   ///< every column is the best so far
   descending,  ///< the first columns are the best
+  comb,        ///< four of 64 columns, at even distances, exceed all others
 };
 
 /// A range of columns. Past the ends of a row it counts as cut.
@@ -40,7 +41,8 @@ struct TopkCase {
   std::int64_t page = 0;  ///< with a table of blocks, some of them negative
 };
 
-/// Keys that no query sees are NaN. Paged keys are a planar cache, and entries of the table that nobody reads are garbage.
+/// Keys that no query sees are NaN, and so are their scales. Paged keys are a planar cache, and entries of the table that nobody reads are
+/// garbage.
 struct IndexCase {
   std::string name{};
   Tier tier = Tier::quick;
@@ -50,6 +52,7 @@ struct IndexCase {
   std::vector<std::int32_t> kv_len{};      ///< paged: of each sequence
   std::int64_t page = 64;                  ///< paged
   std::int64_t columns = 0;                ///< paged; 0: as many as the longest sequence has
+  std::int64_t blocks = 0;                 ///< paged, of a sequence; 0: as many as hold the columns
   bool keep_outside = false, nan = false;  ///< nan: codes of NaN in q and k
 };
 
