@@ -14,7 +14,7 @@ namespace fovea {
 ///
 /// q e4m3 [rows, head, head_dim], head_dim 64 or 128, weights f32 [rows, head], out f32 or bf16 [rows, columns].
 /// Flat: k e4m3 [tokens, head_dim], k_scale f32 [tokens], columns = tokens. Row t sees the keys from first[t] to before last[t], i32
-/// [rows], cut to [0, tokens]; an absent one is 0, or tokens.
+/// [rows], cut to [0, tokens]; an absent one is 0, or tokens. A reversed range is empty.
 /// Paged, exactly with a block_table i32 [batch, max_blocks]: k [blocks, page, head_dim], k_scale [blocks, page], two views of one
 /// cache where it is planar. Every sequence has rows / batch queries, the last of its kv_len i32 [batch] keys: the one at place i of n
 /// sees the keys up to kv_len - n + i. Keys past max_blocks * page or columns are left out.
@@ -47,7 +47,7 @@ Result<IndexLogitsPlan> plan_index_logits(const IndexLogitsDesc& desc, Device de
 /// The places of the k largest logits of each row, as a list that sparse attention takes.
 ///
 /// logits f32, f16 or bf16 [rows, columns], out i32 [rows, k]. Row t is its columns from first[t] to before last[t], i32 [rows], cut to
-/// [0, columns]; an absent one is 0, or columns. Whatever lies outside never matters.
+/// [0, columns]; an absent one is 0, or columns. A reversed range is empty. Whatever lies outside never matters.
 /// Of equal values the lower column comes first, -0 and 0 being equal. NaN comes after -inf. Listed places ascend, or their
 /// values descend with `sorted`. Behind the last place of a row with fewer columns follows -1.
 /// A place is the column less first[t], plus offset[t]. With a block_table i32 [batch, max_blocks] it is a token of sequence

@@ -38,10 +38,10 @@ def index_logits(
         k_scale: float32 ``[tokens]``, or ``[blocks, page]``.
         weights: float32 ``[rows, head]``.
         first: int32 ``[rows]``: the first key that a row sees, 0 without. Cut to the tokens there are.
-        last: int32 ``[rows]``: the key behind the last one, the number of tokens without.
+        last: int32 ``[rows]``: the key behind the last one, the number of tokens without. A row whose range is reversed sees none.
         block_table: int32 ``[batch, max_blocks]``; every sequence has ``rows / batch`` queries, the last of its keys.
         kv_len: int32 ``[batch]``, with a block_table: keys of a sequence. Query i of n sees the keys up to ``kv_len - n + i``.
-        keep_outside: Whether what lies outside of the ranges stays as it was, rather than -inf.
+        keep_outside: Whether what lies outside of the ranges stays as it was, rather than -inf. A new tensor holds anything there.
         dtype: Of a new tensor: float32 or bfloat16.
         out: Written and returned instead of a new tensor: ``[rows, tokens]``, or ``[rows, columns]`` for the first columns of a
             paged sequence.
@@ -85,7 +85,7 @@ def topk_rows(
         logits: ``[rows, columns]``, float32, float16 or bfloat16.
         k: Length of a list.
         first: int32 ``[rows]``: the first column of a row, 0 without. Cut to the columns there are.
-        last: int32 ``[rows]``: the column behind the last one, the number of columns without.
+        last: int32 ``[rows]``: the column behind the last one, the number of columns without. A reversed range has no column.
         offset: int32 ``[rows]``, added to the places of a row, which otherwise count from ``first``.
         block_table: int32 ``[batch, max_blocks]``: a place is a token of sequence ``row // (rows / batch)`` then, and becomes
             ``block * page + token % page``.
