@@ -122,6 +122,18 @@ wheel() {
   summary
 }
 
+# hub [WHEEL]: the folder that Hugging Face `kernels` loads, from the wheel in dist/ or the one named.
+hub() {
+  local wheel=${1:-$(echo "$DIST/$DISTRIBUTION"-*.whl)} unpacked=$WHEEL_BUILD/hub
+  [[ -f $wheel ]] || die "hub: got no wheel at $wheel, want one that ./dev wheel or pip wheel made"
+  rm -rf "$DIST/hub" "$unpacked"
+  step "Unpacking $wheel" "$VENV/bin/python" -m zipfile -e "$wheel" "$unpacked" \
+    || die "the wheel could not be unpacked"
+  step "Laying it out in $DIST/hub" \
+    "$VENV/bin/python" -B tools/make_hub_folder.py "$unpacked/fovea" "$DIST/hub" || die "no folder was made"
+  du -sh "$DIST/hub/build"/*
+}
+
 # ---- packages for C++ and C -----------------------------------------------------------------------------------------------
 
 # package: an archive that may lie anywhere, with the static library, and a Debian package with the shared one; both with the program.

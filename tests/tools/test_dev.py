@@ -28,7 +28,7 @@ class Dev(unittest.TestCase):
     def test_help_of_every_command(self):
         text = self.run_dev("--help").stdout
         self.assertTrue(text.startswith("usage: ./dev COMMAND"))
-        for command in (*WITH_USAGE, "gpu", "torch", "wheel", "package", "compilers", "aarch64", "docs", "setup"):
+        for command in (*WITH_USAGE, "gpu", "torch", "wheel", "hub", "package", "compilers", "aarch64", "docs", "setup"):
             for option in ("--help", "-h"):
                 with self.subTest(command=command, option=option):
                     ran = self.run_dev(command, option)
