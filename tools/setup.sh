@@ -53,7 +53,6 @@ install_python() {
   local -a clear=() pip=("$1/bin/pip" install --disable-pip-version-check --no-input)
   local real='import os, sys; print(os.path.realpath(sys.executable))'
   if [[ $(realpath -q "$1/bin/python3") != $(python3 -c "$real") ]]; then clear=(--clear); fi
-  if ((${#clear[@]})) && [[ -L $1 ]]; then die "$1 is a link to an environment of another python3, which is not cleared"; fi
   python3 -m venv "${clear[@]}" "$1" \
     && "${pip[@]}" -r <(printf '%s\n' "$2") \
     && "${pip[@]}" --no-deps -r tools/requirements-no-deps.txt
@@ -66,6 +65,7 @@ setup_environment() {
     || die "python3: got $(python3 --version), want 3.11 or newer"
   want=$(cat tools/requirements-no-deps.txt; printf '%s\n' "$2"; python3 --version)
   if [[ -f $1/$3 && $(<"$1/$3") == "$want" ]]; then return; fi
+  if [[ -L $1 ]]; then die "$1 is a link to an environment for something else; set that up where it lies, or remove the link"; fi
   rm -f "$1"/{complete,demo}
   step "Making the virtual environment $1" install_python "$1" "$2" \
     || die "the virtual environment could not be made"
