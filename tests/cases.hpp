@@ -364,6 +364,7 @@ inline Table case_table() {
   attention_lengths(table);
   attention_masks(table);
   attention_tiles(table);
+  split_key_tiles(table);
   attention_layouts(table);
   attention_ragged(table);
   attention_scales(table);

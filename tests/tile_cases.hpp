@@ -50,6 +50,13 @@ inline void shared_key_tiles(Table& table) {
   }
 }
 
+/// Splits that begin more than a key tile behind the keys of some rows. A query tile of 192 rows sees
+/// three key tiles of 112, in three splits. Its first 64 rows see one of them.
+inline void split_key_tiles(Table& table) {
+  const Case spec = attention(DType::bf16, {{8192, 4008}}, causal());
+  add(table, "tiles/bf16-192x128-split-past-rows", with_heads(with_dims(spec, 192, 128), 1, 1));
+}
+
 /// Many tiles of queries and keys, with ends inside of them; two queries to a cluster where nothing is masked.
 inline void attention_tiles(Table& table) {
   shared_key_tiles(table);

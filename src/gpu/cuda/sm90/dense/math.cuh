@@ -134,7 +134,9 @@ class Math {
               last_token = min(token + rows, work.seq_q) - 1;
     const int begin = max(token + work.low, 0), end = min(last_token + work.high + 1, work.seq_k);
     const bool any = token < work.seq_q && begin < end;
-    return {max(uniform(begin / Config::kKeyTile), first), any ? min(uniform((end - 1) / Config::kKeyTile) + 1, tile + 1) : first};
+    // All of them may precede the key tiles of a split, which begin with `first`.
+    const int last = any ? min(uniform((end - 1) / Config::kKeyTile) + 1, tile + 1) : first;
+    return {max(uniform(begin / Config::kKeyTile), first), max(last, first)};
   }
   /// Finds the key tiles without a mask for this warpgroup's rows; they are more than the work tile's.
   __device__ __forceinline__ void find_own_edges(const WorkTile& work) {
