@@ -9,8 +9,9 @@
 
 namespace fovea::gpu::portable::wide_attention {
 
-/// NaN and 0 in every type: keys and values of a block number outside of the cache.
-struct ConstantRow {
+/// NaN and 0 in every type: keys and values of a block number outside of the cache. Copies read
+/// chunks of 16 bytes.
+struct alignas(16) ConstantRow {
   std::uint32_t words[kHeadDim / 2];
   constexpr explicit ConstantRow(std::uint32_t word) : words() {
     for (std::uint32_t& each : words) each = word;
@@ -72,12 +73,25 @@ class WorkFinder {
   __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
   __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
 
+  /// Query rows of a sequence.
+  struct Queries {
+    int begin, count;
+  };
+  /// Those of paged attention are rows of q, whatever cu_seqlens_q holds.
+  __device__ Queries queries_of(int batch) const {
+    const std::int32_t* bounds = params.cu_seqlens_q + batch;
+    if constexpr (!Config::kPaged) return {bounds[0], sequence_length(params.cu_seqlens_q, batch, params.seq_q)};
+    const int rows = static_cast<int>(params.splits.rows);
+    const int begin = min(max(bounds[0], 0), rows), end = min(max(bounds[1], 0), rows);
+    return {begin, min(max(end - begin, 0), params.seq_q)};
+  }
+
   /// Finds the sequence of the q_tile-th tile of a ragged batch, 32 sequences at a time, and makes
   /// q_tile one of that sequence.
   __device__ bool seek(WorkTile& work, int& q_tile) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (int batch = 0; batch < params.batch; batch += 32) {
-      const int own = batch + lane < params.batch ? query_tiles(sequence_length(params.cu_seqlens_q, batch + lane, params.seq_q)) : 0;
+      const int own = batch + lane < params.batch ? query_tiles(queries_of(batch + lane).count) : 0;
       const int end = Warp::inclusive_sum(own);
       const unsigned reached = __ballot_sync(~0u, q_tile < end);
       if (reached != 0) {
@@ -92,8 +106,9 @@ class WorkFinder {
   }
   __device__ void set_lengths(WorkTile& work, int batch) const {
     work.batch = batch;
-    work.q_begin = params.cu_seqlens_q[batch];
-    work.seq_q = sequence_length(params.cu_seqlens_q, batch, params.seq_q);
+    const Queries queries = queries_of(batch);
+    work.q_begin = queries.begin;
+    work.seq_q = queries.count;
     if constexpr (Config::kPaged) {
       work.seq_k = min(max(params.kv_len[batch], 0), params.seq_k);
     } else {
