@@ -304,11 +304,10 @@ inline std::vector<SparseCase> sparse_cases() {
     spec.tier = tier;
     table.push_back(std::move(spec));
   };
-  using List = SparseCase::List;
   const CacheFormat rows = CacheFormat::rows, v32 = CacheFormat::v32_fp8, v4 = CacheFormat::v4_fp8, v41 = CacheFormat::v41_fp8,
                     planar = CacheFormat::v41_fp8_planar, fp4 = CacheFormat::v41_fp4;
   const auto listed = [](CacheFormat format, std::int64_t topk, std::vector<std::int32_t> lengths = {}) {
-    return List{.format = format, .topk = topk, .page = format == CacheFormat::rows ? 64 : 3, .lengths = std::move(lengths)};
+    return SparseCase::List{.format = format, .topk = topk, .page = format == CacheFormat::rows ? 64 : 3, .lengths = std::move(lengths)};
   };
 
   add("paged/bf16", {.main = {.topk = 130}});
@@ -338,6 +337,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("extra/v4_fp8-and-fp4", with_extra({.row = 512, .main = {.format = v4}}, listed(fp4, 33)));
   add("extra/bf16-row512-and-v41_fp8", with_extra({.row = 512}, listed(v41, 33)));
   add("extra/bf16-and-v32_fp8", with_extra({}, listed(v32, 10)));
+  add("extra/v41_fp8-and-bf16", with_extra({.row = 512, .main = {.format = v41}}, listed(rows, 33)));
   add("flat/bf16-h24-sink", {.head = 24, .batch = 1, .seq_q = 7, .flat = true, .sink = true});
   add("empty/bf16-no-queries", {.seq_q = 0});
   add("flat/bf16-lengths", {.batch = 1, .seq_q = 7, .main = listed(rows, 70, {0, 1, 69, 70, 71, kMin, kMax}), .flat = true});
