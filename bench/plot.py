@@ -149,7 +149,7 @@ Made by `bench/plot.py` from the files in `bench/results/`; `./dev bench` writes
 """
 SUMMARY = """## Beside the fastest peer
 
-The time of the fastest peer over Fovea's, by turns in one process: above 1 Fovea is faster. A row that is level is within 2 %.
+The time of the fastest peer over Fovea's, by turns on the same inputs: above 1 Fovea is faster. A row that is level is within 2 %.
 Each mark of the picture is a row. The portable kernels, which other GPUs have, ran on Hopper here.
 [Against the others](peers.md) has every row.
 

@@ -35,6 +35,8 @@ class Row(NamedTuple):
     peer: str
     ratio: float
     is_shared: bool
+    is_apart: bool
+    """Whether the peer ran in a process of its own."""
 
     def verdict(self) -> str:
         ratio = round(self.ratio, 2)
@@ -49,7 +51,8 @@ class Row(NamedTuple):
         return " ".join(self.device.removeprefix("NVIDIA ").split()[:1])
 
     def of(self) -> str:
-        return f"{self.card()}, {self.measured.date()}"
+        apart = ", two processes" if self.is_apart else ""
+        return f"{self.card()}, {self.measured.date()}{apart}"
 
 
 def row_of(results: dict, row: dict) -> Row | None:
@@ -61,7 +64,8 @@ def row_of(results: dict, row: dict) -> Row | None:
         return None
     best = min(ratios, key=ratios.__getitem__)
     milliseconds = row["shared_milliseconds" if shared else "milliseconds"]
-    return Row(moment(row.get("date", results["date"])), results["device"], milliseconds, best, ratios[best], shared)
+    measured, apart = moment(row.get("date", results["date"])), bool(row.get("two_processes"))
+    return Row(measured, results["device"], milliseconds, best, ratios[best], shared, apart)
 
 
 def groups() -> dict[str, dict[str, Row]]:
@@ -113,8 +117,9 @@ def summary(found: dict[str, dict[str, Row]]) -> str:
 
 HEAD = f"""# Against the others
 
-The time of the fastest peer over Fovea's: above 1 Fovea is faster. Each row was timed by turns with its peers, in one process, on
-the same inputs, and its newest measurement counts. Level is within {100 * LEVEL:.0f} % of 1. Rows behind are bold.
+The time of the fastest peer over Fovea's: above 1 Fovea is faster. Each row was timed by turns with its peers, on the same inputs,
+in one process unless its last column says two. Its newest measurement counts. Level is within {100 * LEVEL:.0f} % of 1. Rows behind
+are bold.
 
 Gradients since 2026-11-27 are beside cuDNN alone, as no wheel has FlashAttention-3's. Before, FlashAttention-3 was ahead at head
 dim 128 on an H200, 0.80 to 0.99. [Performance](performance.md) has all times by device, and what a case's name says.

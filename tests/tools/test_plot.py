@@ -94,6 +94,12 @@ class PlotTest(unittest.TestCase):
         self.assertIn("| case 1 | 2 ms | cuDNN | 2.5 ms | 1.25 | Some, 2026-11-22 |", text)
         self.assertEqual(text.count("| dense attention, gradient | 1 | 0 | 0 | 1.25 | 1.25 | 1.25 | cuDNN | Some |"), 2)
 
+    def test_a_peer_in_another_process_is_said(self):
+        row = case(1, 2.0, by_turns={"cuDNN": 1.25}, two_processes=True)
+        text, _ = self.made({"2026-11-21": LEAST | {"cases": [row, case(2, 2.0, by_turns={"cuDNN": 1.5})]}}, "dense-backward")
+        self.assertIn("| case 1 | 2 ms | cuDNN | 2.5 ms | 1.25 | Some, 2026-11-21, two processes |", text)
+        self.assertIn("| case 2 | 2 ms | cuDNN | 3 ms | 1.50 | Some, 2026-11-21 |", text)
+
     def test_a_shared_schedule_is_said(self):
         row = case(1, 2.0, by_turns={"FlashMLA": 0.5}, shared_by_turns={"FlashMLA": 1.01}, shared_milliseconds=1.5)
         text, _ = self.made({"2026-11-21": LEAST | {"cases": [row]}}, "latent-decode-long")
