@@ -4,6 +4,7 @@
 /// "operation/family/variant" and must not change, because results are filed under them.
 #pragma once
 
+#include "block_cases.hpp"
 #include "case_parts.hpp"
 #include "range_cases.hpp"
 #include "tile_cases.hpp"
@@ -369,6 +370,7 @@ inline Table case_table() {
   attention_ragged(table);
   attention_scales(table);
   attention_range(table);
+  attention_blocks(table);
   shared_families(table, {DType::f32, DType::f16, DType::bf16, DType::e4m3}, [](DType dtype) {
     return paged(dtype == DType::e4m3 ? DType::bf16 : dtype, dtype, {{1, 150}, {20, 20}, {33, 95}});
   });

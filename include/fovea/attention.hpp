@@ -43,6 +43,14 @@ struct AttentionDesc {
   double softcap = 0.0;  ///< c > 0: s = c * tanh(s / c), before the mask; 0 means none
   bool has_sink = false;
   std::optional<ScaleDesc> q_scale{}, k_scale{}, v_scale{};  ///< e4m3 inputs only; absent means 1
+  /// A block mask, of a fixed batch. For each block of `block_q` query rows, lists name the blocks of `block_k` keys that it sees: `full`
+  /// ones, and `partial` ones with a bit for each row and key. The band and the lists both hide keys. Without any list there is no mask.
+  /// counts: i32 [batch or 1, head or 1, q_block]; indices: i32 [.., q_block, slot], in any order; entries from the count on are not read.
+  /// bits: i32 [.., q_block, slot * block_q * block_k / 32]: for each slot, rows of block_k / 32 words, the first key in the lowest bit.
+  /// Counts beyond the slots name all of them. A number of no key block is ignored. A block is named once, or its keys may count twice.
+  std::optional<TensorDesc> full_block_counts{}, full_block_indices{};
+  std::optional<TensorDesc> partial_block_counts{}, partial_block_indices{}, partial_block_bits{};
+  std::int64_t block_q = 0, block_k = 0;  ///< rows of a query block, keys of a key block
 };
 
 /// Pointers of one call. Those that the description does not need stay null.
@@ -58,6 +66,11 @@ struct AttentionArgs {
   const float* q_scale = nullptr;
   const float* k_scale = nullptr;
   const float* v_scale = nullptr;
+  const std::int32_t* full_block_counts = nullptr;
+  const std::int32_t* full_block_indices = nullptr;
+  const std::int32_t* partial_block_counts = nullptr;
+  const std::int32_t* partial_block_indices = nullptr;
+  const std::int32_t* partial_block_bits = nullptr;
 };
 
 using AttentionPlan = Plan<AttentionArgs>;

@@ -121,6 +121,10 @@ typedef struct fovea_attention_desc {
   float softcap;
   int32_t has_sink;
   const fovea_scale *q_scale, *k_scale, *v_scale; /**< e4m3 only */
+  /** Lists of a block mask, as fovea/block_mask.hpp describes them; NULL: an empty list */
+  const fovea_tensor *full_block_counts, *full_block_indices;
+  const fovea_tensor *partial_block_counts, *partial_block_indices, *partial_block_bits;
+  int64_t block_q, block_k; /**< rows and keys of a block; 0 without a block mask */
 } fovea_attention_desc;
 
 typedef struct fovea_attention_args {
@@ -130,6 +134,7 @@ typedef struct fovea_attention_args {
   const float* sink;
   const int32_t *cu_seqlens_q, *cu_seqlens_k;
   const float *q_scale, *k_scale, *v_scale;
+  const int32_t *full_block_counts, *full_block_indices, *partial_block_counts, *partial_block_indices, *partial_block_bits;
 } fovea_attention_args;
 
 fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);

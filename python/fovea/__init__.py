@@ -15,9 +15,10 @@ autograd wants any other derivative, also of an output or a cache, ``NotImplemen
 as changed in place.
 """
 
-from fovea import _flops, compat  # noqa: F401 (the formulas are registered)
+from fovea import _flops, block_masks, compat  # noqa: F401 (the formulas are registered)
 from fovea._attention import attention
 from fovea._attention_backward import attention_backward
+from fovea._block_mask import BlockMask
 from fovea._explain import explain
 from fovea._indexer import index_logits, topk_rows
 from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
@@ -43,6 +44,7 @@ from fovea._sdpa import scaled_dot_product_attention
 __version__: str = _version()
 
 __all__ = [
+    "BlockMask",
     "CacheFormat",
     "Device",
     "Implementation",
@@ -52,6 +54,7 @@ __all__ = [
     "QuantizedV",
     "attention",
     "attention_backward",
+    "block_masks",
     "cache_formats",
     "compat",
     "dequantize_latent_cache",

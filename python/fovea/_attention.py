@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from fovea._attention_backward import differentiable_attention
 from fovea._autocast import autocast
+from fovea._block_mask import operands_of
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
@@ -29,6 +30,7 @@ class AttentionOptions(Call, DenseMask, Lengths, total=False):
     k_scale: Tensor | float | None
     v_scale: Tensor | float | None
     deterministic: bool
+    block_mask: Any
 
 
 # fmt: off
@@ -70,6 +72,7 @@ def attention(
     implementation: str | None = None,
     batch_invariant: bool = False,
     deterministic: bool = False,
+    block_mask: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention, ``softmax(mask(softcap(scale * q @ k^T))) @ v`` for each head.
 
@@ -104,6 +107,8 @@ def attention(
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
         deterministic: Whether gradients have the same bits from run to run, as out and lse always do, at the price of some speed.
             Without, that of q may differ in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
+        block_mask: The blocks of keys that each block of queries sees: a :class:`fovea.BlockMask`, or a ``BlockMask`` of
+            ``torch.nn.attention.flex_attention``. Of a fixed batch. The band hides keys of listed blocks too.
 
     Within ``torch.autocast``, q, k and v are cast to its dtype, as torch's scaled_dot_product_attention does it: float64, here also
     float8_e4m3fn, and the sink stay as they are. ``out`` may have autocast's dtype or another one of 16 or 32 bits, to which the
@@ -122,7 +127,7 @@ def attention(
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = (implementation or "", batch_invariant)
+    options, blocks = (implementation or "", batch_invariant), operands_of(block_mask)
     given = out
     if torch._C._is_any_autocast_enabled():
         q, k, v, out = autocast(q, k, v, out)
@@ -130,7 +135,9 @@ def attention(
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
         refuse_grad_transforms(q, k, v, sink)
         _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
-        both = differentiable_attention(q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *options, deterministic)
+        both = differentiable_attention(
+            q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *options, deterministic
+        )
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
     if out is None:
@@ -138,7 +145,7 @@ def attention(
     if lse is None and return_lse:
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
-    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *scales, *options, *new)
+    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *scales, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)
     return out if lse is None else (out, lse)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
+from fovea._block_mask import operands_of
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, deterministic_order, empty_lse, empty_out, fills, score_scale, top_left
@@ -25,6 +26,7 @@ class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
     softcap: float
     dlse: Tensor | None
     deterministic: bool
+    block_mask: Any
 
 
 # fmt: off
@@ -60,6 +62,7 @@ def attention_backward(
     max_seqlen_k: int | None = None,
     implementation: str | None = None,
     deterministic: bool = False,
+    block_mask: Any = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of :func:`fovea.attention` with respect to q, k, v and the sink. Autograd calls it by itself.
 
@@ -73,6 +76,7 @@ def attention_backward(
         implementation: Forces one of :func:`fovea.implementations` by name.
         deterministic: Whether the results have the same bits from run to run, at the price of some speed. Without, dq may differ
             in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
+        block_mask: As in the forward pass.
 
     Returns:
         (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query
@@ -86,15 +90,18 @@ def attention_backward(
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink)
+    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *operands_of(block_mask))
     return _gradients(forward, dout, dlse, implementation or "", deterministic)
+
+
+_SINK = OPERATORS["attention_backward"].names.index("sink")
 
 
 def _gradients(
     forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, implementation: str, deterministic: bool
 ) -> tuple[Tensor, ...]:
-    """``forward``: the first arguments of the operator, q to sink."""
-    q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[-1]
+    """``forward``: the first arguments of the operator, those of the forward pass."""
+    q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[_SINK]
     new = torch.empty_like if cu_seqlens_q is None else torch.zeros_like  # rows of no sequence are not written
     gradients = [new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if sink is None else torch.empty_like(sink, memory_format=torch.contiguous_format)
@@ -112,22 +119,24 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor,
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.options, sink, _implementation, _invariant, ctx.deterministic = inputs
+    *forward, _implementation, _invariant, ctx.deterministic = inputs
+    tensors = [*forward[:3], *output, *forward[3:]]  # as the operator of the gradient has them
+    ctx.others = [None if isinstance(each, Tensor) else each for each in tensors]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k, sink)
+    ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in tensors))
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():  # the graph would be cut silently
         raise NotImplementedError("create_graph: got True, want False (attention is differentiable once)")
-    *tensors, sink = ctx.saved_tensors
+    forward = [saved if saved is not None else other for saved, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
     if dout is None:
-        dout = torch.zeros_like(tensors[3])
+        dout = torch.zeros_like(forward[3])
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    dq, dk, dv, *dsink = _gradients((*tensors, *ctx.options, sink), dout, dlse, "", ctx.deterministic)
-    others = len(tensors) - 5 + len(ctx.options)  # lengths and numbers, up to the sink
-    return (dq, dk, dv, *(None,) * others, dsink[0] if dsink else None, None, None, None)
+    dq, dk, dv, *dsink = _gradients(tuple(forward), dout, dlse, "", ctx.deterministic)
+    after = len(forward) - 1 - _SINK + 3  # arguments behind the sink: options, and who computes
+    return (dq, dk, dv, *(None,) * (_SINK - 5), dsink[0] if dsink else None, *(None,) * after)
 
 
 torch.library.impl("fovea::differentiable_attention", "default", new_outputs)

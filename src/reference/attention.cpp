@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "reference/attend.hpp"
+#include "reference/block_mask.hpp"
 #include "reference/element.hpp"
 #include "reference/reference.hpp"
 
@@ -10,6 +11,7 @@ namespace {
 
 /// One sequence of the batch; offsets in elements, of head 0.
 struct Sequence {
+  std::int64_t index = 0;
   std::int64_t first_row = 0;  ///< in the flat [total_q, ...] output
   std::int64_t seq_q = 0, seq_k = 0;
   std::int64_t q_at = 0;
@@ -21,6 +23,7 @@ struct Inputs {
   const void *q, *k, *v;
   std::int64_t k_head_stride, v_head_stride;
   const float* sink;
+  const BlockMask* blocks = nullptr;
 };
 
 /// Scales of one (sequence, kv head), 1 without a scale tensor.
@@ -44,12 +47,13 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
   const Matrix v = gather(core.kv_dtype, inputs.v, moved(sequence.v_at, kv_head * inputs.v_head_stride), core.head_dim_v);
   RowOptions options{.scale = core.scale * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
   for (std::int64_t row = 0; row < sequence.seq_q; ++row) {
-    const std::vector<std::int64_t> visible = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
+    const std::vector<std::int64_t> in_band = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
     for (std::int64_t head = kv_head * core.group(); head < (kv_head + 1) * core.group(); ++head) {
       const std::int64_t q_at[] = {sequence.q_at + row * core.q.row + head * core.q.head};
       const Matrix q = gather(core.q_dtype, inputs.q, q_at, core.head_dim_qk);
       if (inputs.sink != nullptr) options.sink = inputs.sink[head];
       const std::int64_t flat = (sequence.first_row + row) * core.heads + head;
+      const auto visible = inputs.blocks == nullptr ? in_band : inputs.blocks->seen(in_band, sequence.index, head, row);
       const RowResult done = attend(q.row(0), k, v, visible, options, &result.out[static_cast<std::size_t>(flat * core.head_dim_v)]);
       result.lse[static_cast<std::size_t>(flat)] = done.lse;
       result.written[static_cast<std::size_t>(sequence.first_row + row)] = 1;
@@ -58,7 +62,7 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
 }
 
 Sequence dense_sequence(const detail::AttentionProblem& problem, const AttentionArgs& args, std::int64_t b) {
-  Sequence sequence{.first_row = b * problem.max_seq_q, .seq_q = problem.max_seq_q, .seq_k = problem.max_seq_k};
+  Sequence sequence{.index = b, .first_row = b * problem.max_seq_q, .seq_q = problem.max_seq_q, .seq_k = problem.max_seq_k};
   std::int64_t first_key = 0;
   if (problem.ragged) {
     sequence.first_row = args.cu_seqlens_q[b];
@@ -77,7 +81,8 @@ Sequence dense_sequence(const detail::AttentionProblem& problem, const Attention
 }
 
 Sequence paged_sequence(const detail::PagedAttentionProblem& problem, const PagedAttentionArgs& args, std::int64_t b) {
-  Sequence sequence{.first_row = args.cu_seqlens_q[b],
+  Sequence sequence{.index = b,
+                    .first_row = args.cu_seqlens_q[b],
                     .seq_q = args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b],
                     .seq_k = args.kv_len[b],
                     .q_at = args.cu_seqlens_q[b] * problem.q.row};
@@ -102,7 +107,8 @@ AttentionOutput empty_output(std::int64_t total_q, std::int64_t heads, std::int6
 
 AttentionOutput attention(const detail::AttentionProblem& problem, const AttentionArgs& args) {
   AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
-  const Inputs inputs{args.q, args.k, args.v, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr};
+  const BlockMask blocks(problem, args);
+  const Inputs inputs{args.q, args.k, args.v, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr, &blocks};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence sequence = dense_sequence(problem, args, b);
     for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {

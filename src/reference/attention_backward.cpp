@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "reference/attend.hpp"
+#include "reference/block_mask.hpp"
 #include "reference/reference.hpp"
 
 namespace fovea::reference {
@@ -102,6 +103,7 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
       zeros(problem.total_q, problem.heads, problem.head_dim_qk),   zeros(problem.total_k, problem.kv_heads, problem.head_dim_qk),
       zeros(problem.total_k, problem.kv_heads, problem.head_dim_v), zeros(1, problem.heads, 1),
       std::vector<char>(static_cast<std::size_t>(problem.total_q)), std::vector<char>(static_cast<std::size_t>(problem.total_k))};
+  const BlockMask blocks(problem, args.forward);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Span span = span_of(problem, args.forward, b);
     std::fill_n(result.q_written.begin() + span.q_begin, span.q_size, 1);
@@ -110,7 +112,7 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
       Head tensors = load_head(problem, args, b, span, head);
       tensors.index = head;
       for (std::int64_t row = 0; row < span.q_size; ++row) {
-        tensors.visible = visible_keys(problem.mask, row, span.q_size, span.k_size);
+        tensors.visible = blocks.seen(visible_keys(problem.mask, row, span.q_size, span.k_size), b, head, row);
         add_row(problem, args.forward, tensors, row, span, result);
       }
     }

@@ -16,6 +16,8 @@ PROGRAM = Path(fovea.__file__).parents[2] / "cli" / "fovea"
 
 # Arguments of operators that functions offer under another name.
 RENAMED = {"window_left": "window", "window_right": "window", "top_left": "anchor", "fill_out": "out", "fill_lse": "lse"}
+_LISTS = ("full_block_counts", "full_block_indices", "partial_block_counts", "partial_block_indices", "partial_block_bits")
+RENAMED |= dict.fromkeys((*_LISTS, "block_q", "block_k"), "block_mask")
 # What functions have besides, all of them and some.
 BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
@@ -52,6 +54,7 @@ ASKED_BY = {
     # The program leaves these as they are without being asked.
     **dict.fromkeys(("fill_lse", "fill_out"), ""),  # a function's own outputs
     **dict.fromkeys(("first", "keep_outside", "last", "offset", "sorted"), ""),
+    **dict.fromkeys((*_LISTS, "block_q", "block_k"), ""),  # the program makes no lists
     "block_table": "--page",
     "kv_len": "",
     **dict.fromkeys(("exact_scale", "granularity", "scale", "smooth_k", "smooth_v", "top_left", "warp_rows"), ""),

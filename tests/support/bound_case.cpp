@@ -112,6 +112,48 @@ void fill_kv(BoundCase& bound, const Generator& values) {
   }
 }
 
+/// The lists of a block mask: the kinds of blocks in random order, among numbers of no block, and garbage in what is never read.
+void bind_blocks(BoundCase& bound, const Generator& values, const AttentionDesc& desc) {
+  if (bound.spec.blocks.q == 0) return;
+  const Blocks& blocks = bound.spec.blocks;
+  const std::int64_t seq_q = max_q(bound.spec), seq_k = max_kv(bound.spec);
+  const std::int64_t k_blocks = (seq_k + blocks.k - 1) / blocks.k, words = blocks.k / 32;
+  const auto fill = [&](Generator::Block kind, const TensorDesc& counts_desc, const TensorDesc& indices_desc, HostileTensor& counts,
+                        HostileTensor& indices) {
+    counts = HostileTensor(counts_desc);
+    indices = HostileTensor(indices_desc);
+    std::fill_n(indices.as<std::int32_t>(), span_of(indices_desc), kGarbageBlock);
+    for_each_element(counts_desc, [&](std::int64_t b, std::int64_t head, std::int64_t q_block, auto, std::int64_t offset) {
+      std::int32_t count = 0;
+      const auto add = [&](std::int64_t block) {
+        indices.as<std::int32_t>()[indices.offset(b, head, q_block, count++)] = static_cast<std::int32_t>(block);
+      };
+      if (q_block % 3 == 1) add(q_block % 2 == 0 ? -5 : k_blocks + 7);  // no block
+      for (const std::int32_t block : shuffled(values, k_blocks)) {
+        const bool listed = values.block(b, head, q_block, block) == kind;
+        if (listed) add(block);
+        for (std::int64_t word = 0; listed && kind == Generator::Block::partial && word < blocks.q * words; ++word) {
+          std::uint32_t bits = 0;
+          for (std::int64_t bit = 0; bit < 32; ++bit) {
+            const std::int64_t row = q_block * blocks.q + word / words, key = block * blocks.k + word % words * 32 + bit;
+            const bool seen = row >= seq_q || key >= seq_k || values.sees(b, head, row, key);  // past the ends all ones
+            bits |= static_cast<std::uint32_t>(seen) << bit;
+          }
+          const std::int64_t slot = count - 1;
+          bound.partial_bits.as<std::int32_t>()[bound.partial_bits.offset(b, head, q_block, slot * blocks.q * words + word)] =
+              static_cast<std::int32_t>(bits);
+        }
+      }
+      counts.as<std::int32_t>()[offset] = count;
+    });
+  };
+  if (desc.partial_block_bits) bound.partial_bits = HostileTensor(*desc.partial_block_bits);
+  if (blocks.full) fill(Generator::Block::full, *desc.full_block_counts, *desc.full_block_indices, bound.full_counts, bound.full_indices);
+  if (blocks.partial) {
+    fill(Generator::Block::partial, *desc.partial_block_counts, *desc.partial_block_indices, bound.partial_counts, bound.partial_indices);
+  }
+}
+
 void bind_attention(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
   const Case& spec = bound.spec;
   const AttentionDesc& desc = request.desc;
@@ -124,6 +166,7 @@ void bind_attention(BoundCase& bound, const Generator& values, Request<Attention
   bound.cu_k = cumulative(spec, &Sequence::kv);
   fill_q(bound, values);
   fill_kv(bound, values);
+  bind_blocks(bound, values, desc);
   request.args = {.q = bound.q.data(),
                   .k = bound.k.data(),
                   .v = bound.v.data(),
@@ -134,7 +177,12 @@ void bind_attention(BoundCase& bound, const Generator& values, Request<Attention
                   .cu_seqlens_k = spec.ragged ? bound.cu_k.as<std::int32_t>() : nullptr,
                   .q_scale = bound.q_scale.as<float>(),
                   .k_scale = bound.k_scale.as<float>(),
-                  .v_scale = bound.v_scale.as<float>()};
+                  .v_scale = bound.v_scale.as<float>(),
+                  .full_block_counts = bound.full_counts.as<std::int32_t>(),
+                  .full_block_indices = bound.full_indices.as<std::int32_t>(),
+                  .partial_block_counts = bound.partial_counts.as<std::int32_t>(),
+                  .partial_block_indices = bound.partial_indices.as<std::int32_t>(),
+                  .partial_block_bits = bound.partial_bits.as<std::int32_t>()};
 }
 
 /// Blocks in random order. Entries that no token needs hold garbage, and so do gaps between rows.
@@ -272,6 +320,11 @@ std::vector<Named> BoundCase::inputs() const {
                           {"q_scale", q_scale},
                           {"k_scale", k_scale},
                           {"v_scale", v_scale},
+                          {"full_block_counts", full_counts},
+                          {"full_block_indices", full_indices},
+                          {"partial_block_counts", partial_counts},
+                          {"partial_block_indices", partial_indices},
+                          {"partial_block_bits", partial_bits},
                           {"k", new_k},
                           {"v", new_v}};
   if (spec.operation != Operation::paged_cache_append) list.insert(list.end(), {{"k", k}, {"v", v}});

@@ -58,6 +58,13 @@ enum class Scales : std::uint8_t { none, one_value, negative, per_head };
 /// merge_states: the (part, row, head) triples that carry the mark of an empty part, with NaN in out.
 enum class Empties : std::uint8_t { none, some, all };
 
+/// A block mask: which kind each block is, and which bits a partial one has, follow from hashes (values.hpp).
+struct Blocks {
+  std::int64_t q = 0, k = 0;                ///< rows and keys of a block; 0: no mask
+  bool full = true, partial = true;         ///< kinds of blocks, so of lists
+  bool own_batch = false, own_head = true;  ///< lists for each, or one for all
+};
+
 struct Case {
   std::string name{};
   Operation operation{};
@@ -75,6 +82,7 @@ struct Case {
   bool loose_bounds = false;   ///< paged: lengths are bounded by the tensors alone
 
   BandMask mask{};
+  Blocks blocks{};  ///< attention only
   float scale = 0.0f, softcap = 0.0f;
   Sink sink = Sink::none;
   bool lse = true;

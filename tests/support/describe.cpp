@@ -87,6 +87,26 @@ std::optional<ScaleDesc> scale_desc(const Case& spec) {
   return ScaleDesc{.batch_stride = spec.kv_head, .head_stride = 1};
 }
 
+/// Lists with slots that are never used. Gaps and broadcast axes as the layout says.
+void describe_blocks(const Case& spec, std::int64_t rows, std::int64_t keys, AttentionDesc& desc) {
+  const Blocks& blocks = spec.blocks;
+  const std::int64_t batch = blocks.own_batch ? static_cast<std::int64_t>(spec.sequences.size()) : 1,
+                     head = blocks.own_head ? spec.head : 1;
+  const std::int64_t q_blocks = (rows + blocks.q - 1) / blocks.q, slots = (keys + blocks.k - 1) / blocks.k + 2;
+  desc.block_q = blocks.q;
+  desc.block_k = blocks.k;
+  const auto padded = [&](TensorDesc list) {
+    for (int axis = 0; axis + 1 < list.rank && spec.layout == Layout::padded; ++axis) list.strides[at(axis)] *= 2;
+    return list;
+  };
+  const TensorDesc counts = padded(contiguous(DType::i32, {batch, head, q_blocks}));
+  const TensorDesc indices = padded(contiguous(DType::i32, {batch, head, q_blocks, slots}));
+  if (blocks.full) desc.full_block_counts = counts, desc.full_block_indices = indices;
+  if (!blocks.partial) return;
+  desc.partial_block_counts = counts, desc.partial_block_indices = indices;
+  desc.partial_block_bits = padded(contiguous(DType::i32, {batch, head, q_blocks, slots * blocks.q * blocks.k / 32}));
+}
+
 AttentionDesc describe_attention(const Case& spec) {
   const auto batch = static_cast<std::int64_t>(spec.sequences.size());
   AttentionDesc desc{.mask = spec.mask, .scale = spec.scale, .softcap = spec.softcap, .has_sink = spec.sink != Sink::none};
@@ -108,6 +128,7 @@ AttentionDesc describe_attention(const Case& spec) {
                            spec.layout);
   if (spec.ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = max_q(spec), .max_seq_k = max_kv(spec)};
   if (spec.dtype == DType::e4m3) desc.q_scale = desc.k_scale = desc.v_scale = scale_desc(spec);
+  if (spec.blocks.q > 0) describe_blocks(spec, rows, keys, desc);
   return desc;
 }
 

@@ -28,6 +28,7 @@ inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attentio
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr std::string_view kCdnaLatent = "hip.cdna.latent_attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
+inline constexpr std::string_view kNoLists = "_block_indices: got a value";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Indexer, "head_dim/64", "q.shape[2] (head_dim): got 64"},
     {kSm90Indexer, "gaps/unaligned", "q (alignment of rows in bytes)"},
@@ -128,6 +129,16 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Paged, "wide/bf16-", "want a multiple of 8 up to 256"},
     {kSm90Paged, "wide/f16-", "want a multiple of 8 up to 256"},
     {kSm90Paged, "wide/bf16-on-e4m3", "k_scale: got a value"},
+    {kSm90Attention, "attention/blocks/", kNoLists},
+    {kSm90E4m3, "attention/blocks/", kNoLists},
+    {kPortableAttention, "attention/blocks/", kNoLists},
+    {kCdnaAttention, "attention/blocks/", kNoLists},
+    {"cpu.amx.attention", "attention/blocks/", kNoLists},
+    {"cpu.avx512bf16.attention", "attention/blocks/", kNoLists},
+    {"cpu.avx512.attention", "attention/blocks/", kNoLists},
+    {"cpu.avx2.attention", "attention/blocks/", kNoLists},
+    {"cpu.neon.attention", "attention/blocks/", kNoLists},
+    {"cpu.scalar.attention", "attention/blocks/", kNoLists},
 };
 
 /// A part of the reason. Empty if `implementation` must take the case.

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "values.hpp"
+
 namespace fovea::check {
 namespace {
 
@@ -91,6 +93,23 @@ PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head, E4m3Products pr
           .softcap = spec.softcap};
 }
 
+/// Rows of the keys that a block mask leaves of a band.
+struct ListedRows {
+  const Case& spec;
+  std::vector<float> k{}, v{};
+  std::int64_t count = 0;
+
+  void keep(const Generator& values, Index at, Keys keys, const std::vector<float>& all_k, const std::vector<float>& all_v) {
+    k.clear(), v.clear(), count = 0;
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      if (!values.sees(at.sequence, at.head, at.token, key)) continue;
+      k.insert(k.end(), all_k.begin() + key * spec.dqk, all_k.begin() + (key + 1) * spec.dqk);
+      v.insert(v.end(), all_v.begin() + key * spec.dv, all_v.begin() + (key + 1) * spec.dv);
+      ++count;
+    }
+  }
+};
+
 void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, E4m3Products products,
                    PlainOutput& result) {
   const Case& spec = bound.spec;
@@ -98,6 +117,8 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
   const std::vector<float> k = gather(bound, bound.k, b, kv_head, spec.dqk), v = gather(bound, bound.v, b, kv_head, spec.dv);
   const std::int64_t group = spec.head / spec.kv_head;
   std::vector<float> q(index(spec.dqk));
+  const Generator values(spec);
+  ListedRows listed{spec};
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     PlainRow plain = plain_row(bound, kv_head, products);
     if (bound.sink) plain.sink = bound.sink.at(head);
@@ -107,7 +128,12 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
       if (!wanted[index(flat)] || keys.begin == keys.end) continue;
       const std::int64_t at = bound.row_offset(bound.q, flat, head);
       for (std::int64_t x = 0; x < spec.dqk; ++x) q[index(x)] = bound.q.at(at + x);
-      const PlainKeys seen{&k[index(keys.begin * spec.dqk)], &v[index(keys.begin * spec.dv)], spec.dqk, spec.dv, keys.end - keys.begin};
+      PlainKeys seen{&k[index(keys.begin * spec.dqk)], &v[index(keys.begin * spec.dv)], spec.dqk, spec.dv, keys.end - keys.begin};
+      if (spec.blocks.q > 0) {
+        listed.keep(values, {b, row, head, 0}, keys, k, v);
+        seen.k = listed.k.data(), seen.v = listed.v.data(), seen.count = listed.count;
+        if (seen.count == 0) continue;
+      }
       plain.attend(q.data(), seen, &result.out[index((flat * spec.head + head) * spec.dv)]);
       result.lse[index(flat * spec.head + head)] = plain.lse;
     }

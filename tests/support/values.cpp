@@ -91,6 +91,25 @@ float Generator::v(Index at, std::int64_t kv_len) const {
   return normal(3, at);
 }
 
+Generator::Block Generator::block(std::int64_t sequence, std::int64_t head, std::int64_t q_block, std::int64_t k_block) const {
+  const Blocks& blocks = spec_.blocks;
+  if (!blocks.own_batch) sequence = 0;
+  if (!blocks.own_head) head = 0;
+  if (q_block % 4 == 2) return Block::hidden;  // rows without keys
+  switch (hash(30, sequence, head, q_block, k_block) % 4) {
+    case 0: return blocks.partial ? Block::partial : Block::full;
+    case 1: return blocks.full ? Block::full : Block::partial;
+    default: return Block::hidden;
+  }
+}
+
+bool Generator::sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const {
+  const Blocks& blocks = spec_.blocks;
+  const Block kind = block(sequence, head, row / blocks.q, key / blocks.k);
+  if (kind != Block::partial) return kind == Block::full;
+  return hash(31, blocks.own_batch ? sequence : 0, blocks.own_head ? head : 0, row, key) % 3 == 0;
+}
+
 float Generator::sink(std::int64_t head) const {
   const float strong = 4.0f + 0.5f * static_cast<float>(head % 5);  // about the lse of some hundred keys, so that leaving it out shows
   switch (spec_.sink) {

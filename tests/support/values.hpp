@@ -19,6 +19,11 @@ class Generator {
   float q(Index at) const;
   float k(Index at, std::int64_t kv_len) const;
   float v(Index at, std::int64_t kv_len) const;
+  /// A block of the block mask, by its numbers, and a pair of a row and a key in a partial one.
+  enum class Block : std::uint8_t { hidden, partial, full };
+  Block block(std::int64_t sequence, std::int64_t head, std::int64_t q_block, std::int64_t k_block) const;
+  bool sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const;
+
   float sink(std::int64_t head) const;
   /// Some of them no powers of two.
   float scale(char tensor, std::int64_t kv_head) const;

@@ -117,12 +117,28 @@ std::vector<Request<Desc>> with_rows(std::vector<Request<Desc>> others) {
   return others;
 }
 
+/// The lists of a block mask.
+void add_full_blocks(AttentionDesc& desc) {
+  desc.full_block_counts = contiguous(DType::i32, {1, 1, 1});
+  desc.full_block_indices = contiguous(DType::i32, {1, 1, 1, 2});
+  desc.block_q = desc.block_k = 64;
+}
+void add_partial_blocks(AttentionDesc& desc) {
+  desc.partial_block_counts = contiguous(DType::i32, {2, 4, 1});
+  desc.partial_block_indices = contiguous(DType::i32, {2, 4, 1, 1});
+  desc.partial_block_bits = contiguous(DType::i32, {2, 4, 1, 128});
+  desc.block_q = desc.block_k = 64;
+}
+
 TEST(Options, OfAttention) {
   using Desc = AttentionDesc;
-  expect_options<Attention, Desc>({dense(DType::e4m3)},
-                                  with_rows<kAttentionFields, Desc>({{{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
-                                                                     {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }}}),
-                                  kValidate);
+  expect_options<Attention, Desc>(
+      {dense(DType::e4m3)},
+      with_rows<kAttentionFields, Desc>({{{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
+                                         {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
+                                         {{"full_block_indices"}, [](auto& c) { add_full_blocks(c.desc); }},
+                                         {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc); }}}),
+      kValidate);
 }
 
 TEST(Options, OfItsGradient) {
@@ -142,6 +158,8 @@ TEST(Options, OfItsGradient) {
                                            {{"mask.anchor (top_left)"}, [](auto& c) { c.desc.forward.mask.anchor = Anchor::top_left; }},
                                            {{"softcap"}, [](auto& c) { c.desc.forward.softcap = 30.0f; }},
                                            {{"sink"}, [](auto& c) { c.desc.forward.has_sink = true; }},
+                                           {{"full_block_indices"}, [](auto& c) { add_full_blocks(c.desc.forward); }},
+                                           {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc.forward); }},
                                            {{"dlse"}, [](auto& c) { c.desc.dlse = kLseTensor; }}},
                                           kValidate);
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from fovea._autocast import autocast
+from fovea._block_mask import NO_BLOCKS
 from fovea._calls import adapted, untraced
 from fovea._dispatch import refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
@@ -209,7 +210,8 @@ def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
     scores = (score_scale(options["scale"]), options["softcap"])
     sink = None if inputs.sink is None else inputs.sink.detach()
     try:
-        torch.ops.fovea.explain_attention(q, k, v, out, lse, *ragged, *mask, *scores, sink, None, None, None, "", False)
+        others = (sink, *NO_BLOCKS, None, None, None)
+        torch.ops.fovea.explain_attention(q, k, v, out, lse, *ragged, *mask, *scores, *others, "", False)
     except RuntimeError as error:
         raise typed(error) from None
 

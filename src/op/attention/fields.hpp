@@ -2,11 +2,17 @@
 /// The fields of dense attention, in the order of torch's schema.
 #pragma once
 
+#include <algorithm>
+
 #include "fovea/attention.hpp"
 #include "op/attention/problem.hpp"
 #include "op/common/fields.hpp"
 
 namespace fovea::detail {
+
+constexpr bool has_elements(const TensorDesc& tensor) {
+  return std::all_of(tensor.shape.begin(), tensor.shape.begin() + tensor.rank, [](std::int64_t extent) { return extent > 0; });
+}
 
 /// Those that its gradient takes too.
 inline constexpr auto kDenseFields = [] {
@@ -20,6 +26,10 @@ inline constexpr auto kDenseFields = [] {
   constexpr auto any_k = [](const P& p) { return p.total_k > 0; };
   constexpr auto ragged = [](const P& p) { return p.ragged; };
   constexpr auto heads = [](const D& d) { return extent_from_last(d.q, 2); };
+  constexpr auto has_full = [](const P& p) { return p.full_block_indices && has_elements(p.full_block_counts); };
+  constexpr auto full_slots = [](const P& p) { return p.full_block_indices && has_elements(*p.full_block_indices); };
+  constexpr auto has_partial = [](const P& p) { return p.partial_block_indices && has_elements(p.partial_block_counts); };
+  constexpr auto partial_slots = [](const P& p) { return p.partial_block_indices && has_elements(*p.partial_block_indices); };
   constexpr auto batch_and_one = [](const D& d) { return d.ragged ? d.ragged->batch + 1 : 0; };
   return std::tuple{
       Field<T, &D::q, &C::q, &A::q, &B::q>{.name = "q", .needed = any_q, .alignment = kIts<&P::q_base_alignment>},
@@ -34,6 +44,17 @@ inline constexpr auto kDenseFields = [] {
       Field<T, &D::scale, &C::scale>{"scale"},
       Field<T, &D::softcap, &C::softcap, &P::softcap>{"softcap"},
       Field<T, &D::has_sink, &C::has_sink, &A::sink, &B::sink, &P::has_sink>{.name = "sink", .needed = any_q, .count = heads},
+      Field<T, &D::full_block_counts, &C::full_block_counts, &A::full_block_counts, &B::full_block_counts>{"full_block_counts", has_full},
+      Field<T, &D::full_block_indices, &C::full_block_indices, &A::full_block_indices, &B::full_block_indices, &P::full_block_indices>{
+          "full_block_indices", full_slots},
+      Field<T, &D::partial_block_counts, &C::partial_block_counts, &A::partial_block_counts, &B::partial_block_counts>{
+          "partial_block_counts", has_partial},
+      Field<T, &D::partial_block_indices, &C::partial_block_indices, &A::partial_block_indices, &B::partial_block_indices,
+            &P::partial_block_indices>{"partial_block_indices", partial_slots},
+      Field<T, &D::partial_block_bits, &C::partial_block_bits, &A::partial_block_bits, &B::partial_block_bits>{"partial_block_bits",
+                                                                                                               partial_slots},
+      Field<T, &D::block_q, &C::block_q>{"block_q"},
+      Field<T, &D::block_k, &C::block_k>{"block_k"},
   };
 }();
 

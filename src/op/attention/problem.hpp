@@ -15,6 +15,12 @@ struct AttentionProblem : AttentionCore {
   RowStrides k{}, v{};
   std::optional<ScaleDesc> q_scale{};
   Extents extents{};
+  /// Lists of a block mask, with counts and bits where there are indices.
+  std::optional<TensorDesc> full_block_indices{}, partial_block_indices{};
+  TensorDesc full_block_counts{}, partial_block_counts{}, partial_block_bits{};
+  std::int64_t block_q = 0, block_k = 0;
+
+  bool has_block_mask() const { return full_block_indices || partial_block_indices; }
 };
 
 /// The only maker of an AttentionProblem.
@@ -27,6 +33,9 @@ using CheckDTypes = void (*)(Checker& check, const DenseTensors& tensors);
 
 /// The same with other dtypes, for operations that are dense attention in all else.
 Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOptions& options, CheckDTypes check_dtypes);
+
+/// The lists of a block mask fit the problem, whose shapes and lists are set. Sets its counts, bits and block sizes.
+void check_block_mask(Checker& check, const AttentionDesc& desc, AttentionProblem& problem);
 
 /// The bounds of a ragged batch make sense.
 void check_ragged(Checker& check, const RaggedDesc& ragged);

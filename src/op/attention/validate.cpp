@@ -122,6 +122,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, ragged);
+  check_block_mask(check, desc, problem);
   if (!check.ok()) return check.error();
   problem.extents = extents_of(kAttentionFields, desc);
   return problem;

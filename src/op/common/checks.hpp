@@ -104,7 +104,7 @@ class Pointers {
   };
 
   Checker check_;
-  std::array<Pointer, 20> pointers_;  // a run allocates nothing
+  std::array<Pointer, 40> pointers_;  // a run allocates nothing
   std::size_t count_ = 0;
 };
 

@@ -14,7 +14,7 @@ namespace fovea::python {
 /// An operator's arguments, as its schema has them.
 class Known {
  public:
-  static constexpr std::size_t kMostTensors = 16;
+  static constexpr std::size_t kMostTensors = 32;
 
   /// `function` runs a known plan. `kinds` has a letter for each argument: T a tensor, t an optional one, i and j likewise an int, f a
   /// float, b a bool, s a str. W and w are tensors that are written, p is the

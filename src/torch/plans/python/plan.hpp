@@ -36,7 +36,7 @@ struct Slot {
 /// The state of a Python object. Python's lock guards it; runs leave it alone.
 class Plan {
  public:
-  static constexpr std::size_t kMostTensors = 16;
+  static constexpr std::size_t kMostTensors = 32;
 
   explicit Plan(void* held) : held_(held) {}
   ~Plan() { torch().table().release(held_); }
