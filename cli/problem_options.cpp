@@ -66,6 +66,7 @@ void add_types(CLI::App& command, ProblemSize& s) {
 void add_rules(CLI::App& command, ProblemSize& s) {
   command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one; sparse: none)");
   command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
+  command.add_option("--mask-tail", s.mask_tail, "A packed mask over so many of the last keys")->check(count(1));
   command.add_option("--softcap", s.softcap, "Bound of the scores")->check(number());
   command.add_flag("--sink", s.sink, "A sink logit for each head");
   command.add_flag("--lse", s.lse, "Return the log-sum-exp; attention_backward: take its gradient");
@@ -123,6 +124,7 @@ std::string described(const ProblemSize& given, const ExplainedOperation& operat
   } else if (operation.takes("--causal")) {
     parts.emplace_back(causal ? "causal" : "no mask");
   }
+  if (s.mask_tail != 0) parts.push_back(fmt::format("mask-tail {}", s.mask_tail));
   if (s.softcap != 0) parts.push_back(fmt::format("softcap {}", s.softcap));
   if (s.sink) parts.emplace_back("sink");
   if (s.lse) parts.emplace_back("lse");

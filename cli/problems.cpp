@@ -26,6 +26,12 @@ BandMask mask_of(const ProblemSize& s, BandMask usual) {
   return s.causal ? causal() : usual;
 }
 
+std::optional<PackedMaskDesc> packed_mask_of(const ProblemSize& s) {
+  if (s.mask_tail == 0) return std::nullopt;
+  const std::int64_t row_bytes = (s.mask_tail + 7) / 8;
+  return PackedMaskDesc{.bytes = s.batch * s.seq_q * row_bytes, .tail = s.mask_tail, .row_bytes = row_bytes};
+}
+
 AttentionDesc dense(const ProblemSize& s) {
   const DType out = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
   AttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, s.dim_qk}),
@@ -34,7 +40,8 @@ AttentionDesc dense(const ProblemSize& s) {
                      .out = allocated(out, {s.batch, s.seq_q, s.heads, s.dim_v}),
                      .mask = mask_of(s, {}),
                      .softcap = s.softcap,
-                     .has_sink = s.sink};
+                     .has_sink = s.sink,
+                     .packed_mask = packed_mask_of(s)};
   if (s.lse) desc.lse = allocated(DType::f32, {s.batch, s.heads, s.seq_q});
   return desc;
 }
@@ -72,7 +79,8 @@ PagedAttentionDesc paged(const ProblemSize& s) {
                           .max_kv_len = s.seq_k,
                           .mask = mask_of(s, causal()),
                           .softcap = s.softcap,
-                          .has_sink = s.sink};
+                          .has_sink = s.sink,
+                          .packed_mask = packed_mask_of(s)};
   if (s.lse) desc.lse = allocated(DType::f32, {rows, s.heads});
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
   return desc;
@@ -256,9 +264,9 @@ const std::vector<ExplainedOperation>& explained_operations() {
   const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
   const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
   static const std::vector<ExplainedOperation> kAll{
-      {"attention", planned<cli::dense, plan_attention>, kDense, dense},
+      {"attention", planned<cli::dense, plan_attention>, kDense, with(dense, {"--mask-tail"})},
       {"attention_backward", planned<backward, plan_attention_backward>, kDense, dense},
-      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(dense, {"--cache-dtype", "--page"})},
+      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(dense, {"--cache-dtype", "--page", "--mask-tail"})},
       {"paged_cache_append", planned<append, plan_paged_cache_append>, kPaged,
        with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--page"})},
       {"merge_states", planned<merge, plan_merge_states>, kDense, with(rows, {"--heads", "--parts", "--lse"})},

@@ -6,6 +6,7 @@
 
 #include "block_cases.hpp"
 #include "case_parts.hpp"
+#include "mask_cases.hpp"
 #include "range_cases.hpp"
 #include "tile_cases.hpp"
 #include "wide_cases.hpp"
@@ -387,6 +388,7 @@ inline Table case_table() {
   append_cases(table);
   merge_cases(table);
   wide_cases(table);
+  mask_cases(table);
   bench_cases(table);
   return table;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "fovea/mask.hpp"
+#include "fovea/packed_mask.hpp"
 #include "fovea/plan.hpp"
 #include "fovea/tensor.hpp"
 
@@ -50,7 +51,8 @@ struct AttentionDesc {
   /// Counts beyond the slots name all of them. A number of no key block is ignored. A block is named once, or its keys may count twice.
   std::optional<TensorDesc> full_block_counts{}, full_block_indices{};
   std::optional<TensorDesc> partial_block_counts{}, partial_block_indices{}, partial_block_bits{};
-  std::int64_t block_q = 0, block_k = 0;  ///< rows of a query block, keys of a key block
+  std::int64_t block_q = 0, block_k = 0;        ///< rows of a query block, keys of a key block
+  std::optional<PackedMaskDesc> packed_mask{};  ///< beside `mask`; the gradient takes none
 };
 
 /// Pointers of one call. Those that the description does not need stay null.
@@ -71,6 +73,8 @@ struct AttentionArgs {
   const std::int32_t* partial_block_counts = nullptr;
   const std::int32_t* partial_block_indices = nullptr;
   const std::int32_t* partial_block_bits = nullptr;
+  const std::uint8_t* packed_mask = nullptr;
+  const std::int32_t* mask_indptr = nullptr;  ///< [batch + 1], as packed_mask.hpp says
 };
 
 using AttentionPlan = Plan<AttentionArgs>;

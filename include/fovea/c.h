@@ -76,6 +76,13 @@ typedef struct fovea_scale {
   int64_t head_stride;
 } fovea_scale;
 
+/** Bits of the last keys that a query row sees, beside the band: packed_mask.hpp. */
+typedef struct fovea_packed_mask {
+  int64_t bytes;
+  int64_t tail;      /**< keys that have bits; 0: every key */
+  int64_t row_bytes; /**< 0: rows without gaps, and mask_indptr */
+} fovea_packed_mask;
+
 typedef int32_t fovea_backend;
 enum { FOVEA_CPU = 0, FOVEA_CUDA = 1, FOVEA_HIP = 2 };
 
@@ -125,6 +132,7 @@ typedef struct fovea_attention_desc {
   const fovea_tensor *full_block_counts, *full_block_indices;
   const fovea_tensor *partial_block_counts, *partial_block_indices, *partial_block_bits;
   int64_t block_q, block_k; /**< rows and keys of a block; 0 without a block mask */
+  const fovea_packed_mask* packed_mask;
 } fovea_attention_desc;
 
 typedef struct fovea_attention_args {
@@ -135,6 +143,8 @@ typedef struct fovea_attention_args {
   const int32_t *cu_seqlens_q, *cu_seqlens_k;
   const float *q_scale, *k_scale, *v_scale;
   const int32_t *full_block_counts, *full_block_indices, *partial_block_counts, *partial_block_indices, *partial_block_bits;
+  const uint8_t* packed_mask;
+  const int32_t* mask_indptr; /**< [batch + 1] */
 } fovea_attention_args;
 
 fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
@@ -178,6 +188,7 @@ typedef struct fovea_paged_attention_desc {
   float softcap;
   int32_t has_sink;
   const fovea_scale *k_scale, *v_scale;
+  const fovea_packed_mask* packed_mask;
 } fovea_paged_attention_desc;
 
 typedef struct fovea_paged_attention_args {
@@ -187,6 +198,8 @@ typedef struct fovea_paged_attention_args {
   const float* sink;
   const int32_t *block_table, *cu_seqlens_q, *kv_len;
   const float *k_scale, *v_scale;
+  const uint8_t* packed_mask;
+  const int32_t* mask_indptr; /**< [batch + 1] */
 } fovea_paged_attention_args;
 
 fovea_status fovea_paged_attention_plan(const fovea_paged_attention_desc* desc, const fovea_options* options, fovea_plan** plan);

@@ -11,6 +11,7 @@
 #include "fovea/latent_attention.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/merge.hpp"
+#include "fovea/packed_mask.hpp"
 #include "fovea/paged_attention.hpp"
 #include "fovea/plan.hpp"
 #include "fovea/quantized_attention.hpp"

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "fovea/mask.hpp"
+#include "fovea/packed_mask.hpp"
 #include "fovea/plan.hpp"
 #include "fovea/tensor.hpp"
 
@@ -32,6 +33,7 @@ struct PagedAttentionDesc {
   float softcap = 0.0f;  ///< 0 means none
   bool has_sink = false;
   std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches only; absent means 1
+  std::optional<PackedMaskDesc> packed_mask{};    ///< beside `mask`; bits excuse no entry of the block table
 };
 
 struct PagedAttentionArgs {
@@ -46,6 +48,8 @@ struct PagedAttentionArgs {
   const std::int32_t* kv_len = nullptr;        ///< [batch]; tokens in the cache, those of this call's queries included
   const float* k_scale = nullptr;
   const float* v_scale = nullptr;
+  const std::uint8_t* packed_mask = nullptr;
+  const std::int32_t* mask_indptr = nullptr;  ///< [batch + 1], as packed_mask.hpp says
 };
 
 using PagedAttentionPlan = Plan<PagedAttentionArgs>;

@@ -26,6 +26,7 @@ from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
 from fovea._latent_schedule import LatentSchedule
 from fovea._library import version as _version
+from fovea._masks import pack_mask, tree_mask
 from fovea._merge import merge_states
 from fovea._paged import paged_attention, paged_cache_append
 from fovea._plan import (
@@ -65,6 +66,7 @@ __all__ = [
     "index_logits",
     "latent_attention",
     "merge_states",
+    "pack_mask",
     "paged_attention",
     "paged_cache_append",
     "plan_attention",
@@ -83,4 +85,5 @@ __all__ = [
     "set_num_threads",
     "sparse_latent_attention",
     "topk_rows",
+    "tree_mask",
 ]

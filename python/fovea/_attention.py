@@ -15,7 +15,7 @@ from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
 from fovea._library import band, empty_lse, empty_out, fills, scale_tensor, score_scale, top_left, wants_gradients
-from fovea._options import Call, DenseMask, Lengths
+from fovea._options import Call, DenseMask, Lengths, PackedMask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _attention = OPERATORS["attention"]
 
 
-class AttentionOptions(Call, DenseMask, Lengths, total=False):
+class AttentionOptions(Call, DenseMask, Lengths, PackedMask, total=False):
     softcap: float
     sink: Tensor | None
     q_scale: Tensor | float | None
@@ -66,6 +66,9 @@ def attention(
     q_scale: Tensor | float | None = None,
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
+    packed_mask: Tensor | None = None,
+    mask_indptr: Tensor | None = None,
+    mask_tail: int | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
@@ -98,6 +101,12 @@ def attention(
         q_scale: For float8_e4m3fn: the factor of the values of q. float32, one element, ``[kv_head]`` or ``[batch, kv_head]``.
         k_scale: As ``q_scale``, for k.
         v_scale: As ``q_scale``, for v.
+        packed_mask: Bits of the keys that a query row sees, beside ``causal`` and ``window``: both must let a key be. uint8, the
+            lowest bit first. ``[bytes]`` holds the rows of bits one after another, those of sequence b from byte
+            ``mask_indptr[b]`` on, as FlashInfer's ``packed_custom_mask``. ``[batch, seq_q, bytes]`` or
+            ``[total_q, bytes]`` holds whole bytes for each row of q (:func:`fovea.tree_mask`).
+        mask_indptr: int32 ``[batch + 1]``, for a flat ``packed_mask``; a single sequence needs none.
+        mask_tail: How many of a sequence's last keys have bits; every key before them passes. None is all keys.
         out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).
             Rows of no sequence of a ragged batch are left alone; in a new tensor they are 0.
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``. Likewise;
@@ -121,7 +130,8 @@ def attention(
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
         NotImplementedError: No implementation accepts it, each with its reason; a tangent is given (forward mode); or a gradient is
-            wanted of float8_e4m3fn inputs, or together with ``out`` or ``lse``; torch.vmap as with these; torch.func.grad.
+            wanted of float8_e4m3fn inputs, or together with ``out``, ``lse``
+            or ``packed_mask``; torch.vmap as with these; torch.func.grad.
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
@@ -134,7 +144,7 @@ def attention(
     if wants_gradients(q, k, v, sink) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k):
         refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
         refuse_grad_transforms(q, k, v, sink)
-        _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, packed_mask=packed_mask)
         both = differentiable_attention(
             q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *options, deterministic
         )
@@ -145,7 +155,9 @@ def attention(
     if lse is None and return_lse:
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
-    _attention(q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *scales, *options, *new)
+    bits = (packed_mask, mask_tail, mask_indptr)
+    numbers = (score_scale(scale), softcap, sink)
+    _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *scales, *bits, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)
     return out if lse is None else (out, lse)

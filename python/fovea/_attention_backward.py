@@ -114,7 +114,8 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor,
     *forward, implementation, batch_invariant, _deterministic = options
     out, lse = empty_out(q, v), empty_lse(q)
     new = fills(forward[0], None, None)
-    _attention(q, k, v, out, lse, *forward, None, None, None, implementation, batch_invariant, *new)
+    scales, bits = (None,) * 3, (None,) * 3
+    _attention(q, k, v, out, lse, *forward, *scales, *bits, implementation, batch_invariant, *new)
     return out, lse
 
 

@@ -25,6 +25,12 @@ class DenseMask(Mask, total=False):
     anchor: Literal["bottom_right", "top_left"]
 
 
+class PackedMask(TypedDict, total=False):
+    packed_mask: Tensor | None
+    mask_indptr: Tensor | None
+    mask_tail: int | None
+
+
 class Lengths(TypedDict, total=False):
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None

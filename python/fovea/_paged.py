@@ -10,7 +10,7 @@ from torch import Tensor
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
 from fovea._library import band, empty_lse, empty_out, fills, one_row_each, scale_tensor, score_scale
-from fovea._options import CacheLengths, Call, Mask
+from fovea._options import CacheLengths, Call, Mask, PackedMask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -19,7 +19,7 @@ _paged_attention = OPERATORS["paged_attention"]
 _paged_cache_append = OPERATORS["paged_cache_append"]
 
 
-class PagedOptions(Call, Mask, CacheLengths, total=False):
+class PagedOptions(Call, Mask, CacheLengths, PackedMask, total=False):
     softcap: float
     sink: Tensor | None
     k_scale: Tensor | float | None
@@ -62,6 +62,9 @@ def paged_attention(
     sink: Tensor | None = None,
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
+    packed_mask: Tensor | None = None,
+    mask_indptr: Tensor | None = None,
+    mask_tail: int | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
@@ -92,6 +95,12 @@ def paged_attention(
         sink: float32 ``[head]``, a logit that joins the softmax's denominator only.
         k_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element or ``[kv_head]``.
         v_scale: As ``k_scale``, for v.
+        packed_mask: Bits of the keys that a query row sees, beside ``causal`` and ``window``: both must let a key be. uint8, the
+            lowest bit first. ``[bytes]`` holds the rows of bits one after another, those of sequence b from byte
+            ``mask_indptr[b]`` on, as FlashInfer's ``packed_custom_mask``. ``[total_q, bytes]`` holds whole bytes for each
+            row of q (:func:`fovea.tree_mask`).
+        mask_indptr: int32 ``[batch + 1]``, for a flat ``packed_mask``; a single sequence needs none.
+        mask_tail: How many of a sequence's last keys have bits; every key before them passes. None is all keys.
         out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q. Rows of no sequence are left alone;
             in a new tensor they are 0.
         lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``. Likewise; in a new tensor
@@ -136,6 +145,9 @@ def paged_attention(
         sink,
         scale_tensor("k_scale", k_scale, q),
         scale_tensor("v_scale", v_scale, q),
+        packed_mask,
+        mask_tail,
+        mask_indptr,
         implementation or "",
         batch_invariant,
         *new,

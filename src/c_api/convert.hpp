@@ -39,6 +39,9 @@ inline void assign(TensorDesc& to, const fovea_tensor& from, std::string_view na
 inline void assign(std::optional<TensorDesc>& to, const fovea_tensor* from, std::string_view name) { to = optional_tensor(from, name); }
 inline void assign(std::optional<ScaleDesc>& to, const fovea_scale* from, std::string_view) { to = optional_scale(from); }
 inline void assign(std::optional<RaggedDesc>& to, const fovea_ragged* from, std::string_view) { to = optional_ragged(from); }
+inline void assign(std::optional<PackedMaskDesc>& to, const fovea_packed_mask* from, std::string_view) {
+  if (from != nullptr) to = PackedMaskDesc{from->bytes, from->tail, from->row_bytes};
+}
 inline void assign(LatentCacheDesc& to, const fovea_latent_cache& from, std::string_view name) { to = latent_cache(from, name); }
 inline void assign(Int8Groups& to, const fovea_int8_groups* from, std::string_view) { to = groups(from); }
 inline void assign(DType& to, fovea_dtype from, std::string_view name) { to = dtype(from, name); }

@@ -25,6 +25,18 @@ struct KeySpan {
   int begin = 0, end = 0;
 };
 
+/// One row's bits of a packed mask for the keys of a tile. Keys before `begin` have none and are shown.
+struct KeyBits {
+  const std::uint8_t* bytes = nullptr;
+  std::int64_t first = 0;  // bit of the tile's first key
+  int begin = 0;
+
+  [[gnu::always_inline]] bool shows(int key) const {
+    const std::int64_t at = first + key;
+    return key < begin || ((bytes[at / 8] >> (at % 8)) & 1) != 0;
+  }
+};
+
 /// Bytes of a cache line.
 inline constexpr int kLine = 64;
 
@@ -87,6 +99,7 @@ struct SoftmaxTile {
   std::int64_t score_stride = 0, p_stride = 0;
   int rows = 0, begin = 0, end = 0;  // a multiple of the vector
   const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
+  const KeyBits* shown = nullptr;    // [rows], or null; beside `visible`
   float factor = 0;                  // in the exponent: scale * log2(e) of q.k, or unit * log2(e) of a capped score; never negative
   SoftCap soft_cap{};
   bool coarse = false;       // the sums need be no more exact than the weights: they are not reported

@@ -68,6 +68,17 @@ std::vector<std::int64_t> visible_keys(const BandMask& mask, std::int64_t row, s
   return keys;
 }
 
+void hide_masked(std::vector<std::int64_t>& keys, const MaskedSequence& sequence, std::int64_t row, std::int64_t seq_k) {
+  const PackedMaskDesc& mask = sequence.mask;
+  const std::int64_t columns = mask.tail > 0 ? mask.tail : seq_k;
+  std::erase_if(keys, [&](std::int64_t key) {
+    const std::int64_t column = key - (seq_k - columns);
+    if (column < 0) return false;
+    const std::int64_t bit = mask.row_bytes > 0 ? row * mask.row_bytes * 8 + column : row * columns + column;
+    return (sequence.bytes[sequence.begin + bit / 8] >> (bit % 8) & 1) == 0;
+  });
+}
+
 std::vector<char> keys_seen(const BandMask& mask, std::int64_t seq_q, std::int64_t seq_k) {
   std::vector<char> seen(static_cast<std::size_t>(seq_k));
   for (std::int64_t row = 0; row < seq_q; ++row) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fovea/mask.hpp"
+#include "fovea/packed_mask.hpp"
 #include "fovea/tensor.hpp"
 
 namespace fovea::reference {
@@ -48,5 +49,15 @@ std::vector<std::int64_t> visible_keys(const BandMask& mask, std::int64_t row, s
 
 /// For each key, whether some row sees it.
 std::vector<char> keys_seen(const BandMask& mask, std::int64_t seq_q, std::int64_t seq_k);
+
+/// The packed mask of one sequence, whose bits begin at byte `begin`.
+struct MaskedSequence {
+  PackedMaskDesc mask{};
+  const std::uint8_t* bytes = nullptr;
+  std::int64_t begin = 0;
+};
+
+/// Takes the keys away whose bit for the row is 0. Keys without a bit stay.
+void hide_masked(std::vector<std::int64_t>& keys, const MaskedSequence& sequence, std::int64_t row, std::int64_t seq_k);
 
 }  // namespace fovea::reference

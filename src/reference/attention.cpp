@@ -16,6 +16,7 @@ struct Sequence {
   std::int64_t seq_q = 0, seq_k = 0;
   std::int64_t q_at = 0;
   std::vector<std::int64_t> k_at{}, v_at{};  ///< [seq_k]; -1 for keys that no row sees
+  std::optional<MaskedSequence> packed_mask{};
 };
 
 /// The differences between dense and paged attention.
@@ -47,7 +48,8 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
   const Matrix v = gather(core.kv_dtype, inputs.v, moved(sequence.v_at, kv_head * inputs.v_head_stride), core.head_dim_v);
   RowOptions options{.scale = core.scale * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
   for (std::int64_t row = 0; row < sequence.seq_q; ++row) {
-    const std::vector<std::int64_t> in_band = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
+    std::vector<std::int64_t> in_band = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
+    if (sequence.packed_mask) hide_masked(in_band, *sequence.packed_mask, row, sequence.seq_k);
     for (std::int64_t head = kv_head * core.group(); head < (kv_head + 1) * core.group(); ++head) {
       const std::int64_t q_at[] = {sequence.q_at + row * core.q.row + head * core.q.head};
       const Matrix q = gather(core.q_dtype, inputs.q, q_at, core.head_dim_qk);
@@ -61,6 +63,17 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
   }
 }
 
+std::optional<MaskedSequence> masked_sequence(const detail::AttentionCore& core, const auto& args, std::int64_t b, std::int64_t first_row) {
+  if (!core.packed_mask) return std::nullopt;
+  MaskedSequence sequence{.mask = *core.packed_mask, .bytes = args.packed_mask};
+  if (sequence.mask.row_bytes > 0) {
+    sequence.begin = first_row * sequence.mask.row_bytes;
+  } else if (args.mask_indptr != nullptr) {
+    sequence.begin = args.mask_indptr[b];
+  }
+  return sequence;
+}
+
 Sequence dense_sequence(const detail::AttentionProblem& problem, const AttentionArgs& args, std::int64_t b) {
   Sequence sequence{.index = b, .first_row = b * problem.max_seq_q, .seq_q = problem.max_seq_q, .seq_k = problem.max_seq_k};
   std::int64_t first_key = 0;
@@ -71,6 +84,7 @@ Sequence dense_sequence(const detail::AttentionProblem& problem, const Attention
     sequence.seq_k = args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b];
   }
   sequence.q_at = problem.ragged ? sequence.first_row * problem.q.row : b * problem.q.batch;
+  sequence.packed_mask = masked_sequence(problem, args, b, sequence.first_row);
   const std::vector<char> seen = keys_seen(problem.mask, sequence.seq_q, sequence.seq_k);
   for (std::int64_t key = 0; key < sequence.seq_k; ++key) {
     const bool wanted = seen[static_cast<std::size_t>(key)] != 0;
@@ -86,6 +100,7 @@ Sequence paged_sequence(const detail::PagedAttentionProblem& problem, const Page
                     .seq_q = args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b],
                     .seq_k = args.kv_len[b],
                     .q_at = args.cu_seqlens_q[b] * problem.q.row};
+  sequence.packed_mask = masked_sequence(problem, args, b, sequence.first_row);
   const std::vector<char> seen = keys_seen(problem.mask, sequence.seq_q, sequence.seq_k);
   for (std::int64_t key = 0; key < sequence.seq_k; ++key) {
     const bool wanted = seen[static_cast<std::size_t>(key)] != 0;

@@ -135,6 +135,12 @@ inline void randomise(Bytes& bytes, TensorDesc& desc, DType) { spoil(bytes, desc
 inline void randomise(Bytes&, LatentCacheDesc&, DType) {}  // random as it is made
 inline void randomise(Bytes& bytes, std::int64_t& bound, DType) { spoil(bytes, bound); }
 inline void randomise(Bytes& bytes, std::optional<ScaleDesc>& desc, DType scaled) { desc = scale(bytes, scaled); }
+inline void randomise(Bytes& bytes, std::optional<PackedMaskDesc>& desc, DType) {
+  if (bytes.small(3) != 0) return;
+  desc = PackedMaskDesc{.bytes = bytes.number(), .tail = bytes.small(100), .row_bytes = bytes.flag() ? 0 : bytes.small(30)};
+  spoil(bytes, desc->tail);
+  spoil(bytes, desc->row_bytes);
+}
 inline void randomise(Bytes& bytes, BandMask& band, DType) { band = mask(bytes); }
 inline void randomise(Bytes& bytes, bool& flag, DType) { flag = bytes.flag(); }
 template <std::floating_point Number>

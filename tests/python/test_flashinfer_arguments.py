@@ -44,8 +44,6 @@ SCORES_OF_RUN = {
     "sinks": (torch.tensor([0.5, -1.0, 2.0, 0.0]), {"sink": torch.tensor([0.5, -1.0, 2.0, 0.0])}),
 }
 REFUSED = {
-    "custom_mask": torch.ones(4, dtype=torch.bool),
-    "packed_custom_mask": torch.ones(1, dtype=torch.uint8),
     "prefix_len_ptr": NUMBERS,
     "token_pos_in_items_ptr": NUMBERS,
     "token_pos_in_items_len": 3,

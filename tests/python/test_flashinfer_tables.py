@@ -139,8 +139,6 @@ def test_merging_in_place():
     [
         ({"pos_encoding_mode": "ROPE_LLAMA"}, "^pos_encoding_mode: got 'ROPE_LLAMA', want 'NONE'"),
         ({"pos_encoding_mode": "ALIBI"}, "^pos_encoding_mode: got 'ALIBI', want 'NONE'"),
-        ({"custom_mask": torch.ones(4)}, "^custom_mask: got Tensor, want None"),
-        ({"packed_custom_mask": torch.ones(4)}, "^packed_custom_mask: got Tensor, want None"),
         ({"prefix_len_ptr": torch.ones(4)}, "^prefix_len_ptr: got Tensor, want None"),
         ({"token_pos_in_items_len": 3}, "^token_pos_in_items_len: got 3, want 0"),
         ({"o_data_type": "float16"}, r"^o_data_type: got torch\.float16, want torch\.float32"),
@@ -170,8 +168,6 @@ def test_what_is_not_computed():
             wrapper.run(q, pages.cache, **options)
     with pytest.raises(NotImplementedError, match=r"^args: got tuple"):
         wrapper.run(q, pages.cache, 1.0)
-    with pytest.raises(NotImplementedError, match=r"^custom_mask: got Tensor"):
-        flashinfer.single_prefill_with_kv_cache(q, q, q, custom_mask=torch.ones(1))
     with pytest.raises(NotImplementedError, match=r"^pos_encoding_mode: got 'ALIBI'"):
         flashinfer.single_decode_with_kv_cache(q[0], q, q, pos_encoding_mode="ALIBI")
 

@@ -72,6 +72,32 @@ void bind_sink(BoundCase& bound, const Generator& values) {
   for (std::int64_t head = 0; head < bound.spec.head; ++head) bound.sink.set(head, values.sink(head));
 }
 
+/// Bits as the case says, and ones wherever a bit counts for nothing.
+void bind_mask(BoundCase& bound) {
+  const Case& spec = bound.spec;
+  if (spec.mask_bits == MaskBits::none) return;
+  const bool flat = spec.mask_bits == MaskBits::flat;
+  const std::int64_t row_bytes = mask_row_bytes(spec);
+  std::vector<std::int32_t> begins{flat ? 3 : 0};
+  std::vector<std::uint8_t> bytes(flat ? 3 : static_cast<std::size_t>(bound.flat_rows() * row_bytes), 0xff);
+  std::int64_t flat_row = 0;
+  for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
+    const Sequence s = spec.sequences[static_cast<std::size_t>(b)];
+    const std::int64_t columns = spec.mask_tail == 0 ? s.kv : spec.mask_tail;
+    if (flat) bytes.resize(bytes.size() + static_cast<std::size_t>((s.q * columns + 7) / 8 + b % 3), 0xff);
+    for (std::int64_t row = 0; row < s.q; ++row, ++flat_row)
+      for (std::int64_t column = std::max<std::int64_t>(columns - s.kv, 0); column < columns; ++column) {
+        if (bits_show(spec, b, row, s.kv - columns + column)) continue;
+        const std::int64_t bit = flat ? 8 * begins.back() + row * columns + column : 8 * flat_row * row_bytes + column;
+        bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<std::uint8_t>(~(1u << (bit % 8)));
+      }
+    if (flat) begins.push_back(static_cast<std::int32_t>(bytes.size()));
+  }
+  bound.packed_mask = HostileTensor(contiguous(DType::i8, {static_cast<std::int64_t>(bytes.size())}));
+  std::copy(bytes.begin(), bytes.end(), bound.packed_mask.as<std::uint8_t>());
+  if (flat) bound.mask_indptr = vector_of(begins);
+}
+
 /// K and V in one allocation if they alternate, else one each.
 void allocate_caches(BoundCase& bound, const TensorDesc& k, const TensorDesc& v) {
   if (bound.spec.layout != Layout::interleaved) {
@@ -103,12 +129,14 @@ void fill_kv(BoundCase& bound, const Generator& values) {
   const Scaled scaled_k{spec, values, 'k'}, scaled_v{spec, values, 'v'};
   for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
     const std::int64_t kv = spec.sequences[static_cast<std::size_t>(b)].kv;
-    for (std::int64_t token = 0; token < kv; ++token)
+    for (std::int64_t token = 0; token < kv; ++token) {
+      if (bits_hide(spec, b, token)) continue;
       for (std::int64_t head = 0; head < spec.kv_head; ++head) {
         const std::int64_t k = bound.kv_offset(bound.k, b, token, head), v = bound.kv_offset(bound.v, b, token, head);
         for (std::int64_t x = 0; x < spec.dqk; ++x) bound.k.set(k + x, scaled_k(spec.kv_dtype, values.k({b, token, head, x}, kv), head));
         for (std::int64_t x = 0; x < spec.dv; ++x) bound.v.set(v + x, scaled_v(spec.kv_dtype, values.v({b, token, head, x}, kv), head));
       }
+    }
   }
 }
 
@@ -182,7 +210,9 @@ void bind_attention(BoundCase& bound, const Generator& values, Request<Attention
                   .full_block_indices = bound.full_indices.as<std::int32_t>(),
                   .partial_block_counts = bound.partial_counts.as<std::int32_t>(),
                   .partial_block_indices = bound.partial_indices.as<std::int32_t>(),
-                  .partial_block_bits = bound.partial_bits.as<std::int32_t>()};
+                  .partial_block_bits = bound.partial_bits.as<std::int32_t>(),
+                  .packed_mask = bound.packed_mask.as<std::uint8_t>(),
+                  .mask_indptr = bound.mask_indptr.as<std::int32_t>()};
 }
 
 /// Blocks in random order. Entries that no token needs hold garbage, and so do gaps between rows.
@@ -229,7 +259,9 @@ void bind_paged(BoundCase& bound, const Generator& values, Request<PagedAttentio
                   .cu_seqlens_q = bound.cu_q.as<std::int32_t>(),
                   .kv_len = bound.kv_len.as<std::int32_t>(),
                   .k_scale = bound.k_scale.as<float>(),
-                  .v_scale = bound.v_scale.as<float>()};
+                  .v_scale = bound.v_scale.as<float>(),
+                  .packed_mask = bound.packed_mask.as<std::uint8_t>(),
+                  .mask_indptr = bound.mask_indptr.as<std::int32_t>()};
 }
 
 void bind_append(BoundCase& bound, const Generator& values, Request<PagedCacheAppendDesc, PagedCacheAppendArgs>& request) {
@@ -325,6 +357,8 @@ std::vector<Named> BoundCase::inputs() const {
                           {"partial_block_counts", partial_counts},
                           {"partial_block_indices", partial_indices},
                           {"partial_block_bits", partial_bits},
+                          {"packed_mask", packed_mask},
+                          {"mask_indptr", mask_indptr},
                           {"k", new_k},
                           {"v", new_v}};
   if (spec.operation != Operation::paged_cache_append) list.insert(list.end(), {{"k", k}, {"v", v}});
@@ -350,6 +384,7 @@ std::unique_ptr<BoundCase> bind(const Case& spec) {
   const Generator values(bound->spec);
   bind_scales(*bound, values);
   bind_sink(*bound, values);
+  bind_mask(*bound);
   struct Binder {
     BoundCase& bound;
     const Generator& values;

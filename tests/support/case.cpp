@@ -52,6 +52,8 @@ std::int64_t max_kv(const Case& spec) {
   return longest;
 }
 
+std::int64_t mask_row_bytes(const Case& spec) { return (spec.mask_tail == 0 ? max_kv(spec) : spec.mask_tail) / 8 + 2; }
+
 Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row) {
   const std::int64_t diagonal = row + (mask.anchor == Anchor::bottom_right ? sequence.kv - sequence.q : 0);
   const std::int64_t everything = sequence.q + sequence.kv;  // a bound this large is no bound
@@ -59,6 +61,22 @@ Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row) {
   const std::int64_t begin = std::clamp<std::int64_t>(diagonal - left, 0, sequence.kv);
   const std::int64_t end = std::clamp<std::int64_t>(diagonal + right + 1, 0, sequence.kv);
   return {begin, std::max(begin, end)};
+}
+
+bool bits_show(const Case& spec, std::int64_t b, std::int64_t row, std::int64_t key) {
+  const std::int64_t kv = spec.sequences[static_cast<std::size_t>(b)].kv;
+  const bool has_bit = spec.mask_bits != MaskBits::none && (spec.mask_tail == 0 || key >= kv - spec.mask_tail);
+  if (!has_bit) return true;
+  if (bits_hide(spec, b, key) || row % 11 == 5) return false;
+  if (row % 7 == 3) return true;
+  auto hash = static_cast<std::uint64_t>((b * 8191 + row) * 131071 + key) * 0x9e3779b97f4a7c15u;
+  return ((hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9u) >> 63 != 0;
+}
+
+bool bits_hide(const Case& spec, std::int64_t b, std::int64_t key) {
+  const std::int64_t kv = spec.sequences[static_cast<std::size_t>(b)].kv;
+  const bool has_bit = spec.mask_bits != MaskBits::none && (spec.mask_tail == 0 || key >= kv - spec.mask_tail);
+  return has_bit && (key + 3 * b) % 13 == 7;
 }
 
 double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences) {

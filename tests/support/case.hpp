@@ -55,6 +55,9 @@ enum class Layout : std::uint8_t {
 /// Scale tensors of e4m3 values. negative: one value each, that of q below 0.
 enum class Scales : std::uint8_t { none, one_value, negative, per_head };
 
+/// A packed mask: none, rows without gaps behind `mask_indptr`, or whole bytes for each row of q.
+enum class MaskBits : std::uint8_t { none, flat, rows };
+
 /// merge_states: the (part, row, head) triples that carry the mark of an empty part, with NaN in out.
 enum class Empties : std::uint8_t { none, some, all };
 
@@ -90,6 +93,8 @@ struct Case {
   Vast vast{};  ///< q and the first channel of K, or the lse of parts, instead of `values`
   Layout layout = Layout::contiguous;
   Scales scales = Scales::none;
+  MaskBits mask_bits = MaskBits::none;
+  std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
 
   int parts = 2;                    ///< merge
   Empties empties = Empties::none;  ///< merge
@@ -102,12 +107,19 @@ std::string_view name_of(Operation operation);
 std::int64_t total_q(const Case& spec);
 std::int64_t max_q(const Case& spec);
 std::int64_t max_kv(const Case& spec);
+/// Bytes of a row of a packed mask in that layout.
+std::int64_t mask_row_bytes(const Case& spec);
 
 /// The keys [begin, end) that row `row` of a sequence sees: the mask once more, stated as plainly as possible.
 struct Keys {
   std::int64_t begin = 0, end = 0;
 };
 Keys visible_keys(const BandMask& mask, Sequence sequence, std::int64_t row);
+
+/// Whether the packed mask of a case shows a key of sequence b to a row: at random, to some rows all or none, and some keys to no row.
+bool bits_show(const Case& spec, std::int64_t b, std::int64_t row, std::int64_t key);
+/// Whether no row's bit shows the key. Its K and V stay poisoned.
+bool bits_hide(const Case& spec, std::int64_t b, std::int64_t key);
 
 /// Number of (query, key) pairs to compute, for each head.
 double visible_pairs(const BandMask& mask, const std::vector<Sequence>& sequences);

@@ -107,6 +107,20 @@ void describe_blocks(const Case& spec, std::int64_t rows, std::int64_t keys, Att
   desc.partial_block_bits = padded(contiguous(DType::i32, {batch, head, q_blocks, slots * blocks.q * blocks.k / 32}));
 }
 
+/// `rows` of q. The bytes of flat rows follow from all lengths, as bind() lays them out.
+std::optional<PackedMaskDesc> mask_desc(const Case& spec, std::int64_t rows) {
+  if (spec.mask_bits == MaskBits::none) return std::nullopt;
+  if (spec.mask_bits == MaskBits::rows) {
+    return PackedMaskDesc{.bytes = rows * mask_row_bytes(spec), .tail = spec.mask_tail, .row_bytes = mask_row_bytes(spec)};
+  }
+  std::int64_t bytes = 3;
+  for (std::size_t b = 0; b < spec.sequences.size(); ++b) {
+    const std::int64_t columns = spec.mask_tail == 0 ? spec.sequences[b].kv : spec.mask_tail;
+    bytes += (spec.sequences[b].q * columns + 7) / 8 + static_cast<std::int64_t>(b % 3);
+  }
+  return PackedMaskDesc{.bytes = bytes, .tail = spec.mask_tail};
+}
+
 AttentionDesc describe_attention(const Case& spec) {
   const auto batch = static_cast<std::int64_t>(spec.sequences.size());
   AttentionDesc desc{.mask = spec.mask, .scale = spec.scale, .softcap = spec.softcap, .has_sink = spec.sink != Sink::none};
@@ -129,6 +143,7 @@ AttentionDesc describe_attention(const Case& spec) {
   if (spec.ragged) desc.ragged = RaggedDesc{.batch = batch, .max_seq_q = max_q(spec), .max_seq_k = max_kv(spec)};
   if (spec.dtype == DType::e4m3) desc.q_scale = desc.k_scale = desc.v_scale = scale_desc(spec);
   if (spec.blocks.q > 0) describe_blocks(spec, rows, keys, desc);
+  desc.packed_mask = mask_desc(spec, spec.ragged ? rows : batch * rows);
   return desc;
 }
 
@@ -152,6 +167,7 @@ PagedAttentionDesc describe_paged(const Case& spec) {
   if (spec.layout == Layout::padded) desc.block_table.strides[0] += 3;
   if (spec.lse) desc.lse = strided_lse(contiguous(DType::f32, {total_q(spec), spec.head}), spec.layout);
   if (spec.kv_dtype == DType::e4m3) desc.k_scale = desc.v_scale = scale_desc(spec);
+  desc.packed_mask = mask_desc(spec, total_q(spec));
   return desc;
 }
 

@@ -139,6 +139,16 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {"cpu.avx2.attention", "attention/blocks/", kNoLists},
     {"cpu.neon.attention", "attention/blocks/", kNoLists},
     {"cpu.scalar.attention", "attention/blocks/", kNoLists},
+    {kSm90Attention, "packed_mask/", "packed_mask: got a value"},
+    {kSm90E4m3, "packed_mask/", "packed_mask: got a value"},
+    {kPortableAttention, "packed_mask/", "packed_mask: got a value"},
+    {kPortablePaged, "packed_mask/", "packed_mask: got a value"},
+    {kCdnaAttention, "packed_mask/", "packed_mask: got a value"},
+    {kCdnaPaged, "packed_mask/", "packed_mask: got a value"},
+    {kSm90Paged, "packed_mask/", "packed_mask: got a value"},
+    {kSm90Paged, "packed_mask/bf16-on-e4m3-", "k_scale: got a value"},
+    {kSm90Paged, "packed_mask/f16-on-e4m3-", "k_scale: got a value"},
+    {kSm90Paged, "packed_mask/f32-on-e4m3-", "k_scale: got a value"},
 };
 
 /// A part of the reason. Empty if `implementation` must take the case.

@@ -93,7 +93,7 @@ PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head, E4m3Products pr
           .softcap = spec.softcap};
 }
 
-/// Rows of the keys that a block mask leaves of a band.
+/// Rows of the keys that a block mask or a packed mask leaves of a band.
 struct ListedRows {
   const Case& spec;
   std::vector<float> k{}, v{};
@@ -102,7 +102,8 @@ struct ListedRows {
   void keep(const Generator& values, Index at, Keys keys, const std::vector<float>& all_k, const std::vector<float>& all_v) {
     k.clear(), v.clear(), count = 0;
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      if (!values.sees(at.sequence, at.head, at.token, key)) continue;
+      if (spec.blocks.q > 0 && !values.sees(at.sequence, at.head, at.token, key)) continue;
+      if (!bits_show(spec, at.sequence, at.token, key)) continue;
       k.insert(k.end(), all_k.begin() + key * spec.dqk, all_k.begin() + (key + 1) * spec.dqk);
       v.insert(v.end(), all_v.begin() + key * spec.dv, all_v.begin() + (key + 1) * spec.dv);
       ++count;
@@ -129,7 +130,7 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
       const std::int64_t at = bound.row_offset(bound.q, flat, head);
       for (std::int64_t x = 0; x < spec.dqk; ++x) q[index(x)] = bound.q.at(at + x);
       PlainKeys seen{&k[index(keys.begin * spec.dqk)], &v[index(keys.begin * spec.dv)], spec.dqk, spec.dv, keys.end - keys.begin};
-      if (spec.blocks.q > 0) {
+      if (spec.blocks.q > 0 || spec.mask_bits != MaskBits::none) {
         listed.keep(values, {b, row, head, 0}, keys, k, v);
         seen.k = listed.k.data(), seen.v = listed.v.data(), seen.count = listed.count;
         if (seen.count == 0) continue;

@@ -112,6 +112,8 @@ std::vector<Request<Desc>> with_rows(std::vector<Request<Desc>> others) {
       others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = static_cast<T>(30); }});
     } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
       others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = ScaleDesc{}; }});
+    } else if constexpr (std::is_same_v<T, std::optional<PackedMaskDesc>>) {
+      others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = PackedMaskDesc{.bytes = 64}; }});
     }
   });
   return others;

@@ -51,7 +51,7 @@ def attend(
     out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), new_lse(q)
     lengths = _lengths(block, q)
     capped = (scores.scale, scores.softcap, sink)
-    _attention(q, k, v, out, lse, *lengths, *block.band, True, *capped, *NO_BLOCKS, None, None, None, "", False)
+    _attention(q, k, v, out, lse, *lengths, *block.band, True, *capped, *NO_BLOCKS, *(None,) * 6, "", False)
     return out, lse
 
 

@@ -209,6 +209,19 @@ int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row
   return static_cast<int>(keys.size());
 }
 
+namespace {
+
+void find_shown(const Item& item, std::int64_t tile_begin) {
+  const detail::SequenceBits bits = bits_of(item.setup, item.call, item.sequence);
+  const auto begin = static_cast<int>(std::clamp<std::int64_t>(bits.first_key - tile_begin, 0, std::numeric_limits<int>::max()));
+  for (int row = 0; row < item.rows; ++row) {
+    const std::int64_t first = bits.first_bit + item.query_of(row) * bits.row_bits + tile_begin - bits.first_key;
+    item.scratch.shown[row] = {.bytes = bits.bytes, .first = first, .begin = begin};
+  }
+}
+
+}  // namespace
+
 void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
   const std::int64_t group = item.setup.core.group();
   std::int64_t query = item.query_of(0), left = group - item.entry.row_begin % group;
@@ -219,6 +232,21 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
     const KeySpan seen{clamped(query + item.sequence.band.low), clamped(query + item.sequence.band.high + 1)};
     for (; left > 0 && row < item.rows; --left, ++row) item.scratch.visible[row] = seen;
   }
+  if (item.scratch.shown != nullptr) find_shown(item, tile_begin);
+}
+
+std::int64_t first_masked_key(const Item& item) {
+  if (!item.setup.core.packed_mask) return std::numeric_limits<std::int64_t>::max();
+  return bits_of(item.setup, item.call, item.sequence).first_key;
+}
+
+KeySpan first_run(KeySpan seen, const KeyBits* bits) {
+  if (bits == nullptr) return seen;
+  KeySpan run = seen;
+  while (run.begin < seen.end && !bits->shows(run.begin)) ++run.begin;
+  run.end = run.begin;
+  while (run.end < seen.end && bits->shows(run.end)) ++run.end;
+  return run;
 }
 
 namespace {

@@ -67,8 +67,16 @@ double lse_shift(const Item& item, int row);
 /// A row of zeros, which stands in for the keys that pad a panel.
 Row zero_row();
 
-/// Finds the keys within the tile at `tile_begin` that each row sees, clamped to [keys.begin, keys.end). Both count from the tile.
+/// Finds the keys within the tile at `tile_begin` that each row sees, clamped to [keys.begin, keys.end), and its bits of a packed mask.
+/// Both count from the tile.
 void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys);
+
+/// The first key that has bits in a packed mask; no key without one.
+std::int64_t first_masked_key(const Item& item);
+
+/// The first run of keys within `seen` that the row's bits show, or all of `seen` without bits. Where there is none, an empty run at the
+/// end of `seen`.
+KeySpan first_run(KeySpan seen, const KeyBits* bits);
 
 void attend_packed(const Item& item);
 void attend_streamed(const Item& item);

@@ -92,6 +92,7 @@ SoftmaxTile softmax_tile(const Item& item, const PackedTile& tile, int begin, co
           .begin = block.key_begin / panel * panel,
           .end = static_cast<int>(round_up(block.key_end, panel)),
           .visible = tile.masked ? s.visible + row : nullptr,
+          .shown = tile.masked && s.shown != nullptr ? s.shown + row : nullptr,
           .factor = item.factors->factor,
           .soft_cap = item.factors->soft_cap,
           .coarse = item.call.lse == nullptr,
@@ -115,14 +116,19 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
       std::fill_n(p, count, 0.0f);
       rows.add_scaled[static_cast<std::size_t>(DType::bf16)](p, operands, 1.0f, count);
     }
-    rows.stream_values[static_cast<std::size_t>(item.setup.v_dtype())]({.p = p,
-                                                                        .values = {.rows = s.v_rows[0] + seen.begin, .count = count},
-                                                                        .acc = s.acc + (begin + r) * item.extents.acc_stride,
-                                                                        .rescale = s.rescale + r,
-                                                                        .p_stride = stride,
-                                                                        .acc_stride = item.extents.acc_stride,
-                                                                        .rows = 1,
-                                                                        .head_dim = static_cast<int>(item.setup.core.head_dim_v)});
+    StreamValues values{.acc = s.acc + (begin + r) * item.extents.acc_stride,
+                        .rescale = s.rescale + r,
+                        .p_stride = stride,
+                        .acc_stride = item.extents.acc_stride,
+                        .rows = 1,
+                        .head_dim = static_cast<int>(item.setup.core.head_dim_v)};
+    for (KeySpan rest{seen.begin, seen.begin + count}; values.rescale != nullptr || rest.begin < rest.end; values.rescale = nullptr) {
+      const KeySpan run = first_run(rest, s.shown == nullptr ? nullptr : s.shown + begin + r);
+      values.p = p + (run.begin - seen.begin);
+      values.values = {.rows = s.v_rows[0] + run.begin, .count = run.end - run.begin};
+      rows.stream_values[static_cast<std::size_t>(item.setup.v_dtype())](values);
+      rest.begin = run.end;
+    }
   }
 }
 
@@ -173,9 +179,11 @@ void attend_packed(const Item& item) {
   const detail::KvTiles tiles =
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
   const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = ceil_div(item.entry.key_end, tuning.kv_tile);
+  const std::int64_t masked_from = first_masked_key(item);
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   for (std::int64_t at = first; at < last; ++at) {
-    PackedTile tile = pack_tile(item, at * tuning.kv_tile, at < tiles.full_first || at >= tiles.full_last);
+    const bool masked = at < tiles.full_first || at >= tiles.full_last || (at + 1) * tuning.kv_tile > masked_from;
+    PackedTile tile = pack_tile(item, at * tuning.kv_tile, masked);
     if (item.setup.attention->pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)] != nullptr && at + 1 < last) {
       tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},
                                 item.scratch.k_rows[1]);

@@ -15,6 +15,7 @@ Call make_call(const AttentionArgs& args) {
   call.v = args.v;
   call.q_scale = args.q_scale;
   call.cu_seqlens_k = args.cu_seqlens_k;
+  call.packed_mask = {args.packed_mask, args.mask_indptr};
   return call;
 }
 

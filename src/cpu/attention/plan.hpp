@@ -45,9 +45,9 @@ constexpr bool has_bf16_products(const detail::AttentionCore& core) {
 }
 
 /// Options that the attention engine computes, for every operation that it serves.
-inline constexpr std::array<std::string_view, 12> kEngineOptions{"ragged",  "mask.left", "mask.right",  "mask.anchor (top_left)",
-                                                                 "softcap", "sink",      "lse",         "q_scale",
-                                                                 "k_scale", "v_scale",   "cache_scale", "options.batch_invariant"};
+inline constexpr std::array<std::string_view, 13> kEngineOptions{
+    "ragged",  "mask.left", "mask.right",  "mask.anchor (top_left)",  "softcap",    "sink", "lse", "q_scale",
+    "k_scale", "v_scale",   "cache_scale", "options.batch_invariant", "packed_mask"};
 
 /// Fills in everything but the strides of K and V.
 template <class Isa>

@@ -172,6 +172,7 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
     s.k_scales = arena.take<float>(tuning.kv_tile + setup.attention->panel);
   }
   s.visible = arena.take<KeySpan>(tuning.q_rows);
+  if (setup.core.packed_mask) s.shown = arena.take<KeyBits>(tuning.q_rows);
   s.scores = arena.take<float>(extents.step_rows * extents.score_stride);
   s.weights =
       operand == sizeof(float) ? static_cast<void*>(s.scores) : arena.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);

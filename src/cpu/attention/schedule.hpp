@@ -37,6 +37,7 @@ struct Scratch {
   float* sum = nullptr;                            // [item_rows]
   float *q_scales = nullptr, *k_scales = nullptr;  // int8: [q_rows], [kv_tile]
   KeySpan* visible = nullptr;                      // [q_rows]
+  KeyBits* shown = nullptr;                        // [q_rows], of a call with a packed mask
   float* scores = nullptr;                         // [step_rows][score_stride]
   void* weights = nullptr;                         // [chunk_rows][score_stride] operands; `scores` itself if these are f32
   float* rescale = nullptr;                        // [step_rows]

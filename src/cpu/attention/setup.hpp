@@ -13,6 +13,7 @@
 #include "op/common/attention_core.hpp"
 #include "op/common/band.hpp"
 #include "op/common/division.hpp"
+#include "op/common/packed_mask.hpp"
 
 namespace fovea::cpu {
 
@@ -108,6 +109,7 @@ struct Call {
   float* lse = nullptr;
   const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *v_mean = nullptr, *lse_shift = nullptr;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
+  detail::MaskBytes packed_mask{};
   List main{}, extra{};  // sparse latent attention
   float* max_logits = nullptr;
 };
@@ -148,6 +150,12 @@ inline Sequence sequence_of(const Setup& setup, const Call& call, std::int64_t i
   if (setup.latent && setup.latent->sparse) find_lists(*setup.latent, call, s);
   s.band = detail::make_band(setup.core.mask, s.seq_q, s.seq_k);
   return s;
+}
+
+/// The packed mask of a call that has one, as far as it is the sequence's.
+inline detail::SequenceBits bits_of(const Setup& setup, const Call& call, const Sequence& s) {
+  const std::int64_t first_row = setup.ragged ? s.first_q : s.index * s.seq_q;
+  return detail::sequence_bits(*setup.core.packed_mask, call.packed_mask, s.index, first_row, s.seq_k);
 }
 
 }  // namespace fovea::cpu

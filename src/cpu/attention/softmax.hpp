@@ -22,6 +22,13 @@ FOVEA_INLINE void hide(float* scores, int begin, int end, KeySpan visible) {
   for (int key = visible.end > low ? visible.end : low; key < end; ++key) scores[key] = kHidden;
 }
 
+/// The same of keys that the packed mask hides.
+FOVEA_INLINE void hide(float* scores, KeySpan visible, const KeyBits& bits) {
+  for (int key = visible.begin; key < visible.end; ++key) {
+    if (!bits.shows(key)) scores[key] = kHidden;
+  }
+}
+
 /// NaN scores do not count for the maximum. They reach the sum as weights.
 FOVEA_INLINE float largest(const float* scores, int begin, int end) {
   Vec even = splat(kHidden), odd = even;
@@ -80,6 +87,7 @@ static void softmax(const SoftmaxTile& tile) {
     float* scores = tile.scores + row * tile.score_stride;
     if (tile.soft_cap.cap != 0) cap(scores, tile);
     if (tile.visible != nullptr) hide(scores, tile.begin, tile.end, tile.visible[row]);
+    if (tile.shown != nullptr) hide(scores, tile.visible[row], tile.shown[row]);
     most[row] = largest(scores, tile.begin, tile.end);
   }
   raise_maximum(tile, most, shift);

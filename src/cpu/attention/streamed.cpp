@@ -45,6 +45,7 @@ void weigh_scores(const Item& item, int count, bool masked) {
                               .begin = 0,
                               .end = static_cast<int>(round_up(count, 16)),
                               .visible = masked ? s.visible : nullptr,
+                              .shown = masked ? s.shown : nullptr,
                               .factor = item.factors[head].factor,
                               .soft_cap = item.factors[head].soft_cap,
                               .maximum = s.maximum + row,
@@ -67,13 +68,19 @@ void weigh_values(const Item& item, const StreamTile& tile, const StreamTile& ne
     const auto same_query = static_cast<int>(group - (item.entry.row_begin + row) % group);
     step.rows = masked ? std::min(item.rows - row, same_query) : item.rows;
     const KeySpan seen = masked ? item.scratch.visible[row] : KeySpan{0, tile.v.count};
-    step.values.rows = tile.v.rows + seen.begin;
-    step.values.count = std::max(seen.end - seen.begin, 0);
-    step.p = item.scratch.scores + row * step.p_stride + seen.begin;
+    const KeyBits* bits = masked && item.scratch.shown != nullptr ? item.scratch.shown + row : nullptr;
     step.acc = item.scratch.acc + row * step.acc_stride;
     step.rescale = item.scratch.rescale + row;
-    item.setup.rows->stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](step);
-    step.next.count = 0;
+    for (KeySpan rest{seen.begin, std::max(seen.begin, seen.end)}; step.rescale != nullptr || rest.begin < rest.end;) {
+      const KeySpan run = first_run(rest, bits);
+      step.values.rows = tile.v.rows + run.begin;
+      step.values.count = run.end - run.begin;
+      step.p = item.scratch.scores + row * step.p_stride + run.begin;
+      item.setup.rows->stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](step);
+      step.next.count = 0;
+      step.rescale = nullptr;
+      rest.begin = run.end;
+    }
   }
 }
 
@@ -86,11 +93,12 @@ void attend_streamed(const Item& item) {
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, size);
   const std::int64_t first = item.entry.key_begin / size, last = ceil_div(item.entry.key_end, size);
 
+  const std::int64_t masked_from = first_masked_key(item);
   StreamTile next = gather_tile(item, first, 0);
   for (std::int64_t at = first; at < last; ++at) {
     const StreamTile tile = next;
     next = at + 1 < last ? gather_tile(item, at + 1, static_cast<int>(at + 1 - first) % 2) : StreamTile{};
-    const bool masked = at < tiles.full_first || at >= tiles.full_last || tile.k.count < size;
+    const bool masked = at < tiles.full_first || at >= tiles.full_last || tile.k.count < size || (at + 1) * size > masked_from;
     if (masked) find_visible(item, tile.begin, {0, tile.k.count});
     score(item, tile);
     weigh_scores(item, tile.k.count, masked);

@@ -16,6 +16,7 @@ Call make_call(const PagedAttentionArgs& args) {
   call.v = args.v_cache;
   call.kv_len = args.kv_len;
   call.block_table = args.block_table;
+  call.packed_mask = {args.packed_mask, args.mask_indptr};
   return call;
 }
 

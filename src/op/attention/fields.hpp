@@ -67,12 +67,18 @@ inline constexpr auto kAttentionFields = [] {
   using T = FieldTypes<P, D, A, C, B>;
   constexpr auto kv_heads = [](const D& d) { return extent_from_last(d.k, 2); };
   constexpr auto batch = [](const D& d) { return d.ragged ? d.ragged->batch : d.q.shape[0]; };
+  constexpr auto batch_and_one = [](const D& d) { return (d.ragged ? d.ragged->batch : d.q.shape[0]) + 1; };
+  constexpr auto any_bit = [](const P& p) { return p.total_q > 0 && p.packed_mask->bytes > 0; };
+  constexpr auto segments = [](const P& p) { return p.packed_mask && p.packed_mask->row_bytes == 0 && p.batch > 1; };
   return std::tuple_cat(
       kDenseFields,
       std::tuple{
           Field<T, &D::q_scale, &C::q_scale, &A::q_scale, &B::q_scale, &P::q_scale>{.name = "q_scale", .count = kv_heads, .batch = batch},
           Field<T, &D::k_scale, &C::k_scale, &A::k_scale, &B::k_scale, &P::k_scale>{.name = "k_scale", .count = kv_heads, .batch = batch},
           Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::v_scale>{.name = "v_scale", .count = kv_heads, .batch = batch},
+          Field<T, &D::packed_mask, &C::packed_mask, &A::packed_mask, &B::packed_mask, &P::packed_mask>{"packed_mask", any_bit},
+          Field<T, &A::mask_indptr, &B::mask_indptr>{
+              .name = "mask_indptr", .needed = segments, .count = batch_and_one, .may_be_absent = true},
       });
 }();
 static_assert(names_every_pointer<AttentionArgs>(kAttentionFields));

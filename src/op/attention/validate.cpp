@@ -6,6 +6,7 @@
 #include "op/attention/problem.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/common/checks.hpp"
+#include "op/common/packed_mask.hpp"
 
 namespace fovea::detail {
 namespace {
@@ -123,6 +124,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, ragged);
   check_block_mask(check, desc, problem);
+  if (problem.packed_mask) check_packed_mask(check, *problem.packed_mask, problem);
   if (!check.ok()) return check.error();
   problem.extents = extents_of(kAttentionFields, desc);
   return problem;
@@ -133,11 +135,19 @@ Result<void> check_args(const AttentionProblem& problem, const AttentionArgs& ar
 }
 
 Result<void> check_lengths(const AttentionProblem& problem, const AttentionArgs& args) {
-  if (!problem.ragged) return {};
   Checker check;
-  const auto entries = static_cast<std::size_t>(problem.batch) + 1;
-  check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, entries}, problem.total_q, problem.max_seq_q);
-  check_cu_seqlens(check, "cu_seqlens_k", {args.cu_seqlens_k, entries}, problem.total_k, problem.max_seq_k);
+  if (problem.ragged) {
+    const auto entries = static_cast<std::size_t>(problem.batch) + 1;
+    check_cu_seqlens(check, "cu_seqlens_q", {args.cu_seqlens_q, entries}, problem.total_q, problem.max_seq_q);
+    check_cu_seqlens(check, "cu_seqlens_k", {args.cu_seqlens_k, entries}, problem.total_k, problem.max_seq_k);
+  }
+  for (std::int64_t b = 0; problem.packed_mask && check.ok() && b < problem.batch; ++b) {
+    const auto length = [&](const std::int32_t* cu, std::int64_t fixed) {
+      return problem.ragged ? cu[b + 1] - std::int64_t{cu[b]} : fixed;
+    };
+    check_sequence_mask(check, *problem.packed_mask, args.mask_indptr, b, length(args.cu_seqlens_q, problem.max_seq_q),
+                        length(args.cu_seqlens_k, problem.max_seq_k));
+  }
   if (!check.ok()) return check.error();
   return {};
 }

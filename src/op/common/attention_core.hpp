@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fovea/mask.hpp"
+#include "fovea/packed_mask.hpp"
 #include "fovea/tensor.hpp"
 #include "op/common/checks.hpp"
 #include "op/common/strides.hpp"
@@ -27,6 +28,7 @@ struct AttentionCore {
   double softcap = 0.0;  ///< 0: none
   bool has_lse = false, has_sink = false, batch_invariant = false;
   std::optional<ScaleDesc> k_scale{}, v_scale{};
+  std::optional<PackedMaskDesc> packed_mask{};
   /// Bytes to which run()'s pointers must be aligned, and to which every row then is.
   std::int32_t q_base_alignment = 0, k_base_alignment = 0, v_base_alignment = 0, out_base_alignment = 0;
   std::int32_t q_alignment = 0, k_alignment = 0, v_alignment = 0, out_alignment = 0;

@@ -16,6 +16,7 @@
 
 #include "fovea/c.h"
 #include "fovea/mask.hpp"
+#include "fovea/packed_mask.hpp"
 #include "op/common/checks.hpp"
 #include "op/common/option.hpp"
 
@@ -60,7 +61,8 @@ consteval auto member_in() {
 }
 
 /// A row. The kind of a field follows from the types of its members: a TensorDesc with a pointer is a tensor, a pointer alone or with a
-/// flag is a vector, a ScaleDesc with a pointer is a scale, a number alone is a number. A pointer that run() may write through is an
+/// flag is a vector, a ScaleDesc with a pointer is a scale, a number alone is a number, and a
+/// PackedMaskDesc stands for bytes. A pointer that run() may write through is an
 /// output.
 template <class Types_, auto... members>
 struct Field {
@@ -139,6 +141,8 @@ Extent extent_of_field(const Row& row, const Desc& desc) {
     return desc.*Row::kDesc ? extent_of(*(desc.*Row::kDesc)) : Extent{};
   } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
     return desc.*Row::kDesc ? extent_of(*(desc.*Row::kDesc), row.batch == nullptr ? 1 : row.batch(desc), row.count(desc)) : Extent{};
+  } else if constexpr (std::is_same_v<T, std::optional<PackedMaskDesc>>) {
+    return extent_of_bytes(desc.*Row::kDesc ? (desc.*Row::kDesc)->bytes : 0);
   } else {
     return extent_of_bytes((row.count == nullptr ? 1 : row.count(desc)) * static_cast<std::int64_t>(sizeof(typename Row::Pointee)));
   }

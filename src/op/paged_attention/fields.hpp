@@ -23,6 +23,8 @@ inline constexpr auto kPagedAttentionFields = [] {
   constexpr auto kv_heads = [](const D& d) { return d.k_cache.shape[2]; };
   constexpr auto batch = [](const D& d) { return d.block_table.shape[0]; };
   constexpr auto batch_and_one = [](const D& d) { return d.block_table.shape[0] + 1; };
+  constexpr auto any_bit = [](const P& p) { return p.total_q > 0 && p.packed_mask->bytes > 0; };
+  constexpr auto segments = [](const P& p) { return p.packed_mask && p.packed_mask->row_bytes == 0 && p.batch > 1; };
   return std::tuple{
       Field<T, &D::q, &C::q, &A::q, &B::q>{.name = "q", .needed = any_q, .alignment = kIts<&P::q_base_alignment>},
       Field<T, &D::k_cache, &C::k_cache, &A::k_cache, &B::k_cache>{"k_cache", any_k, kIts<&P::k_base_alignment>},
@@ -40,6 +42,8 @@ inline constexpr auto kPagedAttentionFields = [] {
       Field<T, &D::has_sink, &C::has_sink, &A::sink, &B::sink, &P::has_sink>{.name = "sink", .needed = any_q, .count = heads},
       Field<T, &D::k_scale, &C::k_scale, &A::k_scale, &B::k_scale, &P::k_scale>{.name = "k_scale", .count = kv_heads},
       Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::v_scale>{.name = "v_scale", .count = kv_heads},
+      Field<T, &D::packed_mask, &C::packed_mask, &A::packed_mask, &B::packed_mask, &P::packed_mask>{"packed_mask", any_bit},
+      Field<T, &A::mask_indptr, &B::mask_indptr>{.name = "mask_indptr", .needed = segments, .count = batch_and_one, .may_be_absent = true},
   };
 }();
 static_assert(names_every_pointer<PagedAttentionArgs>(kPagedAttentionFields));

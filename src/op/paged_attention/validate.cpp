@@ -3,6 +3,7 @@
 #include <array>
 
 #include "op/common/attention_core.hpp"
+#include "op/common/packed_mask.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_attention/problem.hpp"
 
@@ -106,6 +107,7 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
   check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
   check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, true);
+  if (problem.packed_mask) check_packed_mask(check, *problem.packed_mask, problem);
   if (!check.ok()) return check.error();
   problem.extents = extents_of(kPagedAttentionFields, desc);
   return problem;
@@ -121,7 +123,9 @@ Result<void> check_lengths(const PagedAttentionProblem& problem, const PagedAtte
                    problem.max_seq_q);
   const BlockTableView table{args.block_table, problem.table_stride, problem.page, problem.blocks, problem.max_seq_k};
   for (std::int64_t b = 0; check.ok() && b < problem.batch; ++b) {
-    check_sequence_blocks(check, table, problem.mask, b, args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b], args.kv_len[b]);
+    const std::int64_t seq_q = args.cu_seqlens_q[b + 1] - args.cu_seqlens_q[b];
+    check_sequence_blocks(check, table, problem.mask, b, seq_q, args.kv_len[b]);
+    if (problem.packed_mask) check_sequence_mask(check, *problem.packed_mask, args.mask_indptr, b, seq_q, args.kv_len[b]);
   }
   if (!check.ok()) return check.error();
   return {};

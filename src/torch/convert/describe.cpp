@@ -221,6 +221,34 @@ std::int64_t query_bound(const OptionalTensor& cu_seqlens_q, std::int64_t max_se
   return max_seqlen_q == 0 ? 1 : max_seqlen_q;
 }
 
+std::optional<PackedMaskDesc> describe_packed_mask(const OptionalTensor& mask, std::optional<std::int64_t> tail,
+                                                   const OptionalTensor& mask_indptr, const Tensor& q) {
+  if (!mask) {
+    expect_none("mask_tail", tail, "packed_mask");
+    if (mask_indptr) raise_invalid("mask_indptr", "a tensor", "none without packed_mask");
+    return std::nullopt;
+  }
+  if (tail && *tail < 1) raise_invalid("mask_tail", std::to_string(*tail), "1 or more, or none (every key)");
+  check_memory(*mask, "packed_mask");
+  if (!holds_bytes(*mask)) raise_invalid("packed_mask.dtype", dtype_text(*mask), "uint8 (8 keys a byte)");
+  const std::int64_t rank = mask->dim();
+  const bool by_rows = rank > 1 && rank + 1 == q.dim();
+  std::vector<std::int64_t> rows(q.sizes().begin(), q.sizes().begin() + std::max<std::int64_t>(q.dim() - 2, 0));
+  if (rank != 1 && !(by_rows && std::equal(rows.begin(), rows.end(), mask->sizes().begin()))) {
+    std::string want = list_text(rows);
+    want.back() = ',';
+    raise_invalid("packed_mask.shape", shape_text(*mask), "[bytes], or " + want + " bytes] (a row of bytes for each row of q)");
+  }
+  if (by_rows && mask_indptr) raise_invalid("mask_indptr", "a tensor", "none, as packed_mask has a row of bytes for each row of q");
+  std::int64_t dense = 1;
+  for (std::int64_t axis = rank - 1; axis >= 0; dense *= mask->size(axis--)) {
+    if (mask->size(axis) <= 1 || mask->stride(axis) == dense || mask->numel() == 0) continue;
+    raise_invalid(field("packed_mask", "strides[" + std::to_string(axis) + "]"), std::to_string(mask->stride(axis)),
+                  std::to_string(dense) + " (contiguous)");
+  }
+  return PackedMaskDesc{.bytes = mask->numel(), .tail = tail.value_or(0), .row_bytes = by_rows ? mask->size(rank - 1) : 0};
+}
+
 LatentCacheDesc describe_cache(const Tensor& cache, const std::string& format, const char* name) {
   if (format != name_of(CacheFormat::rows)) return describe_packed(cache, find_format(format, name), name);
   if (holds_bytes(cache)) {

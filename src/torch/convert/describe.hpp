@@ -23,6 +23,10 @@ std::optional<ScaleDesc> describe_scale(const OptionalTensor& tensor, const char
 /// [blocks, page, bytes of a token] with a free block stride; in a planar format only the size of the last two dimensions means something.
 LatentCacheDesc describe_cache(const Tensor& cache, const std::string& format, const char* name);
 
+/// uint8, flat as `mask_indptr` says, or [total_q, bytes] or [batch, seq_q, bytes] without it.
+std::optional<PackedMaskDesc> describe_packed_mask(const OptionalTensor& mask, std::optional<std::int64_t> tail,
+                                                   const OptionalTensor& mask_indptr, const Tensor& q);
+
 /// The value in double precision. A number that is zero or infinite as a float, or no normal one, is refused; 0 means the default.
 double normal(double value, const char* name);
 float narrow(double value, const char* name);

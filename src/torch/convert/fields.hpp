@@ -27,14 +27,21 @@ struct Cache {
   std::string format;
 };
 
+/// A packed mask, as torch has it.
+struct PackedMask {
+  OptionalTensor tensor;
+  std::optional<std::int64_t> tail;
+};
+
 /// How torch takes a field. Bounds are those of a ragged batch, of its keys alone where there are no queries.
-enum class TorchKind { tensor, optional_tensor, cache, mask, bounds, key_bounds, groups, dtype, number };
+enum class TorchKind { tensor, optional_tensor, cache, mask, packed_mask, bounds, key_bounds, groups, dtype, number };
 
 template <class Row>
 constexpr TorchKind kind_of(const Row& row) {
   using T = typename Row::InDesc;
   if (std::is_same_v<T, TensorDesc> || (Row::kHasPointer && std::is_void_v<T> && !row.may_be_absent)) return TorchKind::tensor;
   if (std::is_same_v<T, LatentCacheDesc>) return TorchKind::cache;
+  if (std::is_same_v<T, std::optional<PackedMaskDesc>>) return TorchKind::packed_mask;
   if (Row::kHasPointer) return TorchKind::optional_tensor;
   if (std::is_same_v<T, BandMask>) return TorchKind::mask;
   if (std::is_same_v<T, Int8Groups>) return TorchKind::groups;
@@ -49,6 +56,9 @@ auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::tensor) return arguments.tensor();
   if constexpr (kind == TorchKind::optional_tensor) return arguments.optional_tensor();
   if constexpr (kind == TorchKind::cache) return Cache{.tensor = arguments.tensor(), .format = arguments.text()};
+  if constexpr (kind == TorchKind::packed_mask) {
+    return PackedMask{.tensor = arguments.optional_tensor(), .tail = arguments.optional_integer()};
+  }
   if constexpr (kind == TorchKind::mask) return has_anchor ? arguments.band_and_anchor() : arguments.band();
   if constexpr (kind == TorchKind::bounds) return Bounds{.q = arguments.optional_integer(), .k = arguments.optional_integer()};
   if constexpr (kind == TorchKind::key_bounds) return arguments.optional_integer();
@@ -93,6 +103,10 @@ std::string schema_of(const Table& table) {
         argument("SymInt?", "window_left");
         argument("SymInt?", "window_right");
         if (field.has_anchor) argument("bool", "top_left");
+        break;
+      case TorchKind::packed_mask:
+        argument("Tensor?", field.name);
+        argument("SymInt?", "mask_tail");
         break;
       case TorchKind::bounds:
         argument("SymInt?", "max_seqlen_q");
@@ -189,6 +203,8 @@ class Fields {
       desc.*Row::kDesc = binding::describe(value, name);
     } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
       desc.*Row::kDesc = describe_scale(value, name, row.batch == nullptr ? 0 : row.batch(desc), row.count(desc));
+    } else if constexpr (std::is_same_v<Value, PackedMask>) {
+      desc.*Row::kDesc = describe_packed_mask(value.tensor, value.tail, this->value<"mask_indptr">(), this->value<"q">());
     } else if constexpr (std::is_same_v<Value, Bounds>) {
       const Sequences sequences{this->value<"cu_seqlens_q">(), this->value<"cu_seqlens_k">(), value};
       desc.*Row::kDesc = describe_ragged(sequences, this->value<"q">(), this->value<"k">());

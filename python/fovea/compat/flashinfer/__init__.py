@@ -4,7 +4,7 @@
 Names, order and defaults of arguments, layouts and results are FlashInfer's. What differs (docs/flashinfer.md has the whole table):
 
 * Tensors may be on the CPU, and float32 too; pages and head dims may have any size that Fovea's attention takes.
-* RoPE and ALiBi inside of attention, custom masks, FP4 caches and kernels of the caller's own raise NotImplementedError.
+* RoPE and ALiBi inside of attention, FP4 caches and kernels of the caller's own raise NotImplementedError.
 * Workspace buffers, backends and the choice of tensor cores are taken, and change nothing: Fovea plans by itself.
 * A query that sees no key gives 0, and -inf as its lse.
 * What else FlashInfer has (latent attention, cascades, sampling, matrix products and others) is not here.

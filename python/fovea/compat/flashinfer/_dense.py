@@ -8,16 +8,19 @@ from torch import Tensor
 
 from fovea._attention import attention
 from fovea.compat._arguments import rows
+from fovea.compat.flashinfer._masks import Bits
 from fovea.compat.flashinfer._output import Output
 from fovea.compat.flashinfer._scales import Scale, Scales, is_e4m3
 from fovea.compat.flashinfer._terms import EIGHT_BITS, Result, Scores
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, scores: Scores, scales: Scales, output: Output, **lengths: Any) -> Result:
-    """Attention over ``[rows, head, head_dim]``. lengths: cu_seqlens and the others of a ragged batch; none for one sequence."""
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, scores: Scores, scales: Scales, output: Output, bits: Bits | None = None, **lengths: Any
+) -> Result:
+    """Attention over ``[rows, head, head_dim]``. bits: a mask. lengths: cu_seqlens and the others of a ragged batch, or none."""
     q, k, v = _one_dtype(q, k, v, output.dtype)
     k, v, scales = _as_many_scales_as_heads(q, k, v, scales)
-    options = scores.options(q.shape[-1], scales.of_scores()) | scales.options(q=q, k=k, v=v)
+    options = scores.options(q.shape[-1], scales.of_scores()) | scales.options(q=q, k=k, v=v) | (bits or {})
     tensors = rows(q), rows(k), rows(v)
     return output.of(attention if lengths else _one_sequence, tensors, factor=scales.of_values(v), **lengths, **options)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fovea._calls import adapted
+from fovea.compat.flashinfer._masks import Bits, check_buffers, kept, masked
 from fovea.compat.flashinfer._output import Output
 from fovea.compat.flashinfer._plan import PageList, Shape, checked_indptr
 from fovea.compat.flashinfer._scales import Scales
@@ -58,13 +59,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             kv_layout: "NHD": pages are ``[page, kv_head, dim]``. "HND": ``[kv_head, page, dim]``.
             use_cuda_graph: Whether run() is replayed over later plans: their tensors then keep their addresses. The batch is fixed.
             qo_indptr_buf: ``[batch + 1]``, with use_cuda_graph; the next three likewise: ``[batch + 1]``, ``[n]`` and ``[batch]``.
-            custom_mask_buf: Taken, as mask_indptr_buf: plan() refuses masks. backend: Fovea chooses.
+            custom_mask_buf: uint8, room for the packed mask of any plan; with use_cuda_graph and masks, as mask_indptr_buf
+                int32 ``[batch + 1]``. backend: Fovea chooses.
             jit_args: None, as jit_kwargs. variant_owns_mask: False.
         """
         refuse_variants(jit_args=jit_args, jit_kwargs=jit_kwargs, variant_owns_mask=variant_owns_mask)
         given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
         buffers = dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
         super().__init__(float_workspace_buffer, kv_layout, _PAGES, "paged_kv_", buffers)
+        self._mask_buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf} if use_cuda_graph else None
+        self._bits: Bits = {}
 
     @adapted(PLAN_NAMES, axes=_PLAN_AXES)
     def plan(
@@ -111,14 +115,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             qo_indptr: ``[batch + 1]``: rows ``qo_indptr[b]`` to ``qo_indptr[b + 1] - 1`` of q are the last tokens of sequence b.
             paged_kv_indptr: ``[batch + 1]``; with paged_kv_indices and paged_kv_last_page_len the pages of each sequence.
             causal: Whether a query sees the keys up to its own position only.
-            custom_mask: None, as packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr and max_item_len_ptr.
+            custom_mask: bool, query rows times keys of each sequence one after another: whether a row sees a key. causal does not
+                count then; window_left does.
+            packed_custom_mask: uint8, the same packed, each sequence from a byte on: it counts where both are given.
+            prefix_len_ptr: None, as token_pos_in_items_ptr and max_item_len_ptr.
             use_fp16_qk_reduction: Taken, as non_blocking, the rope_.., uniform_q_len, and all from seq_lens to max_sequence_kv.
             The others are those of :class:`BatchDecodeWithPagedKVCacheWrapper`.
         """
         no_positions(pos_encoding_mode)
-        refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
-        refuse_masks(token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
-        refuse_masks(max_item_len_ptr=max_item_len_ptr)
+        refuse_masks(prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr)
+        refuse_masks(token_pos_in_items_len=token_pos_in_items_len, max_item_len_ptr=max_item_len_ptr)
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         want_sizes(65535, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
         heads, dims = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo)
@@ -127,12 +133,16 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         pages = PageList.of("paged_kv_", paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         batch = len(pages.lengths)
         want(len(ends) == batch + 1, "qo_indptr.shape[0]", len(ends), f"{batch + 1} (that of paged_kv_indptr)")
-        scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        bits = masked(custom_mask, packed_custom_mask, ends, pages.lengths, self.device)
+        scores = Scores(causal and not bits, window_left, logits_soft_cap, sm_scale)
+        invariant = disable_split_kv or fixed_split_size is not None
         self._check_buffer("qo_indptr_buf", ends)
-        self._checked_pages(pages, shape, page_size, scores, invariant)
+        if self._mask_buffers is not None:
+            check_buffers(bits, self._mask_buffers)
+        self._checked_pages(pages, shape, page_size, scores, invariant, bool(bits))
         self._keep_pages(pages, shape, page_size)
         self._cu_seqlens_q, self._max_seqlen_q, self._rows = self._kept("qo_indptr_buf", ends)
-        self._batch_invariant, self._scores = invariant, scores
+        self._batch_invariant, self._scores, self._bits = invariant, scores, kept(bits, self._mask_buffers)
 
     begin_forward = plan
 
@@ -177,7 +187,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._max_seqlen_q}
         output = Output(self._shape.written, out, lse, return_lse, lse_base, lse_layout)
         scales = Scales(q_scale, k_scale, v_scale).times(q, args)
-        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
+        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths, **self._bits)
 
     @adapted()
     def run_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:
@@ -204,7 +214,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        scores = Scores(causal and not self._bits, window_left, logits_soft_cap, sm_scale)
         return self._with_scores(scores, self.run, q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     @adapted()

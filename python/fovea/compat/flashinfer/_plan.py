@@ -148,24 +148,30 @@ class Shape(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def try_pages(device: torch.device, shape: Shape, page_size: int, scores: Scores, batch_invariant: bool) -> None:
+def try_pages(
+    device: torch.device, shape: Shape, page_size: int, scores: Scores, batch_invariant: bool, masked: bool = False
+) -> None:
     """Runs a batch of one row, and raises what run() would raise."""
     q_dtype, kv_dtype = shape.over_pages
     q, page = _empty(device, q_dtype, 1, shape.q_heads, shape.dim_qk), min(page_size, 64)
     k, v = (_empty(device, kv_dtype, 1, page, shape.kv_heads, dim) for dim in (shape.dim_qk, shape.dim_v))
     ends = torch.arange(2, dtype=torch.int32, device=device)
     options = scores.options(shape.dim_qk, 1.0) | {"batch_invariant": batch_invariant, "max_seqlen_q": 1}
+    if masked:
+        options["packed_mask"] = _empty(device, torch.uint8, 1)
     paged_attention(q, k, v, ends[:1, None], ends[1:], ends, **options)
 
 
 @lru_cache(maxsize=1024)
-def try_dense(device: torch.device, shape: Shape, scores: Scores, batch_invariant: bool) -> None:
+def try_dense(device: torch.device, shape: Shape, scores: Scores, batch_invariant: bool, masked: bool = False) -> None:
     """Runs a sequence of one row, and raises what run() would raise."""
     q_dtype, kv_dtype = shape.dense
     q = _empty(device, q_dtype, 1, shape.q_heads, shape.dim_qk)
     k, v = (_empty(device, kv_dtype, 1, shape.kv_heads, dim) for dim in (shape.dim_qk, shape.dim_v))
     ends = torch.arange(2, dtype=torch.int32, device=device)
     options = scores.options(shape.dim_qk, 1.0) | {"batch_invariant": batch_invariant}
+    if masked:
+        options["packed_mask"] = _empty(device, torch.uint8, 1)
     attention(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, **options)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fovea._calls import adapted
 from fovea.compat._arguments import refuse
 from fovea.compat.flashinfer._dense import dense
+from fovea.compat.flashinfer._masks import Bits, check_buffers, kept, masked
 from fovea.compat.flashinfer._output import Output
 from fovea.compat.flashinfer._plan import Shape, checked_indptr, try_dense
 from fovea.compat.flashinfer._scales import Scales
@@ -58,6 +59,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         refuse_variants(jit_args=jit_args, jit_kwargs=jit_kwargs, variant_owns_mask=variant_owns_mask)
         given = dict(zip(_BUFFERS, (qo_indptr_buf, kv_indptr_buf), strict=True))
         super().__init__(float_workspace_buffer, kv_layout, given if use_cuda_graph else None)
+        self._mask_buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf} if use_cuda_graph else None
+        self._bits: Bits = {}
 
     @adapted(PLAN_NAMES, axes={"qo_indptr": INDPTR, "kv_indptr": INDPTR})
     def plan(
@@ -105,9 +108,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             The others are those of :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
         no_positions(pos_encoding_mode)
-        refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, prefix_len_ptr=prefix_len_ptr)
-        refuse_masks(token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len)
-        refuse_masks(max_item_len_ptr=max_item_len_ptr)
+        refuse_masks(prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr)
+        refuse_masks(token_pos_in_items_len=token_pos_in_items_len, max_item_len_ptr=max_item_len_ptr)
         refuse("v's rows are k's, out's are q's", v_indptr=v_indptr, o_indptr=o_indptr)
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         want_sizes(65535, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
@@ -115,13 +117,18 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         shape = Shape.of(heads, dims, q_data_type, kv_data_type, o_data_type)
         q_ends, k_ends = checked_indptr("qo_indptr", qo_indptr), checked_indptr("kv_indptr", kv_indptr)
         want(len(q_ends) == len(k_ends), "kv_indptr.shape[0]", len(k_ends), f"{len(q_ends)} (that of qo_indptr)")
-        scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        bits = masked(custom_mask, packed_custom_mask, q_ends, k_ends.diff(), self.device)
+        scores = Scores(causal and not bits, window_left, logits_soft_cap, sm_scale)
+        invariant = disable_split_kv or fixed_split_size is not None
         self._check_buffer("qo_indptr_buf", q_ends)
         self._check_buffer("kv_indptr_buf", k_ends)
-        try_dense(self.device, shape, scores, invariant)
+        if self._mask_buffers is not None:
+            check_buffers(bits, self._mask_buffers)
+        try_dense(self.device, shape, scores, invariant, bool(bits))
         self._cu_seqlens_q, self._max_seqlen_q, self._rows = self._kept("qo_indptr_buf", q_ends)
         self._cu_seqlens_k, self._max_seqlen_k, self._keys = self._kept("kv_indptr_buf", k_ends)
         self._shape, self._batch_invariant, self._scores = shape, invariant, scores
+        self._bits = kept(bits, self._mask_buffers)
 
     begin_forward = plan
 
@@ -171,9 +178,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             Output(self._shape.written, out, lse, return_lse, lse_base, lse_layout),
             cu_seqlens_q=self._cu_seqlens_q,
             cu_seqlens_k=self._cu_seqlens_k,
-            max_seqlen_q=self._max_seqlen_q,
-            max_seqlen_k=self._max_seqlen_k,
+            max_seqlen_q=self._max_seqlen_q or None,
+            max_seqlen_k=self._max_seqlen_k or None,
             batch_invariant=self._batch_invariant,
+            **self._bits,
         )
 
     @adapted()
@@ -200,7 +208,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     ) -> Result:
         """The older name of :meth:`run`: its mask, soft cap and scale replace those of the plan, for later calls too."""
         no_positions(pos_encoding_mode)
-        scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
+        scores = Scores(causal and not self._bits, window_left, logits_soft_cap, sm_scale)
         return self._with_scores(scores, self.run, q, k, v, return_lse=return_lse)
 
     @adapted()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fovea._calls import adapted
 from fovea.compat.flashinfer._dense import dense
+from fovea.compat.flashinfer._masks import one_sequence
 from fovea.compat.flashinfer._output import Output
 from fovea.compat.flashinfer._scales import Scales, is_e4m3, product
 from fovea.compat.flashinfer._terms import (
@@ -17,7 +18,6 @@ from fovea.compat.flashinfer._terms import (
     Result,
     Scores,
     no_positions,
-    refuse_masks,
     refuse_variants,
     token_major,
     want,
@@ -57,6 +57,8 @@ def single_prefill_with_kv_cache(
         k: ``[seq_k, kv_head, dqk]``, with "HND" ``[kv_head, seq_k, dqk]``; v likewise with its own head dim.
         scale_q: Of float8_e4m3fn: float32, one element or ``[kv_head]``; scale_k and scale_v likewise.
         o_dtype: The dtype of out: q's, of float8_e4m3fn bfloat16, or any other that it is then rounded to.
+        custom_mask: bool ``[seq_q, seq_k]``: whether a query sees a key; causal does not count then. packed_custom_mask: uint8, the
+            same packed; it counts where both are given.
         use_fp16_qk_reduction: Taken, as backend, rope_scale and rope_theta.
         k_scale: A number that multiplies the scores; v_scale one that multiplies out.
         The others are those of the batch wrappers.
@@ -65,7 +67,6 @@ def single_prefill_with_kv_cache(
         out ``[seq_q, head, dv]``, or (out, lse float32 ``[seq_q, head]`` to base 2).
     """
     no_positions(pos_encoding_mode)
-    refuse_masks(custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
     refuse_variants(kv_cache_sf=kv_cache_sf)
     for name, scale in (("scale_q", scale_q), ("scale_k", scale_k), ("scale_v", scale_v)):
         if scale is not None and not (is_e4m3(q) and is_e4m3(k) and is_e4m3(v)):
@@ -73,9 +74,11 @@ def single_prefill_with_kv_cache(
     want(o_dtype is None or o_dtype.is_floating_point, "o_dtype", o_dtype, "a floating-point dtype")
     usual = torch.bfloat16 if q.dtype in EIGHT_BITS else q.dtype
     scales = Scales(scale_q, product(scale_k, k_scale), product(scale_v, v_scale))
-    scores = Scores(causal, window_left, logits_soft_cap, sm_scale)
     k, v = token_major(k, kv_layout), token_major(v, kv_layout)
-    return dense(q, k, v, scores, scales, Output(usual if o_dtype is None else o_dtype, return_lse=return_lse))
+    bits = one_sequence(custom_mask, packed_custom_mask, q, k)
+    scores = Scores(causal and not bits, window_left, logits_soft_cap, sm_scale)
+    output = Output(usual if o_dtype is None else o_dtype, return_lse=return_lse)
+    return dense(q, k, v, scores, scales, output, bits)
 
 
 single_prefill_with_kv_cache_return_lse = partial(single_prefill_with_kv_cache, return_lse=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fovea.compat._arguments import refuse, traced
 
 NO_ROPE = "Fovea applies no positions; rotate q and k first"
-NO_MASK = "Fovea's masks are bands: causal and window_left"
+NO_MASK = "Fovea's masks are causal, window_left and custom_mask"
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 Result = Tensor | tuple[Tensor, Tensor]
 Cache = Tensor | tuple[Tensor, Tensor]
@@ -24,6 +24,7 @@ NAMES = {
     "softcap": "logits_soft_cap",
     "scale": "sm_scale",
     "window": "window_left",
+    "packed_mask": "packed_custom_mask",
 }
 """What Fovea's functions call an argument, and what it is called here."""
 PLAN_NAMES = NAMES | {

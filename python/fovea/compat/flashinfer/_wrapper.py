@@ -112,7 +112,9 @@ class PagedWrapper(Wrapper):
             self._kv_len = torch.zeros(len(last), dtype=torch.int32, device=self.device)
             self._listed = torch.zeros(len(indices), dtype=torch.int32, device=self.device)
 
-    def _checked_pages(self, pages: PageList, shape: Shape, page_size: int, scores: Scores, batch_invariant: bool) -> None:
+    def _checked_pages(
+        self, pages: PageList, shape: Shape, page_size: int, scores: Scores, batch_invariant: bool, masked: bool = False
+    ) -> None:
         """Whether run() computes such a plan, and a CUDA graph has room for it."""
         if self.is_cuda_graph_enabled:
             batch, name, width = len(pages.lengths), self._names[1], self._table.shape[1]
@@ -121,7 +123,7 @@ class PagedWrapper(Wrapper):
             want(pages.most <= width, f"{name}.shape[0] / {batch}", width, f"{pages.most} or more (pages of a sequence)")
             room, total = len(self._listed), pages.total
             want(total <= room, f"{name}.shape[0]", room, f"{total} or more ({self._prefix}indptr[-1])")
-        try_pages(self.device, shape, page_size, scores, batch_invariant)
+        try_pages(self.device, shape, page_size, scores, batch_invariant, masked)
 
     def _keep_pages(self, pages: PageList, shape: Shape, page_size: int) -> None:
         """The block table and the lengths, on the device."""

@@ -22,6 +22,11 @@ struct KeyRow {
   const ValueElement* v;
 };
 
+/// A row without a packed mask.
+struct AllShown {
+  __device__ constexpr bool operator()(int) const { return true; }
+};
+
 template <class Element>
 struct ExactRow {
   const Element* q;                          // the row
@@ -29,14 +34,15 @@ struct ExactRow {
   static constexpr int kColumns = 256 / 32;  // of a lane, at most
 
   /// Column 32 c + lane of sum_j p_j v_j / sum_j p_j, where p_j = 2^(s_j * scale_log2), over the keys from `begin` to `end`; by a whole
-  /// warp. `row_of(key)`: its KeyRow. `transformed(product, key)`: the score.
-  template <class RowOf, class Transform>
+  /// warp. `row_of(key)`: its KeyRow. `transformed(product, key)`: the score. `shown(key)`: whether the row sees it.
+  template <class RowOf, class Transform, class Shown = AllShown>
   __device__ void operator()(int begin, int end, float scale_log2, const RowOf& row_of, const Transform& transformed,
-                             float (&columns)[kColumns]) const {
+                             float (&columns)[kColumns], const Shown& shown = {}) const {
     SerialSoftmax<Warp> softmax{scale_log2};
 #pragma unroll
     for (float& x : columns) x = 0;
     for (int key = begin; key < end; ++key) {
+      if (!shown(key)) continue;
       const auto row = row_of(key);
       float score = 0;
 #pragma unroll

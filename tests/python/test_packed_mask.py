@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed masks, against attention written out with the mask as booleans."""
+
+import re
+
+import pytest
+import torch
+
+import fovea
+from masked import causal_band, ends_of, flat, written_out
+
+
+def random_case(seed, shapes, dtype=torch.float32):
+    torch.manual_seed(seed)
+    q = [torch.randn(rows, 4, 32, dtype=dtype) for rows, _ in shapes]
+    k = [torch.randn(keys, 2, 32, dtype=dtype) for _, keys in shapes]
+    v = [torch.randn(keys, 2, 32, dtype=dtype) for _, keys in shapes]
+    masks = [torch.rand(rows, keys) < 0.5 for rows, keys in shapes]
+    masks[0][1] = False  # a row without keys
+    return q, k, v, masks
+
+
+SHAPES = [(5, 40), (9, 9), (1, 130), (3, 2)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_ragged_rows_see_what_their_bits_show(causal):
+    q, k, v, masks = random_case(1, SHAPES)
+    packed, indptr = flat(masks)
+    lengths = {"cu_seqlens_q": ends_of(q), "cu_seqlens_k": ends_of(k)}
+    bits = {"packed_mask": packed, "mask_indptr": indptr}
+    out, lse = fovea.attention(torch.cat(q), torch.cat(k), torch.cat(v), causal=causal, return_lse=True, **lengths, **bits)
+    for b, (rows, keys) in enumerate(SHAPES):
+        visible = masks[b] & (causal_band(rows, keys) if causal else True)
+        want, want_lse = written_out(q[b], k[b], v[b], visible)
+        at = slice(int(lengths["cu_seqlens_q"][b]), int(lengths["cu_seqlens_q"][b + 1]))
+        torch.testing.assert_close(out[at].double(), want, atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(lse[at].double(), want_lse, atol=2e-6, rtol=1e-5)
+
+
+def test_rows_of_bytes_over_pages():
+    shapes = [(8, 50), (8, 8), (8, 300)]
+    q, k, v, masks = random_case(2, shapes)
+    masks = [mask[:, -8:] for mask in masks]
+    page, width = 16, 19
+    table, caches = torch.full((3, width), 2147480000, dtype=torch.int32), [torch.full((40, page, 2, 32), torch.nan) for _ in "kv"]
+    free = iter(torch.randperm(40).tolist())
+    for b, (_, keys) in enumerate(shapes):
+        for i in range(-(-keys // page)):
+            table[b, i] = next(free)
+            for cache, rows in zip(caches, (k[b], v[b]), strict=True):
+                cache[table[b, i], : min(page, keys - i * page)] = rows[i * page : (i + 1) * page]
+    kv_len = torch.tensor([keys for _, keys in shapes], dtype=torch.int32)
+    packed = torch.cat([fovea.pack_mask(mask) for mask in masks])
+    out = fovea.paged_attention(torch.cat(q), *caches, table, kv_len, ends_of(q), packed_mask=packed, mask_tail=8)
+    for b, (rows, keys) in enumerate(shapes):
+        visible = causal_band(rows, keys)
+        visible[:, -8:] &= masks[b]
+        torch.testing.assert_close(out[8 * b : 8 * b + 8].double(), written_out(q[b], k[b], v[b], visible)[0], atol=2e-6, rtol=1e-5)
+
+
+def test_a_tree_sees_its_ancestors():
+    torch.manual_seed(3)
+    for tokens in (1, 2, 5, 8, 33, 64):
+        parents = torch.stack([torch.tensor([int(torch.randint(-1, i, ())) if i else -1 for i in range(tokens)]) for _ in range(3)])
+        packed = fovea.tree_mask(parents)
+        assert packed.shape == (3, tokens, -(-tokens // 8)) and packed.dtype == torch.uint8
+        seen = torch.eye(tokens, dtype=torch.bool).repeat(3, 1, 1)
+        for b in range(3):
+            for i in range(tokens):
+                if parents[b, i] >= 0:
+                    seen[b, i] |= seen[b, parents[b, i]]
+        torch.testing.assert_close(packed, fovea.pack_mask(seen))
+        torch.testing.assert_close(fovea.tree_mask(parents[0].int()), packed[0])
+    chain = fovea.tree_mask(torch.arange(-1, 63))
+    torch.testing.assert_close(chain, fovea.pack_mask(torch.ones(64, 64).tril().bool()))
+
+
+def test_bits_of_a_tail_longer_than_the_keys():
+    q, k, v, _ = random_case(4, [(3, 5), (3, 5)])
+    q, k, v = (torch.stack(part) for part in (q, k, v))
+    mask = torch.rand(2, 3, 20) < 0.6
+    out = fovea.attention(q, k, v, packed_mask=fovea.pack_mask(mask), mask_tail=20)
+    for b in range(2):
+        torch.testing.assert_close(out[b].double(), written_out(q[b], k[b], v[b], mask[b][:, -5:])[0], atol=2e-6, rtol=1e-5)
+
+
+BITS = torch.zeros(64, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"packed_mask": BITS.bool()}, "packed_mask.dtype: got torch.bool, want torch.uint8 (8 keys a byte)"),
+        ({"packed_mask": BITS[:4, None, None, None]}, "packed_mask.shape: got [4, 1, 1, 1], want [bytes], or [2, 3, bytes]"),
+        ({"packed_mask": BITS[:24].view(2, 4, 3)}, "packed_mask.shape: got [2, 4, 3], want [bytes], or [2, 3, bytes]"),
+        ({"packed_mask": BITS[:6].view(2, 3, 1)}, "packed_mask.row_bytes: got 1, want 2 or more (bits of 9 keys)"),
+        ({"packed_mask": BITS[::2]}, "packed_mask.strides[0]: got 2, want 1 (contiguous)"),
+        ({"packed_mask": BITS}, "mask_indptr (pointer): got null, want an address"),
+        ({"mask_tail": 3}, "mask_tail: got 3, want none without packed_mask"),
+        ({"mask_indptr": torch.zeros(3, dtype=torch.int32)}, "mask_indptr: got a tensor, want none without packed_mask"),
+        ({"packed_mask": BITS, "mask_tail": 0}, "mask_tail: got 0, want 1 or more"),
+        ({"packed_mask": BITS, "mask_indptr": torch.zeros(2, dtype=torch.int32)}, "mask_indptr.shape: got [2], want [3]"),
+        ({"packed_mask": BITS, "mask_indptr": torch.tensor([0, 4, 2]).int()}, "mask_indptr[2]: got 2, want 4 or more"),
+        ({"packed_mask": BITS, "mask_indptr": torch.tensor([-1, 4, 8]).int()}, "mask_indptr[0]: got -1, want 0 or more"),
+        ({"packed_mask": BITS, "mask_indptr": torch.tensor([0, 4, 65]).int()}, "mask_indptr[2]: got 65, want at most 64"),
+        (
+            {"packed_mask": BITS, "mask_indptr": torch.tensor([0, 3, 8]).int()},
+            "mask_indptr[1] (bytes of the sequence): got 3, want 4",
+        ),
+        (
+            {"packed_mask": torch.zeros(2, 3, 2, dtype=torch.uint8), "mask_indptr": torch.zeros(3).int()},
+            "mask_indptr: got a tensor, want none, as packed_mask has a row of bytes",
+        ),
+    ],
+)
+def test_bad_masks_are_named(arguments, message):
+    q, k = torch.randn(2, 3, 2, 16), torch.randn(2, 9, 2, 16)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fovea.attention(q, k, k, **arguments)
+
+
+def test_makers_refuse_what_they_cannot_pack():
+    for call, message in (
+        (lambda: fovea.pack_mask(torch.ones(3)), "visible.dtype: got torch.float32, want torch.bool"),
+        (lambda: fovea.tree_mask(torch.ones(3)), "parents.dtype: got torch.float32, want torch.int32 or torch.int64"),
+        (lambda: fovea.tree_mask(torch.tensor([[-1, 0], [-1, 1]])), "parents[1, 1]: got 1, want -1 (before the tree) to 0"),
+        (lambda: fovea.tree_mask(torch.tensor([-2])), "parents[0]: got -2, want -1 (before the tree) to -1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()
+
+
+def test_gradients_take_no_mask():
+    q = torch.randn(1, 3, 2, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="packed_mask: got a value"):
+        fovea.attention(q, q, q, packed_mask=torch.zeros(1, 3, 1, dtype=torch.uint8))
