@@ -69,6 +69,9 @@ void add_rules(CLI::App& command, ProblemSize& s) {
   command.add_option("--mask-tail", s.mask_tail, "A packed mask over so many of the last keys")->check(count(1));
   command.add_option("--softcap", s.softcap, "Bound of the scores")->check(number());
   command.add_flag("--sink", s.sink, "A sink logit for each head");
+  command.add_flag("--alibi-slopes", s.alibi, "ALiBi slopes for each head");
+  command.add_flag("--bias", s.bias, "A bias for each head, query and key");
+  command.add_option("--dropout-p", s.dropout, "Share of weights that dropout takes away")->check(number());
   command.add_flag("--lse", s.lse, "Return the log-sum-exp; attention_backward: take its gradient");
   command.add_flag("--flat", s.flat, "Sparse: rows without a batch dimension (prefill)");
 }
@@ -127,6 +130,9 @@ std::string described(const ProblemSize& given, const ExplainedOperation& operat
   if (s.mask_tail != 0) parts.push_back(fmt::format("mask-tail {}", s.mask_tail));
   if (s.softcap != 0) parts.push_back(fmt::format("softcap {}", s.softcap));
   if (s.sink) parts.emplace_back("sink");
+  if (s.alibi) parts.emplace_back("ALiBi");
+  if (s.bias) parts.emplace_back("bias");
+  if (s.dropout != 0) parts.push_back(fmt::format("dropout {}", s.dropout));
   if (s.lse) parts.emplace_back("lse");
   if (s.flat) parts.emplace_back("flat");
   return fmt::format("{}: {}", operation.name, fmt::join(parts, ", "));

@@ -19,7 +19,8 @@ struct ProblemSize {
   std::int64_t topk = 2048, extra_topk = 128, parts = 2;
   bool causal = false, sink = false, lse = false, flat = false;
   std::int64_t window = 0, mask_tail = 0;
-  float softcap = 0;
+  float softcap = 0, dropout = 0;
+  bool alibi = false, bias = false;
 };
 
 inline CacheFormat format_of(const ProblemSize& size) { return size.format.value_or(CacheFormat::rows); }

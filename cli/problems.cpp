@@ -43,6 +43,9 @@ AttentionDesc dense(const ProblemSize& s) {
                      .has_sink = s.sink,
                      .packed_mask = packed_mask_of(s)};
   if (s.lse) desc.lse = allocated(DType::f32, {s.batch, s.heads, s.seq_q});
+  if (s.alibi) desc.alibi_slopes = allocated(DType::f32, {s.heads});
+  if (s.bias) desc.bias = allocated(out, {s.batch, s.heads, s.seq_q, s.seq_k});
+  desc.dropout_p = s.dropout;
   return desc;
 }
 
@@ -51,6 +54,7 @@ AttentionBackwardDesc backward(ProblemSize s) {
   const AttentionDesc forward = dense(s);
   AttentionBackwardDesc desc{.forward = forward, .dout = forward.out, .dq = forward.q, .dk = forward.k, .dv = forward.v};
   if (dlse) desc.dlse = forward.lse;
+  if (s.bias) desc.dbias = forward.bias;
   return desc;
 }
 
@@ -260,13 +264,14 @@ const std::vector<ExplainedOperation>& explained_operations() {
   };
   const Options rows{"--dtype", "--batch", "--seq-q", "--head-dim"};
   const Options quantised = with(rows, {"--seq-k", "--heads", "--kv-heads"});
-  const Options scored = with(quantised, {"--head-dim-v", "--causal", "--window", "--lse"}), dense = with(scored, {"--softcap", "--sink"});
+  const Options scored = with(quantised, {"--head-dim-v", "--causal", "--window", "--lse"}), capped = with(scored, {"--softcap", "--sink"});
+  const Options dense = with(capped, {"--alibi-slopes", "--bias", "--dropout-p"});
   const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
   const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
   static const std::vector<ExplainedOperation> kAll{
       {"attention", planned<cli::dense, plan_attention>, kDense, with(dense, {"--mask-tail"})},
       {"attention_backward", planned<backward, plan_attention_backward>, kDense, dense},
-      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(dense, {"--cache-dtype", "--page", "--mask-tail"})},
+      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(capped, {"--cache-dtype", "--page", "--mask-tail"})},
       {"paged_cache_append", planned<append, plan_paged_cache_append>, kPaged,
        with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--page"})},
       {"merge_states", planned<merge, plan_merge_states>, kDense, with(rows, {"--heads", "--parts", "--lse"})},

@@ -8,6 +8,7 @@
 #include "case_parts.hpp"
 #include "mask_cases.hpp"
 #include "range_cases.hpp"
+#include "score_bias_cases.hpp"
 #include "tile_cases.hpp"
 #include "wide_cases.hpp"
 
@@ -369,6 +370,7 @@ inline Table case_table() {
   split_key_tiles(table);
   attention_layouts(table);
   attention_ragged(table);
+  attention_score_bias(table);
   attention_scales(table);
   attention_range(table);
   attention_blocks(table);

@@ -19,7 +19,7 @@ struct RaggedDesc {
   std::int64_t max_seq_k = 0;
 };
 
-/// Dense attention, `out = softmax(mask(softcap(scale * q k^T))) v` for each head.
+/// Dense attention, `out = dropout(softmax(mask(softcap(scale * q k^T) + bias))) v` for each head.
 ///
 /// Fixed batch: q [batch, seq_q, head, dqk], k [batch, seq_k, kv_head, dqk], v [batch, seq_k, kv_head, dv],
 /// out [batch, seq_q, head, dv], lse [batch, head, seq_q].
@@ -53,6 +53,13 @@ struct AttentionDesc {
   std::optional<TensorDesc> partial_block_counts{}, partial_block_indices{}, partial_block_bits{};
   std::int64_t block_q = 0, block_k = 0;        ///< rows of a query block, keys of a key block
   std::optional<PackedMaskDesc> packed_mask{};  ///< beside `mask`; the gradient takes none
+  /// f32 [head] or [batch, head], ALiBi (Press et al. 2022): s -= slope * |j - (i + offset)|, with the mask's offset, after softcap.
+  std::optional<TensorDesc> alibi_slopes{};
+  /// dtype of out, [batch, head, seq_q, seq_k], of which any extent may be 1: s += bias, after softcap. Any strides; -inf is allowed. The
+  /// two lengths of a ragged batch are the bounds of `ragged` or more.
+  std::optional<TensorDesc> bias{};
+  /// 0 <= p < 1. A weight is multiplied by 0 or by 1 / (1 - p), by Philox4x32-10 (op/common/dropout.hpp has the formula). lse is without.
+  double dropout_p = 0.0;
 };
 
 /// Pointers of one call. Those that the description does not need stay null.
@@ -75,6 +82,9 @@ struct AttentionArgs {
   const std::int32_t* partial_block_bits = nullptr;
   const std::uint8_t* packed_mask = nullptr;
   const std::int32_t* mask_indptr = nullptr;  ///< [batch + 1], as packed_mask.hpp says
+  const float* alibi_slopes = nullptr;
+  const void* bias = nullptr;
+  const std::int64_t* dropout_state = nullptr;  ///< [2] seed and offset, 64 bits each; read when the plan runs
 };
 
 using AttentionPlan = Plan<AttentionArgs>;

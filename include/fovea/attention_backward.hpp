@@ -17,6 +17,7 @@ struct AttentionBackwardDesc {
   AttentionDesc forward{};
   TensorDesc dout{}, dq{}, dk{}, dv{};
   std::optional<TensorDesc> dlse{};
+  std::optional<TensorDesc> dbias{};  ///< shape and dtype of the bias, any strides: the sum over what the bias is broadcast to
 };
 
 struct AttentionBackwardArgs {
@@ -27,6 +28,7 @@ struct AttentionBackwardArgs {
   void* dv = nullptr;
   float* dsink = nullptr;  ///< [head], if there was a sink
   const float* dlse = nullptr;
+  void* dbias = nullptr;
 };
 
 using AttentionBackwardPlan = Plan<AttentionBackwardArgs>;

@@ -133,6 +133,8 @@ typedef struct fovea_attention_desc {
   const fovea_tensor *partial_block_counts, *partial_block_indices, *partial_block_bits;
   int64_t block_q, block_k; /**< rows and keys of a block; 0 without a block mask */
   const fovea_packed_mask* packed_mask;
+  const fovea_tensor *alibi_slopes, *bias;        /**< may be NULL */
+  float dropout_p;
 } fovea_attention_desc;
 
 typedef struct fovea_attention_args {
@@ -145,6 +147,9 @@ typedef struct fovea_attention_args {
   const int32_t *full_block_counts, *full_block_indices, *partial_block_counts, *partial_block_indices, *partial_block_bits;
   const uint8_t* packed_mask;
   const int32_t* mask_indptr; /**< [batch + 1] */
+  const float* alibi_slopes;
+  const void* bias;
+  const int64_t* dropout_state; /**< seed and offset, where dropout_p is not 0 */
 } fovea_attention_args;
 
 fovea_status fovea_attention_plan(const fovea_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
@@ -161,7 +166,8 @@ fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_at
 typedef struct fovea_attention_backward_desc {
   fovea_attention_desc forward; /**< its lse is required */
   fovea_tensor dout, dq, dk, dv;
-  const fovea_tensor* dlse; /**< of lse; may be NULL */
+  const fovea_tensor* dlse;  /**< of lse; may be NULL */
+  const fovea_tensor* dbias; /**< may be NULL */
 } fovea_attention_backward_desc;
 
 typedef struct fovea_attention_backward_args {
@@ -170,6 +176,7 @@ typedef struct fovea_attention_backward_args {
   void *dq, *dk, *dv;
   float* dsink; /**< when there was a sink */
   const float* dlse;
+  void* dbias;
 } fovea_attention_backward_args;
 
 fovea_status fovea_attention_backward_plan(const fovea_attention_backward_desc* desc, const fovea_options* options, fovea_plan** plan);

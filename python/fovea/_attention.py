@@ -14,7 +14,17 @@ from fovea._block_mask import operands_of
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS, refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
-from fovea._library import band, empty_lse, empty_out, fills, scale_tensor, score_scale, top_left, wants_gradients
+from fovea._library import (
+    band,
+    empty_lse,
+    empty_out,
+    fills,
+    new_dropout_state,
+    scale_tensor,
+    score_scale,
+    top_left,
+    wants_gradients,
+)
 from fovea._options import Call, DenseMask, Lengths, PackedMask
 
 if TYPE_CHECKING:
@@ -31,6 +41,10 @@ class AttentionOptions(Call, DenseMask, Lengths, PackedMask, total=False):
     v_scale: Tensor | float | None
     deterministic: bool
     block_mask: Any
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    dropout_p: float
+    dropout_state: Tensor | None
 
 
 # fmt: off
@@ -76,8 +90,12 @@ def attention(
     batch_invariant: bool = False,
     deterministic: bool = False,
     block_mask: Any = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_state: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention, ``softmax(mask(softcap(scale * q @ k^T))) @ v`` for each head.
+    """Attention, ``dropout(softmax(mask(softcap(scale * q @ k^T) + bias))) @ v`` for each head.
 
     Args:
         q: ``[batch, seq_q, head, dqk]``, or ``[total_q, head, dqk]`` of a ragged batch. float32, float16, bfloat16 or
@@ -118,6 +136,13 @@ def attention(
             Without, that of q may differ in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
         block_mask: The blocks of keys that each block of queries sees: a :class:`fovea.BlockMask`, or a ``BlockMask`` of
             ``torch.nn.attention.flex_attention``. Of a fixed batch. The band hides keys of listed blocks too.
+        alibi_slopes: float32 ``[head]`` or ``[batch, head]``. Query i and key j get ``-slope * |i + seq_k - seq_q - j|``, after
+            softcap; with ``anchor="top_left"``, ``-slope * |i - j|``. It has no gradient.
+        bias: ``[batch, head, seq_q, seq_k]`` in the dtype of out, with any strides; any extent may be 1. Added after softcap; -inf
+            makes a weight 0. The lengths for a ragged batch are its bounds or more. Its gradient is summed where it is broadcast.
+        dropout_p: The share of weights that become 0; the others are divided by ``1 - dropout_p``. lse is that of all weights.
+        dropout_state: int64 ``[2]`` on q's device, seed and offset, which decide what is dropped. None draws both from torch's
+            generator of the device, in each replay of a CUDA graph too.
 
     Within ``torch.autocast``, q, k and v are cast to its dtype, as torch's scaled_dot_product_attention does it: float64, here also
     float8_e4m3fn, and the sink stay as they are. ``out`` may have autocast's dtype or another one of 16 or 32 bits, to which the
@@ -125,7 +150,7 @@ def attention(
 
     Returns:
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf. out and lse are differentiable
-        once with respect to q, k, v and sink (:func:`fovea.attention_backward`); lse does not depend on the sink.
+        once with respect to q, k, v, sink and bias (:func:`fovea.attention_backward`); lse does not depend on the sink.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
@@ -141,12 +166,18 @@ def attention(
     given = out
     if torch._C._is_any_autocast_enabled():
         q, k, v, out = autocast(q, k, v, out)
-    if wants_gradients(q, k, v, sink) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k):
-        refuse_tangents(("q", "k", "v", "sink"), (q, k, v, sink))
-        refuse_grad_transforms(q, k, v, sink)
-        _refuse_with_gradients(q, out=out, lse=lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, packed_mask=packed_mask)
+        bias = bias if bias is None else bias.to(q.dtype)
+    if dropout_p != 0 and dropout_state is None:
+        dropout_state = new_dropout_state(q)
+    terms = (alibi_slopes, bias, dropout_p, dropout_state)
+    if wants_gradients(q, k, v, sink, bias, alibi_slopes) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, bias):
+        refuse_tangents(("q", "k", "v", "sink", "bias"), (q, k, v, sink, bias))
+        refuse_grad_transforms(q, k, v, sink, bias)
+        outputs = {"out": out, "lse": lse}
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        _refuse_with_gradients(q, alibi_slopes, **outputs, **scales, packed_mask=packed_mask)
         both = differentiable_attention(
-            q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *options, deterministic
+            q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *terms, *options, deterministic
         )
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
@@ -157,14 +188,16 @@ def attention(
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
     bits = (packed_mask, mask_tail, mask_indptr)
     numbers = (score_scale(scale), softcap, sink)
-    _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *scales, *bits, *options, *new)
+    _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *terms, *scales, *bits, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)
     return out if lse is None else (out, lse)
 
 
-def _refuse_with_gradients(q: Tensor, **arguments: Tensor | float | None) -> None:
+def _refuse_with_gradients(q: Tensor, alibi_slopes: Tensor | None, **arguments: Tensor | float | None) -> None:
     """What the differentiable operator does not take."""
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise NotImplementedError("alibi_slopes.requires_grad: got True, want False (detach(); a bias has a gradient)")
     if q.dtype == torch.float8_e4m3fn:
         raise NotImplementedError(
             "q.dtype: got float8_e4m3fn, want float32, float16 or bfloat16 where a gradient is wanted and within torch.vmap"

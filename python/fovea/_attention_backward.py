@@ -27,6 +27,10 @@ class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
     dlse: Tensor | None
     deterministic: bool
     block_mask: Any
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    dropout_p: float
+    dropout_state: Tensor | None
 
 
 # fmt: off
@@ -39,6 +43,9 @@ def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tenso
 @overload
 def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, sink: Tensor | None = None,
         **options: Unpack[BackwardOptions]) -> tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]: ...
+@overload
+def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, sink: Tensor | None = None,
+        bias_gradient: bool, **options: Unpack[BackwardOptions]) -> tuple[Tensor, ...]: ...
 # fmt: on
 @checked
 def attention_backward(
@@ -63,8 +70,13 @@ def attention_backward(
     implementation: str | None = None,
     deterministic: bool = False,
     block_mask: Any = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_state: Tensor | None = None,
+    bias_gradient: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients of :func:`fovea.attention` with respect to q, k, v and the sink. Autograd calls it by itself.
+    """Gradients of :func:`fovea.attention` with respect to q, k, v, the sink and the bias. Autograd calls it by itself.
 
     Args:
         dout: The gradient of ``out``, in its shape and dtype, with any strides whose last is 1.
@@ -77,10 +89,12 @@ def attention_backward(
         deterministic: Whether the results have the same bits from run to run, at the price of some speed. Without, dq may differ
             in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
         block_mask: As in the forward pass.
+        alibi_slopes, bias, dropout_p, dropout_state: As in the forward pass. With dropout the state must be given.
+        bias_gradient: Whether to return the gradient of the bias too: of its shape, the sum over what it is broadcast to.
 
     Returns:
-        (dq, dk, dv), or (dq, dk, dv, dsink) with a sink: new tensors like q, k, v and sink. dk and dv are summed over the query
-        heads of a group. Rows of no sequence of a ragged batch are 0.
+        (dq, dk, dv), then dsink with a sink, then dbias with ``bias_gradient``: new tensors like q, k, v, sink and bias. dk and dv
+        are summed over the query heads of a group. Rows of no sequence of a ragged batch are 0.
 
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
@@ -90,23 +104,32 @@ def attention_backward(
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *operands_of(block_mask))
-    return _gradients(forward, dout, dlse, implementation or "", deterministic)
+    if dropout_p != 0 and dropout_state is None:
+        raise ValueError("dropout_state: got None, want the tensor of the forward pass")
+    terms = (alibi_slopes, bias, dropout_p, dropout_state)
+    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *operands_of(block_mask), *terms)
+    gradients = _gradients(forward, dout, dlse, bias_gradient, (implementation or "", deterministic))
+    return tuple(gradient for gradient in gradients if gradient is not None)
 
 
-_SINK = OPERATORS["attention_backward"].names.index("sink")
+_SINK, _BIAS = (OPERATORS["attention_backward"].names.index(name) for name in ("sink", "bias"))
 
 
 def _gradients(
-    forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, implementation: str, deterministic: bool
-) -> tuple[Tensor, ...]:
-    """``forward``: the first arguments of the operator, those of the forward pass."""
-    q, k, v, cu_seqlens_q, sink = *forward[:3], forward[5], forward[_SINK]
+    forward: tuple[Any, ...], dout: Tensor, dlse: Tensor | None, of_bias: bool, options: tuple[str, bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dq, dk, dv, dsink and dbias. ``forward``: the first arguments of the operator, those of the forward pass."""
+    q, k, v, cu_seqlens_q, sink, bias = *forward[:3], forward[5], forward[_SINK], forward[_BIAS]
+    if of_bias and bias is None:
+        raise ValueError("bias_gradient: got True, want False (there is no bias)")
     new = torch.empty_like if cu_seqlens_q is None else torch.zeros_like  # rows of no sequence are not written
-    gradients = [new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
+    dq, dk, dv = (new(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
     dsink = None if sink is None else torch.empty_like(sink, memory_format=torch.contiguous_format)
-    _attention_backward(*forward, dout, dlse, *gradients, dsink, implementation, deterministic_order(deterministic))
-    return tuple(gradients) if dsink is None else (*gradients, dsink)
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if of_bias else None
+    implementation, deterministic = options
+    order = deterministic_order(deterministic)
+    _attention_backward(*forward, dout, dlse, dq, dk, dv, dsink, dbias, implementation, order)
+    return dq, dk, dv, dsink, dbias
 
 
 def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
@@ -125,6 +148,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.others = [None if isinstance(each, Tensor) else each for each in tensors]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in tensors))
+    ctx.of_bias = ctx.needs_input_grad[_BIAS - 2]  # out and lse are no inputs
 
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -135,9 +159,9 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         dout = torch.zeros_like(forward[3])
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
-    dq, dk, dv, *dsink = _gradients(tuple(forward), dout, dlse, "", ctx.deterministic)
-    after = len(forward) - 1 - _SINK + 3  # arguments behind the sink: options, and who computes
-    return (dq, dk, dv, *(None,) * (_SINK - 5), dsink[0] if dsink else None, *(None,) * after)
+    dq, dk, dv, dsink, dbias = _gradients(tuple(forward), dout, dlse, ctx.of_bias, ("", ctx.deterministic))
+    after = len(forward) - 1 - _BIAS + 3  # arguments behind the bias: dropout, and who computes
+    return (dq, dk, dv, *(None,) * (_SINK - 5), dsink, *(None,) * (_BIAS - _SINK - 1), dbias, *(None,) * after)
 
 
 torch.library.impl("fovea::differentiable_attention", "default", new_outputs)

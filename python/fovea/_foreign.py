@@ -30,6 +30,8 @@ _SAME = (
     ("out", "output"),
     ("return_lse", "return_softmax_lse", "return_attn_probs"),
     ("implementation", "backend"),
+    ("bias", "attn_bias"),
+    ("dropout_p", "dropout"),
 )
 """Names of one meaning, ours first."""
 
@@ -45,12 +47,10 @@ _MASK = "a mask is causal or a window, and padding is a ragged batch (cu_seqlens
 _POSITIONS = "no positions are applied: rotate q and k first"
 _LAYOUT = "tensors are [batch, seq, head, head_dim]: transpose(1, 2) of another order"
 _NOT_HERE = {
-    **dict.fromkeys(("attn_mask", "attention_mask", "key_padding_mask", "custom_mask", "mask", "attn_bias", "bias"), _MASK),
-    **dict.fromkeys(("dropout_p", "dropout"), "no dropout is computed (model.eval() where it comes from a model)"),
+    **dict.fromkeys(("attn_mask", "attention_mask", "key_padding_mask", "custom_mask", "mask"), _MASK),
     **dict.fromkeys(("rotary_cos", "rotary_sin", "rope_theta", "rope_scale", "pos_encoding_mode"), _POSITIONS),
     **dict.fromkeys(("tensor_layout", "kv_layout"), _LAYOUT),
     **dict.fromkeys(("num_splits", "num_kv_splits"), "the library chooses the splits (batch_invariant=True fixes them)"),
-    "alibi_slopes": "no ALiBi is computed",
     "enable_gqa": "head may be any multiple of kv_head",
     "deterministic": "results have the same bits from run to run",
 }

@@ -136,6 +136,15 @@ def score_scale(scale: float | None) -> float:
     return scale
 
 
+NO_TERMS = (None, None, 0.0, None)
+"""``alibi_slopes``, ``bias``, ``dropout_p`` and ``dropout_state`` of an operator's call without them."""
+
+
+def new_dropout_state(q: Tensor) -> Tensor:
+    """A seed and an offset from torch's generator of the device. Each replay of a captured graph draws them too."""
+    return torch.empty(2, dtype=torch.int64, device=q.device).random_()
+
+
 def scale_tensor(name: str, scale: Tensor | float | None, like: Tensor) -> Tensor | None:
     """A dequantisation scale as the operators want it: a float32 tensor, on the device of another."""
     if scale is None or isinstance(scale, Tensor):

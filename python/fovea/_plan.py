@@ -306,6 +306,8 @@ def _planner_of(function: Any, keeps: bool) -> Any:
     def plan(*args: Any, **kwargs: Any) -> Plan:
         if kwargs.get("schedule") is not None:
             raise ValueError("schedule: got a schedule, want None (a plan has its own: Plan.prepare)")
+        if kwargs.get("dropout_p") and kwargs.get("dropout_state") is None:
+            raise ValueError("dropout_state: got None, want a tensor (a plan draws no seed and offset of its own)")
         with _Catch() as catch, torch._C._DisableAutocast():
             result = function(*args, **kwargs)
         call = catch.call

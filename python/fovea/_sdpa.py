@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fovea._attention import attention
@@ -42,8 +43,10 @@ def scaled_dot_product_attention(
         query: ``[batch, head, seq_q, dqk]``. A nested tensor of layout torch.jagged has ``seq_q`` for each sequence.
         key: ``[batch, kv_head, seq_k, dqk]``.
         value: ``[batch, kv_head, seq_k, dv]``.
-        attn_mask: None, or one of ``torch.nn.attention.bias`` (``causal_upper_left``, ``causal_lower_right``).
-        dropout_p: 0.
+        attn_mask: None, one of ``torch.nn.attention.bias`` (``causal_upper_left``, ``causal_lower_right``), or a tensor that
+            broadcasts to ``[batch, head, seq_q, seq_k]``: bool (True takes part), or added to the scores in query's dtype. The
+            latter has a gradient. A mask that ``is_causal`` can say is faster.
+        dropout_p: The share of weights that become 0, as :func:`fovea.attention` has it.
         is_causal: A query sees the keys up to its own position, counted from the first query and the first key, as in torch.
         scale: Multiplies the scores; None is ``dqk ** -0.5``.
         enable_gqa: Whether key and value may have fewer heads than query.
@@ -57,24 +60,25 @@ def scaled_dot_product_attention(
 
     Raises:
         ValueError: The call contradicts itself.
-        NotImplementedError: Another mask, dropout, or no implementation accepts the call.
+        NotImplementedError: A mask of nested tensors, or no implementation accepts the call.
 
     Source: FlashAttention (Dao et al. 2022).
     """
-    if dropout_p != 0:
-        raise NotImplementedError(f"dropout_p: got {dropout_p}, want 0 (no dropout; model.eval() where it comes from a model)")
     nested = query.is_nested or key.is_nested or value.is_nested
     if nested:
         check_nested(query, key, value)
     if key.shape[1] != query.shape[1] and not enable_gqa:
         raise ValueError(f"enable_gqa: got False, want True for {query.shape[1]} heads over {key.shape[1]}")
+    mask = _mask(query, attn_mask, is_causal)
     if nested:
-        return nested_attention(query, key, value, scale=scale, **_mask(attn_mask, is_causal))
+        if "bias" in mask:
+            raise NotImplementedError("attn_mask: got a tensor with nested ones, want None or a bias of torch.nn.attention.bias")
+        return nested_attention(query, key, value, scale=scale, dropout_p=dropout_p, **mask)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
-    return attention(q, k, v, scale=scale, **_mask(attn_mask, is_causal)).transpose(1, 2)
+    return attention(q, k, v, scale=scale, dropout_p=dropout_p, **mask).transpose(1, 2)
 
 
-def _mask(attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+def _mask(query: Tensor, attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
     if attn_mask is None:
         return {"causal": is_causal, "anchor": "top_left"}
     if is_causal:
@@ -82,11 +86,20 @@ def _mask(attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
     from torch.nn.attention.bias import CausalBias, CausalVariant  # takes a second, and who has such a bias has had it
 
     if not isinstance(attn_mask, CausalBias):
-        raise NotImplementedError(
-            f"attn_mask: got {type(attn_mask).__name__}, want None or a bias of torch.nn.attention.bias "
-            "(is_causal=True for a causal mask; fovea.attention has windows, and cu_seqlens for padding)"
-        )
+        return {"bias": _bias(query, attn_mask)}
     return {"causal": True, "anchor": "top_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"}
+
+
+def _bias(query: Tensor, attn_mask: Tensor) -> Tensor:
+    """A mask of torch as a bias of four axes."""
+    if attn_mask.dim() > 4:
+        raise ValueError(f"attn_mask.dim(): got {attn_mask.dim()}, want 4 at most ([batch, head, seq_q, seq_k])")
+    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    if not mask.is_floating_point():
+        raise ValueError(f"attn_mask.dtype: got {mask.dtype}, want torch.bool or {query.dtype}")
+    return mask.to(query.dtype)
 
 
 def _token_major(tensor: Tensor) -> Tensor:

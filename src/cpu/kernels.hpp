@@ -100,6 +100,7 @@ struct SoftmaxTile {
   int rows = 0, begin = 0, end = 0;  // a multiple of the vector
   const KeySpan* visible = nullptr;  // [rows], or null when every row sees [begin, end)
   const KeyBits* shown = nullptr;    // [rows], or null; beside `visible`
+  const float* bias = nullptr;       // [rows][score_stride], added to (capped) scores in their unit, or null
   float factor = 0;                  // in the exponent: scale * log2(e) of q.k, or unit * log2(e) of a capped score; never negative
   SoftCap soft_cap{};
   bool coarse = false;       // the sums need be no more exact than the weights: they are not reported
@@ -152,6 +153,8 @@ struct GradientTile {
   const KeySpan* visible = nullptr;  // [keys] queries that see the key, or null when all do
   const float* shift = nullptr;      // [queries] -lse; -inf where the row contributes nothing
   const float* delta = nullptr;      // [queries] dout.out
+  const float* bias = nullptr;       // [keys][stride] added to scores in natural units, or null
+  float* dbias = nullptr;            // [keys][stride] out: ds without the slope of the cap, or null; only beside `bias`
   float factor = 0;                  // scale of q.k, or unit of a capped score
   SoftCap soft_cap{};
 };

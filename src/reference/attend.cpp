@@ -37,7 +37,7 @@ RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<co
   scores.reserve(visible.size());
   double largest = -kInfinity;  // a NaN score does not count for the maximum; it reaches the sum
   for (const std::int64_t key : visible) {
-    scores.push_back(score(q, k.row(key), k.columns, options));
+    scores.push_back(score(q, k.row(key), k.columns, options) + (options.added ? options.added(key) : 0));
     largest = std::max(largest, scores.back());
   }
   const double shift = largest == -kInfinity ? 0 : largest;
@@ -47,8 +47,9 @@ RowResult attend(const double* q, const Matrix& k, const Matrix& v, std::span<co
     if (scores[i] == -kInfinity) continue;  // a weight of exactly zero
     const double p = std::exp(scores[i] - shift);
     sum += p;
+    const double weight = options.kept ? p * options.kept(visible[i]) : p;
     const double* values = v.row(visible[i]);
-    for (std::int64_t c = 0; c < v.columns; ++c) out[c] += p * values[c];
+    for (std::int64_t c = 0; c < v.columns; ++c) out[c] += weight * values[c];
   }
   if (sum == 0) return {-kInfinity, largest};  // the row sees no key: out stays 0
 

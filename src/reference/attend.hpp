@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,6 +32,7 @@ double dot(const double* a, const double* b, std::int64_t size);
 struct RowOptions {
   double scale = 1, softcap = 0, v_scale = 1;
   std::optional<double> sink{};
+  std::function<double(std::int64_t key)> added{}, kept{};  ///< to a capped score, and the share of a weight that dropout leaves
 };
 
 /// The capped score of one query and one key.

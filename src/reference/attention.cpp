@@ -5,6 +5,7 @@
 #include "reference/block_mask.hpp"
 #include "reference/element.hpp"
 #include "reference/reference.hpp"
+#include "reference/score_terms.hpp"
 
 namespace fovea::reference {
 namespace {
@@ -25,6 +26,7 @@ struct Inputs {
   std::int64_t k_head_stride, v_head_stride;
   const float* sink;
   const BlockMask* blocks = nullptr;
+  const AttentionArgs* dense = nullptr;  ///< null of paged attention, which has neither bias nor dropout
 };
 
 /// Scales of one (sequence, kv head), 1 without a scale tensor.
@@ -54,6 +56,9 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
       const std::int64_t q_at[] = {sequence.q_at + row * core.q.row + head * core.q.head};
       const Matrix q = gather(core.q_dtype, inputs.q, q_at, core.head_dim_qk);
       if (inputs.sink != nullptr) options.sink = inputs.sink[head];
+      const ScoreRow at{sequence.index, head, row, sequence.seq_q, sequence.seq_k};
+      if (core.has_score_bias()) options.added = [&](std::int64_t key) { return added_score(core, *inputs.dense, at, key); };
+      if (core.dropout_p > 0) options.kept = [&](std::int64_t key) { return kept_share(core, *inputs.dense, at, key); };
       const std::int64_t flat = (sequence.first_row + row) * core.heads + head;
       const auto visible = inputs.blocks == nullptr ? in_band : inputs.blocks->seen(in_band, sequence.index, head, row);
       const RowResult done = attend(q.row(0), k, v, visible, options, &result.out[static_cast<std::size_t>(flat * core.head_dim_v)]);
@@ -123,7 +128,7 @@ AttentionOutput empty_output(std::int64_t total_q, std::int64_t heads, std::int6
 AttentionOutput attention(const detail::AttentionProblem& problem, const AttentionArgs& args) {
   AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
   const BlockMask blocks(problem, args);
-  const Inputs inputs{args.q, args.k, args.v, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr, &blocks};
+  const Inputs inputs{args.q, args.k, args.v, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr, &blocks, &args};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence sequence = dense_sequence(problem, args, b);
     for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {

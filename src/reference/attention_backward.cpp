@@ -2,11 +2,13 @@
 /// Gradients by the chain rule, one (row, key) pair at a time.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "reference/attend.hpp"
 #include "reference/block_mask.hpp"
 #include "reference/reference.hpp"
+#include "reference/score_terms.hpp"
 
 namespace fovea::reference {
 namespace {
@@ -28,12 +30,20 @@ Span span_of(const detail::AttentionBackwardProblem& problem, const AttentionArg
           args.cu_seqlens_k[b + 1] - args.cu_seqlens_k[b]};
 }
 
+/// The element of a row-major bias of its own shape.
+std::int64_t bias_at(const detail::AttentionBackwardProblem& problem, const ScoreRow& at, std::int64_t key) {
+  const detail::BiasStrides& shape = problem.dbias_extents;
+  const auto index = [](std::int64_t extent, std::int64_t i) { return extent == 1 ? 0 : i; };
+  const std::int64_t plane = index(shape.batch, at.batch) * shape.head + index(shape.head, at.head);
+  return (plane * shape.row + index(shape.row, at.row)) * shape.key + index(shape.key, key);
+}
+
 /// The tensors of one (sequence, head) in double precision.
 struct Head {
   Matrix q, k, v, dout;
   std::vector<double> dlse;           ///< of every row; zeros in a call without
   std::vector<std::int64_t> visible;  ///< of the current row
-  std::int64_t index = 0;             ///< of the query head
+  std::int64_t batch = 0, index = 0;  ///< of the query head
 };
 
 /// One query row: p and ds from the row's own lse and delta, then the three outer products.
@@ -41,9 +51,14 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
              const Span& span, BackwardOutput& result) {
   const std::int64_t head_index = head.index;
   const std::int64_t kv_head = head_index / problem.group();
-  const RowOptions options{.scale = problem.scale,
-                           .softcap = problem.softcap,
-                           .sink = problem.has_sink ? std::optional<double>(args.sink[head_index]) : std::nullopt};
+  RowOptions options{.scale = problem.scale,
+                     .softcap = problem.softcap,
+                     .sink = problem.has_sink ? std::optional<double>(args.sink[head_index]) : std::nullopt};
+  const ScoreRow at{head.batch, head_index, row, span.q_size, span.k_size};
+  const auto added = [&](std::int64_t key) { return added_score(problem, args, at, key); };
+  const auto kept = [&](std::int64_t key) { return kept_share(problem, args, at, key); };
+  options.added = added;
+  options.kept = kept;
   std::vector<double> out(static_cast<std::size_t>(problem.head_dim_v));
   const RowResult forward = attend(head.q.row(row), head.k, head.v, head.visible, options, out.data());
   if (std::isinf(forward.lse) && forward.lse < 0) return;
@@ -58,10 +73,13 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
   double* dq = &result.dq[static_cast<std::size_t>(((span.q_begin + row) * problem.heads + head_index) * problem.head_dim_qk)];
   for (const std::int64_t key : head.visible) {
     const double s = score(head.q.row(row), head.k.row(key), problem.head_dim_qk, options);
-    const double p = std::exp(s - total);
-    const double dp = dot(head.dout.row(row), head.v.row(key), problem.head_dim_v);
+    const double more = added(key), whole = s + more, share = kept(key);
+    if (more == -std::numeric_limits<double>::infinity()) continue;  // a key that the bias hides
+    const double p = std::exp(whole - total);
+    const double dp = share * dot(head.dout.row(row), head.v.row(key), problem.head_dim_v);
     const double cap = problem.softcap > 0 ? 1 - (s / problem.softcap) * (s / problem.softcap) : 1;
-    const double ds = (p * (dp - delta) + std::exp(s - forward.lse) * dlse) * cap * problem.scale;
+    const double of_score = p * (dp - delta) + std::exp(whole - forward.lse) * dlse, ds = of_score * cap * problem.scale;
+    if (problem.has_dbias) result.dbias[static_cast<std::size_t>(bias_at(problem, at, key))] += of_score;
     const std::int64_t flat_key = (span.k_begin + key) * problem.kv_heads + kv_head;
     double* dk = &result.dk[static_cast<std::size_t>(flat_key * problem.head_dim_qk)];
     double* dv = &result.dv[static_cast<std::size_t>(flat_key * problem.head_dim_v)];
@@ -69,7 +87,7 @@ void add_row(const detail::AttentionBackwardProblem& problem, const AttentionArg
       dq[d] += ds * head.k.row(key)[d];
       dk[d] += ds * head.q.row(row)[d];
     }
-    for (std::int64_t d = 0; d < problem.head_dim_v; ++d) dv[d] += p * head.dout.row(row)[d];
+    for (std::int64_t d = 0; d < problem.head_dim_v; ++d) dv[d] += p * share * head.dout.row(row)[d];
   }
 }
 
@@ -99,10 +117,13 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
   const auto zeros = [](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
     return std::vector<double>(static_cast<std::size_t>(rows * heads * dim));
   };
-  BackwardOutput result{
-      zeros(problem.total_q, problem.heads, problem.head_dim_qk),   zeros(problem.total_k, problem.kv_heads, problem.head_dim_qk),
-      zeros(problem.total_k, problem.kv_heads, problem.head_dim_v), zeros(1, problem.heads, 1),
-      std::vector<char>(static_cast<std::size_t>(problem.total_q)), std::vector<char>(static_cast<std::size_t>(problem.total_k))};
+  BackwardOutput result{zeros(problem.total_q, problem.heads, problem.head_dim_qk),
+                        zeros(problem.total_k, problem.kv_heads, problem.head_dim_qk),
+                        zeros(problem.total_k, problem.kv_heads, problem.head_dim_v),
+                        zeros(1, problem.heads, 1),
+                        std::vector<char>(static_cast<std::size_t>(problem.total_q)),
+                        std::vector<char>(static_cast<std::size_t>(problem.total_k)),
+                        zeros(problem.dbias_elements, 1, 1)};
   const BlockMask blocks(problem, args.forward);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Span span = span_of(problem, args.forward, b);
@@ -110,6 +131,7 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
     std::fill_n(result.k_written.begin() + span.k_begin, span.k_size, 1);
     for (std::int64_t head = 0; head < problem.heads; ++head) {
       Head tensors = load_head(problem, args, b, span, head);
+      tensors.batch = b;
       tensors.index = head;
       for (std::int64_t row = 0; row < span.q_size; ++row) {
         tensors.visible = blocks.seen(visible_keys(problem.mask, row, span.q_size, span.k_size), b, head, row);

@@ -52,6 +52,15 @@ Result<void> run_sparse_latent_attention(const detail::SparseLatentAttentionProb
   return {};
 }
 
+void round_bias(const detail::AttentionBackwardProblem& problem, const std::vector<double>& values, void* to) {
+  const detail::BiasStrides &shape = problem.dbias_extents, &strides = problem.dbias;
+  for (std::int64_t i = 0; i < problem.dbias_elements; ++i) {
+    const std::int64_t key = i % shape.key, row = i / shape.key % shape.row, plane = i / shape.key / shape.row;
+    const std::int64_t at = plane / shape.head * strides.batch + plane % shape.head * strides.head + row * strides.row + key * strides.key;
+    store(problem.out_dtype, to, at, values[static_cast<std::size_t>(i)]);
+  }
+}
+
 Result<void> run_attention_backward(const detail::AttentionBackwardProblem& problem, const AttentionBackwardArgs& args) {
   if (Result<void> good = check_args(problem, args); !good) return good;
   if (Result<void> good = check_lengths(problem, args.forward); !good) return good;
@@ -62,6 +71,7 @@ Result<void> run_attention_backward(const detail::AttentionBackwardProblem& prob
   round_rows({result.dk, result.k_written, k_rows, problem.kv_heads, problem.head_dim_qk}, problem.kv_dtype, problem.dk, args.dk);
   round_rows({result.dv, result.k_written, k_rows, problem.kv_heads, problem.head_dim_v}, problem.kv_dtype, problem.dv, args.dv);
   if (problem.has_sink) round_rows({result.dsink, {1}, 1, problem.heads}, DType::f32, {0, 0, 1}, args.dsink);
+  if (problem.has_dbias) round_bias(problem, result.dbias, args.dbias);
   return {};
 }
 

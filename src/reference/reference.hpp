@@ -44,6 +44,7 @@ AttentionOutput sparse_latent_attention(const detail::SparseLatentAttentionProbl
 struct BackwardOutput {
   std::vector<double> dq, dk, dv, dsink;
   std::vector<char> q_written, k_written;
+  std::vector<double> dbias;  ///< row-major, in the shape of the bias
 };
 
 /// From q, k, v and dout alone. out and lse are recomputed, so no error of the forward pass reaches the gradients.

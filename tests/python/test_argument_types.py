@@ -216,7 +216,7 @@ def test_checks_cost_little():
 
 def test_signatures_stay_readable():
     assert list(inspect.signature(fovea.attention).parameters)[:4] == ["q", "k", "v", "causal"]
-    assert fovea.attention.__doc__.startswith("Attention, ``softmax")
+    assert fovea.attention.__doc__.startswith("Attention, ``dropout(softmax")
 
 
 def test_tensors_without_data_are_named_where_torch_gets_them_first():

@@ -22,6 +22,7 @@ RENAMED |= dict.fromkeys((*_LISTS, "block_q", "block_k"), "block_mask")
 BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
     "attention": {"deterministic"},  # of its gradient
+    "attention_backward": {"bias_gradient"},
     "dequantize_latent_cache": {"dtype"},
     "index_logits": {"dtype"},
     "quantize_qk_int8": {"out", "smooth_k"},
@@ -32,7 +33,9 @@ BESIDES_OF = {
 # How `fovea explain` asks for what a call may leave out, where that is not an option of its name; "" where it does not.
 ASKED_BY = {
     "cache_scale": "--cache-dtype",
+    "dbias": "--bias",
     "dlse": "--lse",
+    "dropout_state": "--dropout-p",
     "dsink": "--sink",
     "extra_cache": "--extra-format",
     "extra_indices": "--extra-topk",

@@ -222,7 +222,7 @@ def test_keywords_of_other_packages_are_answered(function):
         ("window_size", "attention() got window_size; here it is window, where None is no bound"),
         ("sliding_window", "attention() got sliding_window; here it is window, as (sliding_window - 1, None), with causal=True"),
         ("is_causal", "attention() got is_causal; here it is causal"),
-        ("dropout_p", "attention() got dropout_p; here no dropout is computed (model.eval() where it comes from a model)"),
+        ("attn_bias", "attention() got attn_bias; here it is bias"),
         (
             "tensor_layout",
             "attention() got tensor_layout; here tensors are [batch, seq, head, head_dim]: transpose(1, 2) of another order",

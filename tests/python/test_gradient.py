@@ -213,9 +213,13 @@ def test_opcheck():
     q, k, v = inputs(dtype=torch.float32)
     operator = torch.ops.fovea.differentiable_attention.default
     mask, options = (None, 0, False, 0.0, 0.0), ("", False, False)
-    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, torch.randn(4, requires_grad=True), *options))
+    sink, terms = torch.randn(4, requires_grad=True), (None, None, 0.0, None)
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *terms, *options))
+    terms = (torch.rand(4), torch.randn(1, 4, 1, 1, requires_grad=True), 0.3, torch.tensor([5, 6]))
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *terms, *options))
     q, k, v = (torch.randn(7, heads, 16, requires_grad=True) for heads in (4, 2, 2))
-    torch.library.opcheck(operator, (q, k, v, lengths([2, 4]), lengths([3, 4]), None, None, *mask, None, *options))
+    terms = (None, None, 0.0, None)
+    torch.library.opcheck(operator, (q, k, v, lengths([2, 4]), lengths([3, 4]), None, None, *mask, None, *terms, *options))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

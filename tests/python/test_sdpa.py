@@ -26,6 +26,8 @@ def inputs(seqs=(5, 9), heads=(4, 4), dims=(16, 24), dtype=torch.float32):
         ((6, 6), (4, 2), {"is_causal": True, "enable_gqa": True}),
         ((5, 9), (4, 4), {"attn_mask": causal_lower_right(5, 9)}),
         ((5, 9), (4, 4), {"attn_mask": causal_upper_left(5, 9)}),
+        ((5, 9), (4, 4), {"attn_mask": torch.arange(9)[None] % 5 < 3}),
+        ((5, 9), (4, 2), {"attn_mask": (torch.arange(90) % 7 < 5).view(2, 1, 5, 9), "enable_gqa": True}),
     ],
 )
 def test_results_and_gradients(seqs, heads, options):
@@ -38,6 +40,26 @@ def test_results_and_gradients(seqs, heads, options):
     want = torch.autograd.grad(want, exact, weight.double())
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (1, 4, 1, 9), (2, 1, 5, 1), (2, 4, 5, 9)])
+def test_a_mask_that_is_added(shape):
+    tensors = [*inputs(dims=(16, 16)), torch.randn(shape, requires_grad=True)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    got, want = fovea.scaled_dot_product_attention(*tensors), theirs(*exact)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    weight = torch.randn_like(got)
+    got, want = torch.autograd.grad(got, tensors, weight), torch.autograd.grad(want, exact, weight.double())
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_takes_the_share_that_it_says():
+    q, k = torch.zeros(1, 2, 64, 16), torch.zeros(1, 2, 512, 16)
+    v = torch.ones(1, 2, 512, 16)
+    out = fovea.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+    assert not torch.equal(out, torch.ones_like(out))
+    assert abs(out.mean() - 1) < 0.02  # what stays weighs more
 
 
 def test_other_head_dim_of_values():
@@ -70,9 +92,10 @@ def test_order_of_arguments():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"attn_mask": torch.ones(5, 9, dtype=torch.bool)}, NotImplementedError, "^attn_mask: got Tensor, want None or a bias"),
+        ({"attn_mask": torch.ones(5, 9, dtype=torch.int32)}, ValueError, r"^attn_mask\.dtype: got torch\.int32, want"),
+        ({"attn_mask": torch.ones(1, 1, 1, 5, 9)}, ValueError, r"^attn_mask\.dim\(\): got 5, want 4 at most"),
         ({"attn_mask": causal_upper_left(5, 9), "is_causal": True}, ValueError, "^is_causal: got True, want False"),
-        ({"dropout_p": 0.5}, NotImplementedError, r"^dropout_p: got 0\.5, want 0"),
+        ({"dropout_p": 1.5}, ValueError, r"^dropout_p: got 1\.5, want 0 or more and less than 1"),
         ({"query": torch.randn(4, 5, 16)}, ValueError, r"^query\.rank: got 3, want 4"),
         ({"query": torch.randn(2, 8, 5, 16)}, ValueError, "^enable_gqa: got False, want True for 8 heads over 4"),
         ({"scale": "large"}, TypeError, "^scale: got 'large', want a number"),

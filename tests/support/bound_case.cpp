@@ -182,6 +182,34 @@ void bind_blocks(BoundCase& bound, const Generator& values, const AttentionDesc&
   }
 }
 
+void bind_score_bias(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
+  const Case& spec = bound.spec;
+  if (request.desc.alibi_slopes) {
+    bound.alibi_slopes = HostileTensor(*request.desc.alibi_slopes);
+    for_each_element(bound.alibi_slopes.desc(), [&](std::int64_t a, std::int64_t b, auto, auto, std::int64_t offset) {
+      bound.alibi_slopes.set(offset, spec.ragged ? values.slope(a, b) : values.slope(0, a));
+    });
+  }
+  if (request.desc.bias) {  // what no sequence has stays poisoned
+    const TensorDesc& desc = *request.desc.bias;
+    bound.bias = HostileTensor(desc);
+    for_each_element(desc, [&](std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t key, std::int64_t offset) {
+      const bool all = desc.shape[0] == 1;
+      const Sequence own = all ? Sequence{max_q(spec), max_kv(spec)} : spec.sequences[static_cast<std::size_t>(b)];
+      const bool is_used = (desc.shape[2] == 1 || row < own.q) && (desc.shape[3] == 1 || key < own.kv);
+      if (is_used) bound.bias.set(offset, values.bias(b, head, row, key));
+    });
+  }
+  if (spec.dropout > 0) {
+    bound.dropout_state = HostileTensor(contiguous(DType::i64, {2}));
+    bound.dropout_state.as<std::int64_t>()[0] = static_cast<std::int64_t>(values.hash(41, 0));
+    bound.dropout_state.as<std::int64_t>()[1] = static_cast<std::int64_t>(values.hash(41, 1));
+  }
+  request.args.alibi_slopes = bound.alibi_slopes.as<float>();
+  request.args.bias = bound.bias.data();
+  request.args.dropout_state = bound.dropout_state.as<std::int64_t>();
+}
+
 void bind_attention(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
   const Case& spec = bound.spec;
   const AttentionDesc& desc = request.desc;
@@ -213,6 +241,7 @@ void bind_attention(BoundCase& bound, const Generator& values, Request<Attention
                   .partial_block_bits = bound.partial_bits.as<std::int32_t>(),
                   .packed_mask = bound.packed_mask.as<std::uint8_t>(),
                   .mask_indptr = bound.mask_indptr.as<std::int32_t>()};
+  bind_score_bias(bound, values, request);
 }
 
 /// Blocks in random order. Entries that no token needs hold garbage, and so do gaps between rows.
@@ -359,6 +388,9 @@ std::vector<Named> BoundCase::inputs() const {
                           {"partial_block_bits", partial_bits},
                           {"packed_mask", packed_mask},
                           {"mask_indptr", mask_indptr},
+                          {"alibi_slopes", alibi_slopes},
+                          {"bias", bias},
+                          {"dropout_state", dropout_state},
                           {"k", new_k},
                           {"v", new_v}};
   if (spec.operation != Operation::paged_cache_append) list.insert(list.end(), {{"k", k}, {"v", v}});

@@ -37,7 +37,8 @@ struct BoundCase final : Trial {
   HostileTensor cu_q{}, cu_k{}, kv_len{}, block_table{}, slots{}, sink{}, q_scale{}, k_scale{}, v_scale{};
   HostileTensor full_counts{}, full_indices{}, partial_counts{}, partial_indices{}, partial_bits{};  ///< lists of a block mask
   HostileTensor packed_mask{}, mask_indptr{};
-  std::vector<PartTensors> parts{};  ///< merge
+  HostileTensor alibi_slopes{}, bias{}, dropout_state{};
+  std::vector<PartTensors> parts{};                                                                  ///< merge
   std::vector<MergeStatesArgs::Part> part_args{};
   AnyRequest request{};
 

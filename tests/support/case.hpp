@@ -57,6 +57,8 @@ enum class Scales : std::uint8_t { none, one_value, negative, per_head };
 
 /// A packed mask: none, rows without gaps behind `mask_indptr`, or whole bytes for each row of q.
 enum class MaskBits : std::uint8_t { none, flat, rows };
+/// The extents of a bias, of which the others are 1, or its strides.
+enum class BiasShape : std::uint8_t { none, full, heads, rows, keys, transposed };
 
 /// merge_states: the (part, row, head) triples that carry the mark of an empty part, with NaN in out.
 enum class Empties : std::uint8_t { none, some, all };
@@ -95,6 +97,9 @@ struct Case {
   Scales scales = Scales::none;
   MaskBits mask_bits = MaskBits::none;
   std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
+  bool alibi = false;  ///< slopes by head, in a ragged batch by sequence and head
+  BiasShape bias = BiasShape::none;
+  double dropout = 0;
 
   int parts = 2;                    ///< merge
   Empties empties = Empties::none;  ///< merge

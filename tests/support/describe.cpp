@@ -121,6 +121,24 @@ std::optional<PackedMaskDesc> mask_desc(const Case& spec, std::int64_t rows) {
   return PackedMaskDesc{.bytes = bytes, .tail = spec.mask_tail};
 }
 
+/// Ragged batches have longer lengths than their bounds.
+std::optional<TensorDesc> bias_desc(const Case& spec) {
+  const auto batch = static_cast<std::int64_t>(spec.sequences.size());
+  const std::int64_t more = spec.ragged ? 3 : 0, rows = max_q(spec) + more, keys = max_kv(spec) + more;
+  switch (spec.bias) {
+    case BiasShape::none: break;
+    case BiasShape::full: return contiguous(spec.out_dtype, {batch, spec.head, rows, keys});
+    case BiasShape::heads: return contiguous(spec.out_dtype, {1, spec.head, 1, 1});
+    case BiasShape::rows: return contiguous(spec.out_dtype, {batch, 1, rows, 1});
+    case BiasShape::keys: return contiguous(spec.out_dtype, {1, spec.head, 1, keys});
+    case BiasShape::transposed:
+      TensorDesc desc = contiguous(spec.out_dtype, {batch, 1, rows, keys});
+      lay_out(desc, {0, 1, 3, 2}, 1, true);
+      return desc;
+  }
+  return std::nullopt;
+}
+
 AttentionDesc describe_attention(const Case& spec) {
   const auto batch = static_cast<std::int64_t>(spec.sequences.size());
   AttentionDesc desc{.mask = spec.mask, .scale = spec.scale, .softcap = spec.softcap, .has_sink = spec.sink != Sink::none};
@@ -144,6 +162,9 @@ AttentionDesc describe_attention(const Case& spec) {
   if (spec.dtype == DType::e4m3) desc.q_scale = desc.k_scale = desc.v_scale = scale_desc(spec);
   if (spec.blocks.q > 0) describe_blocks(spec, rows, keys, desc);
   desc.packed_mask = mask_desc(spec, spec.ragged ? rows : batch * rows);
+  if (spec.alibi) desc.alibi_slopes = spec.ragged ? contiguous(DType::f32, {batch, spec.head}) : contiguous(DType::f32, {spec.head});
+  desc.bias = bias_desc(spec);
+  desc.dropout_p = spec.dropout;
   return desc;
 }
 

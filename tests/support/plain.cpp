@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "reference/score_terms.hpp"
 #include "values.hpp"
 
 namespace fovea::check {
@@ -111,6 +112,33 @@ struct ListedRows {
   }
 };
 
+/// ALiBi and bias in f32, and dropout.
+void set_terms(const BoundCase& bound, std::int64_t b, std::int64_t head, std::int64_t row, Keys keys, PlainRow& plain) {
+  const Case& spec = bound.spec;
+  plain.added.clear();
+  plain.kept.clear();
+  const Sequence sequence = spec.sequences[index(b)];
+  const std::int64_t diagonal = row + (spec.mask.anchor == Anchor::bottom_right ? sequence.kv - sequence.q : 0);
+  for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+    float added = 0;
+    if (spec.alibi) {
+      const float slope = bound.alibi_slopes.at(bound.alibi_slopes.desc().rank == 1 ? head : bound.alibi_slopes.offset(b, head));
+      added -= slope * static_cast<float>(std::abs(key - diagonal));
+    }
+    if (spec.bias != BiasShape::none) {
+      const auto& shape = bound.bias.desc().shape;
+      const auto at = [&](std::size_t axis, std::int64_t i) { return shape[axis] == 1 ? 0 : i; };
+      added += bound.bias.at(bound.bias.offset(at(0, b), at(1, head), at(2, row)) + at(3, key) * bound.bias.desc().strides[3]);
+    }
+    if (spec.alibi || spec.bias != BiasShape::none) plain.added.push_back(added);
+    if (spec.dropout > 0) {
+      const detail::AttentionCore core{.heads = spec.head, .dropout_p = spec.dropout};
+      const AttentionArgs args{.dropout_state = bound.dropout_state.as<const std::int64_t>()};
+      plain.kept.push_back(static_cast<float>(reference::kept_share(core, args, {b, head, row, sequence.q, sequence.kv}, key)));
+    }
+  }
+}
+
 void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head, const std::vector<char>& wanted, E4m3Products products,
                    PlainOutput& result) {
   const Case& spec = bound.spec;
@@ -135,6 +163,7 @@ void plain_kv_head(const BoundCase& bound, std::int64_t b, std::int64_t kv_head,
         seen.k = listed.k.data(), seen.v = listed.v.data(), seen.count = listed.count;
         if (seen.count == 0) continue;
       }
+      set_terms(bound, b, head, row, keys, plain);
       plain.attend(q.data(), seen, &result.out[index((flat * spec.head + head) * spec.dv)]);
       result.lse[index(flat * spec.head + head)] = plain.lse;
     }
@@ -172,8 +201,13 @@ void PlainRow::attend(const float* q, const PlainKeys& keys, float* result) {
   sums.assign(index(dv), 0.0f);
   float largest = -kInf;
   for (std::int64_t key = 0; key < keys.count; ++key) {
-    scores[index(key)] = score(q, keys.k + key * keys.k_stride);
+    scores[index(key)] = score(q, keys.k + key * keys.k_stride) + (added.empty() ? 0 : added[index(key)]);
     largest = std::max(largest, scores[index(key)]);
+  }
+  if (largest == -kInf && !added.empty()) {  // a bias of -inf hides every key
+    std::fill_n(result, dv, 0.0f);
+    lse = max_logit = -kInf;
+    return;
   }
   const bool native = products == E4m3Products::native;
   const float one = native ? kLargestE4m3Weight : 1;
@@ -181,7 +215,7 @@ void PlainRow::attend(const float* q, const PlainKeys& keys, float* result) {
   for (std::int64_t key = 0; key < keys.count; ++key) {
     const float weight = std::exp(scores[index(key)] - largest);
     denominator += weight;
-    const float operand = rounded(weight_dtype(operands, products), weight * one);
+    const float operand = rounded(weight_dtype(operands, products), weight * one) * (kept.empty() ? 1 : kept[index(key)]);
     scores[index(key)] = operand;
     for (std::int64_t x = 0; !native && x < dv; ++x) sums[index(x)] += operand * keys.v[key * keys.v_stride + x];
   }

@@ -26,6 +26,7 @@ struct PlainRow {
   bool e4m3_scores = true;  ///< where products are native, those of queries and keys are so too
   std::int64_t dqk = 0, dv = 0;
   float score_scale = 1, value_scale = 1, softcap = 0, sink = -std::numeric_limits<float>::infinity();
+  std::vector<float> added{}, kept{};   ///< to each key's score, and what its weight is multiplied by; empty without
   std::vector<float> scores{}, sums{};  ///< scratch
   float lse = 0, max_logit = 0;         ///< of the last row
 

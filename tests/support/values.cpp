@@ -110,6 +110,16 @@ bool Generator::sees(std::int64_t sequence, std::int64_t head, std::int64_t row,
   return hash(31, blocks.own_batch ? sequence : 0, blocks.own_head ? head : 0, row, key) % 3 == 0;
 }
 
+float Generator::slope(std::int64_t sequence, std::int64_t head) const {
+  return 0.01f * static_cast<float>(1 + (7 * sequence + 3 * head) % 20);
+}
+
+float Generator::bias(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const {
+  const bool many = spec_.bias == BiasShape::full || spec_.bias == BiasShape::transposed;
+  const std::uint64_t bits = hash(9, sequence, head, row, key);
+  return many && bits % 13 == 0 ? -std::numeric_limits<float>::infinity() : 2 * near_normal(bits);
+}
+
 float Generator::sink(std::int64_t head) const {
   const float strong = 4.0f + 0.5f * static_cast<float>(head % 5);  // about the lse of some hundred keys, so that leaving it out shows
   switch (spec_.sink) {

@@ -25,6 +25,9 @@ class Generator {
   bool sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const;
 
   float sink(std::int64_t head) const;
+  float slope(std::int64_t sequence, std::int64_t head) const;
+  /// Indices as those of the tensor. A few elements are -inf where there are many.
+  float bias(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const;
   /// Some of them no powers of two.
   float scale(char tensor, std::int64_t kv_head) const;
   /// merge_states: out and lse of a part. The lse of an empty part is -inf, +inf or NaN.

@@ -83,6 +83,7 @@ AttentionDesc dense(DType dtype, bool ragged = false) {
 }
 
 const TensorDesc kLseTensor = contiguous(DType::f32, {2, 4, 5});
+const TensorDesc kSlopes = contiguous(DType::f32, {4}), kBias = contiguous(DType::bf16, {2, 1, 5, 5});
 
 template <class Desc>
 const Request<Desc> kInvariance{{"options.batch_invariant"}, [](auto& c) { c.options.batch_invariant = true; }};
@@ -109,7 +110,7 @@ std::vector<Request<Desc>> with_rows(std::vector<Request<Desc>> others) {
       others.push_back(kRight<Desc>);
       if (field.has_anchor) others.push_back(kTopLeft<Desc>);
     } else if constexpr (std::is_arithmetic_v<T>) {
-      others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = static_cast<T>(30); }});
+      others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = static_cast<T>(std::is_integral_v<T> ? 30 : 0.5); }});
     } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
       others.push_back({{field.name}, [](auto& c) { c.desc.*Row::kDesc = ScaleDesc{}; }});
     } else if constexpr (std::is_same_v<T, std::optional<PackedMaskDesc>>) {
@@ -139,7 +140,9 @@ TEST(Options, OfAttention) {
       with_rows<kAttentionFields, Desc>({{{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
                                          {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
                                          {{"full_block_indices"}, [](auto& c) { add_full_blocks(c.desc); }},
-                                         {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc); }}}),
+                                         {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc); }},
+                                         {{"alibi_slopes"}, [](auto& c) { c.desc.alibi_slopes = kSlopes; }},
+                                         {{"bias"}, [](auto& c) { c.desc.bias = kBias; }}}),
       kValidate);
 }
 
@@ -162,6 +165,10 @@ TEST(Options, OfItsGradient) {
                                            {{"sink"}, [](auto& c) { c.desc.forward.has_sink = true; }},
                                            {{"full_block_indices"}, [](auto& c) { add_full_blocks(c.desc.forward); }},
                                            {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc.forward); }},
+                                           {{"alibi_slopes"}, [](auto& c) { c.desc.forward.alibi_slopes = kSlopes; }},
+                                           {{"bias"}, [](auto& c) { c.desc.forward.bias = kBias; }},
+                                           {{"dropout_p"}, [](auto& c) { c.desc.forward.dropout_p = 0.5; }},
+                                           {{"bias", "dbias"}, [](auto& c) { c.desc.forward.bias = c.desc.dbias = kBias; }},
                                            {{"dlse"}, [](auto& c) { c.desc.dlse = kLseTensor; }}},
                                           kValidate);
 }

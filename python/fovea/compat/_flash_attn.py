@@ -107,12 +107,12 @@ def dense(
     *,
     lengths: Ragged | None = None,
     return_lse: bool,
-    scales: dict[str, Any] | None = None,
+    others: dict[str, Any] | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """out and, with return_lse, lse: of a fixed batch ``[batch, seq, head, dim]`` and ``[batch, head, seq]``, of a ragged one
-    ``[total, head, dim]`` and ``[head, total]``."""
-    options = scores.options(q.shape[-1]) | (scales or {}) | ({} if lengths is None else lengths.options())
+    ``[total, head, dim]`` and ``[head, total]``. ``others``: more arguments of :func:`fovea.attention`."""
+    options = scores.options(q.shape[-1]) | (others or {}) | ({} if lengths is None else lengths.options())
     padded = whole_eights(*map(rows, (q, k, v)))
     uncomputed = q.dtype == torch.float8_e4m3fn and wants_gradients(q, k, v)
     if uncomputed:

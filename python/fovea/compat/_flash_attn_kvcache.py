@@ -40,7 +40,7 @@ def cached(
 
 @adapted({"k": "k_cache", "v": "v_cache"})
 def _over_whole(q: Tensor, k_cache: Tensor, v_cache: Tensor, scores: Any, return_lse: bool, scales: Any) -> Any:
-    return dense(q, k_cache, v_cache, scores, return_lse=return_lse, scales=scales.options())
+    return dense(q, k_cache, v_cache, scores, return_lse=return_lse, others=scales.options())
 
 
 def ragged_over_cache(

@@ -85,7 +85,7 @@ def flash_attn_func(
     refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
     scores = Scores(softmax_scale, causal, window_size, softcap)
     scales = Scales(q_descale, k_descale, v_descale).options()
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=scales, deterministic=deterministic))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, others=scales, deterministic=deterministic))
 
 
 @adapted(
@@ -114,7 +114,7 @@ def flash_attn_qkvpacked_func(
     q, k, v = _heads_of(qkv, num_heads_q)
     scores = Scores(softmax_scale, causal, window_size, softcap)
     scales = Scales(q_descale, k_descale, v_descale).options()
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, scales=scales, deterministic=deterministic))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, others=scales, deterministic=deterministic))
 
 
 @adapted(_NAMES, axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS}, error=RuntimeError)
@@ -158,7 +158,7 @@ def flash_attn_varlen_func(
     if seqused_q is not None or seqused_k is not None:
         lengths, parts = lengths.used(seqused_q, seqused_k)
     scales = Scales(q_descale, k_descale, v_descale).options(parts)
-    options = {"return_lse": return_attn_probs, "scales": scales, "deterministic": deterministic}
+    options = {"return_lse": return_attn_probs, "others": scales, "deterministic": deterministic}
     return _result(*dense(q, k, v, scores, lengths=lengths, **options))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea._block_mask import NO_BLOCKS
 from fovea._dispatch import OPERATORS
-from fovea._library import deterministic_order
+from fovea._library import NO_TERMS, deterministic_order
 from fovea.distributed._blocks import Block, on_device
 
 _attention = OPERATORS["attention"]
@@ -50,8 +50,8 @@ def attend(
     q = rows_of(q, block.q)
     out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), new_lse(q)
     lengths = _lengths(block, q)
-    capped = (scores.scale, scores.softcap, sink)
-    _attention(q, k, v, out, lse, *lengths, *block.band, True, *capped, *NO_BLOCKS, *(None,) * 6, "", False)
+    terms = (scores.scale, scores.softcap, sink, *NO_BLOCKS, *NO_TERMS)
+    _attention(q, k, v, out, lse, *lengths, *block.band, True, *terms, *(None,) * 6, "", False)
     return out, lse
 
 
@@ -91,8 +91,9 @@ def differentiate(
     k, v = (rows_of(tensor, block.k) for tensor in keys)
     gradients = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)]
     dsink = None if forward.sink is None else torch.empty_like(forward.sink)
-    call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, scores.scale, scores.softcap, forward.sink, *NO_BLOCKS)
-    _attention_backward(*call, dout, dlse, *gradients, dsink, "", deterministic_order(False))
+    terms = (scores.scale, scores.softcap, forward.sink, *NO_BLOCKS, *NO_TERMS)
+    call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, *terms)
+    _attention_backward(*call, dout, dlse, *gradients, dsink, None, "", deterministic_order(False))
     return gradients[0], gradients[1], gradients[2], dsink
 
 

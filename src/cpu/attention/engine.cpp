@@ -7,6 +7,7 @@
 #include "cpu/attention/item.hpp"
 #include "cpu/attention/schedule.hpp"
 #include "cpu/parallel.hpp"
+#include "op/common/dropout.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -30,9 +31,11 @@ HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const std::int64_t batch = item.setup.paged ? 0 : item.sequence.index;
   const double scale = core.scale * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
                        scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
-  // A scale that is too large for an exponent is applied to scores before the softmax, by a cap that changes nothing.
+  // A scale that is too large for an exponent, or that a bias must not have, is applied before the softmax, by a cap that changes nothing.
   constexpr double kMost = std::numeric_limits<float>::max();
-  const double size = std::abs(scale), cap = core.softcap == 0 && size * kLog2e > kMost ? kMost : core.softcap;
+  const double size = std::abs(scale);
+  const bool in_scores = size * kLog2e > kMost || core.has_score_bias();
+  const double cap = core.softcap == 0 && in_scores ? kMost : core.softcap;
   const double unit = cap > 0 ? unit_of_capped(cap) : size;
   return {.factor = in_range(unit * kLog2e), .soft_cap = soft_cap_of(size, cap), .unit = unit, .negate_q = scale < 0};
 }
@@ -92,7 +95,7 @@ void finish_row(const Item& item, int row, const RowState& state) {
     item.setup.rows->store_divided[dtype](out, values.data(), 1.0f, 1.0f, core.head_dim_v);
   } else {
     const float v_scale = scale_at(item.call.v_scale, core.v_scale, item.setup.paged ? 0 : item.sequence.index, item.kv_head);
-    item.setup.rows->store_divided[dtype](out, state.acc, total, v_scale, core.head_dim_v);
+    item.setup.rows->store_divided[dtype](out, state.acc, total, v_scale * detail::keep_factor(core.dropout_p), core.head_dim_v);
   }
   if (item.call.lse != nullptr) {
     float& lse = item.call.lse[batch * core.lse.batch + query * core.lse.row + head * core.lse.head];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Many query rows: K and V of a tile are packed once, and every row of the item multiplies them.
 #include "cpu/attention/item.hpp"
+#include "cpu/attention/score_bias.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -93,12 +94,46 @@ SoftmaxTile softmax_tile(const Item& item, const PackedTile& tile, int begin, co
           .end = static_cast<int>(round_up(block.key_end, panel)),
           .visible = tile.masked ? s.visible + row : nullptr,
           .shown = tile.masked && s.shown != nullptr ? s.shown + row : nullptr,
+          .bias = s.bias == nullptr ? nullptr : s.bias + block.row * stride,
           .factor = item.factors->factor,
           .soft_cap = item.factors->soft_cap,
           .coarse = item.call.lse == nullptr,
           .maximum = s.maximum + row,
           .sum = s.sum + row,
           .rescale = s.rescale + block.row};
+}
+
+/// f(bias, query, row) for each row of a block. Rows count from `begin` as the block's do.
+template <class F>
+void for_rows(const Item& item, int begin, const RowBlock& block, F&& f) {
+  const std::int64_t group = item.setup.core.group();
+  for (int row = block.row; row < block.row + block.rows; ++row) {
+    const std::int64_t flat = item.entry.row_begin + begin + row;
+    f(ScoreBias(item.setup, item.call, item.sequence, item.kv_head * group + flat % group), flat / group, row);
+  }
+}
+
+/// Every column that the softmax touches has a number.
+void load_bias(const Item& item, const PackedTile& tile, int begin, const RowBlock& block) {
+  const SoftmaxTile columns = softmax_tile(item, tile, begin, block);
+  const int first = std::max(columns.begin, tile.keys.begin), last = std::min(columns.end, tile.keys.end);
+  const auto factor = static_cast<float>(1 / item.factors->unit);
+  for_rows(item, begin, block, [&](const ScoreBias& bias, std::int64_t query, int row) {
+    float* to = item.scratch.bias + row * item.extents.score_stride;
+    std::fill(to + columns.begin, to + first, 0.0f);
+    std::fill(to + last, to + columns.end, 0.0f);
+    bias.load(query, tile.origin + first, last - first, factor, to + first);
+  });
+}
+
+/// Weights that dropout takes away, once they are in the sums.
+void drop(const Item& item, const PackedTile& tile, int begin, const RowBlock& block) {
+  const std::int64_t operand = item.setup.attention->operand_bytes;
+  const int first = std::max(block.key_begin, tile.keys.begin), last = std::min(block.key_end, tile.keys.end);
+  for_rows(item, begin, block, [&](const ScoreBias& bias, std::int64_t query, int row) {
+    std::byte* p = static_cast<std::byte*>(item.scratch.weights) + (row * item.extents.score_stride + first) * operand;
+    bias.for_dropped(query, tile.origin + first, last - first, [&](int key) { std::fill_n(p + key * operand, operand, std::byte{}); });
+  });
 }
 
 /// Multiplies values that are not all finite. A weight of zero does not silence such a value, so each row multiplies exactly the keys that
@@ -166,7 +201,11 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
   const bool exact = tile.masked && !tile.finite;
   if (kernels.attend != nullptr && !exact) return kernels.attend({scores, softmax_tile(item, tile, begin, {}), values});
   kernels.scores(scores);
-  for (int i = 0; i < blocks; ++i) kernels.softmax(softmax_tile(item, tile, begin, s.blocks[i]));
+  for (int i = 0; i < blocks; ++i) {
+    if (s.bias != nullptr) load_bias(item, tile, begin, s.blocks[i]);
+    kernels.softmax(softmax_tile(item, tile, begin, s.blocks[i]));
+    if (item.setup.core.dropout_p > 0) drop(item, tile, begin, s.blocks[i]);
+  }
   if (!exact) return kernels.values(values);
   for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
 }

@@ -14,6 +14,9 @@ Call make_call(const AttentionArgs& args) {
   call.k = args.k;
   call.v = args.v;
   call.q_scale = args.q_scale;
+  call.alibi_slopes = args.alibi_slopes;
+  call.bias = args.bias;
+  call.dropout_state = args.dropout_state;
   call.cu_seqlens_k = args.cu_seqlens_k;
   call.packed_mask = {args.packed_mask, args.mask_indptr};
   return call;

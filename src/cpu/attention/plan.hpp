@@ -45,9 +45,9 @@ constexpr bool has_bf16_products(const detail::AttentionCore& core) {
 }
 
 /// Options that the attention engine computes, for every operation that it serves.
-inline constexpr std::array<std::string_view, 13> kEngineOptions{
-    "ragged",  "mask.left", "mask.right",  "mask.anchor (top_left)",  "softcap",    "sink", "lse", "q_scale",
-    "k_scale", "v_scale",   "cache_scale", "options.batch_invariant", "packed_mask"};
+inline constexpr std::array<std::string_view, 16> kEngineOptions{
+    "ragged",  "mask.left", "mask.right",  "mask.anchor (top_left)",  "softcap",      "sink", "lse",       "q_scale",
+    "k_scale", "v_scale",   "cache_scale", "options.batch_invariant", "alibi_slopes", "bias", "dropout_p", "packed_mask"};
 
 /// Fills in everything but the strides of K and V.
 template <class Isa>
@@ -56,6 +56,7 @@ Setup make_setup(const detail::AttentionCore& core, bool ragged) {
   Setup setup{.core = core, .ragged = ragged, .attention = bf16 ? Isa::bf16() : &Isa::kernels().attention, .rows = &Isa::kernels().rows};
   setup.threads = threads_of(core);
   setup.tuning = choose_tuning(core, *setup.attention, setup.threads, ragged);
+  if (core.has_score_bias() || core.dropout_p > 0) setup.tuning.stream_rows = 0;  // packed tiles alone have them
   return setup;
 }
 

@@ -174,6 +174,7 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   s.visible = arena.take<KeySpan>(tuning.q_rows);
   if (setup.core.packed_mask) s.shown = arena.take<KeyBits>(tuning.q_rows);
   s.scores = arena.take<float>(extents.step_rows * extents.score_stride);
+  if (setup.core.has_score_bias()) s.bias = arena.take<float>(tuning.chunk_rows * extents.score_stride);
   s.weights =
       operand == sizeof(float) ? static_cast<void*>(s.scores) : arena.take<std::byte>(tuning.chunk_rows * extents.score_stride * operand);
   s.rescale = arena.take<float>(extents.step_rows);

@@ -39,6 +39,7 @@ struct Scratch {
   KeySpan* visible = nullptr;                      // [q_rows]
   KeyBits* shown = nullptr;                        // [q_rows], of a call with a packed mask
   float* scores = nullptr;                         // [step_rows][score_stride]
+  float* bias = nullptr;                           // [chunk_rows][score_stride] added to scores; null where nothing is
   void* weights = nullptr;                         // [chunk_rows][score_stride] operands; `scores` itself if these are f32
   float* rescale = nullptr;                        // [step_rows]
   RowBlock* blocks = nullptr;                      // [chunk_rows]

@@ -112,6 +112,9 @@ struct Call {
   detail::MaskBytes packed_mask{};
   List main{}, extra{};  // sparse latent attention
   float* max_logits = nullptr;
+  const float* alibi_slopes = nullptr;
+  const void* bias = nullptr;
+  const std::int64_t* dropout_state = nullptr;
 };
 
 /// One sequence of the batch.

@@ -15,6 +15,11 @@ FOVEA_INLINE void cap(float* scores, const SoftmaxTile& tile) {
   for (int key = tile.begin; key < tile.end; key += kLanes) store(F32{}, scores + key, capped(load(F32{}, scores + key), by).score);
 }
 
+FOVEA_INLINE void add_bias(float* scores, const float* bias, const SoftmaxTile& tile) {
+  for (int key = tile.begin; key < tile.end; key += kLanes)
+    store(F32{}, scores + key, add(load(F32{}, scores + key), load(F32{}, bias + key)));
+}
+
 /// Masked scores are replaced, never added to. Whatever an absent or invisible key held, NaN too, is gone.
 FOVEA_INLINE void hide(float* scores, int begin, int end, KeySpan visible) {
   const int low = visible.begin < end ? visible.begin : end;
@@ -86,6 +91,7 @@ static void softmax(const SoftmaxTile& tile) {
   for (int row = 0; row < tile.rows; ++row) {
     float* scores = tile.scores + row * tile.score_stride;
     if (tile.soft_cap.cap != 0) cap(scores, tile);
+    if (tile.bias != nullptr) add_bias(scores, tile.bias + row * tile.score_stride, tile);
     if (tile.visible != nullptr) hide(scores, tile.begin, tile.end, tile.visible[row]);
     if (tile.shown != nullptr) hide(scores, tile.visible[row], tile.shown[row]);
     most[row] = largest(scores, tile.begin, tile.end);

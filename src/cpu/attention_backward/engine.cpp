@@ -5,6 +5,7 @@
 
 #include "cpu/attention_backward/head.hpp"
 #include "cpu/parallel.hpp"
+#include "op/common/dropout.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -18,7 +19,11 @@ class Run {
   void operator()() {
     const detail::AttentionCore& core = setup_.forward.core;
     const std::int64_t pairs = order_sequences();
-    for_items(0, pairs, core.heads, [&](const Head& head) { differentiate(head); });
+    if (map_.dbias != nullptr) {
+      differentiate_planes(pairs);
+    } else {
+      for_items(0, pairs, core.heads, [&](const Head& head) { differentiate(head); });
+    }
     if (setup_.shares_keys()) for_items(1, pairs, core.kv_heads, [&](const Head& head) { add_heads(head); });
     if (call_.dsink != nullptr) add_sinks();
   }
@@ -39,23 +44,60 @@ class Run {
     return total * setup_.forward.core.heads;
   }
 
-  /// Calls body(head) for each of `heads` heads of each sequence.
+  /// Calls body(scratch, item) for items [0, items) of a phase, in the thread that takes the item.
   template <class Body>
-  void for_items(int phase, std::int64_t pairs, std::int64_t heads, const Body& body) {
-    const std::int64_t items = setup_.forward.core.batch * heads;
+  void share_out(int phase, std::int64_t pairs, std::int64_t items, const Body& body) {
     const int threads = worthwhile_threads(backward_work(setup_.forward.core, static_cast<double>(pairs)), items, setup_.forward.threads);
     map_.next[phase] = 0;
     parallel_for(threads, [&](int thread) {
       const BackwardScratch scratch = map_backward_scratch(setup_, map_.scratch + static_cast<std::size_t>(thread) * map_.scratch_bytes);
       const std::atomic_ref<std::int32_t> next(map_.next[phase]);
-      for (std::int64_t i = next.fetch_add(1); i < items; i = next.fetch_add(1)) {
-        Head head{.setup = setup_, .call = call_, .extents = extents_, .scratch = scratch};
-        head.sequence = sequence_of(setup_.forward, call_.forward, map_.order[i / heads]);
-        head.index = i % heads;
-        head.kv_index = head.index * setup_.forward.core.kv_heads / heads;
-        body(head);
-      }
+      for (std::int64_t i = next.fetch_add(1); i < items; i = next.fetch_add(1)) body(scratch, i);
     });
+  }
+
+  Head head_of(const BackwardScratch& scratch, std::int64_t sequence, std::int64_t index, std::int64_t heads) const {
+    Head head{.setup = setup_, .call = call_, .extents = extents_, .scratch = scratch};
+    head.sequence = sequence_of(setup_.forward, call_.forward, sequence);
+    head.index = index;
+    head.kv_index = index * setup_.forward.core.kv_heads / heads;
+    return head;
+  }
+
+  /// Calls body(head) for each of `heads` heads of each sequence.
+  template <class Body>
+  void for_items(int phase, std::int64_t pairs, std::int64_t heads, const Body& body) {
+    share_out(phase, pairs, setup_.forward.core.batch * heads,
+              [&](const BackwardScratch& scratch, std::int64_t i) { body(head_of(scratch, map_.order[i / heads], i % heads, heads)); });
+  }
+
+  /// With a gradient of the bias an item is all heads that share a part of it, in their order: its sums do not depend on threads.
+  void differentiate_planes(std::int64_t pairs) {
+    const detail::AttentionCore& core = setup_.forward.core;
+    const detail::BiasStrides& shape = setup_.dbias_extents;
+    std::fill_n(map_.dbias, setup_.dbias_elements, 0.0f);
+    share_out(0, pairs, shape.batch * shape.head, [&](const BackwardScratch& scratch, std::int64_t plane) {
+      const std::int64_t b = plane / shape.head, h = plane % shape.head;
+      for (std::int64_t sequence = shape.batch == 1 ? 0 : b; sequence < (shape.batch == 1 ? core.batch : b + 1); ++sequence) {
+        for (std::int64_t index = shape.head == 1 ? 0 : h; index < (shape.head == 1 ? core.heads : h + 1); ++index) {
+          Head head = head_of(scratch, sequence, index, core.heads);
+          head.dbias = map_.dbias + plane * shape.row * shape.key;
+          differentiate(head);
+        }
+      }
+      store_plane(b, h, map_.dbias + plane * shape.row * shape.key);
+    });
+  }
+
+  void store_plane(std::int64_t batch, std::int64_t head, const float* values) const {
+    const detail::BiasStrides &to = setup_.dbias, &shape = setup_.dbias_extents;
+    const auto dtype = static_cast<std::size_t>(setup_.forward.core.out_dtype);
+    const auto size = static_cast<std::int64_t>(size_of(setup_.forward.core.out_dtype));
+    const std::int64_t step = to.key == 1 ? shape.key : 1;  // elements that lie side by side
+    for (std::int64_t i = 0; i < shape.row * shape.key; i += step) {
+      const std::int64_t at = batch * to.batch + head * to.head + i / shape.key * to.row + i % shape.key * to.key;
+      setup_.forward.rows->store_divided[dtype](static_cast<std::byte*>(call_.dbias) + at * size, values + i, 1.0f, 1.0f, step);
+    }
   }
 
   /// Index of the head's first row in the gradients of one query head.
@@ -99,7 +141,7 @@ class Run {
         head.prefetch_key(call_.dk, setup_.dk, key + i, core.head_dim_qk);
         head.prefetch_key(call_.dv, setup_.dv, key + i, core.head_dim_v);
         store(head, head.key_row(call_.dk, setup_.dk, key + i), dk, static_cast<float>(core.scale), core.head_dim_qk);
-        store(head, head.key_row(call_.dv, setup_.dv, key + i), dv, 1.0f, core.head_dim_v);
+        store(head, head.key_row(call_.dv, setup_.dv, key + i), dv, detail::keep_factor(core.dropout_p), core.head_dim_v);
       }
     }
   }
@@ -118,7 +160,7 @@ class Run {
       sum_of(map_.dk, key, core.head_dim_qk, head.scratch.dk);
       store(head, head.key_row(call_.dk, setup_.dk, key), head.scratch.dk, static_cast<float>(core.scale), core.head_dim_qk);
       sum_of(map_.dv, key, core.head_dim_v, head.scratch.dv);
-      store(head, head.key_row(call_.dv, setup_.dv, key), head.scratch.dv, 1.0f, core.head_dim_v);
+      store(head, head.key_row(call_.dv, setup_.dv, key), head.scratch.dv, detail::keep_factor(core.dropout_p), core.head_dim_v);
     }
   }
 

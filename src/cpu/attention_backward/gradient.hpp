@@ -10,21 +10,24 @@ namespace fovea::cpu::FOVEA_ISA {
 
 /// One vector: q.k becomes p, and dout.v becomes ds / scale. The score is rounded as the lse was before they are subtracted, and no weight
 /// exceeds one. Otherwise half an ulp of a large score would be an exponent of hundreds.
-template <bool kCapped>
-FOVEA_INLINE void differentiate(const GradientTile& tile, const float* shift, const float* delta, Vec& score, Vec& gradient) {
+template <bool kCapped, bool kBiased>
+FOVEA_INLINE void differentiate(const GradientTile& tile, int query, std::int64_t at, Vec& score, Vec& gradient) {
   constexpr float kLowest = -0x1.fffffep127f;
   const Capped by_cap = kCapped ? capped(score, tile.soft_cap) : Capped{score, score};
-  const Vec negative_lse = load(F32{}, shift);
-  const Vec exponent = min(zero(), add(mul(by_cap.score, splat(tile.factor)), negative_lse));  // this order passes NaN on
+  const Vec negative_lse = load(F32{}, tile.shift + query);
+  Vec natural = mul(by_cap.score, splat(tile.factor));
+  if (kBiased) natural = add(natural, load(F32{}, tile.bias + at));
+  const Vec exponent = min(zero(), add(natural, negative_lse));  // this order passes NaN on
   const Vec p = exp2(mul(exponent, splat(1.44269504f)));
-  Vec ds = mul(p, sub(gradient, load(F32{}, delta)));
-  if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(by_cap.tanh, by_cap.tanh)));
   const Vec lowest = splat(kLowest);  // selected, not multiplied: a row without keys is zero whatever its operands were
+  Vec ds = mul(p, sub(gradient, load(F32{}, tile.delta + query)));
+  if (kBiased && tile.dbias != nullptr) store(F32{}, tile.dbias + at, select_less(negative_lse, lowest, zero(), ds));
+  if (kCapped) ds = mul(ds, sub(splat(1.0f), mul(by_cap.tanh, by_cap.tanh)));
   score = select_less(negative_lse, lowest, zero(), p);
   gradient = select_less(negative_lse, lowest, zero(), ds);
 }
 
-template <class Math, bool kCapped>
+template <class Math, bool kCapped, bool kBiased>
 FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan seen) {
   constexpr int kStep = Math::kPair * kLanes;
   using Operand = typename Math::Operand;
@@ -38,7 +41,7 @@ FOVEA_INLINE void differentiate_row(const GradientTile& tile, int row, KeySpan s
       const int here = column + i * kLanes;
       weight[i] = load(F32{}, scores + here);
       slope[i] = load(F32{}, gradients + here);
-      differentiate<kCapped>(tile, tile.shift + here, tile.delta + here, weight[i], slope[i]);
+      differentiate<kCapped, kBiased>(tile, here, at + here, weight[i], slope[i]);
     }
     Math::store_weights(p + column, weight);
     Math::store_weights(ds + column, slope);
@@ -61,7 +64,12 @@ static void gradient(const GradientTile& tile) {
       if (some.end < seen.end) seen.end = some.end > seen.begin ? some.end : seen.begin;
       if (seen.begin >= seen.end) seen = {tile.begin, tile.begin};
     }
-    tile.soft_cap.cap != 0 ? differentiate_row<Math, true>(tile, row, seen) : differentiate_row<Math, false>(tile, row, seen);
+    if (tile.bias != nullptr) {
+      tile.soft_cap.cap != 0 ? differentiate_row<Math, true, true>(tile, row, seen) : differentiate_row<Math, false, true>(tile, row, seen);
+    } else {
+      tile.soft_cap.cap != 0 ? differentiate_row<Math, true, false>(tile, row, seen)
+                             : differentiate_row<Math, false, false>(tile, row, seen);
+    }
   }
 }
 

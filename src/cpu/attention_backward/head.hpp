@@ -17,6 +17,7 @@ struct Head {
   const BackwardScratch& scratch;
   Sequence sequence{};
   std::int64_t index = 0, kv_index = 0;
+  float* dbias = nullptr;  ///< of the head, [row | 1][key | 1] in the bias' shape; null where nobody asks for it
 
   const detail::AttentionCore& core() const { return setup.forward.core; }
   const AttentionKernels& kernels() const { return *setup.forward.attention; }

@@ -17,10 +17,14 @@ BackwardCall make_call(const AttentionBackwardArgs& args) {
                     .dq = args.dq,
                     .dk = args.dk,
                     .dv = args.dv,
-                    .dsink = args.dsink};
+                    .dsink = args.dsink,
+                    .dbias = args.dbias};
   call.forward.k = args.forward.k;
   call.forward.v = args.forward.v;
   call.forward.cu_seqlens_k = args.forward.cu_seqlens_k;
+  call.forward.alibi_slopes = args.forward.alibi_slopes;
+  call.forward.bias = args.forward.bias;
+  call.forward.dropout_state = args.forward.dropout_state;
   return call;
 }
 
@@ -77,6 +81,9 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
   setup.dk = bytes(problem.dk);
   setup.dv = bytes(problem.dv);
   setup.dlse = problem.dlse;
+  setup.dbias = problem.dbias;
+  setup.dbias_extents = problem.dbias_extents;
+  setup.dbias_elements = problem.dbias_elements;
   setup.forward.threads = backward_threads(problem);
   setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(
@@ -84,9 +91,9 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 512";
-constexpr auto kHandled =
-    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                               "options.batch_invariant", "options.deterministic");
+constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
+                                                                     "softcap", "sink", "dlse", "options.batch_invariant",
+                                                                     "options.deterministic", "alibi_slopes", "bias", "dropout_p", "dbias");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::AttentionBackward, Isa>(kAccepts, kHandled, plan<Isa>); });
 

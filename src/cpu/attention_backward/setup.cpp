@@ -57,6 +57,7 @@ BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* 
     map.dk = arena.take<float>(core.heads * setup.total_k * core.head_dim_qk);
     map.dv = arena.take<float>(core.heads * setup.total_k * core.head_dim_v);
   }
+  map.dbias = setup.dbias_elements > 0 ? arena.take<float>(setup.dbias_elements) : nullptr;
   map_backward_scratch(setup, nullptr, &map.scratch_bytes);
   map.scratch = arena.take<std::byte>(static_cast<std::int64_t>(map.scratch_bytes) * setup.forward.threads);
   map.bytes = arena.bytes();
@@ -95,6 +96,12 @@ BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base
   s.p = f32 ? reinterpret_cast<std::byte*>(s.scores) : operands(t.chunk_keys * e.score_stride);
   s.ds = f32 ? reinterpret_cast<std::byte*>(s.gradients) : operands(t.chunk_keys * e.score_stride);
   s.ds_rows = operands(t.q_tile * e.ds_stride);
+  if (setup.forward.core.has_score_bias()) {
+    s.bias = arena.take<float>(t.chunk_keys * e.score_stride);
+    s.bias_row = arena.take<float>(t.chunk_keys);
+    if (setup.dbias_elements > 0) s.dbias = arena.take<float>(t.chunk_keys * e.score_stride);
+  }
+  if (setup.forward.core.dropout_p > 0) s.kept = arena.take<char>(t.chunk_keys * e.score_stride);
   s.ones = arena.take<float>(tile);
   s.exact = arena.take<float>(tile);
   s.visible = arena.take<KeySpan>(t.kv_tile);

@@ -19,6 +19,8 @@ struct BackwardSetup {
   Setup forward{};                                                    ///< q, k, v, mask, kernels and threads
   detail::RowStrides q{}, k{}, v{}, out{}, dout{}, dq{}, dk{}, dv{};  // bytes
   detail::RowStrides dlse{};                                          // elements
+  detail::BiasStrides dbias{}, dbias_extents{};                       // elements
+  std::int64_t dbias_elements = 0;                                    ///< 0: nobody asks for it
   std::int64_t total_k = 0;
   BackwardTuning tuning{};
 
@@ -32,6 +34,7 @@ struct BackwardCall {
   const float* dlse = nullptr;  ///< or null
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
   float* dsink = nullptr;
+  void* dbias = nullptr;
 };
 
 /// Row lengths of the packed operands and accumulators, in elements.
@@ -65,6 +68,9 @@ struct BackwardScratch {
   float *scores = nullptr, *gradients = nullptr;  // [chunk_keys][score_stride]
   std::byte *p = nullptr, *ds = nullptr;          // operands; the same memory if these are f32
   std::byte* ds_rows = nullptr;                   // [q_tile][ds_stride]
+  float *bias = nullptr, *dbias = nullptr;        // [chunk_keys][score_stride] of GradientTile; null without
+  float* bias_row = nullptr;                      // [chunk_keys]
+  char* kept = nullptr;                           // [chunk_keys][score_stride] whether dropout leaves the pair; null without
   float *ones = nullptr, *exact = nullptr;        // [largest tile]
   KeySpan* visible = nullptr;                     // [kv_tile]
   RowBlock* blocks = nullptr;                     // [largest tile]
@@ -75,6 +81,7 @@ struct BackwardWorkspace {
   std::int32_t* order = nullptr;       // [batch] sequences, longest first
   float* dsink = nullptr;              // [batch][head]
   float *dk = nullptr, *dv = nullptr;  // [head][total_k][dim], where query heads share keys
+  float* dbias = nullptr;              // [elements of the bias]
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0, bytes = 0;
 };

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/attention/item.hpp"
+#include "cpu/attention/score_bias.hpp"
 #include "cpu/attention_backward/head.hpp"
 
 namespace fovea::cpu {
@@ -98,6 +99,53 @@ void multiply_scores(const Head& head, const Pair& pair, const Chunk& chunk) {
   head.kernels().scores(tile);
 }
 
+/// The queries of a chunk that exist; its last panel may have more.
+KeySpan present_queries(const Pair& pair, const Chunk& chunk) { return {chunk.queries.begin, std::min(chunk.queries.end, pair.queries)}; }
+
+/// Before the softmax: ALiBi and bias as (key, query), what dropout leaves, and dP of these pairs.
+void load_score_bias(const Head& head, const Pair& pair, const Chunk& chunk) {
+  const BackwardScratch& s = head.scratch;
+  const std::int64_t stride = head.extents.score_stride, key = pair.key + chunk.key;
+  const ScoreBias terms(head.setup.forward, head.call.forward, head.sequence, head.index);
+  const KeySpan queries = present_queries(pair, chunk);
+  if (s.bias != nullptr) {
+    std::fill_n(s.bias, head.setup.tuning.chunk_keys * stride, 0.0f);
+    for (int query = queries.begin; query < queries.end; ++query) {
+      terms.load(pair.query + query, key, chunk.keys, 1.0f, s.bias_row);
+      for (int i = 0; i < chunk.keys; ++i) s.bias[i * stride + query] = s.bias_row[i];
+    }
+  }
+  if (s.kept == nullptr) return;
+  std::fill_n(s.kept, head.setup.tuning.chunk_keys * stride, char{1});
+  for (int query = queries.begin; query < queries.end; ++query)
+    terms.for_dropped(pair.query + query, key, chunk.keys, [&](int i) { s.kept[i * stride + query] = 0; });
+  const float factor = detail::keep_factor(head.core().dropout_p);
+  for (int i = 0; i < chunk.keys; ++i) {
+    for (int query = queries.begin; query < queries.end; ++query)
+      s.gradients[i * stride + query] *= s.kept[i * stride + query] != 0 ? factor : 0.0f;
+  }
+}
+
+/// After it: dropped weights have no share in dV, and the gradient of the bias grows.
+void add_score_gradients(const Head& head, const Pair& pair, const Chunk& chunk) {
+  const BackwardScratch& s = head.scratch;
+  const std::int64_t stride = head.extents.score_stride, operand = head.kernels().operand_bytes;
+  const KeySpan queries = present_queries(pair, chunk);
+  for (int i = 0; s.kept != nullptr && i < chunk.keys; ++i) {
+    for (int query = queries.begin; query < queries.end; ++query)
+      if (s.kept[i * stride + query] == 0) std::fill_n(s.p + (i * stride + query) * operand, operand, std::byte{});
+  }
+  if (head.dbias == nullptr) return;
+  const detail::BiasStrides& shape = head.setup.dbias_extents;
+  for (int i = 0; i < chunk.keys; ++i) {
+    const KeySpan seen = pair.masked ? s.visible[chunk.key + i] : KeySpan{0, pair.queries};
+    for (int query = seen.begin; query < seen.end; ++query) {
+      const std::int64_t row = shape.row == 1 ? 0 : pair.query + query, key = shape.key == 1 ? 0 : pair.key + chunk.key + i;
+      head.dbias[row * shape.key + key] += s.dbias[i * stride + query];
+    }
+  }
+}
+
 void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chunk) {
   const detail::AttentionCore& core = head.core();
   const BackwardScratch& s = head.scratch;
@@ -113,6 +161,8 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .visible = pair.masked ? s.visible + chunk.key : nullptr,
                            .shift = s.shift + pair.query,
                            .delta = s.delta + pair.query,
+                           .bias = s.bias,
+                           .dbias = head.dbias != nullptr ? s.dbias : nullptr,
                            .factor = static_cast<float>(core.softcap > 0 ? unit_of_capped(core.softcap) : core.scale),
                            .soft_cap = soft_cap_of(core.scale, core.softcap)});
   head.kernels().transpose_gradient({.ds = s.ds,
@@ -227,7 +277,10 @@ void differentiate_pair(const Head& head, const Pair& pair) {
     const Chunk chunk = make_chunk(head, pair, key);
     if (chunk.blocks == 0) continue;
     multiply_scores(head, pair, chunk);
+    const bool plain = s.bias == nullptr && s.kept == nullptr;
+    if (!plain) load_score_bias(head, pair, chunk);
     differentiate_softmax(head, pair, chunk);
+    if (!plain) add_score_gradients(head, pair, chunk);
     add_key_gradients(head, pair, chunk);
   }
   add_query_gradients(head, pair);

@@ -24,6 +24,9 @@ inline constexpr auto kDenseFields = [] {
   using T = FieldTypes<P, D, A, C, B>;
   constexpr auto any_q = [](const P& p) { return p.total_q > 0; };
   constexpr auto any_k = [](const P& p) { return p.total_k > 0; };
+  constexpr auto any_pair = [](const P& p) { return p.total_q > 0 && p.total_k > 0; };
+  constexpr auto drops = [](const P& p) { return p.dropout_p > 0; };
+  constexpr auto two = [](const D&) { return std::int64_t{2}; };
   constexpr auto ragged = [](const P& p) { return p.ragged; };
   constexpr auto heads = [](const D& d) { return extent_from_last(d.q, 2); };
   constexpr auto has_full = [](const P& p) { return p.full_block_indices && has_elements(p.full_block_counts); };
@@ -55,6 +58,10 @@ inline constexpr auto kDenseFields = [] {
                                                                                                                partial_slots},
       Field<T, &D::block_q, &C::block_q>{"block_q"},
       Field<T, &D::block_k, &C::block_k>{"block_k"},
+      Field<T, &D::alibi_slopes, &C::alibi_slopes, &A::alibi_slopes, &B::alibi_slopes, &P::has_alibi_slopes>{"alibi_slopes", any_q},
+      Field<T, &D::bias, &C::bias, &A::bias, &B::bias, &P::has_bias>{"bias", any_pair, kIts<&P::bias_alignment>},
+      Field<T, &D::dropout_p, &C::dropout_p, &P::dropout_p>{"dropout_p"},
+      Field<T, &A::dropout_state, &B::dropout_state>{.name = "dropout_state", .needed = drops, .count = two, .may_be_absent = true},
   };
 }();
 

@@ -14,6 +14,7 @@ struct AttentionProblem : AttentionCore {
   std::int64_t total_k = 0;  ///< rows of k and v over the whole batch
   RowStrides k{}, v{};
   std::optional<ScaleDesc> q_scale{};
+  std::int32_t bias_alignment = 0;  ///< of run()'s pointer, in bytes
   Extents extents{};
   /// Lists of a block mask, with counts and bits where there are indices.
   std::optional<TensorDesc> full_block_indices{}, partial_block_indices{};
@@ -25,6 +26,12 @@ struct AttentionProblem : AttentionCore {
 
 /// The only maker of an AttentionProblem.
 Result<AttentionProblem> validate(const AttentionDesc& desc, const PlanOptions& options);
+
+/// A bias or its gradient: [batch, head, seq_q, seq_k] of the forward pass, of which any extent may be 1.
+void check_bias_tensor(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionProblem& problem, bool is_output);
+
+/// Its strides: 0 along extents of 1.
+BiasStrides bias_strides(const TensorDesc& desc);
 
 struct DenseTensors {
   const NamedTensor &q, &k, &v, &out;

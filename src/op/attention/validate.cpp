@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "op/attention/fields.hpp"
 #include "op/attention/problem.hpp"
@@ -70,7 +71,54 @@ void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const 
   check_extent(check, out.named, axis(2), v.dim(), "head_dim_v of v");
 }
 
+/// What is added to scores, and dropout.
+void check_score_bias(Checker& check, const AttentionDesc& desc, AttentionProblem& p) {
+  if (desc.alibi_slopes) {
+    constexpr std::array<std::string_view, 2> kAxes{"batch", "head"};
+    constexpr std::array kF32{DType::f32};
+    const TensorDesc& slopes = *desc.alibi_slopes;
+    const bool one_dim = slopes.rank == 1;
+    const NamedTensor tensor{"alibi_slopes", slopes, std::span<const std::string_view>(kAxes).subspan(one_dim ? 1 : 0), false, false};
+    check_tensor(check, tensor);
+    check_dtype(check, tensor, kF32);
+    if (check.ok() && !one_dim) check_extent(check, tensor, 0, p.batch, "batch of q");
+    check_extent(check, tensor, one_dim ? 0 : 1, p.heads, "head of q");
+    p.has_alibi_slopes = true;
+    p.alibi_slopes = one_dim ? ScaleDesc{0, slopes.strides[0]} : ScaleDesc{slopes.strides[0], slopes.strides[1]};
+  }
+  if (desc.bias) {
+    check_bias_tensor(check, "bias", *desc.bias, p, false);
+    p.has_bias = true;
+    p.bias = bias_strides(*desc.bias);
+    p.bias_alignment = base_alignment(*desc.bias);
+  }
+  const double most = std::nextafter(1.0f, 0.0f);
+  check.expect(desc.dropout_p >= 0 && desc.dropout_p <= most, "dropout_p", number_text(desc.dropout_p), "0 or more and less than 1");
+}
+
 }  // namespace
+
+void check_bias_tensor(Checker& check, std::string_view name, const TensorDesc& desc, const AttentionProblem& p, bool is_output) {
+  constexpr std::array<std::string_view, 4> kAxes{"batch", "head", "seq_q", "seq_k"};
+  const NamedTensor tensor{name, desc, kAxes, is_output, false};
+  check_tensor(check, tensor);
+  const std::array same{p.out_dtype};
+  check_dtype(check, tensor, same);
+  if (!check.ok()) return;
+  const std::array want{p.batch, p.heads, p.max_seq_q, p.max_seq_k};
+  for (std::size_t axis = 0; axis < want.size(); ++axis) {
+    const std::int64_t extent = desc.shape[axis];
+    if (extent == 1 || extent == want[axis] || (p.ragged && axis >= 2 && extent > want[axis])) continue;
+    const std::string_view or_more = p.ragged && axis >= 2 ? " or more" : "";
+    const std::string subject = std::string(name) + ".shape[" + std::to_string(axis) + "] (" + std::string(kAxes[axis]) + ")";
+    return check.fail(invalid(subject, extent, "1 or " + std::to_string(want[axis]) + std::string(or_more)));
+  }
+}
+
+BiasStrides bias_strides(const TensorDesc& desc) {
+  const auto stride = [&](std::size_t axis) { return desc.shape[axis] == 1 ? 0 : desc.strides[axis]; };
+  return {stride(0), stride(1), stride(2), stride(3)};
+}
 
 void check_ragged(Checker& check, const RaggedDesc& ragged) {
   check_bound(check, "ragged.batch", ragged.batch);
@@ -125,6 +173,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   check_lse(check, "lse", desc.lse, problem, ragged);
   check_block_mask(check, desc, problem);
   if (problem.packed_mask) check_packed_mask(check, *problem.packed_mask, problem);
+  if (check.ok()) check_score_bias(check, desc, problem);
   if (!check.ok()) return check.error();
   problem.extents = extents_of(kAttentionFields, desc);
   return problem;

@@ -18,6 +18,7 @@ inline constexpr auto kAttentionBackwardFields = [] {
   using T = FieldTypes<P, D, A, C, B>;
   constexpr auto any_q = [](const P& p) { return p.total_q > 0; };
   constexpr auto any_k = [](const P& p) { return p.total_k > 0; };
+  constexpr auto any_bias = [](const P& p) { return p.dbias_elements > 0; };
   constexpr auto sink = [](const P& p) { return p.has_sink; };
   constexpr auto heads = [](const D& d) { return extent_from_last(d.forward.q, 2); };
   return std::tuple{
@@ -27,6 +28,7 @@ inline constexpr auto kAttentionBackwardFields = [] {
       Field<T, &D::dk, &C::dk, &A::dk, &B::dk>{"dk", any_k, kIts<&P::dk_base_alignment>},
       Field<T, &D::dv, &C::dv, &A::dv, &B::dv>{"dv", any_k, kIts<&P::dv_base_alignment>},
       Field<T, &A::dsink, &B::dsink>{.name = "dsink", .needed = sink, .count = heads, .may_be_absent = true},
+      Field<T, &D::dbias, &C::dbias, &A::dbias, &B::dbias, &P::has_dbias>{"dbias", any_bias, kIts<&P::dbias_alignment>},
   };
 }();
 static_assert(names_every_pointer<AttentionBackwardArgs>(kAttentionBackwardFields, sizeof(AttentionArgs)));

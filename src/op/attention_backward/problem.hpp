@@ -9,10 +9,14 @@ namespace fovea::detail {
 /// A backward pass that makes sense; only validate() makes one. The base describes the forward pass; its lse is there.
 struct AttentionBackwardProblem : AttentionProblem {
   RowStrides dout{}, dq{}, dk{}, dv{}, dlse{};
-  bool has_dlse = false;
+  BiasStrides dbias{};          ///< 0 along extents of 1
+  BiasStrides dbias_extents{};  ///< the shape of the bias
+  std::int64_t dbias_elements = 0;
+  bool has_dlse = false, has_dbias = false;
   bool deterministic = false;  ///< dq too must have the same bits from run to run
   Extents gradient_extents{};  ///< those of the base are of the forward pass
   std::int32_t dout_base_alignment = 0, dq_base_alignment = 0, dk_base_alignment = 0, dv_base_alignment = 0;
+  std::int32_t dbias_alignment = 0;                                                       ///< of run()'s pointer
   std::int32_t dout_alignment = 0, dq_alignment = 0, dk_alignment = 0, dv_alignment = 0;  ///< of every row, in bytes
 };
 

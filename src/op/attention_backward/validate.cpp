@@ -26,6 +26,23 @@ RowStrides check_gradient(Checker& check, std::string_view name, const TensorDes
   return of.rank == 4 ? RowStrides{s[0], s[1], s[2]} : RowStrides{0, s[0], s[1]};
 }
 
+void check_dbias(Checker& check, const AttentionBackwardDesc& desc, AttentionBackwardProblem& problem) {
+  const TensorDesc& dbias = *desc.dbias;
+  check.expect(desc.forward.bias.has_value(), "dbias", "a tensor", "none, as there is no bias");
+  if (!check.ok()) return;
+  check_bias_tensor(check, "dbias", dbias, problem, true);
+  constexpr std::array<std::string_view, 4> kBiasAxes{"batch", "head", "seq_q", "seq_k"};
+  const NamedTensor tensor{"dbias", dbias, kBiasAxes, true, false};
+  for (int axis = 0; check.ok() && axis < 4; ++axis)
+    check_extent(check, tensor, axis, desc.forward.bias->shape[static_cast<std::size_t>(axis)], "the bias");
+  if (!check.ok()) return;
+  problem.has_dbias = true;
+  problem.dbias = bias_strides(dbias);
+  problem.dbias_extents = {dbias.shape[0], dbias.shape[1], dbias.shape[2], dbias.shape[3]};
+  problem.dbias_elements = dbias.shape[0] * dbias.shape[1] * dbias.shape[2] * dbias.shape[3];
+  problem.dbias_alignment = base_alignment(dbias);
+}
+
 }  // namespace
 
 Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, const PlanOptions& options) {
@@ -45,6 +62,7 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
     problem.dlse = check_row_numbers(check, "dlse", *desc.dlse, problem, problem.ragged, false);
     problem.has_dlse = true;
   }
+  if (desc.dbias && check.ok()) check_dbias(check, desc, problem);
   if (!check.ok()) return check.error();
   problem.dout_base_alignment = base_alignment(desc.dout);
   problem.dq_base_alignment = base_alignment(desc.dq);

@@ -14,6 +14,11 @@
 
 namespace fovea::detail {
 
+/// A bias [batch, head, row, key], in elements: 0 along what it is broadcast to.
+struct BiasStrides {
+  std::int64_t batch = 0, head = 0, row = 0, key = 0;
+};
+
 /// The common part of dense and paged attention, once they are validated.
 struct AttentionCore {
   DType q_dtype{}, kv_dtype{}, out_dtype{};
@@ -33,6 +38,13 @@ struct AttentionCore {
   std::int32_t q_base_alignment = 0, k_base_alignment = 0, v_base_alignment = 0, out_base_alignment = 0;
   std::int32_t q_alignment = 0, k_alignment = 0, v_alignment = 0, out_alignment = 0;
 
+  bool has_alibi_slopes = false, has_bias = false;
+  ScaleDesc alibi_slopes{};  ///< strides
+  BiasStrides bias{};
+  double dropout_p = 0.0;
+
+  /// Whether something is added to the scores.
+  constexpr bool has_score_bias() const { return has_alibi_slopes || has_bias; }
   /// Query heads that share one kv head: head h reads kv head h / group().
   constexpr std::int64_t group() const { return heads / kv_heads; }
 };

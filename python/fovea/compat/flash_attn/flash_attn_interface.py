@@ -52,12 +52,12 @@ def flash_attn_func(
 
     Args:
         q: ``[batch, seq_q, head, dqk]``; k and v ``[batch, seq_k, kv_head, dqk or dv]``.
-        dropout_p: 0.
+        dropout_p: The share of weights that become 0, drawn by torch's generator. Other ones than flash-attn draws.
         softmax_scale: Multiplies the scores; None is ``dqk ** -0.5``.
         causal: A query sees the keys up to its own position, counted from the last query and the last key.
         window_size: ``(left, right)`` keys before and after a query's own position; -1 is no bound.
         softcap: c > 0 bounds the scores, ``c * tanh(s / c)``.
-        alibi_slopes: None.
+        alibi_slopes: float32 ``[head]`` or ``[batch, head]``: query i and key j get ``-slope * |i + seq_k - seq_q - j|``.
         deterministic: Whether gradients have the same bits from run to run, at the price of some speed.
         return_attn_probs: Whether to return lse too, and in the place of probabilities an empty tensor.
 
@@ -65,12 +65,12 @@ def flash_attn_func(
         out, or (out, lse float32 ``[batch, head, seq_q]``, empty tensor).
 
     Raises:
-        NotImplementedError: Dropout, ALiBi, or no implementation accepts the call.
+        NotImplementedError: Dropout together with ``return_attn_probs``, or no implementation accepts the call.
         RuntimeError: The call contradicts itself.
     """
-    _refuse(dropout_p, alibi_slopes)
+    terms = _terms(dropout_p, alibi_slopes, return_attn_probs)
     scores = Scores(softmax_scale, causal, window_size, softcap)
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, deterministic=deterministic))
+    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, others=terms, deterministic=deterministic))
 
 
 @adapted(_PACKED, axes={"qkv": "batch, seq, 3, head, head_dim"}, error=RuntimeError)
@@ -153,11 +153,14 @@ def flash_attn_varlen_func(
     Returns:
         out, or (out, lse float32 ``[head, total_q]``, empty tensor).
     """
-    _refuse(dropout_p, alibi_slopes)
+    terms = _terms(dropout_p, alibi_slopes, return_attn_probs)
     scores = Scores(softmax_scale, causal, window_size, softcap)
     lengths = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if block_table is None:
-        return _result(*dense(q, k, v, scores, lengths=lengths, return_lse=return_attn_probs, deterministic=deterministic))
+        options = {"lengths": lengths, "return_lse": return_attn_probs, "deterministic": deterministic}
+        return _result(*dense(q, k, v, scores, others=terms, **options))
+    refuse("no dropout of keys in pages", dropout_p=dropout_p)
+    refuse("no ALiBi of keys in pages", alibi_slopes=alibi_slopes)
     out, lse = paged_varlen(q, k, v, scores, lengths, block_table)
     return _result(out, lse if return_attn_probs else None)
 
@@ -266,9 +269,10 @@ def flash_attn_with_kvcache(
     return (out, lse) if return_softmax_lse else out
 
 
-def _refuse(dropout_p: float, alibi_slopes: Tensor | None) -> None:
-    refuse("no dropout; model.eval() where it comes from a model", dropout_p=dropout_p)
-    refuse("no ALiBi", alibi_slopes=alibi_slopes)
+def _terms(dropout_p: float, alibi_slopes: Tensor | None, return_attn_probs: bool) -> dict[str, Any]:
+    if dropout_p != 0:
+        refuse("no probabilities are returned, and so no dropout mask", return_attn_probs=return_attn_probs)
+    return {"dropout_p": dropout_p, "alibi_slopes": alibi_slopes}
 
 
 def _parts(name: str, packed: Tensor, count: int) -> tuple[Tensor, ...]:

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ALiBi, bias and dropout against their formulas in float64, on every device: what they give, and their gradients."""
+
+import math
+
+import pytest
+import torch
+
+import fovea
+from conftest import available
+
+HEADS, KV_HEADS = 4, 2
+DEVICES = [device for device in ("cpu", "cuda") if available("attention", device)]
+DTYPES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def dtypes_of(device):
+    return [dtype for dtype in DTYPES if device == "cpu" or dtype != torch.float32]
+
+
+EACH = [(device, dtype) for device in DEVICES for dtype in dtypes_of(device)]
+
+
+def philox(counter, key):
+    """Philox4x32-10 over tensors of int64 that hold 32 bits."""
+    x, y, z, w = counter
+    low, high = key
+    for _ in range(10):
+        a, b = [product(c, each) for c, each in ((0xD2511F53, x), (0xCD9E8D57, z))]
+        x, y, z, w = b[0] ^ y ^ low, b[1], a[0] ^ w ^ high, a[1]
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return x, y, z, w
+
+
+def product(constant, x):
+    """High and low 32 bits."""
+    low = constant * (x & 0xFFFF)
+    high = constant * (x >> 16) + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
+
+
+def kept(state, p, batch, heads, seq_q, seq_k):
+    """What weights are multiplied by, float64 ``[batch, heads, seq_q, seq_k]``."""
+    seed, offset = (int(number) for number in state)
+    words = [torch.tensor(each) for each in (offset & 0xFFFFFFFF, offset >> 32 & 0xFFFFFFFF, 0, 0)]
+    low, high, *_ = philox(words, (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32 & 0xFFFFFFFF)))
+    j, i = torch.arange(seq_k), torch.arange(seq_q)[:, None]
+    head = torch.arange(batch * heads).view(batch, heads, 1, 1)
+    counter = torch.broadcast_tensors(j // 32 * 4 + j // 2 % 4, i, head, torch.zeros((), dtype=torch.int64))
+    words = torch.stack(philox(counter, (low, high)), dim=-1)
+    word = words.gather(-1, (j // 8 % 4).expand(words.shape[:-1])[..., None])[..., 0]
+    bits = torch.where(j % 2 == 0, word & 0xFFFF, word >> 16)
+    return (bits >= math.floor(p * 65536 + 0.5)).double() / (1 - p)
+
+
+def exact(q, k, v, *, causal=False, softcap=0.0, slopes=None, bias=None, keep=None, sink=None, lse=False):
+    """By the formula, in float64 on the CPU."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+    s = q @ k.mT / math.sqrt(q.shape[-1])
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    distance = torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None] - (s.shape[-1] - s.shape[-2])
+    if slopes is not None:
+        s = s - slopes.double()[..., None, None] * distance.abs()
+    if bias is not None:
+        s = s + bias
+    if causal:
+        s = s.masked_fill(distance > 0, -math.inf)
+    total = s.logsumexp(-1, keepdim=True)
+    denominator = total if sink is None else torch.logaddexp(total, sink.double()[:, None, None])
+    p = torch.where(total > -math.inf, (s - denominator).exp(), 0.0)
+    out = ((p if keep is None else p * keep) @ v).transpose(1, 2)
+    return (out, total[..., 0]) if lse else out
+
+
+def inputs(device, dtype):
+    return [torch.randn(2, n, h, 32).to(device, dtype) for n, h in ((70, HEADS), (90, KV_HEADS), (90, KV_HEADS))]
+
+
+def doubles(*tensors):
+    return [tensor.detach().cpu().double() for tensor in tensors]
+
+
+def close(got, want, dtype):
+    torch.testing.assert_close(got.detach().cpu().double(), want, rtol=0, atol=DTYPES[dtype])
+
+
+@pytest.mark.parametrize(("device", "dtype"), EACH)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(HEADS,), (2, HEADS)])
+def test_alibi_is_flash_attentions_formula(device, dtype, causal, shape):
+    q, k, v = inputs(device, dtype)
+    slopes = torch.rand(shape)
+    out, lse = fovea.attention(q, k, v, causal=causal, alibi_slopes=slopes.to(device), return_lse=True)
+    want, total = exact(*doubles(q, k, v), causal=causal, slopes=slopes, lse=True)
+    close(out, want, dtype)
+    torch.testing.assert_close(lse.cpu().double(), total, rtol=0, atol=1e-3 if dtype is torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize(("device", "dtype"), EACH)
+@pytest.mark.parametrize("softcap", [0.0, 2.5])
+@pytest.mark.parametrize("shape", [(2, HEADS, 70, 90), (1, 1, 70, 90), (2, 1, 1, 90), (1, HEADS, 70, 1), (1, 1, 1, 1)])
+def test_a_bias_is_broadcast(device, dtype, softcap, shape):
+    q, k, v = inputs(device, dtype)
+    bias = (2 * torch.randn(shape)).to(device, dtype)
+    out = fovea.attention(q, k, v, causal=True, softcap=softcap, bias=bias)
+    close(out, exact(*doubles(q, k, v), causal=True, softcap=softcap, bias=doubles(bias)[0]), dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", ["gaps", "transposed", "expanded"])
+def test_strides_of_a_bias_are_free(device, layout):
+    dtype = torch.bfloat16
+    q, k, v = inputs(device, dtype)
+    bias = {
+        "gaps": torch.randn(2, HEADS, 70, 270)[..., ::3],
+        "transposed": torch.randn(2, HEADS, 90, 70).mT,
+        "expanded": torch.randn(70, 90).expand(2, HEADS, 70, 90),
+    }[layout].to(device, dtype)
+    close(fovea.attention(q, k, v, bias=bias), exact(*doubles(q, k, v), bias=doubles(bias)[0]), dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_minus_infinity_hides_keys_and_rows(device):
+    dtype = torch.bfloat16
+    q, k, v = inputs(device, dtype)
+    bias = torch.zeros(2, 1, 70, 90).masked_fill(torch.rand(2, 1, 70, 90) < 0.3, -math.inf)
+    bias[:, :, 5] = -math.inf
+    bias = bias.to(device, dtype)
+    out, lse = fovea.attention(q, k, v, bias=bias, return_lse=True)
+    close(out, exact(*doubles(q, k, v), bias=doubles(bias)[0]), dtype)
+    assert (out[:, 5] == 0).all() and (lse[:, :, 5] == -math.inf).all()
+
+
+@pytest.mark.parametrize(("device", "dtype"), EACH)
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_is_its_formula(device, dtype, causal):
+    q, k, v = inputs(device, dtype)
+    state = torch.tensor([-(2**63) + 12345, 2**40 + 7])
+    out, lse = fovea.attention(q, k, v, causal=causal, dropout_p=0.3, dropout_state=state.to(device), return_lse=True)
+    keep = kept(state, 0.3, 2, HEADS, 70, 90)
+    assert abs((keep > 0).double().mean() - 0.7) < 0.01
+    want, total = exact(*doubles(q, k, v), causal=causal, keep=keep, lse=True)
+    close(out, want, dtype)
+    torch.testing.assert_close(lse.cpu().double(), total, rtol=0, atol=1e-3 if dtype is torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_follows_torchs_generator(device):
+    q, k, v = inputs(device, torch.bfloat16)
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return fovea.attention(q, k, v, dropout_p=0.5)
+
+    one = drawn(1)
+    assert torch.equal(one, drawn(1)) and not torch.equal(one, drawn(2))
+    assert not torch.equal(drawn(1), fovea.attention(q, k, v, dropout_p=0.5))
+    torch.testing.assert_close(fovea.attention(q, k, v, dropout_p=0.0), fovea.attention(q, k, v), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sequences_of_a_ragged_batch(device):
+    dtype, lengths = torch.float16, [(3, 5), (0, 4), (40, 61), (1, 33), (20, 0)]
+    cu_q, cu_k = (torch.tensor([0, *each]).cumsum(0).int().to(device) for each in zip(*lengths, strict=True))
+    q, k, v = (torch.randn(n, h, 64).to(device, dtype) for n, h in ((70, HEADS), (109, KV_HEADS), (109, KV_HEADS)))
+    slopes, state = torch.rand(5, HEADS), torch.tensor([3, 4])
+    bias = torch.randn(5, HEADS, 48, 64).to(device, dtype)  # longer than any sequence
+    bounds = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 40, "max_seqlen_k": 61}
+    terms = {"alibi_slopes": slopes.to(device), "bias": bias, "dropout_p": 0.2, "dropout_state": state.to(device)}
+    out = fovea.attention(q, k, v, causal=True, **bounds, **terms)
+    keep = kept(state, 0.2, 5, HEADS, 40, 61)
+    for b, (rows, keys) in enumerate(lengths):
+        if rows == 0 or keys == 0:
+            continue
+        one, two = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        own = {"slopes": slopes[b], "bias": doubles(bias)[0][b, :, :rows, :keys], "keep": keep[b, :, :rows, :keys]}
+        close(out[None, one], exact(*doubles(q[None, one], k[None, two], v[None, two]), causal=True, **own), dtype)
+
+
+@pytest.mark.parametrize(("device", "dtype"), EACH)
+@pytest.mark.parametrize("shape", [(2, HEADS, 70, 90), (1, 1, 70, 90), (2, 1, 1, 90), (1, HEADS, 70, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_gradients_are_those_of_the_formula(device, dtype, shape, softcap):
+    q, k, v = inputs(device, dtype)
+    bias, sink, slopes, state = torch.randn(shape).to(device, dtype), torch.randn(HEADS), torch.rand(HEADS), torch.tensor([5, 6])
+    given = [tensor.requires_grad_() for tensor in (q, k, v, bias, sink.to(device))]
+    options = {"alibi_slopes": slopes.to(device), "dropout_p": 0.25, "dropout_state": state.to(device)}
+    out, lse = fovea.attention(
+        q, k, v, causal=True, softcap=softcap, bias=bias, sink=given[4], **options, return_lse=True, deterministic=True
+    )
+    dout, dlse = torch.randn(2, 70, HEADS, 32), torch.randn(2, HEADS, 70)
+    got = torch.autograd.grad((out, lse), given, (dout.to(device, dtype), dlse.to(device)))
+    known = [tensor.requires_grad_() for tensor in doubles(*given)]
+    keep = kept(state, 0.25, 2, HEADS, 70, 90)
+    out, lse = exact(*known[:3], causal=True, softcap=softcap, slopes=slopes, bias=known[3], keep=keep, sink=known[4], lse=True)
+    want = torch.autograd.grad((out, lse), known, (dout.to(dtype).double(), dlse.double()))
+    for name, one, other in zip(("dq", "dk", "dv", "dbias", "dsink"), got, want, strict=True):
+        error = (one.cpu().double() - other).norm() / other.norm()
+        assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype], (name, error)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_bias_of_its_own_strides_has_a_gradient_of_its_shape(device):
+    q, k, v = inputs(device, torch.bfloat16)
+    bias = torch.randn(70, 90).to(device, torch.bfloat16).requires_grad_()
+    out = fovea.attention(q, k, v, bias=bias.expand(2, HEADS, 70, 90))
+    out.sum().backward()
+    known = bias.detach().double().cpu().requires_grad_()
+    exact(*doubles(q, k, v), bias=known.expand(2, HEADS, 70, 90)).sum().backward()
+    assert (bias.grad.cpu().double() - known.grad).norm() < 2e-2 * known.grad.norm()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes\.shape\[0\] \(head\): got 3, want 4"),
+        ({"alibi_slopes": torch.ones(4, dtype=torch.float64)}, r"alibi_slopes\.dtype: got torch.float64, want torch.float32"),
+        ({"bias": torch.ones(2, 3, 70, 90)}, r"bias\.shape\[1\] \(head\): got 3, want 1 or 4"),
+        ({"bias": torch.ones(2, 4, 70, 90).half()}, r"bias\.dtype: got torch.float16, want torch.float32"),
+        ({"bias": torch.ones(70, 90)}, r"bias\.rank: got 2, want 4"),
+        ({"dropout_p": 1.0}, "dropout_p: got 1, want 0 or more and less than 1"),
+        ({"dropout_p": -0.5}, "dropout_p: got -0.5, want 0 or more and less than 1"),
+        ({"dropout_p": 0.5, "dropout_state": torch.zeros(3, dtype=torch.int64)}, r"dropout_state\.shape: got \[3\], want \[2\]"),
+        ({"dropout_p": 0.5, "dropout_state": torch.zeros(2)}, r"dropout_state.*dtype"),
+    ],
+)
+def test_what_contradicts_the_call_is_said(arguments, message):
+    q, k, v = inputs("cpu", torch.float32)
+    with pytest.raises(ValueError, match=message):
+        fovea.attention(q, k, v, **arguments)
