@@ -185,6 +185,19 @@ fovea_status fovea_attention_backward_run(const fovea_plan* plan, const fovea_at
 
 /* ---- paged attention --------------------------------------------------------------------------------------------------- */
 
+/** kv_format.hpp says what each one is. */
+typedef int32_t fovea_kv_format;
+enum {
+  FOVEA_KV_ROWS = 0,
+  FOVEA_KV_INT8_TOKEN = 1,
+  FOVEA_KV_E4M3_TOKEN = 2,
+  FOVEA_KV_INT4_TOKEN = 3,
+  FOVEA_KV_E5M2 = 4,
+  FOVEA_KV_NVFP4 = 5,
+  FOVEA_KV_MXFP4 = 6,
+  FOVEA_KV_MXFP8 = 7
+};
+
 typedef struct fovea_paged_attention_desc {
   fovea_tensor q, k_cache, v_cache, block_table, out;
   const fovea_tensor* lse;
@@ -196,6 +209,8 @@ typedef struct fovea_paged_attention_desc {
   int32_t has_sink;
   const fovea_scale *k_scale, *v_scale;
   const fovea_packed_mask* packed_mask;
+  fovea_kv_format k_format, v_format;
+  const fovea_tensor *k_scale_cache, *v_scale_cache;
 } fovea_paged_attention_desc;
 
 typedef struct fovea_paged_attention_args {
@@ -207,6 +222,7 @@ typedef struct fovea_paged_attention_args {
   const float *k_scale, *v_scale;
   const uint8_t* packed_mask;
   const int32_t* mask_indptr; /**< [batch + 1] */
+  const void *k_scale_cache, *v_scale_cache;
 } fovea_paged_attention_args;
 
 fovea_status fovea_paged_attention_plan(const fovea_paged_attention_desc* desc, const fovea_options* options, fovea_plan** plan);
@@ -220,6 +236,8 @@ fovea_status fovea_paged_attention_run_prepared(const fovea_plan* plan, const fo
 typedef struct fovea_paged_cache_append_desc {
   fovea_tensor k, v, k_cache, v_cache;
   const fovea_scale *k_scale, *v_scale;
+  fovea_kv_format k_format, v_format;
+  const fovea_tensor *k_scale_cache, *v_scale_cache;
 } fovea_paged_cache_append_desc;
 
 typedef struct fovea_paged_cache_append_args {
@@ -227,6 +245,7 @@ typedef struct fovea_paged_cache_append_args {
   void *k_cache, *v_cache;
   const int64_t* slot_mapping;
   const float *k_scale, *v_scale;
+  void *k_scale_cache, *v_scale_cache;
 } fovea_paged_cache_append_args;
 
 fovea_status fovea_paged_cache_append_plan(const fovea_paged_cache_append_desc* desc, const fovea_options* options, fovea_plan** plan);

@@ -8,6 +8,7 @@
 #include "fovea/device.hpp"
 #include "fovea/indexer.hpp"
 #include "fovea/info.hpp"
+#include "fovea/kv_format.hpp"
 #include "fovea/latent_attention.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/merge.hpp"

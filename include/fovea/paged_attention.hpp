@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "fovea/kv_format.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/packed_mask.hpp"
 #include "fovea/plan.hpp"
@@ -20,6 +21,9 @@ namespace fovea {
 /// `kv_len - q_len + r`: the mask is anchored bottom-right (top_left is refused).
 ///
 /// dtypes: q f32 (CPU), f16 or bf16; caches of q's dtype, or e4m3 with f32 scales under any q. out has the dtype of q.
+/// Formats: k_format and v_format, which may differ, say what codes are and where scales lie (kv_format.hpp). The last dimension of such a
+/// cache is bytes of codes, dtype i8 (any codes) or e4m3; dv is that of out. Codes are converted exactly, and a product with a scale is
+/// rounded once to the dtype of q, or not at all.
 /// Any page size from 1. Head dims, GQA, rows without keys, lse and sink as in AttentionDesc.
 /// Entries of the block table that no visible key needs are never read as block numbers, and unused slots never matter.
 /// Source of the layout: PagedAttention (Kwon et al. 2023).
@@ -32,8 +36,11 @@ struct PagedAttentionDesc {
   float scale = 0.0f;    ///< 0 means head_dim_qk ** -0.5
   float softcap = 0.0f;  ///< 0 means none
   bool has_sink = false;
-  std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches only; absent means 1
+  std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches, e5m2 and nvfp4 only; absent means 1
   std::optional<PackedMaskDesc> packed_mask{};    ///< beside `mask`; bits excuse no entry of the block table
+  KvFormat k_format = KvFormat::rows, v_format = KvFormat::rows;
+  /// [blocks, page, kv_head] or [blocks, page, kv_head, head_dim / group], as the format says; free strides.
+  std::optional<TensorDesc> k_scale_cache{}, v_scale_cache{};
 };
 
 struct PagedAttentionArgs {
@@ -50,6 +57,8 @@ struct PagedAttentionArgs {
   const float* v_scale = nullptr;
   const std::uint8_t* packed_mask = nullptr;
   const std::int32_t* mask_indptr = nullptr;  ///< [batch + 1], as packed_mask.hpp says
+  const void* k_scale_cache = nullptr;
+  const void* v_scale_cache = nullptr;
 };
 
 using PagedAttentionPlan = Plan<PagedAttentionArgs>;
@@ -62,11 +71,19 @@ Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, 
 ///
 /// k [tokens, kv_head, dqk], v [tokens, kv_head, dv], caches as above, slot_mapping i64 [tokens].
 /// Caches have the dtype of k and v, or are e4m3: then code = e4m3(value / scale), rounded to nearest even, saturated at +-448; NaN stays
-/// NaN. Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Of two rows
+/// NaN. Formats as in PagedAttentionDesc; their quantisers:
+///   int8_token, e4m3_token   scale = max(amax / 127 or 448, 1e-6) of a row
+///   int4_token               scale = max((max - min) / 15, 1e-6) of a row and 0, zero = round(-min / scale)
+///   nvfp4                    scale = e4m3(amax / 6 / k_scale) of 16 values; where it is 0, codes are 0
+///   mxfp4, mxfp8             scale = the power of two at or above amax / 6 or 448 of 32 values; 1 of zeros
+/// No scale is infinite or NaN: infinity counts as the largest float, NaN not at all. A code is the nearest one, ties to even; what is too
+/// large saturates; NaN becomes the code for NaN, or the largest code where there is none. Slots outside the cache other than -1 are an error where they can be seen (CPU) and skipped where not. Of two rows
 /// with one slot, each element is of either.
 struct PagedCacheAppendDesc {
   TensorDesc k{}, v{}, k_cache{}, v_cache{};
-  std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches only; absent means 1
+  std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches, e5m2 and nvfp4 only; absent means 1
+  KvFormat k_format = KvFormat::rows, v_format = KvFormat::rows;
+  std::optional<TensorDesc> k_scale_cache{}, v_scale_cache{};
 };
 
 struct PagedCacheAppendArgs {
@@ -77,6 +94,8 @@ struct PagedCacheAppendArgs {
   const std::int64_t* slot_mapping = nullptr;
   const float* k_scale = nullptr;
   const float* v_scale = nullptr;
+  void* k_scale_cache = nullptr;
+  void* v_scale_cache = nullptr;
 };
 
 using PagedCacheAppendPlan = Plan<PagedCacheAppendArgs>;

@@ -20,6 +20,7 @@ To enumerator(std::int32_t value, int count, const std::string& name) {
 static_assert(static_cast<int>(DType::f64) == FOVEA_F64 && static_cast<int>(DType::i8) == FOVEA_I8);
 static_assert(static_cast<int>(Anchor::bottom_right) == FOVEA_BOTTOM_RIGHT && static_cast<int>(Backend::hip) == FOVEA_HIP);
 static_assert(static_cast<int>(CacheFormat::v41_fp4) == FOVEA_V41_FP4 && static_cast<int>(ScaleRule::exact) == FOVEA_EXACT);
+static_assert(static_cast<int>(KvFormat::int8_token) == FOVEA_KV_INT8_TOKEN && static_cast<int>(KvFormat::mxfp8) == FOVEA_KV_MXFP8);
 static_assert(static_cast<int>(Int8Granularity::block) == FOVEA_INT8_BLOCK &&
               static_cast<int>(Int8Granularity::thread) == FOVEA_INT8_THREAD);
 static_assert(static_cast<int>(ErrorCode::device_error) + 1 == FOVEA_DEVICE_ERROR);
@@ -65,6 +66,8 @@ LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view na
   desc.alignment = from.alignment;
   return desc;
 }
+
+KvFormat kv_format(fovea_kv_format from, std::string_view name) { return enumerator<KvFormat>(from, FOVEA_KV_MXFP8 + 1, std::string(name)); }
 
 ScaleRule scale_rule(fovea_scale_rule from) { return enumerator<ScaleRule>(from, FOVEA_EXACT + 1, "rule"); }
 

@@ -20,6 +20,7 @@ PlanOptions plan_options(const fovea_options* from);
 AttentionDesc convert(const fovea_attention_desc& from);
 AttentionArgs convert(const fovea_attention_args& from);
 LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view name);
+KvFormat kv_format(fovea_kv_format from, std::string_view name);
 ScaleRule scale_rule(fovea_scale_rule from);
 Int8Groups groups(const fovea_int8_groups* from);
 
@@ -45,6 +46,7 @@ inline void assign(std::optional<PackedMaskDesc>& to, const fovea_packed_mask* f
 inline void assign(LatentCacheDesc& to, const fovea_latent_cache& from, std::string_view name) { to = latent_cache(from, name); }
 inline void assign(Int8Groups& to, const fovea_int8_groups* from, std::string_view) { to = groups(from); }
 inline void assign(DType& to, fovea_dtype from, std::string_view name) { to = dtype(from, name); }
+inline void assign(KvFormat& to, fovea_kv_format from, std::string_view name) { to = kv_format(from, name); }
 inline void assign(BandMask& to, const fovea_mask* from, std::string_view) {
   if (from != nullptr) to = mask(*from);  // else the operation's own
 }

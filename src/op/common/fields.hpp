@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fovea/c.h"
+#include "fovea/kv_format.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/packed_mask.hpp"
 #include "op/common/checks.hpp"
@@ -88,6 +89,7 @@ struct Field {
   std::int32_t (*alignment)(const typename Types::Problem& problem) = nullptr;  ///< in bytes; that of the element without
   std::int64_t (*count)(const typename Types::Desc& desc) = nullptr;            ///< elements of a vector; kv heads of a scale
   std::int64_t (*batch)(const typename Types::Desc& desc) = nullptr;            ///< sequences that may each have a scale; none without
+  KvFormat (*format)(const typename Types::Desc& desc) = nullptr;                ///< of a tensor that may hold codes or their scales
   bool may_be_absent = false;                                                   ///< a vector without a flag, which not every call has
   bool has_anchor = false;                                                      ///< a mask whose corner is the caller's choice
 };
@@ -111,6 +113,7 @@ using TypesOf = typename std::tuple_element_t<0, std::remove_cvref_t<decltype(ta
 
 constexpr bool in_use(bool flag) { return flag; }
 constexpr bool in_use(double number) { return number != 0; }
+constexpr bool in_use(KvFormat format) { return format != KvFormat::rows; }
 template <class T>
 constexpr bool in_use(const std::optional<T>& value) {
   return value.has_value();

@@ -27,8 +27,10 @@ inline constexpr auto kPagedAttentionFields = [] {
   constexpr auto segments = [](const P& p) { return p.packed_mask && p.packed_mask->row_bytes == 0 && p.batch > 1; };
   return std::tuple{
       Field<T, &D::q, &C::q, &A::q, &B::q>{.name = "q", .needed = any_q, .alignment = kIts<&P::q_base_alignment>},
-      Field<T, &D::k_cache, &C::k_cache, &A::k_cache, &B::k_cache>{"k_cache", any_k, kIts<&P::k_base_alignment>},
-      Field<T, &D::v_cache, &C::v_cache, &A::v_cache, &B::v_cache>{"v_cache", any_k, kIts<&P::v_base_alignment>},
+      Field<T, &D::k_cache, &C::k_cache, &A::k_cache, &B::k_cache>{
+          .name = "k_cache", .needed = any_k, .alignment = kIts<&P::k_base_alignment>, .format = kIts<&D::k_format>},
+      Field<T, &D::v_cache, &C::v_cache, &A::v_cache, &B::v_cache>{
+          .name = "v_cache", .needed = any_k, .alignment = kIts<&P::v_base_alignment>, .format = kIts<&D::v_format>},
       Field<T, &D::block_table, &C::block_table, &A::block_table, &B::block_table>{"block_table", any_block},
       Field<T, &A::cu_seqlens_q, &B::cu_seqlens_q>{.name = "cu_seqlens_q", .count = batch_and_one, .may_be_absent = true},
       Field<T, &A::kv_len, &B::kv_len>{.name = "kv_len", .needed = any_sequence, .count = batch},
@@ -44,6 +46,18 @@ inline constexpr auto kPagedAttentionFields = [] {
       Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::v_scale>{.name = "v_scale", .count = kv_heads},
       Field<T, &D::packed_mask, &C::packed_mask, &A::packed_mask, &B::packed_mask, &P::packed_mask>{"packed_mask", any_bit},
       Field<T, &A::mask_indptr, &B::mask_indptr>{.name = "mask_indptr", .needed = segments, .count = batch_and_one, .may_be_absent = true},
+      Field<T, &D::k_format, &C::k_format, &P::k_format>{"k_format"},
+      Field<T, &D::v_format, &C::v_format, &P::v_format>{"v_format"},
+      Field<T, &D::k_scale_cache, &C::k_scale_cache, &A::k_scale_cache, &B::k_scale_cache, &P::k_scale_cache>{
+          .name = "k_scale_cache",
+          .needed = any_k,
+          .alignment = [](const P& p) { return base_alignment(p.k_scale_cache.value_or(TensorDesc{})); },
+          .format = kIts<&D::k_format>},
+      Field<T, &D::v_scale_cache, &C::v_scale_cache, &A::v_scale_cache, &B::v_scale_cache, &P::v_scale_cache>{
+          .name = "v_scale_cache",
+          .needed = any_k,
+          .alignment = [](const P& p) { return base_alignment(p.v_scale_cache.value_or(TensorDesc{})); },
+          .format = kIts<&D::v_format>},
   };
 }();
 static_assert(names_every_pointer<PagedAttentionArgs>(kPagedAttentionFields));

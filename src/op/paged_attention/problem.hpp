@@ -23,6 +23,8 @@ struct PagedAttentionProblem : AttentionCore {
   std::int64_t max_blocks = 0;    ///< entries in a row of the block table
   std::int64_t table_stride = 0;  ///< from one row of the block table to the next
   CacheStrides k{}, v{};
+  KvFormat k_format = KvFormat::rows, v_format = KvFormat::rows;
+  std::optional<TensorDesc> k_scale_cache{}, v_scale_cache{};  ///< where the format has scales
   SequenceClass sequences = SequenceClass::all;
   std::int64_t prefill_from = 0;
   Extents extents{};

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "op/common/attention_core.hpp"
+#include "op/common/kv_side.hpp"
 #include "op/common/packed_mask.hpp"
 #include "op/paged_attention/fields.hpp"
 #include "op/paged_attention/problem.hpp"
@@ -24,23 +25,27 @@ void check_dtypes(Checker& check, const Tensors& t) {
   constexpr std::array kQueryDTypes{DType::f32, DType::f16, DType::bf16};
   constexpr std::array kIndexDTypes{DType::i32};
   const std::array query{t.q.desc.dtype};
-  const std::array cache{t.q.desc.dtype, DType::e4m3};
-  const std::array key{t.k_cache.desc.dtype};
   check_values(check, t.q, kQueryDTypes);
-  check_values(check, t.k_cache, cache);
-  check_values(check, t.v_cache, key);
   check_values(check, t.out, query);
   check_dtype(check, t.block_table, kIndexDTypes);
 }
 
+/// Formats, dtypes and last extents of the caches, which go together.
+void check_caches(Checker& check, const Tensors& t, const KvSide& k, const KvSide& v) {
+  const std::array cache{t.q.desc.dtype, DType::e4m3};
+  const std::array key{t.k_cache.desc.dtype};
+  const bool plain_v = v.format == KvFormat::rows, plain = plain_v && k.format == KvFormat::rows;
+  check_kv_side(check, k, t.q.desc.shape[2], "head_dim_qk of q", cache);
+  if (plain_v) check_extent(check, t.out, 2, t.v_cache.desc.shape[3], "head_dim_v of v_cache");
+  check_kv_side(check, v, t.out.desc.shape[2], "head_dim_v of out", plain ? std::span<const DType>(key) : cache);
+}
+
 void check_shapes(Checker& check, const Tensors& t) {
-  check_extent(check, t.k_cache, 3, t.q.desc.shape[2], "head_dim_qk of q");
   check_extent(check, t.v_cache, 0, t.k_cache.desc.shape[0], "blocks of k_cache");
   check_extent(check, t.v_cache, 1, t.k_cache.desc.shape[1], "page of k_cache");
   check_extent(check, t.v_cache, 2, t.k_cache.desc.shape[2], "kv_head of k_cache");
   check_extent(check, t.out, 0, t.q.desc.shape[0], "rows of q");
   check_extent(check, t.out, 1, t.q.desc.shape[1], "head of q");
-  check_extent(check, t.out, 2, t.v_cache.desc.shape[3], "head_dim_v of v_cache");
   const auto positive = [&](const NamedTensor& tensor, std::size_t axis, std::string_view subject) {
     check.expect(tensor.desc.shape[axis] >= 1, subject, tensor.desc.shape[axis], "1 or more");
   };
@@ -60,14 +65,14 @@ void check_bounds(Checker& check, const PagedAttentionDesc& desc) {
 PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOptions& options) {
   PagedAttentionProblem problem;
   problem.q_dtype = desc.q.dtype;
-  problem.kv_dtype = desc.k_cache.dtype;
+  problem.kv_dtype = desc.k_format != KvFormat::rows && desc.v_format == KvFormat::rows ? desc.v_cache.dtype : desc.k_cache.dtype;
   problem.out_dtype = desc.out.dtype;
   problem.batch = desc.block_table.shape[0];
   problem.total_q = desc.q.shape[0];
   problem.heads = desc.q.shape[1];
   problem.kv_heads = desc.k_cache.shape[2];
   problem.head_dim_qk = desc.q.shape[2];
-  problem.head_dim_v = desc.v_cache.shape[3];
+  problem.head_dim_v = desc.out.shape[2];
   problem.q = {0, desc.q.strides[0], desc.q.strides[1]};
   problem.out = {0, desc.out.strides[0], desc.out.strides[1]};
   problem.batch_invariant = options.batch_invariant;
@@ -98,14 +103,14 @@ Result<PagedAttentionProblem> validate(const PagedAttentionDesc& desc, const Pla
   }
   if (!check.ok()) return check.error();
   check_dtypes(check, tensors);
+  check_caches(check, tensors, {kKNames, tensors.k_cache, desc.k_format, desc.k_scale, desc.k_scale_cache},
+               {kVNames, tensors.v_cache, desc.v_format, desc.v_scale, desc.v_scale_cache});
   check_shapes(check, tensors);
   if (!check.ok()) return check.error();
 
   PagedAttentionProblem problem = normalise(desc, options);
   check_bounds(check, desc);
   check_scalars(check, desc.scale, problem);
-  check_scale(check, "k_scale", desc.k_scale, problem.kv_dtype);
-  check_scale(check, "v_scale", desc.v_scale, problem.kv_dtype);
   check_lse(check, "lse", desc.lse, problem, true);
   if (problem.packed_mask) check_packed_mask(check, *problem.packed_mask, problem);
   if (!check.ok()) return check.error();

@@ -19,11 +19,13 @@ struct AppendSide {
   std::int64_t row_stride = 0, head_stride = 0;  ///< of the new rows
   CacheStrides cache{};
   std::optional<ScaleDesc> scale{};
+  KvFormat format = KvFormat::rows;
+  std::optional<TensorDesc> scale_cache{};  ///< where the format has scales
   std::int32_t rows_alignment = 0, cache_alignment = 0;  ///< bytes, of the pointers
 };
 
 struct PagedCacheAppendProblem {
-  DType dtype{}, cache_dtype{};
+  DType dtype{}, cache_dtype{};  ///< cache_dtype is that of plain rows, if K or V has such
   std::int64_t tokens = 0, kv_heads = 0, blocks = 0, page = 0;
   AppendSide k{}, v{};
   Extents extents{};
@@ -31,7 +33,9 @@ struct PagedCacheAppendProblem {
 
 inline constexpr std::array kPagedCacheAppendOptions{
     Option<PagedCacheAppendProblem>{"k_scale", [](const PagedCacheAppendProblem& p) { return p.k.scale.has_value(); }},
-    Option<PagedCacheAppendProblem>{"v_scale", [](const PagedCacheAppendProblem& p) { return p.v.scale.has_value(); }}};
+    Option<PagedCacheAppendProblem>{"v_scale", [](const PagedCacheAppendProblem& p) { return p.v.scale.has_value(); }},
+    Option<PagedCacheAppendProblem>{"k_format", [](const PagedCacheAppendProblem& p) { return p.k.format != KvFormat::rows; }},
+    Option<PagedCacheAppendProblem>{"v_format", [](const PagedCacheAppendProblem& p) { return p.v.format != KvFormat::rows; }}};
 
 /// The only maker of a PagedCacheAppendProblem.
 Result<PagedCacheAppendProblem> validate(const PagedCacheAppendDesc& desc, const PlanOptions& options);

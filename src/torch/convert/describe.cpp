@@ -35,6 +35,12 @@ std::optional<DType> dtype_of(const Tensor& tensor) {
   return std::nullopt;
 }
 
+/// Whether the dtype is one that names the codes or scales of a cache's format, or bytes.
+bool is_byte(const Tensor& tensor) {
+  const std::int32_t dtype = torch_dtype_of(tensor);
+  return holds_bytes(tensor) || dtype == aoti_torch_dtype_float8_e5m2();
+}
+
 void require_dtype(const Tensor& tensor, const char* name, DType want) {
   if (dtype_of(tensor) == want) return;
   raise_invalid(field(name, "dtype"), dtype_text(tensor), std::string(name_of(want)));
@@ -149,12 +155,13 @@ static void make_contiguous(TensorDesc& desc) {
   }
 }
 
-TensorDesc describe(const Tensor& tensor, const char* name) {
+TensorDesc describe(const Tensor& tensor, const char* name, bool may_hold_codes) {
   check_memory(tensor, name);
   TensorDesc desc{};
   const std::int64_t rank = tensor.dim();
   if (rank > static_cast<std::int64_t>(desc.shape.size())) raise_invalid(field(name, "rank"), std::to_string(rank), "at most 4");
-  const std::optional<DType> dtype = dtype_of(tensor);
+  std::optional<DType> dtype = dtype_of(tensor);
+  if (!dtype && may_hold_codes && is_byte(tensor)) dtype = DType::i8;
   if (!dtype) {
     // No kernel computes with other 8-bit floats, which are numbers all the same.
     const std::string got = dtype_text(tensor);
@@ -171,9 +178,19 @@ TensorDesc describe(const Tensor& tensor, const char* name) {
   return desc;
 }
 
-std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name) {
+std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name, bool may_hold_codes) {
   if (!tensor) return std::nullopt;
-  return describe(*tensor, name);
+  return describe(*tensor, name, may_hold_codes);
+}
+
+KvFormat kv_format_of(const std::string& format, const char* name) {
+  std::string want(name_of(KvFormat::rows));
+  if (format == want) return KvFormat::rows;
+  for (const KvRowFormat& known : kKvFormats) {
+    if (known.name == format) return known.format;
+    want.append(", ").append(known.name);
+  }
+  raise_invalid(name, "\"" + format + "\"", want);
 }
 
 void check_vector(const Tensor& tensor, const char* name, DType dtype, std::int64_t count) {

@@ -9,9 +9,12 @@
 
 namespace fovea::binding {
 
-/// Shape, strides, dtype, and the alignment of the pointer.
-TensorDesc describe(const Tensor& tensor, const char* name);
-std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name);
+/// Shape, strides, dtype, and the alignment of the pointer. With `may_hold_codes`, dtypes of one byte that the library lacks are bytes, i8.
+TensorDesc describe(const Tensor& tensor, const char* name, bool may_hold_codes = false);
+std::optional<TensorDesc> describe(const OptionalTensor& tensor, const char* name, bool may_hold_codes = false);
+
+/// By its name; "rows" is none.
+KvFormat kv_format_of(const std::string& format, const char* name);
 
 /// Checks a vector, which the library reads by pointer alone: dtype, one dimension of `count` elements, contiguous.
 void check_vector(const Tensor& tensor, const char* name, DType dtype, std::int64_t count);

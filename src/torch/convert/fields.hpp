@@ -34,7 +34,7 @@ struct PackedMask {
 };
 
 /// How torch takes a field. Bounds are those of a ragged batch, of its keys alone where there are no queries.
-enum class TorchKind { tensor, optional_tensor, cache, mask, packed_mask, bounds, key_bounds, groups, dtype, number };
+enum class TorchKind { tensor, optional_tensor, cache, mask, packed_mask, bounds, key_bounds, groups, dtype, format, number };
 
 template <class Row>
 constexpr TorchKind kind_of(const Row& row) {
@@ -46,6 +46,7 @@ constexpr TorchKind kind_of(const Row& row) {
   if (std::is_same_v<T, BandMask>) return TorchKind::mask;
   if (std::is_same_v<T, Int8Groups>) return TorchKind::groups;
   if (std::is_same_v<T, DType>) return TorchKind::dtype;
+  if (std::is_same_v<T, KvFormat>) return TorchKind::format;
   if (!std::is_same_v<T, std::optional<RaggedDesc>>) return TorchKind::number;
   return requires { &Row::Types::Desc::q; }
   ? TorchKind::bounds : TorchKind::key_bounds;
@@ -64,6 +65,7 @@ auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::key_bounds) return arguments.optional_integer();
   if constexpr (kind == TorchKind::groups) return Groups{.granularity = arguments.text(), .warp_rows = arguments.integer()};
   if constexpr (kind == TorchKind::dtype) return arguments.take<std::int32_t>();
+  if constexpr (kind == TorchKind::format) return arguments.text();
   if constexpr (kind == TorchKind::number) return arguments.take<std::conditional_t<std::is_same_v<Number, float>, double, Number>>();
 }
 
@@ -118,6 +120,7 @@ std::string schema_of(const Table& table) {
         argument("int", "warp_rows");
         break;
       case TorchKind::dtype: argument("ScalarType", field.name); break;
+      case TorchKind::format: argument("str", field.name); break;
       case TorchKind::number:
         using T = typename Row::InDesc;
         argument(std::is_same_v<T, bool> ? "bool" : std::is_floating_point_v<T> ? "float" : "SymInt", field.name);
@@ -143,7 +146,17 @@ class Fields {
 
   Desc describe() const {
     Desc desc{};
-    for_each([&](const auto& field, const auto& value) { describe_field(desc, field, value); });
+    const auto describe_if = [&](bool formats) {  // formats first: they say what bytes are
+      for_each([&](const auto& field, const auto& value) {
+        if constexpr (std::is_same_v<typename std::remove_cvref_t<decltype(field)>::InDesc, KvFormat>) {
+          if (formats) describe_field(desc, field, value);
+        } else {
+          if (!formats) describe_field(desc, field, value);
+        }
+      });
+    };
+    describe_if(true);
+    describe_if(false);
     return desc;
   }
 
@@ -200,7 +213,7 @@ class Fields {
     using T = typename Row::InDesc;
     const char* name = row.name.data();
     if constexpr (std::is_same_v<T, TensorDesc> || std::is_same_v<T, std::optional<TensorDesc>>) {
-      desc.*Row::kDesc = binding::describe(value, name);
+      desc.*Row::kDesc = binding::describe(value, name, row.format != nullptr && row.format(desc) != KvFormat::rows);
     } else if constexpr (std::is_same_v<T, std::optional<ScaleDesc>>) {
       desc.*Row::kDesc = describe_scale(value, name, row.batch == nullptr ? 0 : row.batch(desc), row.count(desc));
     } else if constexpr (std::is_same_v<Value, PackedMask>) {
@@ -214,6 +227,8 @@ class Fields {
       desc.*Row::kDesc = value.of_plan();
     } else if constexpr (std::is_same_v<T, DType>) {
       desc.*Row::kDesc = v_dtype_of(value);
+    } else if constexpr (std::is_same_v<T, KvFormat>) {
+      desc.*Row::kDesc = kv_format_of(value, name);
     } else if constexpr (std::is_same_v<T, LatentCacheDesc>) {
       desc.*Row::kDesc = describe_cache(value.tensor, value.format, name);
     } else if constexpr (std::is_same_v<T, bool> && Row::kHasPointer) {
