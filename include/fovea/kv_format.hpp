@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -39,7 +40,7 @@ struct KvRowFormat {
   std::string_view name{};
   KvCode code{};
   KvScale scale{};
-  int group = 0;          ///< values that share a scale; 0: the row
+  int group = 0;            ///< values that share a scale; 0: the row
   bool has_global = false;  ///< k_scale or v_scale may be given
 
   constexpr int code_bits() const { return code == KvCode::u4 || code == KvCode::e2m1 ? 4 : 8; }
@@ -92,6 +93,16 @@ constexpr const KvRowFormat* kv_row_format(KvFormat format) {
 constexpr std::string_view name_of(KvFormat format) {
   const KvRowFormat* row = kv_row_format(format);
   return row != nullptr ? row->name : "rows";
+}
+
+constexpr std::string_view name_of(KvCode code) {
+  constexpr std::array<std::string_view, 5> kNames{"i8", "e4m3", "e5m2", "u4", "e2m1"};
+  return kNames[static_cast<std::size_t>(code)];
+}
+
+constexpr std::string_view name_of(KvScale scale) {
+  constexpr std::array<std::string_view, 5> kNames{"none", "token", "token_zero", "block_e4m3", "block_ue8m0"};
+  return kNames[static_cast<std::size_t>(scale)];
 }
 
 }  // namespace fovea

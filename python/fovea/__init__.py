@@ -22,6 +22,7 @@ from fovea._block_mask import BlockMask
 from fovea._explain import explain
 from fovea._indexer import index_logits, topk_rows
 from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
+from fovea._kv_format import KvFormat, kv_formats
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
 from fovea._latent_schedule import LatentSchedule
@@ -49,6 +50,7 @@ __all__ = [
     "CacheFormat",
     "Device",
     "Implementation",
+    "KvFormat",
     "LatentSchedule",
     "Plan",
     "QuantizedQk",
@@ -64,6 +66,7 @@ __all__ = [
     "get_num_threads",
     "implementations",
     "index_logits",
+    "kv_formats",
     "latent_attention",
     "merge_states",
     "pack_mask",

@@ -50,7 +50,7 @@ def _backward(call: _Call) -> int:
 @_formula("paged_attention", "latent_attention")
 def _cached(call: _Call) -> int:
     q, table = call["q"], call["block_table"]
-    cache, values = (call["cache"], 512) if "cache" in call else (call["k_cache"], call["v_cache"].shape[-1])
+    cache, values = (call["cache"], 512) if "cache" in call else (call["k_cache"], call["out"].shape[-1])
     keys = _values(call["kv_len"], call["max_kv_len"] or table.shape[1] * cache.shape[1])
     cu = call["cu_seqlens_q"]
     if cu is not None:

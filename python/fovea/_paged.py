@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
+from fovea._kv_format import kv_formats
 from fovea._library import band, empty_lse, empty_out, fills, one_row_each, scale_tensor, score_scale
 from fovea._options import CacheLengths, Call, Mask, PackedMask
 
@@ -24,6 +25,19 @@ class PagedOptions(Call, Mask, CacheLengths, PackedMask, total=False):
     sink: Tensor | None
     k_scale: Tensor | float | None
     v_scale: Tensor | float | None
+    k_format: str
+    v_format: str
+    k_scale_cache: Tensor | None
+    v_scale_cache: Tensor | None
+
+
+_HALF_BYTES = {name for name, format in kv_formats().items() if format.bits == 4}
+
+
+def _new_out(q: Tensor, v_cache: Tensor, v_format: str) -> Tensor:
+    if v_format in _HALF_BYTES:
+        return q.new_empty((*q.shape[:-1], 2 * v_cache.shape[-1]))
+    return empty_out(q, v_cache)
 
 
 # fmt: off
@@ -65,6 +79,10 @@ def paged_attention(
     packed_mask: Tensor | None = None,
     mask_indptr: Tensor | None = None,
     mask_tail: int | None = None,
+    k_format: str = "rows",
+    v_format: str = "rows",
+    k_scale_cache: Tensor | None = None,
+    v_scale_cache: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
@@ -101,6 +119,12 @@ def paged_attention(
             row of q (:func:`fovea.tree_mask`).
         mask_indptr: int32 ``[batch + 1]``, for a flat ``packed_mask``; a single sequence needs none.
         mask_tail: How many of a sequence's last keys have bits; every key before them passes. None is all keys.
+        k_format: "rows", or one of :func:`fovea.kv_formats`. Then the last dimension of k_cache is the bytes of a row's codes,
+            uint8 or the dtype of the codes, and k_scale is that of e5m2 or nvfp4.
+        v_format: As ``k_format``, for v; the two may differ.
+        k_scale_cache: The scales of k_format: float32 or float16 ``[blocks, page, kv_head]``, or one byte each
+            ``[blocks, page, kv_head, groups]``; all strides are free but that of groups.
+        v_scale_cache: As ``k_scale_cache``, for v.
         out: Written and returned instead of a new tensor: ``[total_q, head, dv]``, dtype of q. Rows of no sequence are left alone;
             in a new tensor they are 0.
         lse: Written and returned instead of a new tensor: float32 ``[total_q, head]``. Likewise; in a new tensor
@@ -121,7 +145,7 @@ def paged_attention(
     """
     new = fills(cu_seqlens_q, out, lse)
     if out is None:
-        out = empty_out(q, v_cache)
+        out = _new_out(q, v_cache, v_format)
     if lse is None and return_lse:
         lse = empty_lse(q)
     left, right = band(causal, window)
@@ -148,6 +172,10 @@ def paged_attention(
         packed_mask,
         mask_tail,
         mask_indptr,
+        k_format,
+        v_format,
+        k_scale_cache,
+        v_scale_cache,
         implementation or "",
         batch_invariant,
         *new,
@@ -165,6 +193,10 @@ def paged_cache_append(
     *,
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
+    k_format: str = "rows",
+    v_format: str = "rows",
+    k_scale_cache: Tensor | None = None,
+    v_scale_cache: Tensor | None = None,
     implementation: str | None = None,
 ) -> None:
     """Writes new rows of k and v into a block-table cache: row t goes to block ``slot // page``, slot ``slot % page`` of it.
@@ -178,6 +210,11 @@ def paged_cache_append(
         slot_mapping: int64 ``[tokens]``; -1 skips a row. Of two rows with one slot, each element is of either.
         k_scale: For a float8_e4m3fn cache: float32, one element or ``[kv_head]``; None is 1.
         v_scale: As ``k_scale``, for v.
+        k_format: "rows", or one of :func:`fovea.kv_formats`, as :func:`fovea.paged_attention` reads them; docs/kv_formats.md has
+            its quantiser.
+        v_format: As ``k_format``, for v; the two may differ.
+        k_scale_cache: The scales of k_format, written in place.
+        v_scale_cache: As ``k_scale_cache``, for v.
         implementation: Forces one of :func:`fovea.implementations` by name.
 
     Raises:
@@ -195,5 +232,9 @@ def paged_cache_append(
         slot_mapping,
         scale_tensor("k_scale", k_scale, k),
         scale_tensor("v_scale", v_scale, k),
+        k_format,
+        v_format,
+        k_scale_cache,
+        v_scale_cache,
         implementation or "",
     )

@@ -67,7 +67,9 @@ LatentCacheDesc latent_cache(const fovea_latent_cache& from, std::string_view na
   return desc;
 }
 
-KvFormat kv_format(fovea_kv_format from, std::string_view name) { return enumerator<KvFormat>(from, FOVEA_KV_MXFP8 + 1, std::string(name)); }
+KvFormat kv_format(fovea_kv_format from, std::string_view name) {
+  return enumerator<KvFormat>(from, FOVEA_KV_MXFP8 + 1, std::string(name));
+}
 
 ScaleRule scale_rule(fovea_scale_rule from) { return enumerator<ScaleRule>(from, FOVEA_EXACT + 1, "rule"); }
 

@@ -10,6 +10,7 @@ namespace fovea::cpu {
 /// Storage types of the tables, in the order of DType: f32, f16, bf16, e4m3, i8.
 inline constexpr int kStorages = 5;
 inline constexpr int kPackedFormatCount = 5;
+inline constexpr int kKvFormatCount = 7;
 /// Rows that pack_keys and pack_values take at a time.
 inline constexpr int kPackedRows = 8;
 
@@ -236,6 +237,18 @@ struct LatentKernels {
   void (*to_bf16[kStorages])(void* target, Row source, int count) = {};
 };
 
+/// The bytes of a row of a KV cache format. Nothing is aligned.
+struct KvRowSource {
+  const void *codes = nullptr, *scales = nullptr;
+  bool f16_scale = false;  ///< of int8_token and e4m3_token, else f32
+};
+
+/// Rows of the KV cache formats, in the order of kKvFormats.
+struct KvRowKernels {
+  /// Values in f32; `row` has room for a multiple of 16.
+  void (*decode[kKvFormatCount])(const KvRowSource&, float* row, int count) = {};
+};
+
 /// Row functions of the int8 quantisers. `mean` is subtracted first. Counts are multiples of 32.
 struct QuantizeKernels {
   /// max |source[i] - mean[i]|, or NaN if some element is not finite.
@@ -256,6 +269,7 @@ struct Kernels {
   LatentKernels packed_rows{};
   AttentionKernels int8{};  ///< int8 q and K; P and V as in `attention`
   QuantizeKernels quantize{};
+  KvRowKernels kv_rows{};
 };
 
 namespace scalar {

@@ -16,8 +16,17 @@ struct Sequence {
   std::int64_t first_row = 0;  ///< in the flat [total_q, ...] output
   std::int64_t seq_q = 0, seq_k = 0;
   std::int64_t q_at = 0;
-  std::vector<std::int64_t> k_at{}, v_at{};  ///< [seq_k]; -1 for keys that no row sees
+  std::vector<std::int64_t> k_at{}, v_at{};              ///< [seq_k]; -1 for keys that no row sees
+  std::vector<std::int64_t> k_scale_at{}, v_scale_at{};  ///< likewise, of the scales of rows
   std::optional<MaskedSequence> packed_mask{};
+};
+
+/// Where a cache in a format of codes has the scales of its rows.
+struct KvScales {
+  const KvRowFormat* format = nullptr;  ///< null for plain rows
+  const void* scales = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t head_stride = 0;
 };
 
 /// The differences between dense and paged attention.
@@ -27,6 +36,7 @@ struct Inputs {
   const float* sink;
   const BlockMask* blocks = nullptr;
   const AttentionArgs* dense = nullptr;  ///< null of paged attention, which has neither bias nor dropout
+  KvScales k_scales{}, v_scales{};
 };
 
 /// Scales of one (sequence, kv head), 1 without a scale tensor.
@@ -43,11 +53,31 @@ std::vector<std::int64_t> moved(std::vector<std::int64_t> at, std::int64_t by) {
   return at;
 }
 
+/// Rows at the offsets `at` of codes, with the scales at `scale_at`, as gather() has plain ones.
+Matrix gather_codes(const KvScales& side, const void* codes, const std::vector<std::int64_t>& at, const std::vector<std::int64_t>& scale_at,
+                    std::int64_t columns) {
+  Matrix rows(static_cast<std::int64_t>(at.size()), columns);
+  const auto size = static_cast<std::int64_t>(size_of(side.dtype));
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    if (at[i] < 0) continue;
+    const KvRow row{*side.format, static_cast<const std::byte*>(codes) + at[i],
+                    static_cast<const std::byte*>(side.scales) + scale_at[i] * size, side.dtype};
+    decode_kv_row(row, {rows.row(static_cast<std::int64_t>(i)), static_cast<std::size_t>(columns)});
+  }
+  return rows;
+}
+
 /// All query heads of one kv head.
 void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const Sequence& sequence, std::int64_t kv_head,
                   const Scales& scales, AttentionOutput& result) {
-  const Matrix k = gather(core.kv_dtype, inputs.k, moved(sequence.k_at, kv_head * inputs.k_head_stride), core.head_dim_qk);
-  const Matrix v = gather(core.kv_dtype, inputs.v, moved(sequence.v_at, kv_head * inputs.v_head_stride), core.head_dim_v);
+  const auto rows_of = [&](const KvScales& side, const void* data, const std::vector<std::int64_t>& at, std::int64_t head_stride,
+                           const std::vector<std::int64_t>& scale_at, std::int64_t columns) {
+    const std::vector<std::int64_t> rows = moved(at, kv_head * head_stride);
+    if (side.format == nullptr) return gather(core.kv_dtype, data, rows, columns);
+    return gather_codes(side, data, rows, moved(scale_at, kv_head * side.head_stride), columns);
+  };
+  const Matrix k = rows_of(inputs.k_scales, inputs.k, sequence.k_at, inputs.k_head_stride, sequence.k_scale_at, core.head_dim_qk);
+  const Matrix v = rows_of(inputs.v_scales, inputs.v, sequence.v_at, inputs.v_head_stride, sequence.v_scale_at, core.head_dim_v);
   RowOptions options{.scale = core.scale * scales.q * scales.k, .softcap = core.softcap, .v_scale = scales.v};
   for (std::int64_t row = 0; row < sequence.seq_q; ++row) {
     std::vector<std::int64_t> in_band = visible_keys(core.mask, row, sequence.seq_q, sequence.seq_k);
@@ -113,8 +143,18 @@ Sequence paged_sequence(const detail::PagedAttentionProblem& problem, const Page
     const std::int64_t slot = key % problem.page;
     sequence.k_at.push_back(wanted ? block * problem.k.block + slot * problem.k.token : -1);
     sequence.v_at.push_back(wanted ? block * problem.v.block + slot * problem.v.token : -1);
+    const auto scale_at = [&](const std::optional<TensorDesc>& scales) {
+      return wanted && scales ? block * scales->strides[0] + slot * scales->strides[1] : -1;
+    };
+    sequence.k_scale_at.push_back(scale_at(problem.k_scale_cache));
+    sequence.v_scale_at.push_back(scale_at(problem.v_scale_cache));
   }
   return sequence;
+}
+
+KvScales scales_of(KvFormat format, const std::optional<TensorDesc>& desc, const void* scales) {
+  const TensorDesc scale_cache = desc.value_or(TensorDesc{});
+  return {kv_row_format(format), scales, scale_cache.dtype, scale_cache.strides[2]};
 }
 
 }  // namespace
@@ -142,7 +182,9 @@ AttentionOutput attention(const detail::AttentionProblem& problem, const Attenti
 
 AttentionOutput paged_attention(const detail::PagedAttentionProblem& problem, const PagedAttentionArgs& args) {
   AttentionOutput result = empty_output(problem.total_q, problem.heads, problem.head_dim_v);
-  const Inputs inputs{args.q, args.k_cache, args.v_cache, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr};
+  Inputs inputs{args.q, args.k_cache, args.v_cache, problem.k.head, problem.v.head, problem.has_sink ? args.sink : nullptr};
+  inputs.k_scales = scales_of(problem.k_format, problem.k_scale_cache, args.k_scale_cache);
+  inputs.v_scales = scales_of(problem.v_format, problem.v_scale_cache, args.v_scale_cache);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence sequence = paged_sequence(problem, args, b);
     for (std::int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "op/common/kv_format.hpp"
 #include "reference/element.hpp"
 #include "reference/reference.hpp"
 
@@ -14,13 +15,32 @@ struct Side {
   const void* rows;
   void* cache;
   const float* scales;
+  void* scale_cache;
 };
+
+/// A row into codes and their scales.
+void encode_row(const detail::PagedCacheAppendProblem& problem, const Side& side, std::int64_t slot, std::int64_t from, std::int64_t head) {
+  const detail::AppendSide& layout = side.layout;
+  const TensorDesc scales = layout.scale_cache.value_or(TensorDesc{});
+  const std::int64_t block = slot / problem.page, offset = slot % problem.page;
+  const std::int64_t codes_at = block * layout.cache.block + offset * layout.cache.token + head * layout.cache.head;
+  const std::int64_t scales_at = block * scales.strides[0] + offset * scales.strides[1] + head * scales.strides[2];
+  std::vector<float> row(static_cast<std::size_t>(layout.head_dim));
+  for (std::size_t d = 0; d < row.size(); ++d)
+    row[d] = static_cast<float>(load(problem.dtype, side.rows, from + static_cast<std::int64_t>(d)));
+  const detail::KvRowBytes bytes{static_cast<std::byte*>(side.cache) + codes_at,
+                                 static_cast<std::byte*>(side.scale_cache) + scales_at * static_cast<std::int64_t>(size_of(scales.dtype)),
+                                 scales.dtype};
+  const float global = layout.scale ? side.scales[head * layout.scale->head_stride] : 1.0f;
+  detail::encode_kv_row(*kv_row_format(layout.format), bytes, global, row);
+}
 
 /// Copies one row, or quantises it. The quotient is rounded to f32 first, as the format's definition requires.
 void append_row(const detail::PagedCacheAppendProblem& problem, const Side& side, std::int64_t slot, std::int64_t token,
                 std::int64_t head) {
   const detail::AppendSide& layout = side.layout;
   const std::int64_t from = token * layout.row_stride + head * layout.head_stride;
+  if (layout.format != KvFormat::rows) return encode_row(problem, side, slot, from, head);
   const std::int64_t to = slot / problem.page * layout.cache.block + slot % problem.page * layout.cache.token + head * layout.cache.head;
   const float scale = layout.scale ? side.scales[head * layout.scale->head_stride] : 1.0f;
   for (std::int64_t d = 0; d < layout.head_dim; ++d) {
@@ -34,7 +54,8 @@ bool is_empty(double lse) { return std::isnan(lse) || std::isinf(lse); }
 }  // namespace
 
 void paged_cache_append(const detail::PagedCacheAppendProblem& problem, const PagedCacheAppendArgs& args) {
-  const Side k{problem.k, args.k, args.k_cache, args.k_scale}, v{problem.v, args.v, args.v_cache, args.v_scale};
+  const Side k{problem.k, args.k, args.k_cache, args.k_scale, args.k_scale_cache};
+  const Side v{problem.v, args.v, args.v_cache, args.v_scale, args.v_scale_cache};
   for (std::int64_t token = 0; token < problem.tokens; ++token) {
     const std::int64_t slot = args.slot_mapping[token];
     if (slot < 0) continue;

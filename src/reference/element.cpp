@@ -2,6 +2,7 @@
 #include "reference/element.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,7 +18,7 @@ struct Format {
   constexpr std::uint32_t sign() const { return 1U << (exponent_bits + mantissa_bits); }
   constexpr std::uint32_t top() const { return sign() - 1; }  // all exponent and mantissa bits: a NaN
 };
-constexpr Format kF16{5, 10, true}, kBf16{8, 7, true}, kE4m3{4, 3, false};
+constexpr Format kF16{5, 10, true}, kBf16{8, 7, true}, kE4m3{4, 3, false}, kE5m2{5, 2, true};
 
 double decode(const Format& format, std::uint32_t code) {
   const std::uint32_t magnitude = code & format.top();
@@ -192,6 +193,45 @@ void encode_row(const PackedFormat& format, ScaleRule rule, std::span<const floa
     std::uint16_t bits = 0;
     store(DType::bf16, &bits, 0, row[static_cast<std::size_t>(format.codes + i)]);
     std::memcpy(bytes + format.rope_at(slot) + 2 * i, &bits, 2);
+  }
+}
+
+namespace {
+
+double kv_code(const KvRow& bytes, std::int64_t index) {
+  const auto* codes = static_cast<const std::uint8_t*>(bytes.codes);
+  const int nibble = codes[bytes.format.code_bits() == 4 ? index / 2 : index] >> (index % 2 * 4) & 15;
+  switch (bytes.format.code) {
+    case KvCode::i8: return static_cast<const std::int8_t*>(bytes.codes)[index];
+    case KvCode::e4m3: return load(DType::e4m3, codes, index);
+    case KvCode::e5m2: return decode(kE5m2, codes[index]);
+    case KvCode::u4: return nibble;
+    case KvCode::e2m1: return decode_code(CodeType::e2m1, codes, index);
+  }
+  return kNaN;
+}
+
+double kv_scale(const KvRow& bytes, std::int64_t index) {
+  const auto* scales = static_cast<const std::uint8_t*>(bytes.scales);
+  std::uint32_t bits = 0;
+  switch (bytes.format.scale) {
+    case KvScale::none: return 1;
+    case KvScale::token: return load(bytes.scale_dtype, scales, 0);
+    case KvScale::token_zero: std::memcpy(&bits, scales, sizeof bits); return static_cast<double>(std::bit_cast<float>(bits / 16 * 16));
+    case KvScale::block_e4m3: return decode_scale(ScaleType::e4m3, scales, index / bytes.format.group);
+    case KvScale::block_ue8m0: return decode_scale(ScaleType::ue8m0, scales, index / bytes.format.group);
+  }
+  return kNaN;
+}
+
+}  // namespace
+
+void decode_kv_row(const KvRow& bytes, std::span<double> row) {
+  std::uint32_t bits = 0;
+  if (bytes.format.scale == KvScale::token_zero) std::memcpy(&bits, bytes.scales, sizeof bits);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    row[i] = (kv_code(bytes, index) - bits % 16) * kv_scale(bytes, index);
   }
 }
 

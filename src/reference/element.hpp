@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fovea/kv_format.hpp"
 #include "fovea/latent_attention.hpp"
 #include "fovea/tensor.hpp"
 
@@ -20,5 +21,15 @@ void decode_row(const PackedFormat& format, const void* block, std::int64_t slot
 
 /// Quantises the values of one token into its bytes.
 void encode_row(const PackedFormat& format, ScaleRule rule, std::span<const float> row, void* block, std::int64_t slot, std::int64_t page);
+
+/// A row of a KV cache format: its codes, and its own scales side by side.
+struct KvRow {
+  const KvRowFormat& format;
+  const void *codes, *scales;
+  DType scale_dtype;
+};
+
+/// The unrounded values of a row, without k_scale or v_scale.
+void decode_kv_row(const KvRow& bytes, std::span<double> row);
 
 }  // namespace fovea::reference

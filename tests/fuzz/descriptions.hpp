@@ -142,6 +142,9 @@ inline void randomise(Bytes& bytes, std::optional<PackedMaskDesc>& desc, DType) 
   spoil(bytes, desc->row_bytes);
 }
 inline void randomise(Bytes& bytes, BandMask& band, DType) { band = mask(bytes); }
+inline void randomise(Bytes& bytes, KvFormat& format, DType) {
+  if (bytes.rarely()) format = static_cast<KvFormat>(bytes.small(9));
+}
 inline void randomise(Bytes& bytes, bool& flag, DType) { flag = bytes.flag(); }
 template <std::floating_point Number>
 void randomise(Bytes& bytes, Number& number, DType) {

@@ -71,6 +71,21 @@ void fuzz_attention(Bytes& bytes) {
   examine_on_all_devices([&](Device device) { return plan_attention(desc, device, options); });
 }
 
+/// Now and then a cache of codes in place of plain rows, [blocks, page, kv_head, dim].
+void make_codes(Bytes& bytes, TensorDesc& cache, KvFormat& format, std::optional<TensorDesc>& scales) {
+  if (!bytes.flag()) return;
+  const KvRowFormat& row = kKvFormats[static_cast<std::size_t>(bytes.small(std::size(kKvFormats) - 1))];
+  const std::int64_t dim = cache.shape[3];
+  format = row.format;
+  cache = contiguous(row.code == KvCode::e4m3 && bytes.flag() ? DType::e4m3 : DType::i8,
+                     {cache.shape[0], cache.shape[1], cache.shape[2], row.code_bytes(dim)});
+  constexpr DType kScales[] = {DType::f32, DType::f16, DType::i8, DType::e4m3};
+  const DType dtype = row.group != 0 ? DType::i8 : bytes.rarely() ? kScales[bytes.small(3)] : DType::f32;
+  if (!row.has_scales()) return;
+  scales = row.group == 0 ? contiguous(dtype, {cache.shape[0], cache.shape[1], cache.shape[2]})
+                          : contiguous(dtype, {cache.shape[0], cache.shape[1], cache.shape[2], row.scales(dim)});
+}
+
 void fuzz_paged_attention(Bytes& bytes) {
   Sizes s(bytes);
   if (s.dtype == DType::e4m3) s.dtype = s.out_dtype;
@@ -81,6 +96,8 @@ void fuzz_paged_attention(Bytes& bytes) {
   desc.v_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dv});
   desc.block_table = contiguous(DType::i32, {s.batch, width});
   desc.lse = contiguous(DType::f32, {s.q, s.head});
+  make_codes(bytes, desc.k_cache, desc.k_format, desc.k_scale_cache);
+  make_codes(bytes, desc.v_cache, desc.v_format, desc.v_scale_cache);
   randomise<detail::kPagedAttentionFields>(bytes, desc, s.kv_dtype);
   const PlanOptions options{.batch_invariant = bytes.flag()};
   examine_on_all_devices([&](Device device) { return plan_paged_attention(desc, device, options); });
@@ -94,6 +111,8 @@ void fuzz_paged_cache_append(Bytes& bytes) {
   desc.k = contiguous(s.dtype, {s.q, s.kv_head, s.dqk}), desc.v = contiguous(s.dtype, {s.q, s.kv_head, s.dv});
   desc.k_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dqk}),
   desc.v_cache = contiguous(s.kv_dtype, {blocks, s.page, s.kv_head, s.dv});
+  make_codes(bytes, desc.k_cache, desc.k_format, desc.k_scale_cache);
+  make_codes(bytes, desc.v_cache, desc.v_format, desc.v_scale_cache);
   randomise<detail::kPagedCacheAppendFields>(bytes, desc, s.kv_dtype);
   examine_on_all_devices([&](Device device) { return plan_paged_cache_append(desc, device); });
 }

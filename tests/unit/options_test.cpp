@@ -179,11 +179,22 @@ TEST(Options, OfPagesAndMerging) {
   const Paged paged{
       .q = rows, .k_cache = cache, .v_cache = cache, .block_table = contiguous(DType::i32, {3, 5}), .out = rows, .mask = BandMask{}};
   const auto with_lse = [](auto& c) { c.desc.lse = contiguous(DType::f32, {9, 4}); };
-  expect_options<PagedAttention, Paged>({paged}, with_rows<kPagedAttentionFields, Paged>({{{"lse"}, with_lse}}), kValidate);
-  expect_options<PagedCacheAppend, PagedCacheAppendDesc>(
-      {{.k = rows, .v = rows, .k_cache = cache, .v_cache = cache}},
-      {{{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }}, {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }}},
-      kValidate);
+  const TensorDesc row_scales = contiguous(DType::f32, {50, 16, 4});
+  const auto k_codes = [&](auto& c) { c.desc.k_format = KvFormat::e4m3_token, c.desc.k_scale_cache = row_scales; };
+  const auto v_codes = [&](auto& c) { c.desc.v_format = KvFormat::e4m3_token, c.desc.v_scale_cache = row_scales; };
+  expect_options<PagedAttention, Paged>({paged},
+                                        with_rows<kPagedAttentionFields, Paged>({{{"lse"}, with_lse},
+                                                                                 {{"k_scale_cache", "k_format"}, k_codes},
+                                                                                 {{"k_format", "k_scale_cache"}, k_codes},
+                                                                                 {{"v_scale_cache", "v_format"}, v_codes},
+                                                                                 {{"v_format", "v_scale_cache"}, v_codes}}),
+                                        kValidate);
+  expect_options<PagedCacheAppend, PagedCacheAppendDesc>({{.k = rows, .v = rows, .k_cache = cache, .v_cache = cache}},
+                                                         {{{"k_scale"}, [](auto& c) { c.desc.k_scale = ScaleDesc{}; }},
+                                                          {{"v_scale"}, [](auto& c) { c.desc.v_scale = ScaleDesc{}; }},
+                                                          {{"k_format"}, k_codes},
+                                                          {{"v_format"}, v_codes}},
+                                                         kValidate);
   const TensorDesc lse = contiguous(DType::f32, {9, 4});
   expect_options<MergeStates, MergeStatesDesc>({{.parts = {{rows, lse}, {rows, lse}}, .out = rows}},
                                                {{{"lse"}, [&](auto& c) { c.desc.lse = lse; }}}, kValidate);

@@ -49,6 +49,9 @@ int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row
 /// The same as gather_keys() for a latent cache (latent_attention/gather.cpp).
 int gather_latent(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
 
+/// The same for a cache in a format of codes (paged_attention/gather.cpp).
+int gather_codes(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
+
 /// Finds the first byte of each of those rows, for prefetching.
 int locate_latent(const Item& item, detail::KeyRange keys, Row* rows);
 

@@ -185,6 +185,11 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
     s.k_rows[i] = arena.take<Row>(extents.row_pointers);
     s.v_rows[i] = arena.take<Row>(extents.row_pointers);
     if (setup.latent && setup.latent->packed()) s.decoded[i] = arena.take<std::uint16_t>(extents.row_pointers * setup.core.head_dim_qk);
+    if (setup.kv_cache) {
+      const std::int64_t heads = std::min<std::int64_t>(setup.core.kv_heads, kStreamItemRows);
+      const std::int64_t rows = std::max<std::int64_t>(tuning.kv_tile, tuning.stream_tile * heads);
+      s.decoded_kv[i] = arena.take<float>(rows * (setup.kv_cache->k.stride + setup.kv_cache->v.stride));
+    }
   }
   if (bytes != nullptr) *bytes = arena.bytes();
   return s;

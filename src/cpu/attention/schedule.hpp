@@ -48,6 +48,7 @@ struct Scratch {
   Row* k_rows[2] = {};                             // [row_pointers], this tile's rows and the next tile's
   Row* v_rows[2] = {};
   std::uint16_t* decoded[2] = {};  // [row_pointers][head_dim_qk] bf16 rows of packed caches
+  float* decoded_kv[2] = {};       // rows of K, then of V, of a cache in a format of codes
 };
 
 /// Sizes that the engine and the map of the workspace share.

@@ -82,6 +82,24 @@ struct Int8 {
   detail::RowStrides q_scales{}, k_scales{}, v_scales{}, v_means{}, lse_shift{};
 };
 
+/// K or V of a cache in a format of codes.
+struct KvCodes {
+  void (*decode)(const KvRowSource&, float* row, int count) = nullptr;  // null for plain rows
+  bool has_scales = false, f16_scale = false;
+  KvStrides scales{};       // in bytes
+  std::int64_t dim = 0;     // values in a row
+  std::int64_t stride = 0;  // floats of a decoded row
+};
+
+/// A cache of which K or V is in such a format. Tiles are decoded to f32, which is then the dtype of `core`.
+struct KvCache {
+  KvCodes k{}, v{};
+  DType rows_dtype{};  // of the plain side
+};
+
+/// Keys that a tile of such a cache has at most.
+inline constexpr std::int64_t kMostDecodedKeys = 512;
+
 struct Setup {
   detail::AttentionCore core{};
   std::optional<ScaleDesc> q_scale{};
@@ -94,7 +112,11 @@ struct Setup {
   int threads = 1;
   std::optional<Latent> latent{};
   std::optional<Int8> int8{};
+  std::optional<KvCache> kv_cache{};
 
+  /// From one head of a token to the next, in bytes, where its rows are read.
+  std::int64_t k_head_stride() const { return kv_cache ? kv_cache->k.stride * static_cast<std::int64_t>(sizeof(float)) : k.head; }
+  std::int64_t v_head_stride() const { return kv_cache ? kv_cache->v.stride * static_cast<std::int64_t>(sizeof(float)) : v.head; }
   DType v_dtype() const { return int8 ? int8->v_dtype : core.kv_dtype; }
 };
 
@@ -108,6 +130,7 @@ struct Call {
   void* out = nullptr;
   float* lse = nullptr;
   const float *sink = nullptr, *q_scale = nullptr, *k_scale = nullptr, *v_scale = nullptr, *v_mean = nullptr, *lse_shift = nullptr;
+  const void *k_scale_cache = nullptr, *v_scale_cache = nullptr;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
   detail::MaskBytes packed_mask{};
   List main{}, extra{};  // sparse latent attention

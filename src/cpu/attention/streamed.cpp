@@ -17,7 +17,7 @@ StreamTile gather_tile(const Item& item, std::int64_t tile, int buffer) {
   const std::int64_t begin = std::max(item.entry.key_begin, tile * size), end = std::min(item.entry.key_end, (tile + 1) * size);
   Row *k = item.scratch.k_rows[buffer], *v = item.scratch.v_rows[buffer];
   const int count = gather_keys(item, {begin, end}, buffer, k, v);
-  return {begin, {k, setup.k.head, count}, {v, setup.v.head, count}};
+  return {begin, {k, setup.k_head_stride(), count}, {v, setup.v_head_stride(), count}};
 }
 
 void score(const Item& item, const StreamTile& tile) {

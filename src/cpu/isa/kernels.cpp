@@ -7,6 +7,7 @@
 #include "cpu/attention_backward/gradient.hpp"
 #include "cpu/latent_attention/packed_row.hpp"
 #include "cpu/latent_attention/shared_tile.hpp"
+#include "cpu/paged_attention/kv_row.hpp"
 #include "cpu/quantized_attention/int8_kernels.hpp"
 #include "cpu/rows.hpp"
 
@@ -39,6 +40,7 @@ extern constexpr Kernels kKernels{
     .packed_rows = kLatentKernels,
     .int8 = kInt8Kernels<Int8Math>,
     .quantize = kQuantizeKernels,
+    .kv_rows = kKvRowKernels,
 };
 
 }  // namespace fovea::cpu::FOVEA_ISA

@@ -89,7 +89,7 @@ struct Field {
   std::int32_t (*alignment)(const typename Types::Problem& problem) = nullptr;  ///< in bytes; that of the element without
   std::int64_t (*count)(const typename Types::Desc& desc) = nullptr;            ///< elements of a vector; kv heads of a scale
   std::int64_t (*batch)(const typename Types::Desc& desc) = nullptr;            ///< sequences that may each have a scale; none without
-  KvFormat (*format)(const typename Types::Desc& desc) = nullptr;                ///< of a tensor that may hold codes or their scales
+  KvFormat (*format)(const typename Types::Desc& desc) = nullptr;               ///< of a tensor that may hold codes or their scales
   bool may_be_absent = false;                                                   ///< a vector without a flag, which not every call has
   bool has_anchor = false;                                                      ///< a mask whose corner is the caller's choice
 };

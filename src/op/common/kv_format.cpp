@@ -8,8 +8,8 @@
 namespace fovea::detail {
 namespace {
 
-constexpr float kMost = std::numeric_limits<float>::max();
-constexpr float kLeastScale = 1e-6f;  // its inverse is finite
+constexpr float kMost = std::numeric_limits<float>::max() / 2;  // no code of a scale from it is infinite
+constexpr float kLeastScale = 1e-6f;                            // its inverse is finite
 
 template <class T>
 T read(const void* from, std::int64_t index) {
@@ -25,7 +25,8 @@ void write(void* to, std::int64_t index, T value) {
 float read_scale(const KvRowFormat& format, const KvRowBytes& bytes, std::int64_t group) {
   switch (format.scale) {
     case KvScale::none: return 1.0f;
-    case KvScale::token: return bytes.scale_dtype == DType::f16 ? f32_from_f16(read<std::uint16_t>(bytes.scales, 0)) : read<float>(bytes.scales, 0);
+    case KvScale::token:
+      return bytes.scale_dtype == DType::f16 ? f32_from_f16(read<std::uint16_t>(bytes.scales, 0)) : read<float>(bytes.scales, 0);
     case KvScale::token_zero: return int4_scale(read<std::uint32_t>(bytes.scales, 0));
     case KvScale::block_e4m3: return f32_from_e4m3(read<std::uint8_t>(bytes.scales, group));
     case KvScale::block_ue8m0: return f32_from_ue8m0(read<std::uint8_t>(bytes.scales, group));
@@ -68,7 +69,7 @@ void write_code(KvCode code, void* codes, std::int64_t index, float value) {
 
 float largest_code(KvCode code) { return code == KvCode::i8 ? 127.0f : code == KvCode::e4m3 ? 448.0f : 6.0f; }
 
-/// The largest magnitude. NaN counts for nothing, infinity for the largest float.
+/// The largest magnitude, at most half the largest float. NaN counts for nothing.
 float largest_magnitude(std::span<const float> values) {
   float largest = 0;
   for (const float value : values) largest = std::fabs(value) > largest ? std::fabs(value) : largest;
@@ -103,8 +104,8 @@ void encode_int4(const KvRowFormat& format, const KvRowBytes& bytes, std::span<c
     least = value < least ? value : least;
     most = value > most ? value : most;
   }
-  const float scale = std::max((std::min(most, kMost / 2) - std::max(least, -kMost / 2)) / 15.0f, kLeastScale);
-  const int zero = to_integer(-std::max(least, -kMost / 2) / scale, 0, 15);
+  const float scale = std::max((std::min(most, kMost) - std::max(least, -kMost)) / 15.0f, kLeastScale);
+  const int zero = to_integer(-std::max(least, -kMost) / scale, 0, 15);
   write(bytes.scales, 0, int4_bits(scale, zero));
   const float inverse = 1.0f / scale;
   for (std::size_t i = 0; i < row.size(); ++i) {

@@ -35,9 +35,9 @@ constexpr float f32_from_e5m2(std::uint8_t bits) { return f32_from_f16(static_ca
 constexpr std::uint8_t e2m1_from_f32(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const float size = std::bit_cast<float>(bits & 0x7fffffffU);
-  const int code = size != size ? 7
-                                : (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) + (size >= 3.5f) +
-                                      (size > 5.0f);
+  const int code =
+      size != size ? 7
+                   : (size > 0.25f) + (size >= 0.75f) + (size > 1.25f) + (size >= 1.75f) + (size > 2.5f) + (size >= 3.5f) + (size > 5.0f);
   return static_cast<std::uint8_t>(code | static_cast<int>((bits >> 28) & 8U));
 }
 

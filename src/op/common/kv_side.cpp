@@ -24,8 +24,9 @@ void check_scale_cache(Checker& check, const KvSide& side, const KvRowFormat& fo
   const std::string_view name = side.names.scale_cache;
   if (!check.ok()) return;
   if (side.scale_cache.has_value() != format.has_scales()) {
-    check.fail(invalid(name, format.has_scales() ? "none" : "a tensor",
-                       std::string(format.has_scales() ? "the scales of " : "none (").append(format.name).append(format.has_scales() ? "" : ")")));
+    check.fail(
+        invalid(name, format.has_scales() ? "none" : "a tensor",
+                std::string(format.has_scales() ? "the scales of " : "none (").append(format.name).append(format.has_scales() ? "" : ")")));
   }
   if (!check.ok() || !format.has_scales()) return;
   const TensorDesc& scales = *side.scale_cache;

@@ -20,7 +20,7 @@ struct AppendSide {
   CacheStrides cache{};
   std::optional<ScaleDesc> scale{};
   KvFormat format = KvFormat::rows;
-  std::optional<TensorDesc> scale_cache{};  ///< where the format has scales
+  std::optional<TensorDesc> scale_cache{};               ///< where the format has scales
   std::int32_t rows_alignment = 0, cache_alignment = 0;  ///< bytes, of the pointers
 };
 

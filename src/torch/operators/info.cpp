@@ -54,6 +54,15 @@ void cache_formats(StableIValue* stack, std::uint64_t, std::uint64_t) {
   stack[0] = torch::stable::detail::from(text);
 }
 
+void kv_formats(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::string text;
+  for (const KvRowFormat& format : kKvFormats) {
+    text += row({format.name, name_of(format.code), std::to_string(format.code_bits()), name_of(format.scale), std::to_string(format.group),
+                 format.has_global ? "global" : ""});
+  }
+  stack[0] = torch::stable::detail::from(text);
+}
+
 void version(StableIValue* stack, std::uint64_t, std::uint64_t) { stack[0] = torch::stable::detail::from(std::string(fovea::version())); }
 
 void int8_groups(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -89,13 +98,10 @@ void num_threads(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }  // namespace
 
 std::vector<std::pair<std::string, Operator*>> info_operators() {
-  return {{"implementations() -> str", implementations},
-          {"devices() -> str", devices},
-          {"cache_formats() -> str", cache_formats},
-          {"int8_groups() -> str", int8_groups},
-          {"version() -> str", version},
-          {"plan_table() -> int", plan_table_address},
-          {"set_num_threads(int threads) -> ()", set_num_threads},
+  return {{"implementations() -> str", implementations}, {"devices() -> str", devices},
+          {"cache_formats() -> str", cache_formats},     {"kv_formats() -> str", kv_formats},
+          {"int8_groups() -> str", int8_groups},         {"version() -> str", version},
+          {"plan_table() -> int", plan_table_address},   {"set_num_threads(int threads) -> ()", set_num_threads},
           {"num_threads() -> int", num_threads}};
 }
 
