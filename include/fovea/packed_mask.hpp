@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fovea/standard.hpp"
+
 namespace fovea {
 
 /// Bits that say which of a sequence's last n keys a query row sees. A key is visible if the band and the bits both let it be; the band
@@ -13,12 +15,10 @@ namespace fovea {
 ///
 /// * `row_bytes` 0: rows of n bits follow each other without gaps, and sequence b begins at byte `mask_indptr[b]`. With `tail` 0 these are
 ///   FlashInfer's `packed_custom_mask` and `mask_indptr`, byte for byte. A batch of one sequence may leave out `mask_indptr`.
-/// * otherwise: row t of q, counted through the batch, begins at byte `t * row_bytes`. These are the packed rows of draft tokens that
-///   SGLang's tree builder writes. No pointer but `cu_seqlens_q` is read, and a row's byte follows from its number.
+/// * otherwise: row t of q, counted through the batch, begins at byte `t * row_bytes`, as SGLang's tree builder writes draft tokens.
 ///
-/// Nothing here holds a length, so both are read where they lie, without a copy through the host.
-/// Where the host can read `mask_indptr`, run() reports entries that fall, leave the mask or leave too few bytes for a sequence. On a
-/// device a bit outside of the mask's bytes is 0: its key is not seen.
+/// Nothing here holds a length, so both are read where they lie, without a copy through the host. Where the host can read `mask_indptr`,
+/// run() reports entries that fall, leave the mask or leave too few bytes. On a device a bit outside of the bytes is 0.
 struct PackedMaskDesc {
   std::int64_t bytes = 0;      ///< of the whole mask
   std::int64_t tail = 0;       ///< n; 0 means every key of the sequence
