@@ -89,11 +89,16 @@ __device__ __forceinline__ void gemm_rs_promoted(float (&sum)[kDim / 2], std::ui
     for (int k = 0; k < kRows / 32; ++k)
       Wgmma<Element, kColumns>::template rs<Major::k>(part, &weights[4 * k], advance_descriptor(b, (2 * k * kDim + begin) * 16), k > 0);
     wgmma_commit();
-    if (kBeside && begin > 0) promote(begin - kColumns, partial[begin / kColumns % 2 ^ 1]);
+    if (kBeside && begin > 0) {
+      wgmma_wait<1>();
+      fence_operand(partial[begin / kColumns % 2 ^ 1]);
+      promote(begin - kColumns, partial[begin / kColumns % 2 ^ 1]);
+    }
+    if (kBeside && !last) continue;
     wgmma_wait<0>();
     fence_operand(part);
     if (last) done();
-    if (last || !kBeside) promote(begin, part);
+    promote(begin, part);
   }
 }
 

@@ -32,8 +32,9 @@ __device__ __forceinline__ void transpose_in_row(std::uint32_t (&x)[4], int part
 }
 
 /// Stores row r of accumulators times `factor`, rounded, up to `columns`, a multiple of eight. The four
-/// lanes of the row exchange pairs, so that each stores 16 bytes at a time. `to`: the row's first column.
-template <class Element, int kCount>
+/// lanes of the row exchange pairs, so that each stores 16 bytes at a time. With `kNeighbours`, 16
+/// accumulators of a lane are eight neighbours of each row. `to`: the row's first column.
+template <class Element, bool kNeighbours = false, int kCount>
 __device__ __forceinline__ void store_row_16_bit(Element* to, const float (&x)[kCount], int r, float factor, int part, int columns) {
   static_assert(kCount % 16 == 0);
 #pragma unroll
@@ -44,9 +45,20 @@ __device__ __forceinline__ void store_row_16_bit(Element* to, const float (&x)[k
       const int i = begin + 4 * group + 2 * r;
       pairs[group] = pack<Element>(x[i] * factor, x[i + 1] * factor);
     }
-    transpose_in_row(pairs, part);
+    if constexpr (!kNeighbours) transpose_in_row(pairs, part);
     const int column = 2 * begin + 8 * part;
     store_global_if(column < columns, to + column, pairs);
+  }
+}
+
+/// Stores such neighbours of row r as f32.
+template <int kCount>
+__device__ __forceinline__ void store_row_of_neighbours(float* to, const float (&x)[kCount], int r, float factor, int part, int columns) {
+#pragma unroll
+  for (int i = 2 * r; i < kCount; i += 8) {
+    const int column = i / 16 * 32 + 8 * part + i % 16 / 8 * 4;
+    if (column < columns)
+      *reinterpret_cast<float4*>(to + column) = {x[i] * factor, x[i + 1] * factor, x[i + 4] * factor, x[i + 5] * factor};
   }
 }
 

@@ -5,6 +5,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/dense/e4m3_softmax.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/store_rows.cuh"
@@ -21,7 +22,8 @@ template <class Config>
 class Epilogue {
  public:
   using Range = std::conditional_t<Config::k8BitValues, E4m3SumRange, FloatRange>;
-  using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2, Range>;
+  static constexpr int kScores = Config::kKeyTile / 2;
+  using Softmax = std::conditional_t<(Config::kRawStages > 0), E4m3Softmax<kScores>, OnlineSoftmax<Warp, kScores, Range>>;
   static constexpr int kOut = Config::kHeadDimV / 2;
 
   using Params = typename Config::Params;
@@ -52,7 +54,7 @@ class Epilogue {
     RowPair rows{};
     if (may_be_nan) {
       const auto weight = [&](int r) { return factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / softmax.top(r, scale.log2) : 1); };
-      rows = RowPair{{lanes_not_finite(out, 0), lanes_not_finite(out, 1)}, {weight(0), weight(1)}};
+      rows = RowPair{{not_finite(out, 0), not_finite(out, 1)}, {weight(0), weight(1)}};
     }
     const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
@@ -76,6 +78,8 @@ class Epilogue {
   /// Place of the lane's r-th row.
   __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(part, r), params.packed_shift); }
 
+  /// Accumulators of a lane are neighbours in a row: place_of_column() of transpose_values.cuh.
+  static constexpr bool kNeighbours = Config::kRawStages > 0;
   static constexpr int kOne = 1 << static_cast<int>(Range::kShift);  // probability at the maximum, rounded
 
   /// Whether results are stored as f32, from registers.
@@ -115,8 +119,17 @@ class Epilogue {
     for (int r = 0; r < 2; ++r) {
       const RowPlace at = place(work, r);
       const int columns = at.token < work.seq_q ? params.head_dim_v : 0;
-      store_row_16_bit(row_of_results<Result>(work, at), out, r, factor[r], lane_index() % 4, columns);
+      store_row_16_bit<Result, kNeighbours>(row_of_results<Result>(work, at), out, r, factor[r], lane_index() % 4, columns);
     }
+  }
+
+  /// lanes_not_finite(). Sums of e4m3 values are below 2^50, so two of them share a multiply-add.
+  static __device__ __forceinline__ unsigned not_finite(const float (&out)[kOut], int r) {
+    if constexpr (Config::kRawStages == 0) return lanes_not_finite(out, r);
+    float sum = 0;
+#pragma unroll
+    for (int i = 2 * r; i < kOut; i += 4) sum = fmaf(out[i], out[i + 1], sum);
+    return __ballot_sync(~0u, !(fabsf(sum) < INFINITY));
   }
 
   /// Destination of f32 results, and the offset of a row in it.
@@ -133,8 +146,13 @@ class Epilogue {
     for (int r = 0; r < 2; ++r) {
       const RowPlace at = place(work, r);
       if (at.token >= work.seq_q) continue;
-      const int lane_at = lane_column(lane_index());
-      store_row(f32_base() + f32_offset(work, at) + lane_at, out, r, factor[r], lane_at, params.head_dim_v);
+      float* to = f32_base() + f32_offset(work, at);
+      if constexpr (kNeighbours) {
+        store_row_of_neighbours(to, out, r, factor[r], lane_index() % 4, params.head_dim_v);
+      } else {
+        const int lane_at = lane_column(lane_index());
+        store_row(to + lane_at, out, r, factor[r], lane_at, params.head_dim_v);
+      }
     }
   }
 

@@ -78,8 +78,10 @@ class Loader {
   __device__ void load_values() {
     using ValueElement = typename Config::ValueElement;
     if constexpr (Config::kRawStages > 0) {
-      load_tile<Config::kRawSlices, ValueElement>(params.v, values_at, raws, shared_address(storage.raw.tiles[raws.stage]),
-                                                  storage.raw.full, storage.raw.empty);
+      BoxStart at = values_at;
+#pragma unroll
+      for (int slice = 0; slice < Config::kRawSlices; ++slice, at.column += kColumns<ValueElement>)
+        load_tile<1, ValueElement>(params.v, at, raws, shared_address(storage.raw.slices[raws.stage]), storage.raw.full, storage.raw.empty);
     } else if constexpr (Config::k8BitValues) {
       const std::uint32_t full = producer_acquire(values, storage.v_full, storage.v_empty, Config::kValueBytes);
       bulk_load(shared_address(storage.v[values.stage]), values_from, Config::kValueBytes, full);

@@ -4,6 +4,7 @@
 
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/epilogue.cuh"
+#include "gpu/cuda/sm90/dense/mask_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/fragment.cuh"
 #include "gpu/cuda/sm90/gemm.cuh"
@@ -103,6 +104,7 @@ class Math {
     first = seen.begin;
     for (; tile >= seen.end; --tile) skip_tile();
     if (tile < first) release_queries();
+    const int begun_at = tile;
     for (; tile >= first; --tile) {
       issue_scores();
       if constexpr (Config::kCodes) int_scores.begin_tile(tile);
@@ -110,7 +112,8 @@ class Math {
       const bool grown = scores_to_probabilities();
       // ptxas joins e4m3 pairs as it rounds them, unless a branch stands between.
       if constexpr (Config::k8BitValues) round_to<ValueElement>(probabilities, scores);
-      if (grown) scale_rows(out, softmax.rescale);
+      // Results are 0 at first.
+      if (grown && !(Config::kRawStages > 0 && tile == begun_at)) scale_rows(out, softmax.rescale);
       if constexpr (Config::k8BitValues) {
         add_values();
       } else {
@@ -209,10 +212,12 @@ class Math {
   }
   /// The same for e4m3, with the wait.
   __device__ __forceinline__ void add_values() {
-    // Columns whose accumulators have registers beside `out`.
-    constexpr int kColumns = Config::kHeadDimV * Config::kTuning.warpgroups > 256 ? Config::kHeadDimV / 2 : Config::kHeadDimV;
-    // Two such parts, `out`, probabilities and 16 more. Integer scores need their own.
-    constexpr bool kBeside = !Config::kCodes && kColumns < Config::kHeadDimV && kColumns + kOut + kOperands + 16 <= Config::kMathRegisters;
+    // Columns whose accumulators have registers beside `out`: all, or parts of which two are in flight. Beside
+    // integer scores, which are as many registers again, one part is.
+    constexpr bool kFits = 2 * kOut + kOperands + 32 <= Config::kMathRegisters;
+    constexpr bool kWhole = Config::kCodes ? Config::kHeadDimV * Config::kTuning.warpgroups <= 256 : kFits;
+    constexpr bool kBeside = !Config::kCodes && !kWhole;
+    constexpr int kColumns = Config::kHeadDimV / (kWhole ? 1 : Config::kHeadDimV > 128 ? 4 : 2);
     barrier_wait(shared_address(&storage.v_full[values.stage]), values.parity);
     gemm_rs_promoted<ValueElement, Config::kKeyTile, Config::kHeadDimV, kColumns, kBeside>(
         out, probabilities, shared_address(storage.v[values.stage]), [&] { release_keys(&storage.v_empty[values.stage]); });
@@ -286,7 +291,11 @@ class Math {
       const int token = work.token + (tile_row(part(), r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
       const WorkTile::Keys seen = work.keys_of(token);
-      mask_row(hidden, r, seen.begin - column, seen.end - column);
+      if constexpr (Config::kRawStages > 0) {
+        mask_row_by_bits(hidden, r, seen.begin - column, seen.end - column);
+      } else {
+        mask_row(hidden, r, seen.begin - column, seen.end - column);
+      }
     }
   }
 

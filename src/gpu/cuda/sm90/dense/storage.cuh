@@ -35,10 +35,10 @@ struct NoWorkTileData {};
 
 inline constexpr int kTransposingWarps = 2;
 
-/// Key tiles of e4m3 values by rows, which transpose_values.cuh makes value tiles.
+/// Slices of key tiles of e4m3 values by rows, which transpose_values.cuh makes value tiles.
 template <class Config, int kStages = Config::kRawStages>
 struct RawValues {
-  alignas(1024) std::byte tiles[kStages][Config::kRawSlices * Config::kKeySliceBytes];  // (slice, key, 128)
+  alignas(1024) std::byte slices[kStages][Config::kKeySliceBytes];  // (key, 128)
   // full: a lane of the producer arrives, and TMA completes its bytes; transposing warps wait.
   // empty: a lane of each of them arrives; the producer waits.
   alignas(8) std::uint64_t full[kStages], empty[kStages];
