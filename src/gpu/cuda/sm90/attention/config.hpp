@@ -57,6 +57,7 @@ struct TileConfig {
   static constexpr bool kOverlap = kTuning.overlap;
   static constexpr bool kRowsInTurn = !kOverlap && kTuning.warpgroups == 3;  // dense::rows_of_warpgroup()
   static constexpr bool kTickets = false;                                    // work tiles may be drawn, by dense::Tickets
+  static constexpr bool kShortFirst = false;                                 // of query tiles, under a causal mask
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
   static_assert(k8BitValues || kRawStages == 0);
   static_assert(kCluster == 1 || (!k8BitValues && kKeyBox % 8 == 0));  // a swizzle atom has 8 rows
@@ -75,7 +76,7 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;        // or f32, with e4m3 inputs
   static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;       // each work tile has its scale
   static constexpr bool kOwnEdges = !tunings_of(k8Bit)[kTuning_].overlap;  // warpgroups find their own masked key tiles
-  static constexpr bool kTickets = true;
+  static constexpr bool kTickets = true, kShortFirst = k8Bit;
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

@@ -69,7 +69,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, clusters());
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
-    params_.order = dense::tile_order(problem, tokens, heads * splits, ctas() / tuning.cluster, tuning.overlap);
+    const bool cheap_last = !tuning.overlap && !(is_8bit() && dense::short_tile_is_first(problem));
+    params_.order = dense::tile_order(problem, tokens, heads * splits, ctas() / tuning.cluster, cheap_last);
     fill_problem(params_, problem);
     params_.rows = problem.total_q;
     params_.splits = splits;

@@ -24,13 +24,16 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
            {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
+/// Whether the short query tile of a sequence is its first (Config::kShortFirst of tile_scheduler.cuh).
+inline bool short_tile_is_first(const detail::AttentionCore& p) { return p.mask.left == kUnbounded && p.mask.right != kUnbounded; }
+
 /// The order of work tiles for `ctas`. `tokens`: of a query tile; `heads`: of all sequences and splits.
-/// Without overlap, warpgroups whose rows are past the sequence cost nothing.
-inline detail::TileOrder tile_order(const detail::AttentionCore& p, std::int64_t tokens, std::int64_t heads, int ctas, bool overlap) {
+/// `cheap_last`: warpgroups whose rows are past the sequence cost nothing.
+inline detail::TileOrder tile_order(const detail::AttentionCore& p, std::int64_t tokens, std::int64_t heads, int ctas, bool cheap_last) {
   const bool window = p.mask.left != kUnbounded, causal = p.mask.right != kUnbounded;
   const std::int64_t q_tiles = detail::ceil_div(p.max_seq_q, tokens), last_rows = p.max_seq_q - (q_tiles - 1) * tokens;
   if (q_tiles * heads == 0 || q_tiles * heads >= kCountLimit) return {};
-  const detail::TileOrder::Costs costs{.even = causal == window, .short_last = !overlap && 2 * last_rows <= tokens};
+  const detail::TileOrder::Costs costs{.even = causal == window, .short_last = cheap_last && 2 * last_rows <= tokens};
   return {static_cast<int>(q_tiles), static_cast<int>(heads), ctas, costs};
 }
 

@@ -9,8 +9,6 @@
 
 namespace fovea::gpu::sm90::dense {
 
-inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
-
 /// Named barriers; 0 is __syncthreads().
 enum : int {
   kWarpgroup = 1,         // to 4: the threads of one warpgroup

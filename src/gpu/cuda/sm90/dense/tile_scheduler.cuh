@@ -12,10 +12,11 @@
 
 namespace fovea::gpu::sm90::dense {
 
-inline constexpr int kWorkTiles = 3;  // stages of the ring
+inline constexpr int kWorkTiles = 3;       // stages of the ring
+inline constexpr int kWarpgroupRows = 64;  // query rows of a consumer warpgroup
 
 /// Finds the work tiles of this CTA, or cluster, one of `ctas`, by a whole warp. `Config` has kRowTile,
-/// kKeyTile, kCluster and kTickets.
+/// kKeyTile, kCluster, kTickets and kShortFirst.
 template <class Config, class Params>
 class TileScheduler {
  public:
@@ -84,7 +85,11 @@ class TileScheduler {
     work.split = at.head % params.splits;
     work.head = at.head / params.splits << params.packed_shift;
     work.token = at.q_tile * tokens();
-    work.find_keys(params, Config::kRowTile, Config::kKeyTile);
+    if constexpr (Config::kShortFirst) {
+      place_rows(work, at.q_tile);
+    } else {
+      work.find_keys(params, Config::kRowTile, Config::kKeyTile);
+    }
     if (params.splits > 1) work.keep_split(params.splits);
     // Query tiles of a cluster see the same keys.
     if constexpr (Config::kCluster > 1) work.token += cluster_rank() * own_tokens();
@@ -95,6 +100,19 @@ class TileScheduler {
     work.first = 0;
     work.last = work.full_first = work.full_last = 1;
   }
+
+  /// Finds the keys of a query tile. Under a causal mask the warpgroups without rows are those of the first
+  /// tile, which streams the fewest keys; `seq_q` is then the end of its rows.
+  __device__ void place_rows(WorkTile& work, int q_tile) const {
+    const int part = kWarpgroupRows >> params.packed_shift, parts = (work.seq_q + part - 1) / part;
+    const bool causal = params.mask.left == kUnbounded && params.mask.right != kUnbounded;
+    const int absent = causal ? (own_tokens() - parts % own_parts() * part) % own_tokens() : 0;
+    const int rows = own_tokens() - (q_tile == 0 ? absent : 0);
+    if (q_tile > 0) work.token -= absent;
+    work.find_keys(params, rows << params.packed_shift, Config::kKeyTile);
+    if (q_tile == 0) work.seq_q = min(work.seq_q, rows);
+  }
+  static constexpr int own_parts() { return Config::kRowTile / kWarpgroupRows; }
 
   const Params& params;
   const int ctas;

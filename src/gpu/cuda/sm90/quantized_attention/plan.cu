@@ -45,7 +45,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     index_ = attention::tuning_index(tunings_of(e4m3_values()), problem.head_dim_qk, problem.head_dim_v, problem.max_seq_q);
     const std::int64_t tokens = row().row_tile(), heads = problem.heads * problem.batch;
     work_tiles_ = detail::ceil_div(problem.max_seq_q, tokens) * heads;
-    params_.order = dense::tile_order(problem, tokens, heads, ctas(), row().overlap);
+    params_.order = dense::tile_order(problem, tokens, heads, ctas(), !row().overlap);
     fill_problem(params_, problem);
     params_.lse_strides = problem.lse;
     params_.scale_log2 = in_base_2(problem.scale);
