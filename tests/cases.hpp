@@ -6,6 +6,7 @@
 
 #include "block_cases.hpp"
 #include "case_parts.hpp"
+#include "kv_cases.hpp"
 #include "mask_cases.hpp"
 #include "range_cases.hpp"
 #include "score_bias_cases.hpp"
@@ -390,6 +391,7 @@ inline Table case_table() {
   append_cases(table);
   merge_cases(table);
   wide_cases(table);
+  kv_cases(table);
   mask_cases(table);
   bench_cases(table);
   return table;

@@ -68,6 +68,20 @@ def test_eight_bits():
     assert sixteen < f16 < e4m3 and f16_plain > 2 * f16
 
 
+def test_kv_formats(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "kv.svg"
+    sizes = ["--windows", 1, "--length", 96, "--batch", 1, "--context", 64, "--plot", picture]
+    result = run(EXAMPLES / "kv_formats.py", "--device", "cpu", *sizes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "passed" and picture.read_text().lstrip().startswith("<?xml")
+    sizes = {line[:22].strip(): int(line[22:36]) for line in lines[3:-1]}
+    assert sizes["bfloat16"] == 512 and sizes["int8_token"] == 272 and sizes["int4_token"] == sizes["int4_token, rotated"] == 144
+    same = {line[:22].strip(): float(line[48:61].rstrip("% ")) for line in lines[3:-1]}
+    assert same["int4_token"] < same["int8_token"] <= same["float32"] == 100
+
+
 def test_train(tmp_path):
     pytest.importorskip("matplotlib")
     curves = tmp_path / "loss.svg"

@@ -4,17 +4,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bind_masks.hpp"
+#include "cache_tensors.hpp"
 #include "values.hpp"
 
 namespace fovea::check {
 namespace {
-
-/// An impossible block number: read as one, it leaves any cache.
-constexpr std::int32_t kGarbageBlock = 2147480000;
-
-std::size_t misalignment(const Case& spec, DType dtype) { return spec.layout == Layout::unaligned ? size_of(dtype) : 0; }
-
-HostileTensor allocate(const Case& spec, const TensorDesc& desc) { return HostileTensor(desc, misalignment(spec, desc.dtype)); }
 
 /// Stores real values; those of an e4m3 tensor divided by its scale.
 struct Scaled {
@@ -27,12 +22,6 @@ struct Scaled {
   }
 };
 
-HostileTensor vector_of(const std::vector<std::int32_t>& values) {
-  HostileTensor tensor(contiguous(DType::i32, {static_cast<std::int64_t>(values.size())}));
-  std::copy(values.begin(), values.end(), tensor.as<std::int32_t>());
-  return tensor;
-}
-
 /// Row numbers at which sequences start, and the end.
 HostileTensor cumulative(const Case& spec, std::int64_t Sequence::*length) {
   std::vector<std::int32_t> starts{0};
@@ -40,16 +29,10 @@ HostileTensor cumulative(const Case& spec, std::int64_t Sequence::*length) {
   return vector_of(starts);
 }
 
-std::vector<std::int32_t> shuffled(const Generator& values, std::int64_t count) {
-  std::vector<std::int32_t> order(static_cast<std::size_t>(count));
-  std::iota(order.begin(), order.end(), 0);
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[values.hash(20, static_cast<std::int64_t>(i)) % i]);
-  return order;
-}
-
 void bind_scales(BoundCase& bound, const Generator& values) {
   const Case& spec = bound.spec;
-  if (spec.scales == Scales::none || (spec.kv_dtype != DType::e4m3)) return;
+  const bool of_k = has_tensor_scale(spec, spec.k_format), of_v = has_tensor_scale(spec, spec.v_format);
+  if (!of_k && !of_v) return;
   // Only dense attention has a scale per sequence; its sequences all use the same ones.
   const bool dense = spec.operation == Operation::attention;
   const std::int64_t batch = dense ? std::max<std::int64_t>(static_cast<std::int64_t>(spec.sequences.size()), 1) : 1;
@@ -62,53 +45,14 @@ void bind_scales(BoundCase& bound, const Generator& values) {
     return scale;
   };
   if (dense) bound.q_scale = make('q');
-  bound.k_scale = make('k');
-  bound.v_scale = make('v');
+  if (of_k) bound.k_scale = make('k');
+  if (of_v) bound.v_scale = make('v');
 }
 
 void bind_sink(BoundCase& bound, const Generator& values) {
   if (bound.spec.sink == Sink::none) return;
   bound.sink = HostileTensor(contiguous(DType::f32, {bound.spec.head}));
   for (std::int64_t head = 0; head < bound.spec.head; ++head) bound.sink.set(head, values.sink(head));
-}
-
-/// Bits as the case says, and ones wherever a bit counts for nothing.
-void bind_mask(BoundCase& bound) {
-  const Case& spec = bound.spec;
-  if (spec.mask_bits == MaskBits::none) return;
-  const bool flat = spec.mask_bits == MaskBits::flat;
-  const std::int64_t row_bytes = mask_row_bytes(spec);
-  std::vector<std::int32_t> begins{flat ? 3 : 0};
-  std::vector<std::uint8_t> bytes(flat ? 3 : static_cast<std::size_t>(bound.flat_rows() * row_bytes), 0xff);
-  std::int64_t flat_row = 0;
-  for (std::int64_t b = 0; b < static_cast<std::int64_t>(spec.sequences.size()); ++b) {
-    const Sequence s = spec.sequences[static_cast<std::size_t>(b)];
-    const std::int64_t columns = spec.mask_tail == 0 ? s.kv : spec.mask_tail;
-    if (flat) bytes.resize(bytes.size() + static_cast<std::size_t>((s.q * columns + 7) / 8 + b % 3), 0xff);
-    for (std::int64_t row = 0; row < s.q; ++row, ++flat_row)
-      for (std::int64_t column = std::max<std::int64_t>(columns - s.kv, 0); column < columns; ++column) {
-        if (bits_show(spec, b, row, s.kv - columns + column)) continue;
-        const std::int64_t bit = flat ? 8 * begins.back() + row * columns + column : 8 * flat_row * row_bytes + column;
-        bytes[static_cast<std::size_t>(bit / 8)] &= static_cast<std::uint8_t>(~(1u << (bit % 8)));
-      }
-    if (flat) begins.push_back(static_cast<std::int32_t>(bytes.size()));
-  }
-  bound.packed_mask = HostileTensor(contiguous(DType::i8, {static_cast<std::int64_t>(bytes.size())}));
-  std::copy(bytes.begin(), bytes.end(), bound.packed_mask.as<std::uint8_t>());
-  if (flat) bound.mask_indptr = vector_of(begins);
-}
-
-/// K and V in one allocation if they alternate, else one each.
-void allocate_caches(BoundCase& bound, const TensorDesc& k, const TensorDesc& v) {
-  if (bound.spec.layout != Layout::interleaved) {
-    bound.k = allocate(bound.spec, k);
-    bound.v = allocate(bound.spec, v);
-    return;
-  }
-  const std::int64_t elements = k.shape[0] * k.strides[0];
-  const auto storage = std::make_shared<Storage>(static_cast<std::size_t>(elements) * size_of(k.dtype), 0);
-  bound.k = HostileTensor(k, storage, 0);
-  bound.v = HostileTensor(v, storage, bound.spec.kv_head * bound.spec.dqk);
 }
 
 /// q of all sequences; padding rows stay poisoned.
@@ -124,6 +68,14 @@ void fill_q(BoundCase& bound, const Generator& values) {
       }
 }
 
+/// A row of K or V as the cache has it.
+void fill_row(CodeRow to, std::int64_t at, std::int64_t scales_at, const std::vector<float>& row, const Scaled& scaled, std::int64_t head) {
+  const Case& spec = scaled.spec;
+  const float global = has_tensor_scale(spec, to.format) ? scaled.values.scale(scaled.tensor, head) : 1.0f;
+  if (to.format != KvFormat::rows) return to.write(at, scales_at, global, row);
+  for (std::size_t x = 0; x < row.size(); ++x) to.codes.set(at + static_cast<std::int64_t>(x), scaled(spec.kv_dtype, row[x], head));
+}
+
 void fill_kv(BoundCase& bound, const Generator& values) {
   const Case& spec = bound.spec;
   const Scaled scaled_k{spec, values, 'k'}, scaled_v{spec, values, 'v'};
@@ -133,81 +85,17 @@ void fill_kv(BoundCase& bound, const Generator& values) {
       if (bits_hide(spec, b, token)) continue;
       for (std::int64_t head = 0; head < spec.kv_head; ++head) {
         const std::int64_t k = bound.kv_offset(bound.k, b, token, head), v = bound.kv_offset(bound.v, b, token, head);
-        for (std::int64_t x = 0; x < spec.dqk; ++x) bound.k.set(k + x, scaled_k(spec.kv_dtype, values.k({b, token, head, x}, kv), head));
-        for (std::int64_t x = 0; x < spec.dv; ++x) bound.v.set(v + x, scaled_v(spec.kv_dtype, values.v({b, token, head, x}, kv), head));
+        std::vector<float> row;
+        for (std::int64_t x = 0; x < spec.dqk; ++x) row.push_back(values.k({b, token, head, x}, kv));
+        fill_row({spec.k_format, bound.k, bound.k_scale_cache}, k, bound.scales_at(bound.k_scale_cache, b, token, head), row, scaled_k,
+                 head);
+        row.clear();
+        for (std::int64_t x = 0; x < spec.dv; ++x) row.push_back(values.v({b, token, head, x}, kv));
+        fill_row({spec.v_format, bound.v, bound.v_scale_cache}, v, bound.scales_at(bound.v_scale_cache, b, token, head), row, scaled_v,
+                 head);
       }
     }
   }
-}
-
-/// The lists of a block mask: the kinds of blocks in random order, among numbers of no block, and garbage in what is never read.
-void bind_blocks(BoundCase& bound, const Generator& values, const AttentionDesc& desc) {
-  if (bound.spec.blocks.q == 0) return;
-  const Blocks& blocks = bound.spec.blocks;
-  const std::int64_t seq_q = max_q(bound.spec), seq_k = max_kv(bound.spec);
-  const std::int64_t k_blocks = (seq_k + blocks.k - 1) / blocks.k, words = blocks.k / 32;
-  const auto fill = [&](Generator::Block kind, const TensorDesc& counts_desc, const TensorDesc& indices_desc, HostileTensor& counts,
-                        HostileTensor& indices) {
-    counts = HostileTensor(counts_desc);
-    indices = HostileTensor(indices_desc);
-    std::fill_n(indices.as<std::int32_t>(), span_of(indices_desc), kGarbageBlock);
-    for_each_element(counts_desc, [&](std::int64_t b, std::int64_t head, std::int64_t q_block, auto, std::int64_t offset) {
-      std::int32_t count = 0;
-      const auto add = [&](std::int64_t block) {
-        indices.as<std::int32_t>()[indices.offset(b, head, q_block, count++)] = static_cast<std::int32_t>(block);
-      };
-      if (q_block % 3 == 1) add(q_block % 2 == 0 ? -5 : k_blocks + 7);  // no block
-      for (const std::int32_t block : shuffled(values, k_blocks)) {
-        const bool listed = values.block(b, head, q_block, block) == kind;
-        if (listed) add(block);
-        for (std::int64_t word = 0; listed && kind == Generator::Block::partial && word < blocks.q * words; ++word) {
-          std::uint32_t bits = 0;
-          for (std::int64_t bit = 0; bit < 32; ++bit) {
-            const std::int64_t row = q_block * blocks.q + word / words, key = block * blocks.k + word % words * 32 + bit;
-            const bool seen = row >= seq_q || key >= seq_k || values.sees(b, head, row, key);  // past the ends all ones
-            bits |= static_cast<std::uint32_t>(seen) << bit;
-          }
-          const std::int64_t slot = count - 1;
-          bound.partial_bits.as<std::int32_t>()[bound.partial_bits.offset(b, head, q_block, slot * blocks.q * words + word)] =
-              static_cast<std::int32_t>(bits);
-        }
-      }
-      counts.as<std::int32_t>()[offset] = count;
-    });
-  };
-  if (desc.partial_block_bits) bound.partial_bits = HostileTensor(*desc.partial_block_bits);
-  if (blocks.full) fill(Generator::Block::full, *desc.full_block_counts, *desc.full_block_indices, bound.full_counts, bound.full_indices);
-  if (blocks.partial) {
-    fill(Generator::Block::partial, *desc.partial_block_counts, *desc.partial_block_indices, bound.partial_counts, bound.partial_indices);
-  }
-}
-
-void bind_score_bias(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
-  const Case& spec = bound.spec;
-  if (request.desc.alibi_slopes) {
-    bound.alibi_slopes = HostileTensor(*request.desc.alibi_slopes);
-    for_each_element(bound.alibi_slopes.desc(), [&](std::int64_t a, std::int64_t b, auto, auto, std::int64_t offset) {
-      bound.alibi_slopes.set(offset, spec.ragged ? values.slope(a, b) : values.slope(0, a));
-    });
-  }
-  if (request.desc.bias) {  // what no sequence has stays poisoned
-    const TensorDesc& desc = *request.desc.bias;
-    bound.bias = HostileTensor(desc);
-    for_each_element(desc, [&](std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t key, std::int64_t offset) {
-      const bool all = desc.shape[0] == 1;
-      const Sequence own = all ? Sequence{max_q(spec), max_kv(spec)} : spec.sequences[static_cast<std::size_t>(b)];
-      const bool is_used = (desc.shape[2] == 1 || row < own.q) && (desc.shape[3] == 1 || key < own.kv);
-      if (is_used) bound.bias.set(offset, values.bias(b, head, row, key));
-    });
-  }
-  if (spec.dropout > 0) {
-    bound.dropout_state = HostileTensor(contiguous(DType::i64, {2}));
-    bound.dropout_state.as<std::int64_t>()[0] = static_cast<std::int64_t>(values.hash(41, 0));
-    bound.dropout_state.as<std::int64_t>()[1] = static_cast<std::int64_t>(values.hash(41, 1));
-  }
-  request.args.alibi_slopes = bound.alibi_slopes.as<float>();
-  request.args.bias = bound.bias.data();
-  request.args.dropout_state = bound.dropout_state.as<std::int64_t>();
 }
 
 void bind_attention(BoundCase& bound, const Generator& values, Request<AttentionDesc, AttentionArgs>& request) {
@@ -269,6 +157,7 @@ void bind_paged(BoundCase& bound, const Generator& values, Request<PagedAttentio
   const PagedAttentionDesc& desc = request.desc;
   bound.q = allocate(spec, desc.q);
   allocate_caches(bound, desc.k_cache, desc.v_cache);
+  allocate_formats(bound, desc);
   bound.out = allocate(spec, desc.out);
   if (desc.lse) bound.lse = allocate(spec, *desc.lse);
   bound.cu_q = cumulative(spec, &Sequence::q);
@@ -290,13 +179,16 @@ void bind_paged(BoundCase& bound, const Generator& values, Request<PagedAttentio
                   .k_scale = bound.k_scale.as<float>(),
                   .v_scale = bound.v_scale.as<float>(),
                   .packed_mask = bound.packed_mask.as<std::uint8_t>(),
-                  .mask_indptr = bound.mask_indptr.as<std::int32_t>()};
+                  .mask_indptr = bound.mask_indptr.as<std::int32_t>(),
+                  .k_scale_cache = bound.k_scale_cache.data(),
+                  .v_scale_cache = bound.v_scale_cache.data()};
 }
 
 void bind_append(BoundCase& bound, const Generator& values, Request<PagedCacheAppendDesc, PagedCacheAppendArgs>& request) {
   const Case& spec = bound.spec;
   const PagedCacheAppendDesc& desc = request.desc;
   allocate_caches(bound, desc.k_cache, desc.v_cache);
+  allocate_formats(bound, desc);
   bound.new_k = allocate(spec, desc.k);
   bound.new_v = allocate(spec, desc.v);
   const std::int64_t rows = desc.k.shape[0];
@@ -317,7 +209,9 @@ void bind_append(BoundCase& bound, const Generator& values, Request<PagedCacheAp
                   .v_cache = bound.v.data(),
                   .slot_mapping = bound.slots.as<std::int64_t>(),
                   .k_scale = bound.k_scale.as<float>(),
-                  .v_scale = bound.v_scale.as<float>()};
+                  .v_scale = bound.v_scale.as<float>(),
+                  .k_scale_cache = bound.k_scale_cache.data(),
+                  .v_scale_cache = bound.v_scale_cache.data()};
 }
 
 void bind_merge(BoundCase& bound, const Generator& values, Request<MergeStatesDesc, MergeStatesArgs>& request) {
@@ -366,6 +260,10 @@ std::int64_t BoundCase::kv_offset(const HostileTensor& tensor, std::int64_t sequ
   return spec.ragged ? tensor.offset(cu_k.as<std::int32_t>()[sequence] + token, head) : tensor.offset(sequence, token, head);
 }
 
+std::int64_t BoundCase::scales_at(const HostileTensor& scales, std::int64_t sequence, std::int64_t token, std::int64_t head) const {
+  return scales ? kv_offset(scales, sequence, token, head) : 0;
+}
+
 std::int64_t BoundCase::slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const {
   return cache.offset(slot / spec.page, slot % spec.page, head);
 }
@@ -393,7 +291,8 @@ std::vector<Named> BoundCase::inputs() const {
                           {"dropout_state", dropout_state},
                           {"k", new_k},
                           {"v", new_v}};
-  if (spec.operation != Operation::paged_cache_append) list.insert(list.end(), {{"k", k}, {"v", v}});
+  if (spec.operation != Operation::paged_cache_append)
+    list.insert(list.end(), {{"k", k}, {"v", v}, {"k_scale_cache", k_scale_cache}, {"v_scale_cache", v_scale_cache}});
   for (std::size_t i = spec.in_place ? 1 : 0; i < parts.size(); ++i)
     list.insert(list.end(), {{"parts.out", parts[i].out}, {"parts.lse", parts[i].lse}});
   std::erase_if(list, [](const Named& named) { return !named.tensor; });
@@ -402,7 +301,8 @@ std::vector<Named> BoundCase::inputs() const {
 
 std::vector<Named> BoundCase::outputs() const {
   std::vector<Named> list{{"out", out}, {"lse", lse}};
-  if (spec.operation == Operation::paged_cache_append) list = {{"k_cache", k}, {"v_cache", v}};
+  if (spec.operation == Operation::paged_cache_append)
+    list = {{"k_cache", k}, {"v_cache", v}, {"k_scale_cache", k_scale_cache}, {"v_scale_cache", v_scale_cache}};
   std::erase_if(list, [](const Named& named) { return !named.tensor; });
   return list;
 }

@@ -32,13 +32,14 @@ struct PartTensors {
 
 struct BoundCase final : Trial {
   Case spec{};
-  HostileTensor q{}, k{}, v{}, out{}, lse{};  ///< paged: k and v are the caches; append: q and out are unused
-  HostileTensor new_k{}, new_v{};             ///< append
+  HostileTensor q{}, k{}, v{}, out{}, lse{};       ///< paged: k and v are the caches; append: q and out are unused
+  HostileTensor k_scale_cache{}, v_scale_cache{};  ///< where the formats of the caches have scales
+  HostileTensor new_k{}, new_v{};                  ///< append
   HostileTensor cu_q{}, cu_k{}, kv_len{}, block_table{}, slots{}, sink{}, q_scale{}, k_scale{}, v_scale{};
   HostileTensor full_counts{}, full_indices{}, partial_counts{}, partial_indices{}, partial_bits{};  ///< lists of a block mask
   HostileTensor packed_mask{}, mask_indptr{};
   HostileTensor alibi_slopes{}, bias{}, dropout_state{};
-  std::vector<PartTensors> parts{};                                                                  ///< merge
+  std::vector<PartTensors> parts{};  ///< merge
   std::vector<MergeStatesArgs::Part> part_args{};
   AnyRequest request{};
 
@@ -49,6 +50,8 @@ struct BoundCase final : Trial {
   std::int64_t row_offset(const HostileTensor& tensor, std::int64_t flat, std::int64_t head) const;
   std::int64_t lse_offset(std::int64_t flat, std::int64_t head) const;
   std::int64_t kv_offset(const HostileTensor& tensor, std::int64_t sequence, std::int64_t token, std::int64_t head) const;
+  /// The same of the scales of a token, 0 where there are none.
+  std::int64_t scales_at(const HostileTensor& scales, std::int64_t sequence, std::int64_t token, std::int64_t head) const;
   std::int64_t slot_offset(const HostileTensor& cache, std::int64_t slot, std::int64_t head) const;
 
   Result<AnyPlan> plan(const PlanOptions& options, const Place& place = {}) const override;

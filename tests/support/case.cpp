@@ -10,6 +10,13 @@
 namespace fovea::check {
 namespace {
 
+/// Bytes of a row of K or of V in a cache.
+double row_bytes(const Case& spec, KvFormat format, std::int64_t dim) {
+  const KvRowFormat* row = kv_row_format(format);
+  return static_cast<double>(row == nullptr ? static_cast<std::int64_t>(size_of(spec.kv_dtype)) * dim
+                                            : row->row_bytes(dim, scale_dtype_of(spec, *row)));
+}
+
 double bytes_of(DType dtype, std::int64_t elements) { return static_cast<double>(size_of(dtype)) * static_cast<double>(elements); }
 
 Work attention_work(const Case& spec) {
@@ -24,7 +31,14 @@ Work attention_work(const Case& spec) {
   core.mask = spec.mask;
   detail::Cost cost;
   for (const Sequence& sequence : spec.sequences) cost += detail::sequence_cost(core, sequence.q, sequence.kv);
-  return {static_cast<double>(cost.flops), static_cast<double>(cost.bytes), spec.dtype};
+  const double codes = row_bytes(spec, spec.k_format, spec.dqk) + row_bytes(spec, spec.v_format, spec.dv);
+  const double plain = bytes_of(spec.kv_dtype, spec.dqk + spec.dv);
+  double rows = 0;  // of the cache, over all heads
+  for (const Sequence& sequence : spec.sequences) {
+    const detail::Band band = detail::make_band(spec.mask, sequence.q, sequence.kv);
+    if (sequence.q > 0) rows += static_cast<double>(detail::keys_seen_by_some(band, 0, sequence.q, sequence.kv).size() * spec.kv_head);
+  }
+  return {static_cast<double>(cost.flops), static_cast<double>(cost.bytes) + rows * (codes - plain), spec.dtype};
 }
 
 }  // namespace
@@ -32,6 +46,17 @@ Work attention_work(const Case& spec) {
 std::string_view name_of(Operation operation) {
   constexpr std::array<std::string_view, 4> kNames{"attention", "paged_attention", "paged_cache_append", "merge_states"};
   return kNames[static_cast<std::size_t>(operation)];
+}
+
+DType scale_dtype_of(const Case& spec, const KvRowFormat& format) {
+  if (format.scale == KvScale::block_e4m3) return DType::e4m3;
+  if (format.scale == KvScale::block_ue8m0) return DType::i8;
+  return format.accepts_scales(spec.scale_dtype) ? spec.scale_dtype : DType::f32;
+}
+
+bool has_tensor_scale(const Case& spec, KvFormat format) {
+  const KvRowFormat* row = kv_row_format(format);
+  return spec.scales != Scales::none && (row == nullptr ? spec.kv_dtype == DType::e4m3 : row->has_global);
 }
 
 std::int64_t total_q(const Case& spec) {
@@ -105,7 +130,9 @@ Work work_of(const Case& spec) {
     case Operation::paged_attention: return attention_work(spec);
     case Operation::paged_cache_append: {
       const std::int64_t elements = rows * spec.kv_head * (spec.dqk + spec.dv);
-      return {0, bytes_of(spec.dtype, elements) + bytes_of(spec.kv_dtype, elements), spec.dtype};
+      const double written =
+          static_cast<double>(rows * spec.kv_head) * (row_bytes(spec, spec.k_format, spec.dqk) + row_bytes(spec, spec.v_format, spec.dv));
+      return {0, bytes_of(spec.dtype, elements) + written, spec.dtype};
     }
     case Operation::merge_states: {
       const std::int64_t elements = rows * spec.head * spec.dv;

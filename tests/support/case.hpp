@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/kv_format.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/tensor.hpp"
 #include "trial.hpp"
@@ -97,9 +98,12 @@ struct Case {
   Scales scales = Scales::none;
   MaskBits mask_bits = MaskBits::none;
   std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
-  bool alibi = false;  ///< slopes by head, in a ragged batch by sequence and head
+  bool alibi = false;          ///< slopes by head, in a ragged batch by sequence and head
   BiasShape bias = BiasShape::none;
   double dropout = 0;
+  KvFormat k_format = KvFormat::rows, v_format = KvFormat::rows;  ///< of paged caches; plain rows have kv_dtype
+  DType scale_dtype = DType::f32;                                 ///< of formats with one scale a row
+  bool inline_scales = false;                                     ///< behind the codes of their row, in one allocation
 
   int parts = 2;                    ///< merge
   Empties empties = Empties::none;  ///< merge
@@ -107,6 +111,12 @@ struct Case {
 };
 
 std::string_view name_of(Operation operation);
+
+/// Of the scales of a format: those of a row have the dtype of the case, if the format takes it.
+DType scale_dtype_of(const Case& spec, const KvRowFormat& format);
+
+/// Whether k_scale or v_scale multiplies a cache in this format.
+bool has_tensor_scale(const Case& spec, KvFormat format);
 
 /// Rows of q: those of the sequences and the padding.
 std::int64_t total_q(const Case& spec);

@@ -69,6 +69,29 @@ TensorDesc strided_lse(TensorDesc desc, Layout layout) {
   return desc;
 }
 
+/// Codes in place of plain rows. Inline scales lie behind the codes of their row.
+void describe_codes(const Case& spec, KvFormat format, std::int64_t dim, TensorDesc& cache, std::optional<TensorDesc>& scale_cache) {
+  const KvRowFormat* row = kv_row_format(format);
+  if (row == nullptr) return;
+  const std::int64_t blocks = cache.shape[0];
+  const DType dtype = scale_dtype_of(spec, *row);
+  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype)), groups = row->scales(dim);
+  TensorDesc codes = contiguous(DType::i8, {blocks, spec.page, spec.kv_head, row->code_bytes(dim)});
+  TensorDesc scales = contiguous(dtype, {blocks, spec.page, spec.kv_head, groups});
+  if (spec.inline_scales) {
+    TensorDesc record = contiguous(DType::i8, {blocks, spec.page, spec.kv_head, row->row_bytes(dim, dtype)});
+    record = strided(record, spec.layout == Layout::head_major ? Layout::head_major : Layout::contiguous);
+    codes.strides = scales.strides = record.strides;
+    for (std::size_t axis = 0; axis < 3; ++axis) scales.strides[axis] /= size;
+  } else {
+    codes = strided_kv(codes, spec.layout);
+    scales = strided(scales, spec.layout);
+  }
+  if (row->group == 0) scales.rank = 3;
+  cache = codes;
+  if (row->has_scales()) scale_cache = scales;
+}
+
 void caches(const Case& spec, std::int64_t blocks, TensorDesc& k, TensorDesc& v) {
   k = strided_kv(contiguous(spec.kv_dtype, {blocks, spec.page, spec.kv_head, spec.dqk}),
                  spec.layout == Layout::broadcast ? Layout::contiguous : spec.layout);
@@ -139,6 +162,16 @@ std::optional<TensorDesc> bias_desc(const Case& spec) {
   return std::nullopt;
 }
 
+/// Formats of both caches, and the scales that multiply whole tensors.
+void describe_formats(const Case& spec, auto& desc) {
+  describe_codes(spec, spec.k_format, spec.dqk, desc.k_cache, desc.k_scale_cache);
+  describe_codes(spec, spec.v_format, spec.dv, desc.v_cache, desc.v_scale_cache);
+  desc.k_format = spec.k_format;
+  desc.v_format = spec.v_format;
+  if (has_tensor_scale(spec, spec.k_format)) desc.k_scale = scale_desc(spec);
+  if (has_tensor_scale(spec, spec.v_format)) desc.v_scale = scale_desc(spec);
+}
+
 AttentionDesc describe_attention(const Case& spec) {
   const auto batch = static_cast<std::int64_t>(spec.sequences.size());
   AttentionDesc desc{.mask = spec.mask, .scale = spec.scale, .softcap = spec.softcap, .has_sink = spec.sink != Sink::none};
@@ -181,14 +214,14 @@ PagedAttentionDesc describe_paged(const Case& spec) {
   caches(spec, blocks, desc.k_cache, desc.v_cache);
   desc.q = strided(contiguous(spec.dtype, {total_q(spec), spec.head, spec.dqk}), spec.layout);
   desc.out = strided(contiguous(spec.out_dtype, {total_q(spec), spec.head, spec.dv}), spec.layout);
-  if (spec.layout != Layout::unaligned) {
-    for (TensorDesc* tensor : {&desc.q, &desc.k_cache, &desc.v_cache, &desc.out}) tensor->alignment = 16;
-  }
   desc.block_table = contiguous(DType::i32, {static_cast<std::int64_t>(spec.sequences.size()), table_width});
   if (spec.layout == Layout::padded) desc.block_table.strides[0] += 3;
   if (spec.lse) desc.lse = strided_lse(contiguous(DType::f32, {total_q(spec), spec.head}), spec.layout);
-  if (spec.kv_dtype == DType::e4m3) desc.k_scale = desc.v_scale = scale_desc(spec);
   desc.packed_mask = mask_desc(spec, total_q(spec));
+  describe_formats(spec, desc);
+  if (spec.layout != Layout::unaligned) {
+    for (TensorDesc* tensor : {&desc.q, &desc.k_cache, &desc.v_cache, &desc.out}) tensor->alignment = 16;
+  }
   return desc;
 }
 
@@ -199,7 +232,7 @@ PagedCacheAppendDesc describe_append(const Case& spec) {
   caches(spec, 2 * rows / spec.page + 2, desc.k_cache, desc.v_cache);
   desc.k = strided(contiguous(spec.dtype, {rows, spec.kv_head, spec.dqk}), spec.layout);
   desc.v = strided(contiguous(spec.dtype, {rows, spec.kv_head, spec.dv}), spec.layout);
-  if (spec.kv_dtype == DType::e4m3) desc.k_scale = desc.v_scale = scale_desc(spec);
+  describe_formats(spec, desc);
   return desc;
 }
 

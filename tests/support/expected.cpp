@@ -5,6 +5,7 @@
 
 #include "bound_case.hpp"
 #include "op/attention/problem.hpp"
+#include "op/common/kv_format.hpp"
 #include "op/merge_states/problem.hpp"
 #include "op/paged_attention/problem.hpp"
 #include "plain.hpp"
@@ -129,12 +130,45 @@ struct Exact {
   }
 };
 
+/// The codes of an append and their scales, as numbers. Both are exact.
+void expect_codes(const BoundCase& bound, bool is_k, std::vector<Answer>& answers) {
+  const HostileTensor &cache = is_k ? bound.k : bound.v, &scales = is_k ? bound.k_scale_cache : bound.v_scale_cache;
+  const HostileTensor &rows = is_k ? bound.new_k : bound.new_v, &global = is_k ? bound.k_scale : bound.v_scale;
+  const KvRowFormat& format = *kv_row_format(is_k ? bound.spec.k_format : bound.spec.v_format);
+  const auto* slots = bound.slots.as<std::int64_t>();
+  const std::int64_t dim = rows.desc().shape[2], groups = format.scales(dim);
+  const DType dtype = scales ? scales.desc().dtype : DType::f32;
+  Answer codes(is_k ? "k_cache" : "v_cache", cache, {format.code_bytes(dim)});
+  Answer of_scales(is_k ? "k_scale_cache" : "v_scale_cache", scales, {groups});
+  std::vector<float> row(index(dim));
+  std::vector<std::uint8_t> code_bytes(index(format.code_bytes(dim))), scale_bytes(index(groups) * size_of(dtype) + 4);
+  for (std::int64_t token = 0; token < rows.desc().shape[0]; ++token)
+    for (std::int64_t head = 0; slots[token] >= 0 && head < bound.spec.kv_head; ++head) {
+      for (std::size_t x = 0; x < row.size(); ++x) row[x] = rows.at(rows.offset(token, head) + static_cast<std::int64_t>(x));
+      const float factor = global ? global.at(bound.spec.scales == Scales::per_head ? head : 0) : 1.0f;
+      detail::encode_kv_row(format, {code_bytes.data(), scale_bytes.data(), dtype}, factor, row);
+      std::vector<double> exact;
+      for (std::size_t i = 0; i < code_bytes.size(); ++i) exact.push_back(load(DType::i8, code_bytes.data(), static_cast<std::int64_t>(i)));
+      codes.expect(bound.slot_offset(cache, slots[token], head), exact);
+      exact.clear();
+      for (std::int64_t i = 0; i < groups; ++i) exact.push_back(load(dtype, scale_bytes.data(), i));
+      if (scales) of_scales.expect(bound.slot_offset(scales, slots[token], head), exact);
+    }
+  answers.push_back(std::move(codes.within({})));
+  if (scales) answers.push_back(std::move(of_scales.within({})));
+}
+
 /// Appending is exact: a copy, or the e4m3 code of the f32 quotient.
 std::vector<Answer> expect_appended(const BoundCase& bound) {
   const auto* slots = bound.slots.as<std::int64_t>();
   std::vector<Answer> answers;
   for (const auto& [cache, rows, scales] : {std::tuple{&bound.k, &bound.new_k, &bound.k_scale}, {&bound.v, &bound.new_v, &bound.v_scale}}) {
-    Answer answer(cache == &bound.k ? "k_cache" : "v_cache", *cache, {rows->desc().shape[2]});
+    const bool is_k = cache == &bound.k;
+    if ((is_k ? bound.spec.k_format : bound.spec.v_format) != KvFormat::rows) {
+      expect_codes(bound, is_k, answers);
+      continue;
+    }
+    Answer answer(is_k ? "k_cache" : "v_cache", *cache, {rows->desc().shape[2]});
     std::vector<double> exact(index(rows->desc().shape[2]));
     for (std::int64_t row = 0; row < rows->desc().shape[0]; ++row)
       for (std::int64_t head = 0; slots[row] >= 0 && head < bound.spec.kv_head; ++head) {

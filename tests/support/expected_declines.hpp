@@ -19,6 +19,7 @@ inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward"
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
+inline constexpr std::string_view kPortableAppend = "cuda.portable.paged_cache_append";
 inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention", kSm90Mixed = "cuda.sm90.paged_attention_mixed";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr std::string_view kPortableLatent = "cuda.portable.latent_attention";
@@ -149,6 +150,21 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Paged, "packed_mask/bf16-on-e4m3-", "k_scale: got a value"},
     {kSm90Paged, "packed_mask/f16-on-e4m3-", "k_scale: got a value"},
     {kSm90Paged, "packed_mask/f32-on-e4m3-", "k_scale: got a value"},
+    {kSm90Paged, "/kv/", "k_format: got a value"},
+    {kSm90Paged, "/kv/e5m2-", "k_scale: got a value"},
+    {kSm90Paged, "/kv/nvfp4-", "k_scale: got a value"},
+    {kSm90Paged, "-none-global", "k_format: got a value"},
+    {kSm90Paged, "/kv/mixed-rows-", "v_format: got a value"},
+    {kSm90Paged, "/kv/mixed-e4m3-rows-", "k_scale: got a value"},
+    {kSm90Paged, "/kv/mixed-e4m3-token-", "k_format: got a value"},
+    {kPortablePaged, "/kv/", "k_format: got a value"},
+    {kPortablePaged, "/kv/mixed-rows-", "v_format: got a value"},
+    {kPortablePaged, "/kv/mixed-e4m3-rows-", "v_format: got a value"},
+    {kCdnaPaged, "/kv/", "k_format: got a value"},
+    {kCdnaPaged, "/kv/mixed-rows-", "v_format: got a value"},
+    {kCdnaPaged, "/kv/mixed-e4m3-rows-", "v_format: got a value"},
+    {kPortableAppend, "/kv/", "k_format: got a value"},
+    {"hip.cdna.paged_cache_append", "/kv/", "k_format: got a value"},
 };
 
 /// A part of the reason. Empty if `implementation` must take the case.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "reference/element.hpp"
 #include "reference/score_terms.hpp"
 #include "values.hpp"
 
@@ -71,9 +72,21 @@ DType weight_dtype(DType input, E4m3Products products) {
 std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, std::int64_t sequence, std::int64_t kv_head,
                           std::int64_t dim) {
   const std::int64_t tokens = bound.spec.sequences[index(sequence)].kv;
+  const bool is_k = &tensor == &bound.k;
+  const KvRowFormat* format = kv_row_format(is_k ? bound.spec.k_format : bound.spec.v_format);
+  const HostileTensor& scales = is_k ? bound.k_scale_cache : bound.v_scale_cache;
   std::vector<float> rows(index(tokens * dim));
+  std::vector<double> values(index(dim));
   for (std::int64_t token = 0; token < tokens; ++token) {
     const std::int64_t at = bound.kv_offset(tensor, sequence, token, kv_head);
+    if (format != nullptr) {  // as a matrix unit takes them
+      const DType dtype = scales ? scales.desc().dtype : DType::f32;
+      const std::int64_t scales_at = bound.scales_at(scales, sequence, token, kv_head) * static_cast<std::int64_t>(size_of(dtype));
+      const std::byte* scale = scales ? scales.as<std::byte>() + scales_at : nullptr;
+      reference::decode_kv_row({*format, tensor.as<std::byte>() + at, scale, dtype}, values);
+      for (std::int64_t x = 0; x < dim; ++x) rows[index(token * dim + x)] = rounded(bound.spec.dtype, static_cast<float>(values[index(x)]));
+      continue;
+    }
     for (std::int64_t x = 0; x < dim; ++x) rows[index(token * dim + x)] = tensor.at(at + x);
   }
   return rows;
