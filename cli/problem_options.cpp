@@ -19,7 +19,14 @@ std::map<std::string, CacheFormat> formats() {
   return all;
 }
 
-std::string names_of(const std::map<std::string, CacheFormat>& formats) {
+std::map<std::string, KvFormat> kv_formats() {
+  std::map<std::string, KvFormat> all{{"rows", KvFormat::rows}};
+  for (const KvRowFormat& format : kKvFormats) all.emplace(format.name, format.format);
+  return all;
+}
+
+template <class Format>
+std::string names_of(const std::map<std::string, Format>& formats) {
   std::string text;
   for (const auto& [name, format] : formats) text += (text.empty() ? "" : "|") + name;
   return text;
@@ -63,6 +70,13 @@ void add_types(CLI::App& command, ProblemSize& s) {
       ->option_text("as --format");
 }
 
+void add_kv_format(CLI::App& command, ProblemSize& s) {
+  const auto all = kv_formats();
+  command.add_option("--kv-format", s.kv, "Paged caches: how rows of K and V are stored")
+      ->transform(CLI::CheckedTransformer(all))
+      ->option_text(names_of(all) + " [rows]");
+}
+
 void add_rules(CLI::App& command, ProblemSize& s) {
   command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one; sparse: none)");
   command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
@@ -85,6 +99,7 @@ std::vector<std::string> numbers_of(const ProblemSize& s, const ExplainedOperati
   if (operation.takes("--dtype")) parts.emplace_back(name_of(s.dtype));
   if (s.cache) add("cache-dtype", name_of(*s.cache));
   if (const PackedFormat* packed = packed_format(format_of(s))) add("format", packed->name);
+  if (s.kv) add("kv-format", name_of(*s.kv));
   if (s.extra) add("extra-format", s.extra == CacheFormat::rows ? "rows" : packed_format(*s.extra)->name);
   add("batch", s.batch);
   add("seq-q", s.seq_q);
@@ -113,6 +128,7 @@ std::shared_ptr<const ProblemSize> usual_problem(const ProblemTypes& types) {
 std::shared_ptr<ProblemSize> add_problem_options(CLI::App& command) {
   auto size = std::make_shared<ProblemSize>();
   add_types(command, *size);
+  add_kv_format(command, *size);
   add_sizes(command, *size);
   add_rules(command, *size);
   return size;

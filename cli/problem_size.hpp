@@ -15,6 +15,7 @@ struct ProblemSize {
   std::optional<DType> cache{};
   std::optional<CacheFormat> format{};
   std::optional<CacheFormat> extra{};
+  std::optional<KvFormat> kv{};
   std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
   std::int64_t topk = 2048, extra_topk = 128, parts = 2;
   bool causal = false, sink = false, lse = false, flat = false;

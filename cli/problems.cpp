@@ -71,6 +71,24 @@ struct Caches {
         v(allocated(dtype, {s.batch * blocks, s.page, s.kv_heads, s.dim_v})) {}
 };
 
+/// Codes in place of the rows of a cache, with scales in a tensor of their own.
+void describe_codes(const KvRowFormat& format, std::int64_t dim, TensorDesc& cache, std::optional<TensorDesc>& scales) {
+  const auto [blocks, page, heads, values] = cache.shape;
+  cache = allocated(DType::i8, {blocks, page, heads, format.code_bytes(dim)});
+  if (!format.has_scales()) return;
+  const DType dtype = format.group == 0 ? DType::f32 : format.accepts_scales(DType::e4m3) ? DType::e4m3 : DType::i8;
+  scales = format.group == 0 ? allocated(dtype, {blocks, page, heads}) : allocated(dtype, {blocks, page, heads, format.scales(dim)});
+}
+
+void describe_formats(const ProblemSize& s, auto& desc) {
+  const KvRowFormat* format = kv_row_format(s.kv.value_or(KvFormat::rows));
+  if (format == nullptr) return;
+  desc.k_scale = desc.v_scale = std::nullopt;
+  desc.k_format = desc.v_format = format->format;
+  describe_codes(*format, s.dim_qk, desc.k_cache, desc.k_scale_cache);
+  describe_codes(*format, s.dim_v, desc.v_cache, desc.v_scale_cache);
+}
+
 PagedAttentionDesc paged(const ProblemSize& s) {
   const Caches caches(s);
   const std::int64_t rows = s.batch * s.seq_q;
@@ -87,6 +105,7 @@ PagedAttentionDesc paged(const ProblemSize& s) {
                           .packed_mask = packed_mask_of(s)};
   if (s.lse) desc.lse = allocated(DType::f32, {rows, s.heads});
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
+  describe_formats(s, desc);
   return desc;
 }
 
@@ -98,6 +117,7 @@ PagedCacheAppendDesc append(const ProblemSize& s) {
                             .k_cache = caches.k,
                             .v_cache = caches.v};
   if (caches.dtype == DType::e4m3) desc.k_scale = desc.v_scale = ScaleDesc{};
+  describe_formats(s, desc);
   return desc;
 }
 
@@ -271,9 +291,10 @@ const std::vector<ExplainedOperation>& explained_operations() {
   static const std::vector<ExplainedOperation> kAll{
       {"attention", planned<cli::dense, plan_attention>, kDense, with(dense, {"--mask-tail"})},
       {"attention_backward", planned<backward, plan_attention_backward>, kDense, dense},
-      {"paged_attention", planned<paged, plan_paged_attention>, kPaged, with(capped, {"--cache-dtype", "--page", "--mask-tail"})},
+      {"paged_attention", planned<paged, plan_paged_attention>, kPaged,
+       with(capped, {"--cache-dtype", "--kv-format", "--page", "--mask-tail"})},
       {"paged_cache_append", planned<append, plan_paged_cache_append>, kPaged,
-       with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--page"})},
+       with(rows, {"--seq-k", "--kv-heads", "--head-dim-v", "--cache-dtype", "--kv-format", "--page"})},
       {"merge_states", planned<merge, plan_merge_states>, kDense, with(rows, {"--heads", "--parts", "--lse"})},
       {"latent_attention", planned<latent, plan_latent_attention>, kRows, with(latent_all, {"--causal", "--window"})},
       {"sparse_latent_attention", planned<sparse, plan_sparse_latent_attention>, kRows,

@@ -135,12 +135,12 @@ detail::Implementations<detail::AttentionBackward> implementations(detail::Atten
 }
 
 detail::Implementations<detail::PagedAttention> implementations(detail::PagedAttention) {
-  return only<detail::PagedAttention>("f32, f16, bf16, e4m3 caches; head dims that are multiples of 8 up to 512; any page",
+  return only<detail::PagedAttention>("f32, f16, bf16, e4m3 caches, every KvFormat; head dims that are multiples of 8 up to 512; any page",
                                       plan_head_dims<detail::PagedAttention, run_paged_attention>);
 }
 
 detail::Implementations<detail::PagedCacheAppend> implementations(detail::PagedCacheAppend) {
-  return only<detail::PagedCacheAppend>("f32, f16, bf16 rows; same dtype or e4m3 caches",
+  return only<detail::PagedCacheAppend>("f32, f16, bf16 rows; same dtype or e4m3 caches, every KvFormat",
                                         plan_any<detail::PagedCacheAppend, run_paged_cache_append>);
 }
 
