@@ -151,35 +151,14 @@ def paged_attention(
     left, right = band(causal, window)
     if cu_seqlens_q is None and q.shape[:1] == block_table.shape[:1]:  # else the operator says what is missing
         cu_seqlens_q, max_seqlen_q = one_row_each(q), max_seqlen_q or 1
+    k_factor, v_factor = scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q)
+    # fmt: off
     _paged_attention(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        cu_seqlens_q,
-        kv_len,
-        out,
-        lse,
-        max_seqlen_q,
-        max_kv_len,
-        left,
-        right,
-        score_scale(scale),
-        softcap,
-        sink,
-        scale_tensor("k_scale", k_scale, q),
-        scale_tensor("v_scale", v_scale, q),
-        packed_mask,
-        mask_tail,
-        mask_indptr,
-        k_format,
-        v_format,
-        k_scale_cache,
-        v_scale_cache,
-        implementation or "",
-        batch_invariant,
-        *new,
+        q, k_cache, v_cache, block_table, cu_seqlens_q, kv_len, out, lse, max_seqlen_q, max_kv_len, left, right,
+        score_scale(scale), softcap, sink, k_factor, v_factor, packed_mask, mask_tail, mask_indptr,
+        k_format, v_format, k_scale_cache, v_scale_cache, implementation or "", batch_invariant, *new,
     )
+    # fmt: on
     return out if lse is None else (out, lse)
 
 
