@@ -215,6 +215,18 @@ int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row
 
 namespace {
 
+/// Bits of a block mask, without those that a packed mask hides.
+void show_listed(const Item& item, KeySpan keys) {
+  const bool packed = item.setup.core.packed_mask.has_value();
+  for (int row = 0; row < item.rows; ++row) {
+    std::uint32_t* words = item.scratch.listed + row * listed_words(item.setup);
+    for (int key = keys.begin; packed && key < keys.end; ++key) {
+      if (!item.scratch.shown[row].shows(key)) words[key / kKeysOfWord] &= ~(std::uint32_t{1} << (key % kKeysOfWord));
+    }
+    item.scratch.shown[row] = {.bytes = reinterpret_cast<const std::uint8_t*>(words)};
+  }
+}
+
 void find_shown(const Item& item, std::int64_t tile_begin) {
   const detail::SequenceBits bits = bits_of(item.setup, item.call, item.sequence);
   const auto begin = static_cast<int>(std::clamp<std::int64_t>(bits.first_key - tile_begin, 0, std::numeric_limits<int>::max()));
@@ -236,7 +248,8 @@ void find_visible(const Item& item, std::int64_t tile_begin, KeySpan keys) {
     const KeySpan seen{clamped(query + item.sequence.band.low), clamped(query + item.sequence.band.high + 1)};
     for (; left > 0 && row < item.rows; --left, ++row) item.scratch.visible[row] = seen;
   }
-  if (item.scratch.shown != nullptr) find_shown(item, tile_begin);
+  if (item.setup.core.packed_mask) find_shown(item, tile_begin);
+  if (item.setup.blocks) show_listed(item, keys);
 }
 
 std::int64_t first_masked_key(const Item& item) {

@@ -221,7 +221,9 @@ void attend_packed(const Item& item) {
   const std::int64_t masked_from = first_masked_key(item);
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   for (std::int64_t at = first; at < last; ++at) {
-    const bool masked = at < tiles.full_first || at >= tiles.full_last || (at + 1) * tuning.kv_tile > masked_from;
+    if (item.setup.blocks && !find_listed(item, at * tuning.kv_tile)) continue;
+    const bool in_band = at >= tiles.full_first && at < tiles.full_last && (at + 1) * tuning.kv_tile <= masked_from;
+    const bool masked = !in_band || item.setup.blocks;
     PackedTile tile = pack_tile(item, at * tuning.kv_tile, masked);
     if (item.setup.attention->pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)] != nullptr && at + 1 < last) {
       tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},

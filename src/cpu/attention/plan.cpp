@@ -18,6 +18,8 @@ Call make_call(const AttentionArgs& args) {
   call.bias = args.bias;
   call.dropout_state = args.dropout_state;
   call.cu_seqlens_k = args.cu_seqlens_k;
+  call.blocks = {args.full_block_counts, args.full_block_indices, args.partial_block_counts, args.partial_block_indices,
+                 args.partial_block_bits};
   call.packed_mask = {args.packed_mask, args.mask_indptr};
   return call;
 }
@@ -32,6 +34,8 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
   if (auto reason = decline_dense(problem)) return *reason;
   Setup setup = make_setup<Isa>(problem, problem.ragged);
   setup.q_scale = problem.q_scale;
+  setup.blocks = block_lists(problem);
+  if (setup.blocks) setup.tuning.stream_rows = 0;  // packed tiles alone have lists
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.kv_dtype);
   using State = AttentionState<AttentionProblem, AttentionArgs>;

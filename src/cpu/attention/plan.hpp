@@ -45,11 +45,28 @@ constexpr bool has_bf16_products(const detail::AttentionCore& core) {
 }
 
 /// Options that the attention engine computes, for every operation that it serves.
-inline constexpr std::array<std::string_view, 20> kEngineOptions{"ragged",       "mask.left", "mask.right",    "mask.anchor (top_left)",
-                                                                 "softcap",      "sink",      "lse",           "q_scale",
-                                                                 "k_scale",      "v_scale",   "cache_scale",   "options.batch_invariant",
-                                                                 "alibi_slopes", "bias",      "dropout_p",     "packed_mask",
-                                                                 "k_format",     "v_format",  "k_scale_cache", "v_scale_cache"};
+inline constexpr std::array<std::string_view, 22> kEngineOptions{"ragged",
+                                                                 "mask.left",
+                                                                 "mask.right",
+                                                                 "mask.anchor (top_left)",
+                                                                 "softcap",
+                                                                 "sink",
+                                                                 "lse",
+                                                                 "q_scale",
+                                                                 "k_scale",
+                                                                 "v_scale",
+                                                                 "cache_scale",
+                                                                 "options.batch_invariant",
+                                                                 "alibi_slopes",
+                                                                 "bias",
+                                                                 "dropout_p",
+                                                                 "packed_mask",
+                                                                 "k_format",
+                                                                 "v_format",
+                                                                 "k_scale_cache",
+                                                                 "v_scale_cache",
+                                                                 "full_block_indices",
+                                                                 "partial_block_indices"};
 
 /// Fills in everything but the strides of K and V.
 template <class Isa>

@@ -172,7 +172,8 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
     s.k_scales = arena.take<float>(tuning.kv_tile + setup.attention->panel);
   }
   s.visible = arena.take<KeySpan>(tuning.q_rows);
-  if (setup.core.packed_mask) s.shown = arena.take<KeyBits>(tuning.q_rows);
+  if (setup.core.packed_mask || setup.blocks) s.shown = arena.take<KeyBits>(tuning.q_rows);
+  if (setup.blocks) s.listed = arena.take<std::uint32_t>(tuning.q_rows * listed_words(setup));
   s.scores = arena.take<float>(extents.step_rows * extents.score_stride);
   if (setup.core.has_score_bias()) s.bias = arena.take<float>(tuning.chunk_rows * extents.score_stride);
   s.weights =

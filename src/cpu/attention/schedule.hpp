@@ -37,7 +37,8 @@ struct Scratch {
   float* sum = nullptr;                            // [item_rows]
   float *q_scales = nullptr, *k_scales = nullptr;  // int8: [q_rows], [kv_tile]
   KeySpan* visible = nullptr;                      // [q_rows]
-  KeyBits* shown = nullptr;                        // [q_rows], of a call with a packed mask
+  KeyBits* shown = nullptr;                        // [q_rows], of a call with a packed mask or a block mask
+  std::uint32_t* listed = nullptr;                 // [q_rows][listed_words()] bits, of a call with a block mask
   float* scores = nullptr;                         // [step_rows][score_stride]
   float* bias = nullptr;                           // [chunk_rows][score_stride] added to scores; null where nothing is
   void* weights = nullptr;                         // [chunk_rows][score_stride] operands; `scores` itself if these are f32

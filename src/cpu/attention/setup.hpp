@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "cpu/attention/listed.hpp"
 #include "cpu/kernels.hpp"
 #include "fovea/cache_format.hpp"
 #include "fovea/quantized_attention.hpp"
@@ -113,6 +114,7 @@ struct Setup {
   std::optional<Latent> latent{};
   std::optional<Int8> int8{};
   std::optional<KvCache> kv_cache{};
+  std::optional<BlockLists> blocks{};
 
   /// From one head of a token to the next, in bytes, where its rows are read.
   std::int64_t k_head_stride() const { return kv_cache ? kv_cache->k.stride * static_cast<std::int64_t>(sizeof(float)) : k.head; }
@@ -133,6 +135,7 @@ struct Call {
   const void *k_scale_cache = nullptr, *v_scale_cache = nullptr;
   const std::int32_t *cu_seqlens_q = nullptr, *cu_seqlens_k = nullptr, *kv_len = nullptr, *block_table = nullptr;
   detail::MaskBytes packed_mask{};
+  BlockArgs blocks{};
   List main{}, extra{};  // sparse latent attention
   float* max_logits = nullptr;
   const float* alibi_slopes = nullptr;
