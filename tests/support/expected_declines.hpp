@@ -15,6 +15,7 @@ struct ExpectedDecline {
 };
 
 inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention", kSm90E4m3 = "cuda.sm90.attention_e4m3";
+inline constexpr std::string_view kSm90Blocks = "cuda.sm90.block_attention";
 inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward";
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
@@ -132,8 +133,22 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Paged, "wide/bf16-on-e4m3", "k_scale: got a value"},
     {kSm90Attention, "attention/blocks/", kNoLists},
     {kSm90E4m3, "attention/blocks/", kNoLists},
-    {kPortableAttention, "attention/blocks/", kNoLists},
+    {kPortableAttention, "blocks/bf16-16x32-d", "block_k: got 32"},
+    {kPortableAttention, "blocks/f16-16x32-d", "block_k: got 32"},
     {kCdnaAttention, "attention/blocks/", kNoLists},
+    {kSm90Blocks, "attention/", "block_mask: got none"},
+    {kSm90Blocks, "attention/packed_mask/", "packed_mask: got a value"},
+    {kSm90Blocks, "attention/score_bias/", ": got a value"},
+    {kSm90Blocks, "attention/blocks/", ""},
+    {kSm90Blocks, "blocks/f32-", "q.dtype: got f32"},
+    {kSm90Blocks, "16-64-d", "block_k: got 64"},
+    {kSm90Blocks, "16-128x64-d", "block_k: got 64"},
+    {kSm90Blocks, "16-16x32-d", "block_k: got 32"},
+    {kSm90Blocks, "16-64x128-d", "block_q: got 64"},
+    {kSm90Blocks, "blocks/bf16-layout-odd-rows", "want a multiple of 16"},
+    {kSm90Blocks, "blocks/bf16-layout-unaligned", "want a multiple of 16"},
+    {kSm90Blocks, "blocks/f16-layout-odd-rows", "want a multiple of 16"},
+    {kSm90Blocks, "blocks/f16-layout-unaligned", "want a multiple of 16"},
     {kSm90Attention, "packed_mask/", "packed_mask: got a value"},
     {kSm90E4m3, "packed_mask/", "packed_mask: got a value"},
     {kPortableAttention, "packed_mask/", "packed_mask: got a value"},

@@ -18,6 +18,7 @@ struct TunedConfig {
   using Element = Element_;
   using ValueElement = Element;
   static constexpr Tuning kTuning = kRow;
+  static constexpr bool kLists = false;  // key tiles are those that lists name (gpu/cuda/common/block_lists.cuh)
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kBlocks = kTuning.blocks, kKeyTile = kTuning.key_tile, kStages = kTuning.stages;
   static constexpr int kWarpRows = 16 * kBlocks, kRowTile = kTuning.row_tile(), kThreads = 32 * kTuning.warps;

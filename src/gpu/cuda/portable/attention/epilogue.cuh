@@ -32,7 +32,7 @@ class Epilogue {
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
     const float scale_log2 = score_transform(params).scale_log2;
     // Masked values, or all values with an infinite sink, have weight 0, and 0 * NaN is NaN.
-    const bool leaks = work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
+    const bool leaks = Config::kLists || work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       softmax[b].reduce_sum();
@@ -163,6 +163,13 @@ class Epilogue {
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
     const ScoreTransform<Warp> transform = score_transform(params);
+    if constexpr (Config::kLists) {
+      const int count = VisibleKeys<Config::kKeyTile>(params.lists, work, at.token).count();
+      VisibleKeys<Config::kKeyTile> keys(params.lists, work, at.token);
+      const auto next = [&](int) { return row_of(keys.next()); };
+      return one(
+          0, count, transform.scale_log2, next, [&](float product, int) { return transform(product); }, columns);
+    }
     one(
         seen.begin, seen.end, transform.scale_log2, row_of, [&](float product, int) { return transform(product); }, columns);
   }

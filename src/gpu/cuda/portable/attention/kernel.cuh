@@ -27,8 +27,9 @@ __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant
     load.queries();
     const int last = storage.work.last;
     if (last > storage.work.first) {
-      load.keys(last - 1, 0);
-      if (Config::kStages == 2) load.values(last - 1, 0);
+      const int tile = KeyTiles<Config>(params, storage.work).next(last - 1);
+      load.keys(tile, 0);
+      if (Config::kStages == 2) load.values(tile, 0);
     }
     copy_async_commit();
     Math<Config>{params, storage}(load);

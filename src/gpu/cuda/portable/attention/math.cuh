@@ -26,26 +26,28 @@ class Math {
     if constexpr (kKeepQueries) keep_queries();
     const int first = storage.work.first;
     int stage = 0;
+    KeyTiles<Config> tiles(params, storage.work);
     for (int tile = storage.work.last - 1; tile >= first; --tile) {
+      tiles.advance(tile, first);
       copy_async_wait<0>();
       __syncthreads();  // this tile's keys have arrived, and the tile before has been read
       if (Config::kStages == 1) {
-        load.values(tile, 0);
+        load.values(tiles.current(tile), 0);
       } else if (tile > first) {
-        load.keys(tile - 1, 1 - stage);
-        load.values(tile - 1, 1 - stage);
+        load.keys(tiles.next(tile - 1), 1 - stage);
+        load.values(tiles.next(tile - 1), 1 - stage);
       }
       copy_async_commit();
-      const bool seen = sees(tile);
+      const bool seen = sees(tiles.current(tile));
       if (seen) compute_scores(stage);
       if (Config::kStages == 1) {
         copy_async_wait<0>();
         __syncthreads();  // this tile's values have arrived, and its keys have been read
-        if (tile > first) load.keys(tile - 1, 0);
+        if (tile > first) load.keys(tiles.next(tile - 1), 0);
         copy_async_commit();
       }
       if (seen) {
-        take_scores(tile);
+        take_scores(tiles.current(tile), tiles.bits());
         add_values(stage);
       }
       if (Config::kStages == 2) stage = 1 - stage;
@@ -150,13 +152,16 @@ class Math {
   // ---- softmax ------------------------------------------------------------------------------------------------------------------
 
   /// Turns scores into probabilities, and makes `out` relative to the same maximum. One block at a time takes fewer registers.
-  __device__ __forceinline__ void take_scores(int tile) {
+  __device__ __forceinline__ void take_scores(int tile, const std::int32_t* bits) {
     const bool edge = tile < storage.work.full_first || tile >= storage.work.full_last;
     const ScoreTransform<Warp> transform = score_transform(params);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       transform(scores[b]);
       if (edge) mask(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
+      if constexpr (Config::kLists) {
+        if (bits != nullptr) hide_by_bits(scores[b], warp_row + 16 * b + lane_row(lane), bits);
+      }
       const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
       softmax[b].quick = false;  // keeping it costs more registers than it saves time
       if (!grown) continue;
@@ -174,6 +179,13 @@ class Math {
       const WorkTile::Keys seen = work.keys_of(work.token + ((first_row + 8 * r) >> params.packed_shift));
       mask_row(block, r, seen.begin - column, seen.end - column);
     }
+  }
+
+  /// The same by the bits of a partial block.
+  __device__ __forceinline__ void hide_by_bits(float (&block)[kScores], int first_row, const std::int32_t* tile_bits) const {
+    TileBits<Config::kKeyTile> bits;
+    bits.load(params.lists, tile_bits, first_row >> params.packed_shift, (first_row + 8) >> params.packed_shift);
+    bits.hide(block, lane);
   }
 
   const Params& params;

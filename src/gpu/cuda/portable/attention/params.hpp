@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/common/attention_params.hpp"
+#include "gpu/cuda/common/block_lists.hpp"
 #include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::attention {
@@ -36,6 +37,7 @@ struct Params : AttentionParams {
   float* lse = nullptr;    ///< or null
   detail::RowStrides lse_strides{};
   Splits splits{};
+  BlockLists lists{};  ///< of kernels with Config::kLists
 };
 
 }  // namespace fovea::gpu::portable::attention

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/block_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
+#include "gpu/cuda/portable/block_attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/wide_attention/plan.hpp"
 #include "gpu/plan_state.hpp"
@@ -47,12 +49,25 @@ Launch launch_of(int tuning) {
   return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value>>; });
 }
 
+template <class Element>
+Launch listed_launch_of(int tuning) {
+  return function_of_row<block_attention::kTunings.size()>(
+      tuning, [](auto row) -> Launch { return &launch_attend<block_attention::Config<Element, row.value>>; });
+}
+
+/// The tiles of a problem: of those for block masks the first that takes the head dims, which both are in the table.
+int listed_index(const Problem& problem) {
+  return std::max(problem.head_dim_qk, problem.head_dim_v) > block_attention::kTunings[0].head_dim_qk;
+}
+
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
-    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
-    const Tuning& tuning = kTunings[static_cast<std::size_t>(tuning_)];
-    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), tuning.row_tile());
+    const bool listed = problem.has_block_mask();
+    tuning_ = listed ? listed_index(problem) : tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+    const Tuning& tuning = tuning_row();
+    const int packed = listed ? heads_of_listed_tile(problem, tuning.row_tile())
+                              : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), tuning.row_tile());
     while (1 << params_.packed_shift < packed) ++params_.packed_shift;
     const std::int64_t tokens = tuning.row_tile() / packed, heads = problem.heads / packed;
     const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens);
@@ -72,7 +87,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   std::int64_t work_tiles() const { return work_tiles_; }
 
   std::string tuning() const override {
-    std::string text = tiles_text(kTunings[static_cast<std::size_t>(tuning_)], 1 << params_.packed_shift, params_.splits.count);
+    std::string text = tiles_text(tuning_row(), 1 << params_.packed_shift, params_.splits.count);
     const std::string slow = unaligned();
     if (!slow.empty()) text.append(", by single elements:").append(slow);
     return text;
@@ -81,12 +96,19 @@ class State final : public PlanState<Problem, AttentionArgs> {
  private:
   static constexpr int kLeastSplitKeys = 256;
 
+  const Tuning& tuning_row() const {
+    const auto row = static_cast<std::size_t>(tuning_);
+    return problem_.has_block_mask() ? static_cast<const Tuning&>(block_attention::kTunings[row]) : kTunings[row];
+  }
+
   bool is_empty() const override { return problem_.total_q == 0 || work_tiles_ == 0; }
 
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     const Params params = filled(args, workspace);
     const DType dtype = problem_.q_dtype;
-    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    const bool half = dtype == DType::f16;
+    const Launch launch = problem_.has_block_mask() ? (half ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_))
+                                                    : (half ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_));
     Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
     return done && params.splits.count > 1 ? launch_combine<false>(params.splits, dtype, stream) : done;
   }
@@ -126,6 +148,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
     fill_splits(params.splits, problem_, args, workspace.data);
+    if (problem_.has_block_mask()) params.lists = block_lists(problem_, args, tuning_row().key_tile);
     return params;
   }
 
@@ -138,6 +161,13 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   const DeviceProperties& found = *properties(device);
   if (Result<void> good = accept(problem, found); !good) return good.error();
+  if (problem.has_block_mask()) {
+    const Tuning& widest = block_attention::kTunings.back();
+    if (const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v); most > widest.head_dim_qk) {
+      return declined("head_dim (of a block mask)", most, "at most 128");
+    }
+    if (auto reason = decline_blocks(problem, widest.row_tile(), widest.key_tile)) return *reason;
+  }
   if (wide_attention::takes(problem)) return wide_attention::plan(problem, device, kName);
   auto state = std::make_shared<State>(problem, device, found);
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
@@ -147,7 +177,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
     "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 512 (7.5: 256); any strides",
-    detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"),
+    detail::handles<detail::Attention>(kScoreOptions, "ragged", "full_block_indices", "partial_block_indices", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan};

@@ -3,6 +3,7 @@
 /// in L2, and query tiles with most keys first.
 #pragma once
 
+#include "gpu/cuda/common/block_lists.cuh"
 #include "gpu/cuda/common/work_tile.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
 
@@ -10,6 +11,37 @@ namespace fovea::gpu::portable::attention {
 
 struct WorkTile : gpu::WorkTile {
   const void *keys, *values;  // row 0 of the sequence, of the head of both
+};
+
+/// The key tiles of a work tile by their places in its lists, from the last to the first: the current one and the next.
+template <class Config>
+class KeyTiles {
+ public:
+  __device__ KeyTiles(const Params& params, const WorkTile& work) : listed(params.lists, work) {
+    if (work.last > work.first) ahead = listed.at(work.last - 1);
+  }
+  /// Before each key tile.
+  __device__ void advance(int place, int first) {
+    now = ahead;
+    if (place > first) ahead = listed.at(place - 1);
+  }
+  __device__ int current(int) const { return now.tile; }
+  __device__ int next(int) const { return ahead.tile; }
+  __device__ const std::int32_t* bits() const { return now.bits; }
+
+ private:
+  const ListedTiles listed;
+  ListedTile now, ahead;
+};
+/// Without lists a place is the number of the key tile.
+template <class Config>
+requires(!Config::kLists) class KeyTiles<Config> {
+ public:
+  __device__ KeyTiles(const Params&, const WorkTile&) {}
+  __device__ void advance(int, int) {}
+  __device__ int current(int place) const { return place; }
+  __device__ int next(int place) const { return place; }
+  __device__ const std::int32_t* bits() const { return nullptr; }
 };
 
 template <class Config>
@@ -31,6 +63,11 @@ class WorkFinder {
     if (params.cu_seqlens_q != nullptr && !seek(work, q_tile)) return false;
     work.token = (query_tiles(work.seq_q) - 1 - q_tile) * tokens();
     work.find_keys(params, Config::kRowTile, Config::kKeyTile);
+    if constexpr (Config::kLists) {
+      work.done = false;
+      work.first = 0;
+      work.last = ListedTiles(params.lists, work).count;
+    }
     work.keep_split(params.splits.count);
     work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
     work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);

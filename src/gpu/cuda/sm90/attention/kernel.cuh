@@ -21,10 +21,9 @@ __device__ void sync() {
   }
 }
 
-/// Persistent CTAs, one for each multiprocessor.
+/// The roles of a CTA. `params` is the kernel's, `shared` its memory.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) std::byte shared[];
+__device__ __forceinline__ void take_roles(const typename Config::Params& params, std::byte* shared) {
   auto& storage = *reinterpret_cast<dense::Storage<Config>*>(shared);
   const int warpgroup = uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
@@ -51,16 +50,29 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
   if constexpr (Config::kCluster > 1) cluster_sync();
 }
 
+/// Persistent CTAs, one for each multiprocessor.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) std::byte shared[];
+  take_roles<Config>(params, shared);
+}
+
+/// Launches `kernel`, attend() or one like it, with parameters of its own.
+template <class Config, auto kernel>
+Result<void> launch_persistent(const typename Config::Params& params, int ctas, int ordinal, Stream stream) {
   static_assert(sizeof(dense::Storage<Config>) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(dense::Storage<Config>)); !good) return good;
+  if (Result<void> good = allow_shared_bytes<kernel>(ordinal, sizeof(dense::Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(dense::Storage<Config>),
                           .cluster = dim3(Config::kCluster),
                           .programmatic = true};
-  return launch(&attend<Config>, shape, stream, params);
+  return launch(kernel, shape, stream, params);
+}
+
+template <class Config>
+Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+  return launch_persistent<Config, &attend<Config>>(params, ctas, ordinal, stream);
 }
 
 }  // namespace fovea::gpu::sm90::attention

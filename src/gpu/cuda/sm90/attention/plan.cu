@@ -12,6 +12,7 @@
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
+#include "gpu/cuda/sm90/block_attention/plan.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -216,6 +217,10 @@ constexpr Row kRows[]{
     {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
      detail::handles<detail::Attention>(kScoreOptions, "ragged", "q_scale", "k_scale", "v_scale", "options.batch_invariant"), Backend::cuda,
      unavailable<kCapability, kCapability>, plan<true>},
+    {block_attention::kName, "block masks; f16, bf16; head dims up to 128; blocks of 128; rows aligned to 16 bytes",
+     detail::handles<detail::Attention>(kScoreOptions, "ragged", "q_scale", "k_scale", "v_scale", "full_block_indices",
+                                        "partial_block_indices", "options.batch_invariant"),
+     Backend::cuda, unavailable<kCapability, kCapability>, block_attention::plan},
 };
 
 }  // namespace

@@ -3,6 +3,9 @@
 /// cluster, each CTA's loads a part of every tile of keys and values into all.
 #pragma once
 
+#include <type_traits>
+
+#include "gpu/cuda/common/block_lists.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
@@ -60,8 +63,17 @@ class Loader {
   /// adds the last values, and a key tile out of bounds where consumers wait for one.
   __device__ void load(const WorkTile& work, PipelineState<Config::kQueryBuffers> buffer, int work_slot) {
     const int last = work.done ? 1 : work.last, first = work.done ? 0 : work.first;
+    if constexpr (kListed<Config>) listed.begin(params.lists, work);
     for (int tile = last - 1; tile >= first; --tile) {
-      const int key = tile * Config::kKeyTile + rank * Config::kKeyBox, valid = max(min(Config::kKeyBox, work.seq_k - key), 0);
+      int key_tile = tile;
+      if constexpr (kListed<Config>) {
+        // Consumers have read the number that was here before.
+        barrier_wait(shared_address(&storage.k_empty[keys.stage]), keys.parity ^ 1);
+        const ListedTile next = listed.next(tile);
+        storage.work_tile_data.tiles[keys.stage] = next;
+        key_tile = next.tile;
+      }
+      const int key = key_tile * Config::kKeyTile + rank * Config::kKeyBox, valid = max(min(Config::kKeyBox, work.seq_k - key), 0);
       const BoxStart at{0, work.head / params.heads_per_kv, Config::kKeyBox - valid, work.k_begin + key + valid, work.batch};
       // No copy may be in flight when the CTA ends.
       if (!work.done || (started && Config::kOverlap))
@@ -109,6 +121,7 @@ class Loader {
   PipelineState<Config::kRawStages> raws;  // in place of `values`, where they are transposed
   BoxStart values_at{};                    // the key tile whose keys were loaded last
   const std::byte* values_from = nullptr;
+  [[no_unique_address]] std::conditional_t<kListed<Config>, ListCursor, NoLists> listed;
   const int rank = Config::kCluster > 1 ? cluster_rank() : 0;
   bool started = false;
 };

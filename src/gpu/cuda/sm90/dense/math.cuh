@@ -200,8 +200,17 @@ class Math {
   /// scores (64 x key tile) = Q (64 x head dim) K^T
   __device__ __forceinline__ void issue_scores() {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
+    if constexpr (kListed<Config>) find_listed_tile();
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
     gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(score_accumulators(), {queries, Config::kQuerySliceBytes}, k);
+  }
+
+  /// Reads which tile the lists name here, and its bits, which arrive beside the MMAs.
+  __device__ __forceinline__ void find_listed_tile() {
+    listed.tile = storage.work_tile_data.tiles[keys.stage];
+    if (listed.tile.bits == nullptr) return;
+    const int row = tile_row(part(), 0) >> params.packed_shift, other = tile_row(part(), 1) >> params.packed_shift;
+    listed.bits.load(params.lists, listed.tile.bits, row, other);
   }
 
   /// out (64 x head dim) += P (64 x key tile) V
@@ -264,10 +273,10 @@ class Math {
     release_keys(&storage.k_empty[keys.stage]);
     keys.advance();
     if (tile == first) release_queries();
-    const bool edge = tile < full_first || tile >= full_last;
+    const bool edge = key_tile() < full_first || key_tile() >= full_last;
     if constexpr (Config::kCodes) {
       return int_scores.to_probabilities(scores, softmax, edge,
-                                         [&](int(&hidden)[kScores]) { mask(hidden, *current, tile * Config::kKeyTile); });
+                                         [&](int(&hidden)[kScores]) { mask(hidden, *current, key_tile() * Config::kKeyTile); });
     } else {
       return transform_scores(edge);
     }
@@ -280,8 +289,20 @@ class Math {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = -scores[i];
     }
-    if (edge) mask(scores, *current, tile * Config::kKeyTile);
+    if (edge) mask(scores, *current, key_tile() * Config::kKeyTile);
+    if constexpr (kListed<Config>) {
+      if (listed.tile.bits != nullptr) listed.bits.hide(scores, lane_index());
+    }
     return softmax(scores, scale().log2, params.zero);
+  }
+
+  /// Number of the current key tile among those of the sequence.
+  __device__ __forceinline__ int key_tile() const {
+    if constexpr (kListed<Config>) {
+      return uniform(listed.tile.tile);
+    } else {
+      return tile;
+    }
   }
 
   template <class Score>
@@ -316,6 +337,7 @@ class Math {
   IntScores int_scores;
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
+  [[no_unique_address]] std::conditional_t<kListed<Config>, ListedBits<Config::kKeyTile>, NoLists> listed;
 };
 
 }  // namespace fovea::gpu::sm90::dense

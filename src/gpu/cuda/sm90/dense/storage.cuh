@@ -28,6 +28,16 @@ __device__ constexpr int rows_of_warpgroup(int warpgroup, int work_slot) {
   }
 }
 
+/// Whether lists name the key tiles of a work tile (gpu/cuda/common/block_lists.cuh): its key tiles are then
+/// places in the lists.
+template <class Config>
+inline constexpr bool kListed = requires {
+  Config::kLists;
+};
+
+/// In the place of a kernel's data of lists.
+struct NoLists {};
+
 /// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "gpu/cuda/common/block_lists.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/cluster.cuh"
 #include "gpu/cuda/sm90/dense/ragged_sections.cuh"
@@ -91,6 +92,10 @@ class TileScheduler {
       work.find_keys(params, Config::kRowTile, Config::kKeyTile);
     }
     if (params.splits > 1) work.keep_split(params.splits);
+    if constexpr (requires { params.lists; }) {
+      work.first = 0;
+      work.last = ListedTiles(params.lists, work).count;
+    }
     // Query tiles of a cluster see the same keys.
     if constexpr (Config::kCluster > 1) work.token += cluster_rank() * own_tokens();
     if (work.last > work.first) return;
