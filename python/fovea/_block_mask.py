@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._calls import adapted
+
 _WORD = 32
 _BITS_AT_ONCE = 1 << 26
 """Pairs of a row and a key whose visibility is computed at once."""
@@ -23,6 +25,7 @@ Pairs = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether queries see keys: of (batch, head, query, key), integers that broadcast, a bool tensor of their shape."""
 
 
+@adapted()
 @dataclass(frozen=True)
 class BlockMask:
     """The blocks of keys that each block of queries sees: lists on the device, which kernels read there.

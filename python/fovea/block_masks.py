@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fovea._block_mask import BlockMask
+from fovea._block_mask import BlockMask, Pairs
+from fovea._calls import checked
 
-__all__ = ["BlockMask", "dilated", "documents", "sliding_window", "tile_order", "topk_blocks", "video_window"]
+__all__ = ["BlockMask", "dilated", "documents", "grid", "sliding_window", "tile_order", "topk_blocks", "video_window"]
 
 _SIZE = (128, 128)
 
@@ -37,6 +38,7 @@ def _positions(seq_q: int, seq_k: int, size: tuple[int, int], device: torch.devi
     return low_q[:, None], high_q[:, None], low_k, high_k
 
 
+@checked
 def documents(ids: Tensor, *, causal: bool = True, block_size: tuple[int, int] = _SIZE) -> BlockMask:
     """Tokens see those of their own document.
 
@@ -63,6 +65,7 @@ def documents(ids: Tensor, *, causal: bool = True, block_size: tuple[int, int] =
     return BlockMask.from_pairs(some & ~every, every, pairs, seq, block_size)
 
 
+@checked
 def sliding_window(
     seq_q: int,
     seq_k: int,
@@ -88,6 +91,7 @@ def sliding_window(
     return BlockMask.from_pairs(some & ~every, some & every, pairs, seq_k, block_size)
 
 
+@checked
 def dilated(
     seq_q: int,
     seq_k: int,
@@ -110,6 +114,43 @@ def dilated(
     return BlockMask.from_pairs(some & ~every, every, pairs, seq_k, block_size)
 
 
+@checked
+def grid(
+    seen: Tensor, rows: Tensor, columns: Tensor, *, pairs: Pairs | None = None, block_size: tuple[int, int] = _SIZE
+) -> BlockMask:
+    """Blocks of any sizes, one beside another, as a mask of blocks of ``block_size``.
+
+    Args:
+        seen: Whether queries of a row of the grid see keys of a column: bool ``[batch or 1, head or 1, row, column]``, or without
+            the first dimensions.
+        rows: The row of each query, int ``[.., seq_q]``, not decreasing; the dimensions before broadcast to those of ``seen``.
+        columns: The column of each key, int ``[.., seq_k]``, likewise.
+        pairs: Which queries see which keys besides, as for :meth:`fovea.BlockMask.from_pairs`. No block is wholly seen then.
+        block_size: Queries and keys of a block.
+    """
+    seen = seen[(None,) * (4 - seen.dim())]
+    rows, columns = (each[(None,) * (3 - each.dim())].long().expand(*seen.shape[:2], -1) for each in (rows, columns))
+    (first_row, last_row), (first, last) = _bounds(rows, block_size[0]), _bounds(columns, block_size[1])
+    # Sums over the grid from its first corner on: a rectangle's is made of four.
+    sums = torch.nn.functional.pad(seen.int().cumsum(2).cumsum(3), (1, 0, 1, 0))
+
+    def at(row: Tensor, column: Tensor) -> Tensor:
+        by_row = sums.gather(2, row[..., None].expand(*row.shape, sums.shape[3]))
+        return by_row.gather(3, column[:, :, None].expand(*by_row.shape[:3], column.shape[2]))
+
+    count = at(last_row + 1, last + 1) - at(first_row, last + 1) - at(last_row + 1, first) + at(first_row, first)
+    area = (last_row + 1 - first_row)[..., None] * (last + 1 - first)[:, :, None]
+    some, every = count > 0, (count == area) & (pairs is None)
+
+    def both(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        row, column = rows[batch, head, query.clamp(max=rows.shape[2] - 1)], columns[batch, head, key]
+        in_grid = seen[batch, head, row, column]
+        return in_grid if pairs is None else in_grid & pairs(batch, head, query, key)
+
+    return BlockMask.from_pairs(some & ~every, some & every, both, columns.shape[2], block_size)
+
+
+@checked
 def tile_order(shape: Sequence[int], tile: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Numbers of the tokens of a grid, in row-major order, tile by tile: ``x[:, order]`` has the tokens of a tile side by side."""
     grid = torch.arange(shape[0] * shape[1] * shape[2], device=device).view(*shape)
@@ -120,6 +161,7 @@ def tile_order(shape: Sequence[int], tile: Sequence[int], device: torch.device |
     return parts.permute(0, 2, 4, 1, 3, 5).flatten()
 
 
+@checked
 def video_window(
     shape: Sequence[int],
     window: Sequence[int],
@@ -154,6 +196,7 @@ def video_window(
     return BlockMask.from_pairs(some & ~every, every, pairs, seq, block_size)
 
 
+@checked
 def topk_blocks(
     q: Tensor,
     k: Tensor,

@@ -29,6 +29,7 @@ _MODULES = {
         "flashinfer.cascade": "flashinfer.cascade",
         "flashinfer.decode": "flashinfer.decode",
         "flashinfer.page": "flashinfer.page",
+        "flashinfer.sparse": "flashinfer.sparse",
         "flashinfer.prefill": "flashinfer.prefill",
     },
     "flash_mla": {"flash_mla": "flash_mla", "flash_mla.flash_mla_interface": "flash_mla"},

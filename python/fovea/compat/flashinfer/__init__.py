@@ -10,7 +10,7 @@ Names, order and defaults of arguments, layouts and results are FlashInfer's. Wh
 * What else FlashInfer has (latent attention, cascades, sampling, matrix products and others) is not here.
 """
 
-from fovea.compat.flashinfer import cascade, decode, page, prefill
+from fovea.compat.flashinfer import cascade, decode, page, prefill, sparse
 from fovea.compat.flashinfer.cascade import merge_state, merge_state_in_place, merge_states
 from fovea.compat.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
@@ -24,6 +24,7 @@ from fovea.compat.flashinfer.prefill import (
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_return_lse,
 )
+from fovea.compat.flashinfer.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 
 __version__ = "0.7.2+fovea"
 
@@ -31,7 +32,9 @@ __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BlockSparseAttentionWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "VariableBlockSparseAttentionWrapper",
     "append_paged_kv_cache",
     "cascade",
     "decode",
@@ -45,4 +48,5 @@ __all__ = [
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
+    "sparse",
 ]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block masks against masks of all pairs, by the formula in double precision."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import fovea
+from fovea import block_masks
+
+BATCH, SEQ, HEAD, KV_HEAD, DIM = 2, 150, 4, 2, 16
+SIZE = (32, 64)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+def device(request):
+    return request.param
+
+
+def tensors(device, seq_q=SEQ, seq_k=SEQ):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q = torch.randn(BATCH, seq_q, HEAD, DIM, device=device).to(dtype)
+    k, v = (torch.randn(BATCH, seq_k, KV_HEAD, DIM, device=device).to(dtype) for _ in range(2))
+    return q, k, v
+
+
+def exact(q, k, v, mask):
+    """out and lse under a bool mask that broadcasts to [batch, head, q, k]."""
+    k, v = (each.double().repeat_interleave(HEAD // KV_HEAD, 2) for each in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~mask, -torch.inf)
+    weights = torch.softmax(scores, -1).nan_to_num(0)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v), torch.logsumexp(scores, -1)
+
+
+def check(inputs, block_mask, mask, **options):
+    out, lse = fovea.attention(*inputs, block_mask=block_mask, return_lse=True, **options)
+    want, want_lse = exact(*inputs, mask)
+    close = {"rtol": 1e-5, "atol": 1e-5} if out.dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(out.double(), want, **close)
+    torch.testing.assert_close(lse.double(), want_lse, **close)
+
+
+def numbers(seq_q=SEQ, seq_k=SEQ, device="cpu"):
+    """Positions of queries, [seq_q, 1], and of keys."""
+    return torch.arange(seq_k - seq_q, seq_k, device=device)[:, None], torch.arange(seq_k, device=device)
+
+
+@pytest.mark.parametrize("seqs", [(SEQ, SEQ), (70, SEQ)])
+def test_a_window_with_sinks(device, seqs):
+    at, key = numbers(*seqs, device)
+    mask = block_masks.sliding_window(*seqs, 40, sinks=5, block_size=SIZE, device=device)
+    check(tensors(device, *seqs), mask, (key <= at) & ((key > at - 40) | (key < 5)))
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_dilated(device, dilation):
+    at, key = numbers(device=device)
+    mask = block_masks.dilated(SEQ, SEQ, 20, dilation, block_size=SIZE, device=device)
+    check(tensors(device), mask, (at >= key) & (at - key < 20 * dilation) & ((at - key) % dilation == 0))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [1, BATCH])
+def test_documents(device, causal, rows):
+    at, key = numbers(device=device)
+    ids = torch.arange(SEQ, device=device)[None] // torch.tensor([[60], [37]], device=device)[:rows]
+    mask = block_masks.documents(ids.to(torch.int32), causal=causal, block_size=SIZE)
+    seen = (ids[:, None, :, None] == ids[:, None, None, :]) & ((key <= at) | (not causal))
+    check(tensors(device), mask, seen)
+
+
+@pytest.mark.parametrize("tile", [None, (1, 5, 5)])
+def test_a_video_window(device, tile):
+    shape, window = (3, 5, 10), (1, 2, 3)
+    order = torch.arange(SEQ) if tile is None else block_masks.tile_order(shape, tile)
+    assert sorted(order.tolist()) == list(range(SEQ))
+    places = (order // 50, order // 10 % 5, order % 10)
+    near = [(each[:, None] - each).abs() <= far for each, far in zip(places, window, strict=True)]
+    mask = block_masks.video_window(shape, window, tile=tile, block_size=SIZE, device=device)
+    check(tensors(device), mask, (near[0] & near[1] & near[2]).to(device))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_best_blocks(device, shared):
+    q, k, v = tensors(device)
+    mask = block_masks.topk_blocks(q, k, 2, shared=shared, block_size=SIZE)
+    at, key = numbers(device=device)
+    listed = torch.zeros(BATCH, HEAD, 5, 3, dtype=torch.bool, device=device)
+    used = torch.arange(2, device=device) < mask.full_counts[..., None]
+    listed.scatter_(3, mask.full_indices.long(), used)
+    seen = listed.repeat_interleave(32, 2).repeat_interleave(64, 3)[:, :, :SEQ, :SEQ] & (key <= at)
+    assert bool(seen.diagonal(dim1=2, dim2=3).all()), "each query sees itself"
+    assert not shared or torch.equal(listed[:, 0], listed[:, 1])
+    check((q, k, v), mask, seen, causal=True)
+
+
+def test_masks_of_pairs_and_blocks(device):
+    pairs = torch.rand(BATCH, HEAD, SEQ, SEQ, device=device) < 0.3
+    pairs[:, :, 32:96] = False  # rows without keys
+    pairs[:, :, :32, :64] = True
+    mask = fovea.BlockMask.from_mask(pairs, SIZE)
+    assert int(mask.full_counts.max()) == 1
+    check(tensors(device), mask, pairs)
+    blocks = torch.rand(HEAD, 5, 3, device=device) < 0.5
+    whole = blocks.repeat_interleave(32, 1).repeat_interleave(64, 2)[:, :SEQ, :SEQ]
+    check(tensors(device), fovea.BlockMask.from_blocks(blocks, SIZE), whole)
+
+
+def test_masks_of_flex_attention(device):
+    at, _key = numbers(device=device)
+    ids = torch.arange(SEQ, device=device) // 60
+    calls = []
+
+    def by_document(b, h, q_idx, kv_idx):
+        calls.append(1)
+        return (ids[q_idx] == ids[kv_idx]) & ((q_idx + b) % 3 != h)
+
+    mask = create_block_mask(by_document, BATCH, HEAD, SEQ, SEQ, device=device, BLOCK_SIZE=64)
+    batch = torch.arange(BATCH, device=device)[:, None, None, None]
+    head = torch.arange(HEAD, device=device)[:, None, None]
+    check(tensors(device), mask, (ids[:, None] == ids) & ((at + batch) % 3 != head))
+    made = len(calls)
+    fovea.attention(*tensors(device), block_mask=mask)
+    assert len(calls) == made, "bits are computed once for a mask"
+
+
+def test_lists_of_flex_attention_without_a_mask_mod():
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts, indices = torch.tensor([[[1, 2, 0]]], dtype=torch.int32), torch.tensor([[[[2, 9], [0, 1], [5, 5]]]], dtype=torch.int32)
+    full = (torch.tensor([[[1, 1, 2]]], dtype=torch.int32), torch.tensor([[[[0, 7], [2, 7], [1, 0]]]], dtype=torch.int32))
+    mask = BlockMask.from_kv_blocks(counts, indices, *full, BLOCK_SIZE=64, seq_lengths=(SEQ, SEQ), compute_q_blocks=False)
+    listed = torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+    check(tensors("cpu"), mask, listed.repeat_interleave(64, 0).repeat_interleave(64, 1)[:SEQ, :SEQ])
+
+
+def test_gradients():
+    q, k, v = (each.requires_grad_() for each in tensors("cpu"))
+    ids = torch.arange(SEQ) // 60
+    mask = block_masks.documents(ids, block_size=SIZE)
+    out = fovea.attention(q, k, v, block_mask=mask)
+    dout = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), dout)
+    at, key = numbers()
+    want = torch.autograd.grad(exact(q, k, v, (ids[:, None] == ids) & (key <= at))[0], (q, k, v), dout.double())
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_bad_masks_get():
+    q, k, v = tensors("cpu")
+    blocks = torch.ones(5, 3, dtype=torch.bool)
+    good = fovea.BlockMask.from_blocks(blocks, SIZE)
+    with pytest.raises(TypeError, match=r"block_mask: got int, want a fovea\.BlockMask"):
+        fovea.attention(q, k, v, block_mask=3)
+    with pytest.raises(ValueError, match=r"full_block_counts\.shape\[2\] \(q_block\): got 5, want 3"):
+        fovea.attention(q[:, :96], k, v, block_mask=good)
+    with pytest.raises(ValueError, match="block_k: got 48, want a multiple of 32"):
+        fovea.attention(q, k, v, block_mask=fovea.BlockMask(good.full_counts, good.full_indices, block_size=(32, 48)))
+    with pytest.raises(ValueError, match="full_block_counts: got none, want a tensor"):
+        fovea.attention(q, k, v, block_mask=fovea.BlockMask(None, good.full_indices, block_size=SIZE))
+    with pytest.raises(ValueError, match="partial_block_bits: got none, want a tensor"):
+        lists = (good.full_counts, good.full_indices)
+        fovea.attention(q, k, v, block_mask=fovea.BlockMask(*lists, *lists, block_size=SIZE))
+    with pytest.raises(ValueError, match=r"full_block_counts\.shape\[0\] \(batch\): got 3, want 2"):
+        fovea.attention(q, k, v, block_mask=fovea.BlockMask.from_blocks(blocks.expand(3, 1, 5, 3), SIZE))
+    with pytest.raises(ValueError, match="ragged: got bounds, want none"):
+        cu = torch.tensor([0, SEQ], dtype=torch.int32)
+        fovea.attention(q[0], k[0], v[0], cu_seqlens_q=cu, cu_seqlens_k=cu, block_mask=good)
+    with pytest.raises(ValueError, match=r"mask: got torch.int64 \[5, 3\], want bool"):
+        fovea.BlockMask.from_blocks(blocks.long())
+    with pytest.raises(ValueError, match=r"tile\[1\]: got 3, want a divisor of shape\[1\], 5"):
+        block_masks.tile_order((3, 5, 10), (1, 3, 5))
