@@ -210,7 +210,7 @@ def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
     scores = (score_scale(options["scale"]), options["softcap"])
     sink = None if inputs.sink is None else inputs.sink.detach()
     try:
-        others = (sink, *NO_BLOCKS, *NO_TERMS, None, None, None)
+        others = (sink, *NO_BLOCKS, *NO_TERMS, *(None,) * 6)
         torch.ops.fovea.explain_attention(q, k, v, out, lse, *ragged, *mask, *scores, *others, "", False)
     except RuntimeError as error:
         raise typed(error) from None
