@@ -10,7 +10,7 @@ from plotting import DOCS, GRID, OURS, save
 from fovea.distributed import Layout, cost
 
 RANK_COLOURS = [OURS, "#e0a458", "#8a5a83", "#7aa874"]
-WAY_COLOURS = dict(zip(cost.WAYS, RANK_COLOURS, strict=False))
+WAY_COLOURS = dict(zip((*cost.WAYS, "two_level"), RANK_COLOURS, strict=True))
 RANKS = [2**power for power in range(11)]
 TOKENS = {1 << 15: "32k", 1 << 17: "128k", 1 << 20: "1M", 10 << 20: "10M"}
 GPUS_OF_A_NODE = 8
@@ -63,13 +63,18 @@ def panel(axes: plt.Axes, title: str, lines: dict[str, tuple[str, list[float]]])
     axes.legend(fontsize=6, frameon=False)
 
 
-def seconds(way: cost.Way, tokens: int, backward: bool) -> list[float]:
-    """Milliseconds of a layer by ranks; nothing where heads cannot be dealt."""
+def seconds(way: str, tokens: int, backward: bool) -> list[float]:
+    """Milliseconds of a layer by ranks; nothing where heads cannot be dealt, or where one node has all ranks."""
     found = []
     for ranks in RANKS:
         problem = cost.Problem.causal(tokens, ranks, backward=backward)
-        allowed = way != "heads" or 32 % ranks == 0
-        found.append(1e3 * cost.estimate(way, problem, machine(ranks)).total if allowed else float("nan"))
+        if way == "two_level":
+            allowed = ranks > GPUS_OF_A_NODE
+            total = cost.two_level(problem, min(ranks, GPUS_OF_A_NODE), cost.HOPPER_NVLINK, cost.HOPPER_INFINIBAND).total
+        else:
+            allowed = way != "heads" or 32 % ranks == 0
+            total = cost.estimate(way, problem, machine(ranks)).total if allowed else 0.0
+        found.append(1e3 * total if allowed else float("nan"))
     return found
 
 
@@ -84,9 +89,9 @@ def decode(bytes_of_token: int, heads: int, dim_qk: int, dim_v: int) -> Callable
 def draw_model(path: Path) -> None:
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4))
     for axes, (tokens, name) in zip(grid[0], list(TOKENS.items())[1:], strict=True):
-        lines = {way: (WAY_COLOURS[way], seconds(way, tokens, False)) for way in cost.WAYS}
+        lines = {way: (WAY_COLOURS[way], seconds(way, tokens, False)) for way in WAY_COLOURS}
         panel(axes, f"forward, {name} tokens, causal", lines)
-    lines = {way: (WAY_COLOURS[way], seconds(way, 1 << 20, True)) for way in cost.WAYS}
+    lines = {way: (WAY_COLOURS[way], seconds(way, 1 << 20, True)) for way in WAY_COLOURS}
     panel(grid[1][0], "backward, 1M tokens, causal", lines)
     gqa, latent = decode(2 * 8 * 128 * 2, 32, 128, 128), decode(576 * 2, 128, 576, 512)
     for axes, title, times in ((grid[1][1], "decode, 8 kv heads of 128", gqa), (grid[1][2], "decode, latent rows of 576", latent)):

@@ -2,10 +2,11 @@
 """Cases of dense attention over ranks, against float64 attention of the whole."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import plain
 from fovea import distributed
@@ -25,10 +26,26 @@ MASKS = {
 FIXED, RAGGED = 37, (5, 0, 33, 1, 16)
 
 
+def ways(ranks: int) -> tuple[str, ...]:
+    """Those that deal four heads to so many ranks."""
+    return (*cost.WAYS, "two_level") if 4 % ranks == 0 else ("ring", "gathered")
+
+
+@lru_cache
+def _mesh() -> DeviceMesh:
+    """As if two ranks shared a node."""
+    ranks = dist.get_world_size()
+    return init_device_mesh("cuda" if dist.get_backend() == "nccl" else "cpu", (max(1, ranks // 2), min(2, ranks)))
+
+
+def by(way: str) -> dict[str, object]:
+    """How a call asks for a way."""
+    return {"way": way} | ({"mesh": _mesh()} if way == "two_level" else {})
+
+
 def cases(ranks: int) -> dict[str, Case]:
     table: dict[str, Case] = {}
-    ways = cost.WAYS if 4 % ranks == 0 else ("ring", "gathered")  # of four heads
-    for way in ways:
+    for way in ways(ranks):
         for order in ("balanced", "contiguous"):
             for shape, lengths in (("fixed", FIXED), ("ragged", RAGGED)):
                 for name, options in MASKS.items():
@@ -123,7 +140,7 @@ def _matches(layout: Layout, layout_k: Layout | None, way: str, options: dict, r
     leaves = [tensor.requires_grad_() for tensor in qkv]
     if "sink" in options:
         leaves.append(options["sink"].requires_grad_())
-    got, got_lse = distributed.attention(*qkv, layout, layout_k=layout_k, way=way, return_lse=True, **options)
+    got, got_lse = distributed.attention(*qkv, layout, layout_k=layout_k, **by(way), return_lse=True, **options)
 
     def own(tensor, of=layout):
         return shard(tensor.reshape(*inputs[0].shape[:-2], *tensor.shape[1:]) if of is layout else tensor, of, rank)
@@ -148,11 +165,17 @@ def _bytes(way: str, rank: int, ranks: int) -> None:
     for backward in (False, True):
         problem = cost.Problem(2 * 16 * ranks, 1.0, 4, 2, 16, 24, 2, ranks, backward)
         with distributed.count_traffic() as traffic:
-            out = distributed.attention(q, k, v, layout, causal=True, way=way)
+            out = distributed.attention(q, k, v, layout, causal=True, **by(way))
         if backward:
             with distributed.count_traffic() as traffic:
                 out.backward(dout.detach())
-        assert traffic.total == cost.sent_bytes(way, problem), (backward, traffic.sent, cost.sent_bytes(way, problem))
+        assert traffic.total == _sent_bytes(way, problem), (backward, traffic.sent, _sent_bytes(way, problem))
+
+
+def _sent_bytes(way: str, problem: cost.Problem) -> int:
+    if way != "two_level":
+        return cost.sent_bytes(way, problem)
+    return cost.two_level(problem, min(2, problem.ranks), cost.HOPPER_NVLINK, cost.HOPPER_INFINIBAND).sent_bytes
 
 
 def _repeats(way: str, rank: int, ranks: int) -> None:
@@ -161,7 +184,7 @@ def _repeats(way: str, rank: int, ranks: int) -> None:
     q, k, v, dout = (shard(tensor, layout, rank).requires_grad_() for tensor in _whole(layout, layout, torch.bfloat16))
 
     def run():
-        out = distributed.attention(q, k, v, layout, causal=True, way=way)
+        out = distributed.attention(q, k, v, layout, causal=True, **by(way))
         return out, *torch.autograd.grad(out, (q, k, v), dout)
 
     for one, other in zip(run(), run(), strict=True):
@@ -172,7 +195,7 @@ def _lse_alone(way: str, rank: int, ranks: int) -> None:
     """A loss of lse alone has a gradient, and v has none of it."""
     layout = Layout(FIXED, ranks)
     q, k, v, _ = (shard(tensor, layout, rank).requires_grad_() for tensor in _whole(layout, layout, torch.float32))
-    _, lse = distributed.attention(q, k, v, layout, way=way, return_lse=True)
+    _, lse = distributed.attention(q, k, v, layout, **by(way), return_lse=True)
     dq, dk, dv = torch.autograd.grad(lse.sum(), (q, k, v))
     assert dq.any() and dk.any() and not dv.any()
 
@@ -180,7 +203,7 @@ def _lse_alone(way: str, rank: int, ranks: int) -> None:
 def _auto(rank: int, ranks: int) -> None:
     layout = Layout(FIXED, ranks)
     q, k, v, _ = (shard(tensor, layout, rank) for tensor in _whole(layout, layout, torch.float32))
-    outs = [distributed.attention(q, k, v, layout, way=way) for way in ("auto", "ring")]
+    outs = [distributed.attention(q, k, v, layout, **by(way)) for way in ("auto", "ring")]
     torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
 
 

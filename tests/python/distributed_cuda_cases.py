@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of distributed attention on GPUs, against one GPU: over gloo, so that the ranks may share one."""
+"""Cases of distributed attention on GPUs, against one GPU: over gloo, where the ranks may share one, or over NCCL."""
 
 from functools import partial
 
 import torch
 
 import fovea
-from distributed_cases import Case
+from distributed_cases import Case, by
 from distributed_decode_cases import LENGTHS, PAGE, Dealt
 from fovea import distributed
 from fovea.distributed import Layout, PageDeal, cost, shard
@@ -14,8 +14,9 @@ from fovea.distributed import Layout, PageDeal, cost, shard
 
 def cases(ranks: int) -> dict[str, Case]:
     table: dict[str, Case] = {}
-    for way in cost.WAYS:
+    for way in (*cost.WAYS, "two_level"):
         table |= {f"{way}-fixed": partial(_dense, 193, way), f"{way}-ragged": partial(_dense, (65, 0, 130, 1, 40), way)}
+    table |= {"ring-twice": partial(_twice, "ring"), "gathered-twice": partial(_twice, "gathered")}
     return table | {f"latent-{merge}": partial(_latent, merge) for merge in ("gather", "scatter")}
 
 
@@ -38,12 +39,37 @@ def _dense(lengths, way: str, rank: int, ranks: int) -> None:
     def gradients(out, lse, inputs):
         return torch.autograd.grad(out.float().sin().sum() + lse.cos().sum(), inputs)
 
-    out, lse = distributed.attention(*own, layout, way=way, causal=True, return_lse=True)
+    out, lse = distributed.attention(*own, layout, **by(way), causal=True, return_lse=True)
     want, want_lse = fovea.attention(*whole, causal=True, return_lse=True, **ragged)
     _close("out", out, shard(want, layout, rank))
     names = zip(("dq", "dk", "dv"), gradients(out, lse, own), gradients(want, want_lse, whole), strict=True)
     for name, got, expected in names:
         _close(name, got, shard(expected, layout, rank))
+
+
+def _twice(way: str, rank: int, ranks: int) -> None:
+    """Calls of several sizes one after another, and on another stream, have the bits of calls that wait for each other."""
+    calls = []
+    for lengths in (64, 1200, 700, (65, 0, 130)):
+        layout = Layout(lengths, ranks)
+        batch = () if layout.ragged else (2,)
+        whole = [torch.randn(*batch, sum(layout.sequences), heads, 64).cuda().bfloat16() for heads in (4, 2, 2)]
+        calls.append(([shard(tensor, layout, rank) for tensor in whole], layout))
+
+    def run(wait: bool) -> list[torch.Tensor]:
+        outs = []
+        for index, (own, layout) in enumerate(calls * 2):
+            stream = torch.cuda.Stream() if index % 2 else torch.cuda.current_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outs.append(distributed.attention(*own, layout, way=way, causal=True, check=wait))
+            torch.cuda.current_stream().wait_stream(stream)
+            if wait:
+                torch.cuda.synchronize()
+        return outs
+
+    for one, other in zip(run(True), run(False), strict=True):
+        assert torch.equal(one, other)
 
 
 def _latent(merge: str, rank: int, ranks: int) -> None:

@@ -34,6 +34,7 @@ def cases(ranks: int) -> dict[str, Case]:
         "latent-rows": partial(_latent, {}, 3, "gather"),
         "latent-packed": partial(_latent, {"format": "v32_fp8"}, 1, "gather"),
         "sparse-sink": partial(_sparse, torch.tensor([0.5, -1.0, 3.0, float("-inf")]), "gather"),
+        "step": _step,
         "append": _append,
     }
     if ranks == 2:
@@ -119,6 +120,23 @@ def _latent(options, rows, merge, rank: int, ranks: int) -> None:
     out, lse = distributed.latent_attention(q, cache, dealt.table, dealt.kv_len, merge=merge, page=PAGE, return_lse=True, **options)
     plain.check(out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1), plain.join(results))
     _same_everywhere(out)
+
+
+def _step(rank: int, ranks: int) -> None:
+    """Layers that share a step have the bits of layers that do not. After a reset it follows new lengths."""
+    step = distributed.Step()
+    for lengths in (LENGTHS, (9, 0, 3)):
+        for rows in (1, 3):
+            step.reset()
+            q = torch.randn(len(lengths), rows, 4, 576)
+            for _ in range(2):
+                dealt = Dealt(PageDeal(PAGE, ranks), rank, [[torch.randn(length, 1, 576) for length in lengths]])
+                call = q, dealt.caches[0], dealt.table, dealt.kv_len
+                outs = [distributed.latent_attention(*call, step=of) for of in (None, step)]
+                assert torch.equal(*outs)
+                call = q.flatten(0, 1)[..., :16], *[dealt.caches[0][..., :16].clone()] * 2, dealt.table, dealt.kv_len
+                outs = [distributed.paged_attention(*call, step=of) for of in (None, step)]
+                assert torch.equal(*outs)
 
 
 def _packed_rows(tokens: list[torch.Tensor], format: str) -> list[torch.Tensor]:

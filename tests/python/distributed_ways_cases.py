@@ -8,17 +8,18 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import fovea
-from distributed_cases import FIXED, RAGGED, Case, _close, _exact, _matches, _message, _whole
+from distributed_cases import FIXED, RAGGED, Case, _close, _exact, _matches, _message, _whole, by, ways
 from fovea import distributed
-from fovea.distributed import Layout, PageDeal, cost, shard, unshard
+from fovea.distributed import Layout, PageDeal, shard, unshard
 
 
 def cases(ranks: int) -> dict[str, Case]:
     table: dict[str, Case] = {}
-    for way in cost.WAYS if 4 % ranks == 0 else ("ring", "gathered"):  # of four heads
+    for way in ways(ranks):
         for reentrant in (False, True):
             table[f"{way}-checkpoint-{'reentrant' if reentrant else 'saved'}"] = partial(_checkpoint, way, reentrant)
         table[f"{way}-autocast"] = partial(_autocast, way)
@@ -59,7 +60,7 @@ def _checkpoint(way: str, reentrant: bool, rank: int, ranks: int) -> None:
         sink = torch.tensor([0.5, -1.0, 3.0, 0.0], requires_grad=True)
 
         def attend(q, k, v, sink, layout=layout):
-            out, lse = distributed.attention(q, k, v, layout, way=way, causal=True, sink=sink, return_lse=True)
+            out, lse = distributed.attention(q, k, v, layout, **by(way), causal=True, sink=sink, return_lse=True)
             return out * 2, lse
 
         results = []
@@ -79,12 +80,12 @@ def _autocast(way: str, rank: int, ranks: int) -> None:
     (q, k, v), dout = _leaves(layout, rank)
     mixed = v.detach().half().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        out = distributed.attention(q, k, mixed, layout, way=way, causal=True)
+        out = distributed.attention(q, k, mixed, layout, **by(way), causal=True)
         out_of_scores = fovea.attention(q, k, mixed)
     assert out.dtype == out_of_scores.dtype == torch.bfloat16
     found = torch.autograd.grad(out, (q, k, mixed), dout.bfloat16())
     cast = [tensor.detach().bfloat16().requires_grad_() for tensor in (q, k, mixed)]
-    want = distributed.attention(*cast, layout, way=way, causal=True)
+    want = distributed.attention(*cast, layout, **by(way), causal=True)
     assert torch.equal(out, want)
     for leaf, got, expected in zip((q, k, mixed), found, torch.autograd.grad(want, cast, dout.bfloat16()), strict=True):
         assert got.dtype == leaf.dtype and torch.equal(got, expected.to(leaf.dtype))
@@ -115,7 +116,7 @@ def _views(way: str, rank: int, ranks: int) -> None:
     packed = torch.randn(2, FIXED, 3, 4, 16)
     q, k, v = shard(packed, layout, rank).requires_grad_().unbind(2)
     apart = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
-    got, want = (distributed.attention(*qkv, layout, way=way, causal=True) for qkv in ((q, k, v), apart))
+    got, want = (distributed.attention(*qkv, layout, **by(way), causal=True) for qkv in ((q, k, v), apart))
     assert torch.equal(got, want)
     dout = torch.randn(*got.shape[:2], 16, 4).transpose(2, 3)
     for one, other in zip(*(torch.autograd.grad(out, of, dout) for out, of in ((got, (q, k, v)), (want, apart))), strict=True):
@@ -128,7 +129,7 @@ def _sum(way: str, lengths: int | tuple[int, int], batch: int, rank: int, ranks:
     layouts = Layout(rows, ranks), Layout(keys, ranks)
     *whole, _ = (tensor[:batch] for tensor in _whole(*layouts, torch.float32))
     leaves = [shard(x, of, rank).requires_grad_() for x, of in zip(whole, (layouts[0], *layouts[1:] * 2), strict=True)]
-    distributed.attention(*leaves, layouts[0], layout_k=layouts[1], way=way).sum().backward()
+    distributed.attention(*leaves, layouts[0], layout_k=layouts[1], **by(way)).sum().backward()
     if batch == 0:
         assert all(leaf.grad.shape == leaf.shape for leaf in leaves)
         return
@@ -144,8 +145,8 @@ def _once(way: str, rank: int, ranks: int) -> None:
     (q, k, v), _ = _leaves(layout, rank)
     for context in (torch.no_grad, torch.inference_mode):
         with context():
-            assert not distributed.attention(q, k, v, layout, way=way).requires_grad
-    dq = torch.autograd.grad(distributed.attention(q, k, v, layout, way=way).square().sum(), q, create_graph=True)[0]
+            assert not distributed.attention(q, k, v, layout, **by(way)).requires_grad
+    dq = torch.autograd.grad(distributed.attention(q, k, v, layout, **by(way)).square().sum(), q, create_graph=True)[0]
     try:
         dq.sum().backward()
     except RuntimeError as error:
@@ -154,10 +155,10 @@ def _once(way: str, rank: int, ranks: int) -> None:
         raise AssertionError("was differentiated twice")
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q.detach(), torch.ones_like(q))
-        assert "q.tangent: got a tensor, want none" in _message(lambda: distributed.attention(dual, k, v, layout, way=way))
+        assert "q.tangent: got a tensor, want none" in _message(lambda: distributed.attention(dual, k, v, layout, **by(way)))
     transforms = {
-        "torch.func: got grad": torch.func.grad(lambda q: distributed.attention(q, k, v, layout, way=way).sum()),
-        "torch.vmap: got a mapped tensor": torch.vmap(lambda q: distributed.attention(q[None], k[:1], v[:1], layout, way=way)),
+        "torch.func: got grad": torch.func.grad(lambda q: distributed.attention(q, k, v, layout, **by(way)).sum()),
+        "torch.vmap: got a mapped tensor": torch.vmap(lambda q: distributed.attention(q[None], k[:1], v[:1], layout, **by(way))),
     }
     for message, call in transforms.items():
         assert message in _message(partial(call, q.detach())), message
@@ -167,6 +168,7 @@ def _shards_are_checked(rank: int, ranks: int) -> None:
     """Without the other ranks, too: nothing hangs, and no head is left out."""
     layout = Layout(4 * ranks, ranks)
     q, k, v = (torch.randn(2, 4, heads, 16) for heads in (4, 2, 2))
+    flat = init_device_mesh("cpu", (ranks,))
     calls = {
         f"layout.ranks: got {ranks + 1}, want {ranks}": lambda: distributed.attention(q, k, v, Layout(8, ranks + 1), check=False),
         "q.shape[1] (tokens): got 3, want 4": lambda: distributed.attention(q[:, :3], k, v, layout, check=False),
@@ -177,7 +179,13 @@ def _shards_are_checked(rank: int, ranks: int) -> None:
         "sink.shape[0] (head): got 3, want 4": lambda: distributed.attention(q, k, v, layout, sink=torch.zeros(3), check=False),
         "sink.dtype: got torch.float16": lambda: distributed.attention(q, k, v, layout, sink=torch.zeros(4).half(), check=False),
         "way: got 'best'": lambda: distributed.attention(q, k, v, layout, way="best", check=False),
+        "mesh: got None, want a DeviceMesh": lambda: distributed.attention(q, k, v, layout, way="two_level", check=False),
+        "mesh.ndim: got 1, want 2": lambda: distributed.attention(q, k, v, layout, mesh=flat, check=False),
     }
+    if ranks > 1:
+        other = DeviceMesh("cpu", torch.arange(ranks).flip(0)[None])
+        message = f"mesh.mesh: got the ranks {other.mesh.flatten().tolist()}, want {list(range(ranks))}"
+        calls[message] = lambda: distributed.attention(q, k, v, layout, mesh=other, check=False)
     for message, call in calls.items():
         assert message in _message(call), message
     assert f"layout.ranks: got {ranks + 1}" in _message(lambda: unshard(q, Layout(4, ranks + 1)))

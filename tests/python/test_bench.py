@@ -134,7 +134,7 @@ def test_context_parallel(tmp_path):
     results = json.loads(out.read_text())
     rows = {name: [row for row in results["rows"] if row["name"] == name] for name in {row["name"] for row in results["rows"]}}
     assert results["ranks"] == 4 and results["failed"] == []
-    assert [row["way"] for row in rows["check dense"]] == ["ring", "gathered", "heads"]
+    assert [row["way"] for row in rows["check dense"]] == ["ring", "gathered", "heads", "two_level"]
     assert all(row["good"] for name, of in rows.items() for row in of if name.startswith("check "))
     assert rows.keys() >= {"forward", "backward", "merge", "link", "all-gather", "check decode mla", "check decode gqa"}
     for name in ("forward", "backward", "decode gqa", "decode mla"):

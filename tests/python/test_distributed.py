@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over the ranks of a gloo group on this machine. Processes start once for each module of cases and number of ranks."""
 
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +51,15 @@ def test_on_ranks(module, count, case, tmp_path_factory):
 def test_two_ranks_on_one_gpu(case, tmp_path_factory):
     for rank, fault in enumerate(results("distributed_cuda_cases", 2, tmp_path_factory)[case]):
         assert fault is None, f"rank {rank}: {fault}"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_gpu_for_each_rank(count, tmp_path):
+    """Over NCCL: K and V come from memory that the GPUs map."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+    for case, faults in ranks.run_all("distributed_cuda_cases", count, tmp_path, "nccl").items():
+        assert faults == [None] * count, case
 
 
 def _lose_a_rank(rank: int, folder: str) -> None:
@@ -125,3 +136,18 @@ def test_the_model_prefers_what_it_says():
         allowed = cost.WAYS if problem.heads % count == 0 else ("ring", "gathered")
         totals = {way: cost.estimate(way, problem, machine).total for way in allowed}
         assert totals[chosen] == min(totals.values())
+
+
+def test_the_model_of_several_nodes():
+    """Two levels beat what crosses nodes with everything, and keys of all ranks must fit."""
+    one, between = cost.HOPPER_NVLINK, cost.HOPPER_INFINIBAND
+    for count in (64, 256, 1024):
+        problem = cost.Problem.causal(1 << 20, count)
+        flat = min(cost.estimate(way, problem, between).total for way in ("ring", "gathered"))
+        both = cost.two_level(problem, 8, one, between)
+        assert both.total < flat and cost.choose(problem, one, between, 8) == "two_level"
+    ten_millions = cost.Problem.causal(10 << 20, 8)
+    assert cost.choose(ten_millions, one) != "gathered"
+    assert cost.choose(ten_millions, replace(one, room=math.inf)) == "gathered"
+    whole = cost.two_level(problem := cost.Problem.causal(1 << 17, 4), 4, one, between)
+    assert whole.total == pytest.approx(cost.estimate("heads", problem, one).total, rel=0.01)

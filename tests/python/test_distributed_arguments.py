@@ -4,6 +4,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -77,6 +78,9 @@ BAD = {
     "pairs: got inf, want a finite number": lambda: cost.Problem(64, math.inf, 4, 2, 16, 16, 2, 4),
     "way: got 'best', want 'ring', 'gathered' or 'heads'": lambda: cost.sent_bytes("best", PROBLEM),
     "heads: got 32, want a multiple of 3": lambda: cost.estimate("heads", PROBLEM, cost.CPU),
+    "ranks_per_node: got 2, want a divisor of 3 (ranks)": lambda: cost.two_level(PROBLEM, 2, cost.CPU, cost.CPU),
+    "ranks_per_node: got 4, want 1 to 3": lambda: cost.two_level(PROBLEM, 4, cost.CPU, cost.CPU),
+    "room: got nan, want 0 or more": lambda: replace(cost.CPU, room=math.nan),
     "problem: got 3, want a fovea.Problem": lambda: cost.choose(3, cost.CPU),
     "cache_bytes: got -1.0, want a finite number": lambda: cost.decode_seconds(-1.0, 1.0, 2, cost.CPU),
     "flops: got nan, want a finite number": lambda: cost.decode_seconds(1.0, 1.0, 2, cost.CPU, math.nan),
@@ -110,7 +114,7 @@ def test_counts_inside_counts():
     with distributed.count_traffic() as outer:
         with distributed.count_traffic() as inner:
             pass
-        distributed._exchange._count("step", [torch.zeros(4)])
+        distributed._exchange.count("step", [torch.zeros(4)])
     assert (outer.total, inner.total) == (16, 0)
 
 

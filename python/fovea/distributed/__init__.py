@@ -15,10 +15,12 @@ from fovea.distributed._exchange import Traffic, count_traffic
 from fovea.distributed._layout import Layout, shard, unshard
 from fovea.distributed._merge import merge_over_ranks
 from fovea.distributed._pages import PageDeal
+from fovea.distributed._step import Step
 
 __all__ = [
     "Layout",
     "PageDeal",
+    "Step",
     "Traffic",
     "attention",
     "cost",

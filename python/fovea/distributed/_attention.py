@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from fovea._autocast import autocast
 from fovea._block_mask import NO_BLOCKS
@@ -21,10 +22,11 @@ from fovea.distributed._blocks import Mask
 from fovea.distributed._call import Call
 from fovea.distributed._checks import one_of, place
 from fovea.distributed._compute import Forward, Scores, check_sink
-from fovea.distributed._cost import WAYS, Problem, choose, machine_of
+from fovea.distributed._cost import WAYS, Problem, between_of, choose, machine_of
 from fovea.distributed._gathered import Gathered
-from fovea.distributed._heads import Heads, refusal
+from fovea.distributed._heads import Heads, refusal, refusal_of_node
 from fovea.distributed._layout import Layout
+from fovea.distributed._nodes import check_mesh, nodes_of
 from fovea.distributed._ring import Ring
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 _NAME = "fovea.distributed.attention"
 _ROWS = ("batch, tokens, head, head_dim", "tokens, head, head_dim")
-_RUNS = {"ring": Ring, "gathered": Gathered, "heads": Heads}
+_Way = Literal["auto", "ring", "gathered", "heads", "two_level"]
 _Run = Ring | Gathered | Heads
 
 
@@ -46,7 +48,8 @@ class _Inputs(NamedTuple):
 class AttentionOptions(DenseMask, total=False):
     group: ProcessGroup | None
     layout_k: Layout | None
-    way: Literal["auto", "ring", "gathered", "heads"]
+    way: _Way
+    mesh: DeviceMesh | None
     softcap: float
     sink: Tensor | None
     check: bool
@@ -73,7 +76,8 @@ def attention(
     *,
     group: ProcessGroup | None = None,
     layout_k: Layout | None = None,
-    way: Literal["auto", "ring", "gathered", "heads"] = "auto",
+    way: _Way = "auto",
+    mesh: DeviceMesh | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     anchor: Literal["bottom_right", "top_left"] = "bottom_right",
@@ -91,9 +95,11 @@ def attention(
         layout: Which rank holds which tokens (:class:`Layout`): the same on every rank.
         group: The ranks; None is the default group.
         layout_k: That of k and v, where they have other lengths than q.
-        way: How keys and queries meet. ``"ring"``: K and V travel from rank to rank. ``"gathered"``: each rank gets all K and V,
-            some heads at a time. ``"heads"``: each rank gets all tokens of some heads. ``"auto"``: the one that the cost model
-            takes for the fastest.
+        way: How keys and queries meet. ``"ring"``: K and V travel from rank to rank. ``"gathered"``: each rank gets all K and V
+            while it attends to its own. ``"heads"``: each rank gets all tokens of some heads. ``"two_level"``: heads within a
+            node, a ring between nodes. ``"auto"``: the one that the cost model takes for the fastest.
+        mesh: The ranks of the group as ``[nodes, ranks of a node]``, where there are several nodes. ``"two_level"`` needs it, and
+            ``"auto"`` considers it.
         causal, window, anchor, scale, softcap: As in :func:`fovea.attention`, of the positions in the whole sequence.
         sink: float32 ``[head]``, the same on every rank.
         return_lse: Whether to return this rank's log-sum-exp too.
@@ -113,20 +119,21 @@ def attention(
     if torch._C._is_any_autocast_enabled():
         q, k, v, _ = autocast(q, k, v, None)
     rank, _ = place(group)
-    options = {"causal": causal, "window": window, "anchor": anchor, "scale": scale, "softcap": softcap, "way": way}
+    options: dict[str, Any] = {"causal": causal, "window": window, "anchor": anchor, "scale": scale, "softcap": softcap, "way": way}
+    options["mesh"] = None if mesh is None else tuple(mesh.shape)
     inputs = _Inputs(q, k, v, sink)
     layouts = layout, layout if layout_k is None else layout_k
     if check:
         fault = None
         try:
-            _check_shards(inputs, layouts, way, group)
+            _check_shards(inputs, layouts, way, group, mesh)
             _plan(inputs, options)
         except (ValueError, NotImplementedError) as error:
             fault = error
         agree(_NAME, _fields(inputs, layouts, options | {"return_lse": return_lse}), fault, q.device, group)
     else:
-        _check_shards(inputs, layouts, way, group)
-    chosen = _choose(inputs, layouts, causal) if way == "auto" else way
+        _check_shards(inputs, layouts, way, group, mesh)
+    chosen = _choose(inputs, layouts, causal, mesh) if way == "auto" else way
     call = Call(
         name=f"{_NAME} by {chosen}",
         group=group,
@@ -136,8 +143,16 @@ def attention(
         mask=Mask(*band(causal, window), top_left(anchor)),
         scores=Scores(score_scale(scale), softcap),
     )
-    out, lse = _Attention.apply(q, k, v, sink, _RUNS[chosen](call))
+    out, lse = _Attention.apply(q, k, v, sink, _run(chosen, call, mesh))
     return (out, lse) if return_lse else out
+
+
+def _run(way: str, call: Call, mesh: DeviceMesh | None) -> _Run:
+    if way == "ring":
+        return Ring(call)
+    if way == "gathered":
+        return Gathered(call)
+    return Heads(call) if way == "heads" or mesh is None else Heads(call, nodes_of(mesh))
 
 
 def _refuse_transforms(inputs: _Inputs) -> None:
@@ -171,7 +186,9 @@ class _Attention(torch.autograd.Function):
         return *ctx.run.backward(forward, k, v), None
 
 
-def _check_shards(inputs: _Inputs, layouts: tuple[Layout, Layout], way: str, group: ProcessGroup | None) -> None:
+def _check_shards(
+    inputs: _Inputs, layouts: tuple[Layout, Layout], way: str, group: ProcessGroup | None, mesh: DeviceMesh | None
+) -> None:
     """What this rank can see by itself, before any rank waits for another."""
     rank, ranks = place(group)
     q, k, v, _ = inputs
@@ -186,14 +203,17 @@ def _check_shards(inputs: _Inputs, layouts: tuple[Layout, Layout], way: str, gro
             raise ValueError(f"{name}.dim(): got {tensor.dim()}, want {dim + 3} for this layout")
         if tensor.shape[dim] != layout.rows(rank):
             raise ValueError(f"{name}.shape[{dim}] (tokens): got {tensor.shape[dim]}, want {layout.rows(rank)} by the layout")
-    one_of("way", way, ("auto", *WAYS))
+    one_of("way", way, ("auto", *WAYS, "two_level"))
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if kv_heads == 0 or heads % kv_heads != 0:
         raise ValueError(f"k.shape[{dim + 1}] (kv_head): got {kv_heads}, want a divisor of {heads}")
     if v.shape[-2] != kv_heads:
         raise ValueError(f"v.shape[{dim + 1}] (kv_head): got {v.shape[-2]}, want {kv_heads} (kv_head of k)")
     check_sink(inputs.sink, q)
+    check_mesh(mesh, way, group)
     reason = refusal(heads, kv_heads, ranks) if way == "heads" else None
+    if way == "two_level" and mesh is not None:
+        reason = refusal_of_node(heads, kv_heads, mesh.size(1))
     if reason is not None:
         raise ValueError(reason)
 
@@ -230,7 +250,7 @@ def _fields(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, 
     return fields | options
 
 
-def _choose(inputs: _Inputs, layouts: tuple[Layout, Layout], causal: bool) -> str:
+def _choose(inputs: _Inputs, layouts: tuple[Layout, Layout], causal: bool, mesh: DeviceMesh | None) -> str:
     q, k, v, _ = inputs
     copies = 1 if layouts[0].ragged else q.shape[0]
     pairs = sum(one * other for one, other in zip(layouts[0].sequences, layouts[1].sequences, strict=True)) / (2 if causal else 1)
@@ -244,4 +264,6 @@ def _choose(inputs: _Inputs, layouts: tuple[Layout, Layout], causal: bool) -> st
         element_bytes=q.element_size(),
         ranks=layouts[0].ranks,
     )
-    return choose(problem, machine_of(q.device))
+    if mesh is None or mesh.size(0) == 1:
+        return choose(problem, machine_of(q.device))
+    return choose(problem, machine_of(q.device), between_of(q.device), mesh.size(1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
@@ -138,6 +138,58 @@ def _ragged_blocks(sides: Sides, mask: Mask, a: int, b: int) -> Iterator[Block]:
             continue
         rows, keys = (q_at[0] + cu_q[n], q_at[0] + cu_q[n + 1]), (k_at[0] + cu_k[n], k_at[0] + cu_k[n + 1])
         yield Block(rows, keys, band, (0, cu_q[n + 1] - cu_q[n]), (0, cu_k[n + 1] - cu_k[n]))
+
+
+Places = dict[int, list[tuple[tuple[int, int], tuple[int, int]]]]
+"""For each rank, rows of its key shard and where they lie in a tensor of keys of several ranks."""
+
+
+@lru_cache(maxsize=4096)
+def beside(q: Layout, k: Layout, rank: int, owners: tuple[int, ...], mask: Mask) -> tuple[tuple[Block, ...], Places]:
+    """The calls of a rank's queries against the keys of some other ranks that lie side by side, and where these lie.
+
+    Keys that a part of the queries sees in full are neighbours, so they are one call: first those of part 0 alone, then those of
+    all parts, then those of part 1 alone.
+    """
+    cells: dict[tuple[int, int, int], Band] = {}
+    if not q.ragged:
+        for owner, b, a in product(owners, range(k.parts), range(q.parts)):
+            (band,) = _bands(Sides(q, rank, k, owner), mask, a, b)
+            if band is not None:
+                cells[owner, b, a] = band
+    full = {
+        (owner, b): {a for a in range(q.parts) if cells.get((owner, b, a)) == _FULL} for owner, b in product(owners, range(k.parts))
+    }
+    order = sorted(full, key=lambda chunk: (not full[chunk], 1 in full[chunk], 0 not in full[chunk]))
+    places: Places = {owner: [] for owner in owners}
+    at: dict[tuple[int, int], tuple[int, int]] = {}
+    end = 0
+    for owner, b in order:
+        rows = k.part_slice(owner, b)
+        at[owner, b] = end, end + rows[1] - rows[0]
+        end = at[owner, b][1]
+    for owner, b in product(owners, range(k.parts)):
+        places[owner].append((k.part_slice(owner, b), at[owner, b]))
+    if q.ragged:
+        shifted = ((block, at[owner, 0][0]) for owner in owners for block in blocks(Sides(q, rank, k, owner), mask))
+        return tuple(block._replace(k=(block.k[0] + by, block.k[1] + by)) for block, by in shifted), places
+    rows_q = [q.part_slice(rank, a) for a in range(q.parts)]
+    seen = [[at[chunk] for chunk in order if a in full[chunk]] for a in range(q.parts)]
+    found = [Block(rows, (keys[0][0], keys[-1][1]), _FULL) for rows, keys in zip(rows_q, seen, strict=True) if keys]
+    if len(found) == 2 and found[0].k == found[1].k:
+        found = [Block((rows_q[0][0], rows_q[1][1]), found[0].k, _FULL)]
+    found += [Block(rows_q[a], at[owner, b], band) for (owner, b, a), band in cells.items() if band != _FULL]
+    return tuple(found), places
+
+
+@lru_cache(maxsize=4096)
+def in_order(q: Layout, k: Layout, rank: int, mask: Mask) -> tuple[tuple[Block, ...], Places]:
+    """The calls of a rank's queries against the keys of all ranks in the order of the sequence, and where each rank's go."""
+    length = k.sequences[0]
+    places = {
+        owner: [(k.part_slice(owner, part), k.chunk(owner, part, length)) for part in range(k.parts)] for owner in range(k.ranks)
+    }
+    return blocks(Sides(q, rank, Layout(k.lengths, 1, "contiguous"), 0), mask), places
 
 
 def _prefix_sums(chunks: list[tuple[int, int]]) -> tuple[int, ...]:

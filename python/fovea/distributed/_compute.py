@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the operators on blocks, and sums of their results in float32."""
+"""Calls of the operators on blocks, and the sink, which joins after all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fovea.distributed._blocks import Block, on_device
 
 _attention = OPERATORS["attention"]
 _attention_backward = OPERATORS["attention_backward"]
-_merge_states = OPERATORS["merge_states"]
 
 
 @dataclass(frozen=True)
@@ -95,32 +94,6 @@ def differentiate(
     call = (q, k, v, out, lse, *_lengths(block, q), *block.band, True, *terms)
     _attention_backward(*call, dout, dlse, *gradients, dsink, None, "", deterministic_order(False))
     return gradients[0], gradients[1], gradients[2], dsink
-
-
-class Merged:
-    """out and lse of a shard, block by block: merged in float32, or put where no two blocks have queries in common."""
-
-    def __init__(self, q: Tensor, dim_v: int, dtype: torch.dtype = torch.float32):
-        self.out = q.new_zeros((*q.shape[:-1], dim_v), dtype=dtype)
-        self.lse = new_lse(q)
-
-    def put(self, block: Block, out: Tensor, lse: Tensor) -> None:
-        rows_of(self.out, block.q).copy_(out)
-        numbers_of(self.lse, block.q).copy_(lse)
-
-    def add(self, block: Block, out: Tensor, lse: Tensor) -> None:
-        into, into_lse, out = rows_of(self.out, block.q), numbers_of(self.lse, block.q), out.float()
-        if out.dim() == 3:
-            return _merge_states([into, out], [into_lse, lse], into, into_lse, "")
-        for whole, whole_lse, part, part_lse in zip(into, into_lse.transpose(1, 2), out, lse.transpose(1, 2), strict=True):
-            _merge_states([whole, part], [whole_lse, part_lse], whole, whole_lse, "")
-        return None
-
-    def result(self, dtype: torch.dtype, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        """With the sink, which joins the denominator once all keys are in."""
-        if sink is None:
-            return self.out.to(dtype), self.lse
-        return (self.out * sink_share(self.lse, sink)).to(dtype), self.lse
 
 
 def check_sink(sink: Tensor | None, q: Tensor) -> None:

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of the time of context parallelism: what attention computes, what ranks send, and how much of that runs beside it.
 
-It is a model. Its rates of one GPU are measured (docs/performance.md, bench/results); its link rates are what vendors state.
+It is a model. Its rates are measured on GPUs of one host (docs/performance.md, bench/results). Those between hosts are stated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import torch
 
 from fovea._calls import adapted
 from fovea.distributed._checks import MOST_RANKS, finite, one_of, within
-from fovea.distributed._heads import refusal
+from fovea.distributed._heads import refusal, refusal_of_node
 
 _Problem = TypeVar("_Problem", bound="Problem")
 Way = Literal["ring", "gathered", "heads"]
 WAYS: tuple[Way, ...] = ("ring", "gathered", "heads")
-_CHUNKS = 4  # of kv heads that the gathered way has in flight
 
 
 @adapted()
@@ -37,12 +37,22 @@ class Machine:
     """Seconds of a message or a collective call, whatever its size."""
     hop: float
     """Further seconds of a collective call for each rank beyond the first."""
+    rectangles: float = 1.0
+    """The share of ``backward`` that blocks of queries and keys without a mask reach."""
+    exchange: float = 0.0
+    """Bytes a second of an exchange between all ranks; 0 is ``link``."""
+    decode: float = 0.0
+    """Seconds of a decode call, whatever it reads."""
+    room: float = math.inf
+    """Bytes of K and V that a rank has room for."""
 
     def __post_init__(self) -> None:
-        for name in ("forward", "backward", "memory", "link"):
+        for name in ("forward", "backward", "memory", "link", "rectangles"):
             finite(name, getattr(self, name), positive=True)
-        for name in ("latency", "hop"):
+        for name in ("latency", "hop", "exchange", "decode"):
             finite(name, getattr(self, name))
+        if not self.room >= 0:
+            raise ValueError(f"room: got {self.room}, want 0 or more")
 
     @adapted()
     def collective(self, ranks: int) -> float:
@@ -50,11 +60,27 @@ class Machine:
         within("ranks", ranks, 1, MOST_RANKS)
         return self.latency + (ranks - 1) * self.hop
 
+    def exchanged(self, sent: float) -> float:
+        """Seconds of so many bytes that a rank sends to all others."""
+        return sent / (self.exchange or self.link)
 
-# Attention: bench/results/nvidia-h100/2026-11-24-dense-attention.json, and -dense-backward-by-turns.json, d128 s16384 and s4096.
-# Memory: the H200's 4.8 TB/s. Links: 900 GB/s of NVLink and 800 Gbit/s of InfiniBand for both directions. Latency and hop: assumed.
-HOPPER_NVLINK = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=450e9, latency=15e-6, hop=1e-6)
-HOPPER_INFINIBAND = Machine(forward=620e12, backward=540e12, memory=4.8e12, link=50e9, latency=25e-6, hop=3e-6)
+
+# bench/results/nvidia-h200/2026-11-27-context-parallel-variants.json. InfiniBand: 800 Gbit/s both ways; latency and hop assumed.
+HOPPER_NVLINK = Machine(
+    forward=680e12,
+    backward=560e12,
+    memory=4.5e12,
+    link=300e9,
+    latency=11e-6,
+    hop=1e-6,
+    rectangles=0.82,
+    exchange=250e9,
+    decode=12e-6,
+    room=8e9,
+)
+_BETWEEN = {"link": 50e9, "latency": 25e-6, "hop": 3e-6, "exchange": 50e9}
+HOPPER_INFINIBAND = replace(HOPPER_NVLINK, **_BETWEEN)
+_H100_MEMORY = 3.05e12
 # A few cores that share memory, over gloo.
 CPU = Machine(forward=0.5e12, backward=0.3e12, memory=50e9, link=2e9, latency=200e-6, hop=50e-6)
 
@@ -145,17 +171,35 @@ def estimate(way: Way, problem: Problem, machine: Machine) -> Estimate:
     sent = sent_bytes(way, p)
     if p.ranks == 1:
         return Estimate(compute, 0.0, 0)
+    rows = p.tokens / p.ranks * p.element_bytes / m.memory
+    queries, keys = rows * p.heads * p.dim_v, rows * p.kv_heads * (p.dim_qk + p.dim_v)  # seconds to read such a shard
     if way == "heads":
-        calls = 8 if p.backward else 5
-        return Estimate(compute, sent / m.link + calls * m.collective(p.ranks), sent)
+        calls, copied = (8, 14) if p.backward else (5, 8)
+        return Estimate(compute + copied * queries, m.exchanged(sent) + calls * m.collective(p.ranks), sent)
+    step = compute / p.ranks
     if way == "gathered":
-        travel, chunks = sent / m.link + 2 * _CHUNKS * m.collective(p.ranks), _CHUNKS
-        beside = (chunks - 1) / chunks
-        copies = 4 * p.tokens * p.kv_heads * (p.dim_qk + p.dim_v) * p.element_bytes / m.memory
-        return Estimate(compute + copies, travel / chunks + max(0.0, travel * beside - compute * beside), sent)
-    step, travel = compute / p.ranks, sent / (p.ranks - 1) / m.link + m.latency
-    merged = 16 * p.tokens / p.ranks * p.heads * p.dim_v * (p.ranks - 1) / m.memory
-    return Estimate(compute + merged, (p.ranks - 1) * max(0.0, travel - step), sent)
+        travel = (sent / 2 if p.backward else sent) / m.link + m.collective(p.ranks)
+        if not p.backward:
+            return Estimate(compute + 3 * queries + 2 * keys, max(0.0, travel - step), sent)
+        return Estimate(compute + 3 * p.ranks * keys, travel + m.exchanged(sent / 2) + m.collective(p.ranks), sent)
+    others = (compute - step) / (m.rectangles if p.backward else 1.0)
+    travel = sent / (p.ranks - 1) / m.link + m.latency
+    merged = (p.ranks + 1) * queries + (8 if p.backward else 2) * keys
+    return Estimate(step + others + merged, (p.ranks - 1) * max(0.0, travel - others / (p.ranks - 1)), sent)
+
+
+@adapted()
+def two_level(problem: Problem, ranks_per_node: int, inside: Machine, between: Machine) -> Estimate:
+    """Heads within a node, a ring between nodes. ``inside`` and ``between`` differ in their links."""
+    p = problem
+    within("ranks_per_node", ranks_per_node, 1, p.ranks)
+    if p.ranks % ranks_per_node:
+        raise ValueError(f"ranks_per_node: got {ranks_per_node}, want a divisor of {p.ranks} (ranks)")
+    nodes = p.ranks // ranks_per_node
+    exchange = estimate("heads", replace(p, tokens=p.tokens // nodes, pairs=p.pairs / nodes, ranks=ranks_per_node), inside)
+    some = replace(p, heads=p.heads // ranks_per_node, kv_heads=max(1, p.kv_heads // ranks_per_node), ranks=nodes)
+    around = estimate("ring", some, between)
+    return Estimate(around.compute, exchange.exposed + around.exposed, exchange.sent_bytes + around.sent_bytes)
 
 
 @adapted()
@@ -167,17 +211,39 @@ def decode_seconds(cache_bytes: float, result_bytes: float, ranks: int, machine:
     finite("flops", flops)
     within("ranks", ranks, 1, MOST_RANKS)
     merge = 0.0 if ranks == 1 else (ranks - 1) * result_bytes / machine.link + machine.collective(ranks)
-    return max(cache_bytes / (0.9 * machine.memory), flops / machine.forward) / ranks + merge
+    return max(cache_bytes / machine.memory, flops / machine.forward) / ranks + machine.decode + merge
 
 
 @adapted()
-def choose(problem: Problem, machine: Machine) -> Way:
-    """The way that the model takes for the fastest, of those that the heads allow."""
-    ways = [way for way in WAYS if way != "heads" or refusal(problem.heads, problem.kv_heads, problem.ranks) is None]
-    return min(ways, key=lambda way: estimate(way, problem, machine).total)
+def choose(problem: Problem, machine: Machine, between: Machine | None = None, ranks_per_node: int | None = None) -> str:
+    """The way that the model takes for the fastest, of those that the heads allow.
+
+    Args:
+        problem: The call.
+        machine: Rates within a node.
+        between: Those of messages between nodes, which all ways but ``"two_level"`` have then; None is one node.
+        ranks_per_node: How many ranks a node has, with ``between``.
+    """
+    p = problem
+    fits = p.tokens * p.kv_heads * (p.dim_qk + p.dim_v) * p.element_bytes <= machine.room
+    allowed = {"ring": True, "gathered": fits, "heads": refusal(p.heads, p.kv_heads, p.ranks) is None}
+    ways = [way for way in WAYS if allowed[way]]
+    seconds: dict[str, float] = {way: estimate(way, p, between or machine).total for way in ways}
+    if between is not None and ranks_per_node is not None and refusal_of_node(p.heads, p.kv_heads, ranks_per_node) is None:
+        seconds["two_level"] = two_level(p, ranks_per_node, machine, between).total
+    return min(seconds, key=lambda way: seconds[way])
 
 
 @adapted()
 def machine_of(device: torch.device) -> Machine:
     """What a call is judged by that names no way."""
-    return CPU if device.type == "cpu" else HOPPER_NVLINK
+    if device.type == "cpu":
+        return CPU
+    large = torch.cuda.get_device_properties(device).total_memory > 100 << 30
+    return HOPPER_NVLINK if large else replace(HOPPER_NVLINK, memory=_H100_MEMORY)
+
+
+@adapted()
+def between_of(device: torch.device) -> Machine:
+    """The same of messages between nodes."""
+    return CPU if device.type == "cpu" else replace(machine_of(device), **_BETWEEN)

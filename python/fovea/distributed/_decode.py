@@ -22,7 +22,8 @@ from fovea.distributed._checks import one_of, place, within
 from fovea.distributed._compute import check_sink, sink_share
 from fovea.distributed._merge import MERGES, Merge, merge_over_ranks
 from fovea.distributed._pages import PageDeal
-from fovea.distributed._rows import Batch, own_rows, page_of
+from fovea.distributed._rows import Batch, page_of
+from fovea.distributed._step import Step, rows_of_step, schedule_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,6 +38,7 @@ class Ranks(TypedDict, total=False):
     group: ProcessGroup | None
     scale: float | None
     merge: Merge
+    step: Step | None
     check: bool
 
 
@@ -95,6 +97,7 @@ def paged_attention(
     v_scale: Tensor | float | None = None,
     return_lse: bool = False,
     merge: Merge = "auto",
+    step: Step | None = None,
     check: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`fovea.paged_attention` over a cache whose pages are dealt to the ranks of a group (:class:`PageDeal`).
@@ -110,6 +113,7 @@ def paged_attention(
         return_lse: Whether to return the log-sum-exp of the scores over all ranks too.
         merge: How results meet. ``"gather"``: each rank gets those of all. ``"scatter"``: each rank merges some heads, and gets the
             merged others. ``"auto"``: the one that the cost model takes for the faster.
+        step: What the layers of a decode step share (:class:`Step`).
         check: Whether ranks first make sure that they make the same call. Switch it off where a graph records, and under
             torch.compile.
 
@@ -130,7 +134,7 @@ def paged_attention(
     def attend() -> tuple[Tensor, Tensor]:
         within("k_cache.shape[1] (page)", page, 1)
         batch = Batch(q, block_table, kv_len, cu_seqlens_q, max_kv_len, causal)
-        table, own, bound = own_rows(batch, PageDeal(page, ranks), rank)
+        table, own, bound = rows_of_step(step, batch, PageDeal(page, ranks), rank)
         return fovea.paged_attention(q, k_cache, v_cache, table, own, max_kv_len=bound, return_lse=True, **options)
 
     out, lse = _over_ranks(_Step("paged_attention", q, sink, merge, group, check), fields, attend)
@@ -165,6 +169,7 @@ def latent_attention(
     cache_scale: Tensor | float | None = None,
     return_lse: bool = False,
     merge: Merge = "auto",
+    step: Step | None = None,
     check: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`fovea.latent_attention` over a latent cache whose pages are dealt to the ranks of a group.
@@ -173,7 +178,7 @@ def latent_attention(
         q: ``[batch, seq_q, head, d]``, or ``[total_q, head, d]`` with ``cu_seqlens_q``: the same on every rank.
         cache, block_table: This rank's own.
         page: Tokens of a page; None is the cache's second extent.
-        kv_len, cu_seqlens_q, group, causal, max_kv_len, return_lse, merge, check: As in :func:`paged_attention`.
+        kv_len, cu_seqlens_q, group, causal, max_kv_len, return_lse, merge, step, check: As in :func:`paged_attention`.
         format, scale, cache_scale: As in :func:`fovea.latent_attention`.
 
     Returns:
@@ -183,11 +188,12 @@ def latent_attention(
     page = page_of(cache, page)
     fields = {"format": format, "page": page, "batch": kv_len.shape[0], "causal": causal, "scale": scale}
     options: dict[str, Any] = {"format": format, "causal": False, "scale": scale, "cache_scale": cache_scale}
+    options["schedule"] = schedule_of(step)
 
     def attend() -> tuple[Tensor, Tensor]:
         within("page", page, 1)
         batch = Batch(q, block_table, kv_len, cu_seqlens_q, max_kv_len, causal)
-        table, own, bound = own_rows(batch, PageDeal(page, ranks), rank)
+        table, own, bound = rows_of_step(step, batch, PageDeal(page, ranks), rank)
         return fovea.latent_attention(q.flatten(0, -3), cache, table, own, max_kv_len=bound, return_lse=True, **options)
 
     out, lse = _over_ranks(_Step("latent_attention", q, None, merge, group, check), fields, attend)
@@ -219,6 +225,7 @@ def sparse_latent_attention(
     sink: Tensor | None = None,
     return_lse: bool = False,
     merge: Merge = "auto",
+    step: Step | None = None,
     check: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`fovea.sparse_latent_attention` over a latent cache whose pages are dealt to the ranks of a group.
@@ -228,13 +235,16 @@ def sparse_latent_attention(
         cache: This rank's own.
         indices: This rank's own: :meth:`PageDeal.local_slots` of the listed tokens, as int32. Tokens of other ranks are -1.
         topk_length, group, format, scale, sink: As in :func:`fovea.sparse_latent_attention`.
-        return_lse, merge, check: As in :func:`paged_attention`.
+        return_lse, merge, step, check: As in :func:`paged_attention`.
     """
     place(group)
+    schedule = schedule_of(step)
     fields = {"format": format, "indices.shape": tuple(indices.shape), "scale": scale, "sink": sink is not None}
 
     def attend() -> tuple[Tensor, Tensor]:
-        out, lse = fovea.sparse_latent_attention(q, cache, indices, topk_length, format=format, scale=scale, return_lse=True)
+        out, lse = fovea.sparse_latent_attention(
+            q, cache, indices, topk_length, format=format, scale=scale, return_lse=True, schedule=schedule
+        )
         return (out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)) if q.dim() == 4 else (out, lse)
 
     out, lse = _over_ranks(_Step("sparse_latent_attention", q, sink, merge, group, check), fields, attend)

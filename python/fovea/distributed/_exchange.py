@@ -43,7 +43,7 @@ def count_traffic() -> Iterator[Traffic]:
         _counting[:] = [other for other in _counting if other is not traffic]  # one inside may be equal to it
 
 
-def _count(step: str, tensors: Sequence[Tensor], times: int = 1) -> None:
+def count(step: str, tensors: Sequence[Tensor], times: int = 1) -> None:
     for traffic in _counting:
         traffic.sent[step] = traffic.sent.get(step, 0) + times * sum(tensor.nbytes for tensor in tensors)
 
@@ -68,7 +68,9 @@ def _to_send(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 def _room_for(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Where a tensor arrives."""
-    return torch.empty_like(tensor, device="cpu") if is_staged(tensor, group) else tensor
+    if is_staged(tensor, group):
+        return torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
+    return tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 class Exchange:
@@ -81,11 +83,10 @@ class Exchange:
         self._arrivals: list[tuple[Tensor, Tensor]] = []
 
     def send(self, tensors: Sequence[Tensor], rank: int) -> None:
-        _count(self.step, tensors)
+        count(self.step, tensors)
         self._add(dist.isend, [_to_send(tensor, self.group) for tensor in tensors], rank)
 
     def receive(self, tensors: Sequence[Tensor], rank: int) -> None:
-        """Into tensors that are contiguous."""
         rooms = [_room_for(tensor, self.group) for tensor in tensors]
         self._arrivals += zip(tensors, rooms, strict=True)
         self._add(dist.irecv, rooms, rank)
@@ -110,47 +111,35 @@ class Exchange:
         self._operations, self._requests, self._arrivals = [], [], []
 
 
-def to_all(step: str, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: ProcessGroup | None) -> list[Tensor]:
-    """Sends ``parts[r]`` to rank r, and returns what each rank sent here, of these shapes. All of one dtype."""
+Pieces = Sequence[Sequence[Tensor]]
+Shapes = Sequence[Sequence[Sequence[int]]]
+
+
+def to_all(step: str, parts: Pieces, shapes: Shapes, group: ProcessGroup | None) -> list[list[Tensor]]:
+    """Sends the tensors ``parts[r]`` to rank r, and returns what each rank sent here, of these shapes. All of one dtype."""
     rank = dist.get_rank(group)
-    _count(step, [part for other, part in enumerate(parts) if other != rank])
-    sent = torch.cat([part.reshape(-1) for part in parts])
-    sizes = [_numel(shape) for shape in shapes]
-    received = sent.new_empty(sum(sizes))
+    count(step, [part for other, some in enumerate(parts) if other != rank for part in some])
+    sizes = [[_numel(shape) for shape in some] for some in shapes]
+    like = next(part for some in parts for part in some)
+    sent = like.new_empty(sum(part.numel() for some in parts for part in some))
+    received = like.new_empty(sum(map(sum, sizes)))
+    all_parts = [part for some in parts for part in some]
+    for flat, part in zip(sent.split([part.numel() for part in all_parts]), all_parts, strict=True):
+        flat.view(part.shape).copy_(part)
     room = _room_for(received, group)
+    of_ranks = [sum(part.numel() for part in some) for some in parts]
     with named(step, group):
-        dist.all_to_all_single(room, _to_send(sent, group), sizes, [part.numel() for part in parts], group=group)
+        dist.all_to_all_single(room, _to_send(sent, group), list(map(sum, sizes)), of_ranks, group=group)
     if room is not received:
         received.copy_(room)
-    return [flat.view(*shape) for flat, shape in zip(received.split(sizes), shapes, strict=True)]
-
-
-class Gather:
-    """An all-gather in flight, of a tensor that has one shape on all ranks."""
-
-    def __init__(self, step: str, tensor: Tensor, group: ProcessGroup | None):
-        ranks = dist.get_world_size(group)
-        _count(step, [tensor], ranks - 1)
-        self.step, self.group, self._sent = step, group, _to_send(tensor, group)
-        self._gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
-        self._room = _room_for(self._gathered, group)
-        self._shape = (ranks, *tensor.shape)
-        with named(step, group):
-            self._work = all_gather(self._room, self._sent, group=group, async_op=True)
-
-    def wait(self) -> Tensor:
-        """``[ranks, ...]``."""
-        with named(self.step, self.group):
-            self._work.wait()
-        if self._room is not self._gathered:
-            self._gathered.copy_(self._room)
-        return self._gathered.view(self._shape)
+    pieces = iter(received.split([size for some in sizes for size in some]))
+    return [[next(pieces).view(*shape) for shape in some] for some in shapes]
 
 
 def gather(step: str, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """``[ranks, ...]`` of a tensor that has one shape on all ranks. torch.compile traces through it."""
     ranks = dist.get_world_size(group)
-    _count(step, [tensor], ranks - 1)
+    count(step, [tensor], ranks - 1)
     gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
     room = _room_for(gathered, group)
     with named(step, group):

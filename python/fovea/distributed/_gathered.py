@@ -1,102 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""K and V of all ranks come to each of them, some kv heads at a time: the next ones are in flight while attention computes.
+"""K and V of all other ranks come at once.
 
-Each rank then has all keys of its queries, so nothing is merged. dk and dv go to their owners, which add them up in the order of
-ranks.
+A forward pass attends to the own keys meanwhile. The others lie side by side then: each part of the queries has one call of all
+that it sees in full. A backward pass waits: one call under a causal mask is faster there than two, of a triangle and of the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from fovea.distributed._blocks import Sides, blocks
+from fovea.distributed._blocks import Block, Places, Sides, beside, blocks, in_order
 from fovea.distributed._call import Call
-from fovea.distributed._compute import Forward, Merged, Scores, attend, differentiate, rows_of, sink_gradient
-from fovea.distributed._exchange import Gather, to_all
-from fovea.distributed._layout import Layout, with_rows
-
-_CHUNKS = 4
-"""Chunks of kv heads, at most: all but the first gather beside a product, and the last product has none beside it."""
+from fovea.distributed._compute import Forward, attend, differentiate, rows_of, sink_gradient
+from fovea.distributed._exchange import Exchange
+from fovea.distributed._keys import Keys, Pair
+from fovea.distributed._layout import with_rows
+from fovea.distributed._parts import Merged, Rows, Summed
+from fovea.distributed._peers import Pull
 
 
 class Gathered:
-    """The chunks of one rank."""
+    """The two stages of one rank: its own keys, then those of all others."""
 
     def __init__(self, call: Call):
-        self.call, self.ranks = call, call.layout_k.ranks
-        self.whole = Layout(call.layout_k.lengths, 1, "contiguous")
-        self.blocks = blocks(Sides(call.layout, call.rank, self.whole, 0), call.mask)
-        self.most = max(call.layout_k.rows(rank) for rank in range(self.ranks))
+        self.call, self.ranks = call, call.layout.ranks
+        self.own = self._blocks(call.rank, call.rank)
+        others = [rank for rank in range(self.ranks) if rank != call.rank]
+        self.readers = [rank for rank in others if self._blocks(rank, call.rank)]
+        self.owners = [rank for rank in others if self._blocks(call.rank, rank)]
+        self.others, self.places = beside(call.layout, call.layout_k, call.rank, tuple(self.owners), call.mask)
 
-    def chunks(self, kv_heads: int) -> list[tuple[int, int]]:
-        count = min(_CHUNKS, kv_heads) if self.ranks > 1 else 1
-        return [(i * kv_heads // count, (i + 1) * kv_heads // count) for i in range(count)]
+    def _blocks(self, q_rank: int, k_rank: int) -> tuple[Block, ...]:
+        return blocks(Sides(self.call.layout, q_rank, self.call.layout_k, k_rank), self.call.mask)
 
-    def start(self, k: Tensor, v: Tensor, heads: tuple[int, int]) -> list[Gather]:
-        """The gathers of K and V of some heads, padded to the rows of the largest shard."""
-        gathers = []
-        for name, tensor in (("K", k), ("V", v)):
-            padded = tensor.new_zeros(with_rows(tensor[..., heads[0] : heads[1], :], self.call.token_dim, self.most))
-            rows_of(padded, (0, tensor.shape[self.call.token_dim])).copy_(tensor[..., heads[0] : heads[1], :])
-            gathers.append(Gather(self.call.step(f"{name} of kv heads {heads[0]} to {heads[1] - 1}"), padded, self.call.group))
-        return gathers
+    def pieces(self, rank: int) -> list[Rows]:
+        """The rows of a rank's shard that travel together."""
+        return [self.call.layout_k.part_slice(rank, part) for part in range(self.call.layout_k.parts)]
 
-    def ordered(self, gathered: Tensor) -> Tensor:
-        """All rows in the order of their sequences, from ``[ranks, ...]``."""
-        dim = self.call.token_dim
-        shards = [rows_of(gathered[rank], (0, self.call.layout_k.rows(rank))) for rank in range(self.ranks)]
-        return torch.cat(shards, dim).index_select(dim, self.call.layout_k.order_of_all.to(gathered.device))
+    def gather(self, own: Pair, places: Places) -> tuple[Pair, Exchange | Pull]:
+        """K and V of all ranks that have places, and what fills them."""
+        rows = max((end for of_rank in places.values() for _, (_, end) in of_rank), default=0)
+        k, v = (tensor.new_empty(with_rows(tensor, self.call.token_dim, rows)) for tensor in own)
+        for piece, at in places.get(self.call.rank, ()):
+            rows_of(k, at).copy_(rows_of(own[0], piece))
+            rows_of(v, at).copy_(rows_of(own[1], piece))
+        rooms = {owner: [(piece, (rows_of(k, at), rows_of(v, at))) for piece, at in places[owner]] for owner in self.owners}
+        keys = Keys(self.call, own)
+        return (k, v), keys.travel("K and V of all ranks", self.readers, self.pieces(self.call.rank), rooms)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        outs, lses = [], []
-        chunks, group = self.chunks(k.shape[-2]), q.shape[-2] // k.shape[-2]
-        gathers = self.start(k, v, chunks[0])
-        for index, heads in enumerate(chunks):
-            keys, values = (self.ordered(gather.wait()) for gather in gathers)
-            gathers = self.start(k, v, chunks[index + 1]) if index + 1 < len(chunks) else []
-            first, last = heads[0] * group, heads[1] * group
-            out, lse = self._attend(q[..., first:last, :], keys, values, None if sink is None else sink[first:last])
-            outs.append(out)
-            lses.append(lse)
-        return torch.cat(outs, dim=-2), torch.cat(lses, dim=1)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Blocks have all keys of their queries, and no queries in common."""
-        merged = Merged(q, v.shape[-1], q.dtype)
-        for block in self.blocks:
-            merged.put(block, *attend(block, q, (k, v), self.call.scores, sink))
-        return merged.out, merged.lse
+        own = k.contiguous(), v.contiguous()
+        others, arriving = self.gather(own, self.places)
+        merged = Merged(q, v.shape[-1])
+        for block in self.own:
+            merged.add(block.q, *attend(block, q, own, self.call.scores))
+        arriving.wait()
+        for block in self.others:
+            merged.add(block.q, *attend(block, q, others, self.call.scores))
+        return merged.result(sink)
 
     def backward(self, forward: Forward, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        gradients: list[tuple[Tensor, ...]] = []
-        chunks, group = self.chunks(k.shape[-2]), forward.q.shape[-2] // k.shape[-2]
-        gathers = self.start(k, v, chunks[0])
-        for index, heads in enumerate(chunks):
-            keys, values = (self.ordered(gather.wait()) for gather in gathers)
-            gathers = self.start(k, v, chunks[index + 1]) if index + 1 < len(chunks) else []
-            some = forward.heads(heads[0] * group, heads[1] * group)
-            gradients.append(self._differentiate(some, keys, values, self.call.scores))
-        dq, dk, dv = (torch.cat(parts, dim=-2) for parts in zip(*gradients, strict=True))
+        """A ragged batch has the blocks of a forward pass: in order, each sequence would need a call with a mask of its own."""
+        own, layouts = (k.contiguous(), v.contiguous()), (self.call.layout, self.call.layout_k)
+        some, places = self.others, self.places
+        if not layouts[0].ragged:
+            some, places = in_order(*layouts, self.call.rank, self.call.mask)
+        keys, arriving = self.gather(own, places)
+        of_own = self._differentiate(self.own, forward, own) if layouts[0].ragged else []
+        arriving.wait()
+        dq, *of_keys = self._differentiate(some, forward, keys)
+        received, returning = self._return(of_keys, own, places)
+        if of_own:
+            dq = dq.add_(of_own[0])
+        own_parts = of_own[1:] or [self._own(tensor, places) for tensor in of_keys]
+        returning.wait()
+        dk, dv = (_summed(part, buffer).to(part.dtype) for part, buffer in zip(own_parts, received, strict=True))
         return dq, dk, dv, sink_gradient(forward)
 
-    def _differentiate(self, forward: Forward, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, ...]:
-        dq = torch.zeros_like(forward.q, memory_format=torch.contiguous_format)
-        sums = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (k, v)]
-        for block in self.blocks:
-            of_q, *of_keys, _ = differentiate(block, forward, (k, v), scores)
-            rows_of(dq, block.q).copy_(of_q)
-            for total, part in zip(sums, of_keys, strict=True):
-                rows_of(total, block.k).add_(part)
-        return dq, *(self._to_owners(name, total.to(k.dtype)) for name, total in zip(("dk", "dv"), sums, strict=True))
+    def _own(self, tensor: Tensor, places: Places) -> Tensor:
+        """This rank's rows of all."""
+        return torch.cat([rows_of(tensor, at) for _, at in places[self.call.rank]], self.call.token_dim)
 
-    def _to_owners(self, name: str, gradient: Tensor) -> Tensor:
-        """The sum over ranks of the rows that this rank owns."""
-        layout, dim = self.call.layout_k, self.call.token_dim
-        parts = [gradient.index_select(dim, layout.indices(rank).to(gradient.device)) for rank in range(self.ranks)]
-        shape = with_rows(gradient, dim, layout.rows(self.call.rank))
-        received = to_all(self.call.step(name), parts, [shape] * self.ranks, self.call.group)
-        total = torch.zeros(shape, dtype=torch.float32, device=gradient.device)
-        for part in received:
-            total.add_(part)
-        return total.to(gradient.dtype)
+    def _differentiate(self, some: Sequence[Block], forward: Forward, keys: Pair) -> list[Tensor]:
+        """dq, dk and dv of some blocks."""
+        sums = [Summed(tensor) for tensor in (forward.q, *keys)]
+        for block in some:
+            *gradients, _ = differentiate(block, forward, keys, self.call.scores)
+            for total, rows, part in zip(sums, (block.q, block.k, block.k), gradients, strict=True):
+                if part is not None:
+                    total.add(rows, part)
+        return [total.result() for total in sums]
+
+    def _return(self, of_keys: Sequence[Tensor], own: Pair, places: Places) -> tuple[list[Tensor], Exchange]:
+        """Sends dk and dv to their owners, and receives ``[readers, ...]`` of this rank's keys."""
+        exchange = Exchange(self.call.step("dk and dv of all ranks"), self.call.group)
+        for owner in self.owners:
+            exchange.send([rows_of(tensor, at) for _, at in places[owner] for tensor in of_keys], owner)
+        received = [tensor.new_empty((len(self.readers), *tensor.shape)) for tensor in own]
+        for index, reader in enumerate(self.readers):
+            exchange.receive(
+                [rows_of(buffer[index], piece) for piece in self.pieces(self.call.rank) for buffer in received], reader
+            )
+        return received, exchange.start()
+
+
+def _summed(own: Tensor, received: Tensor) -> Tensor:
+    """In float32: first those of the readers, in their order."""
+    return received.sum(dim=0, dtype=torch.float32).add_(own) if len(received) else own

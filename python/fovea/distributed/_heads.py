@@ -1,65 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads are exchanged for tokens: each rank gets all tokens of some heads, attends as on one rank, and gives the tokens back.
+"""Heads are exchanged for tokens: within a node, each rank gets all tokens that the node has, of some heads, and gives them back.
 
-Results have the same bits on any number of ranks.
+With one node these are all tokens: attention runs as on one rank, so results have the same bits on any number of ranks. Between
+nodes, K and V of these heads travel around a ring.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from fovea.distributed._blocks import Sides, blocks
 from fovea.distributed._call import Call
-from fovea.distributed._compute import Forward, Merged, attend, differentiate, rows_of
+from fovea.distributed._compute import Forward, rows_of
 from fovea.distributed._exchange import to_all
 from fovea.distributed._layout import Layout, with_rows
+from fovea.distributed._nodes import Nodes
+from fovea.distributed._ring import Ring
+
+_NAMES = "q.shape (head)", "k.shape (kv_head)"
 
 
-def refusal(heads: int, kv_heads: int, ranks: int, names: tuple[str, str] = ("q.shape (head)", "k.shape (kv_head)")) -> str | None:
-    """Why heads cannot be dealt to so many ranks."""
+def refusal(heads: int, kv_heads: int, ranks: int, names: tuple[str, str] = _NAMES) -> str | None:
+    """Why heads cannot be dealt to all ranks."""
+    return _refusal(heads, kv_heads, ranks, names, "the ranks of the group, for way='heads'")
+
+
+def refusal_of_node(heads: int, kv_heads: int, ranks: int, names: tuple[str, str] = _NAMES) -> str | None:
+    """The same of the ranks of a node."""
+    return _refusal(heads, kv_heads, ranks, names, "the ranks of a node, for way='two_level'")
+
+
+def _refusal(heads: int, kv_heads: int, ranks: int, names: tuple[str, str], whose: str) -> str | None:
     if heads % ranks != 0:
-        return f"{names[0]}: got {heads}, want a multiple of {ranks}, the ranks of the group, for way='heads'"
+        return f"{names[0]}: got {heads}, want a multiple of {ranks}, {whose}"
     if kv_heads % ranks != 0 and ranks % kv_heads != 0:
-        return f"{names[1]}: got {kv_heads}, want a multiple or a divisor of {ranks}, the ranks of the group, for way='heads'"
+        return f"{names[1]}: got {kv_heads}, want a multiple or a divisor of {ranks}, {whose}"
     return None
 
 
 class Heads:
-    """The two exchanges of one rank."""
+    """The two exchanges of one rank, and what is between them."""
 
-    def __init__(self, call: Call):
-        self.call, self.ranks = call, call.layout.ranks
-        whole = Sides(Layout(call.layout.lengths, 1, "contiguous"), 0, Layout(call.layout_k.lengths, 1, "contiguous"), 0)
-        self.blocks = blocks(whole, call.mask)
+    def __init__(self, call: Call, nodes: Nodes | None = None):
+        nodes = Nodes(call.group, call.layout.ranks, 1, None) if nodes is None else nodes
+        self.call, self.group, self.ranks = call, nodes.inside, nodes.ranks
+        self.node, self.place = divmod(call.rank, nodes.ranks)
+        self.inside = Ring(
+            Call(
+                name=call.name,
+                group=nodes.between,
+                rank=self.node,
+                layout=_of_nodes(call.layout, nodes.nodes),
+                layout_k=_of_nodes(call.layout_k, nodes.nodes),
+                mask=call.mask,
+                scores=call.scores,
+            )
+        )
 
-    def dealt(self, heads: int, rank: int) -> tuple[int, int]:
-        """The heads of a rank. Fewer kv heads than ranks are each on several ranks."""
+    def dealt(self, heads: int, place: int) -> tuple[int, int]:
+        """The heads of a rank of the node. Fewer kv heads than ranks are each on several ranks."""
         if heads % self.ranks == 0:
-            return rank * heads // self.ranks, (rank + 1) * heads // self.ranks
-        head = rank * heads // self.ranks
+            return place * heads // self.ranks, (place + 1) * heads // self.ranks
+        head = place * heads // self.ranks
         return head, head + 1
 
+    def members(self) -> range:
+        """The ranks of this node."""
+        return range(self.node * self.ranks, (self.node + 1) * self.ranks)
+
     def to_heads(self, name: str, tensor: Tensor, layout: Layout) -> Tensor:
-        """All tokens of this rank's heads, in the order of their sequences, from this rank's tokens of all heads."""
+        """All tokens of the node, in its layout, of this rank's heads: from this rank's tokens of all heads."""
         dim = self.call.token_dim
-        parts = [tensor[..., slice(*self.dealt(tensor.shape[-2], rank)), :] for rank in range(self.ranks)]
-        own = parts[self.call.rank]
-        shapes = [with_rows(own, dim, layout.rows(rank)) for rank in range(self.ranks)]
-        shards = to_all(self.call.step(name), parts, shapes, self.call.group)
-        return torch.cat(shards, dim).index_select(dim, layout.order_of_all.to(tensor.device))
+        parts = [[tensor[..., slice(*self.dealt(tensor.shape[-2], place)), :]] for place in range(self.ranks)]
+        shapes = [[with_rows(parts[self.place][0], dim, layout.rows(rank))] for rank in self.members()]
+        shards = [shard for (shard,) in to_all(self.call.step(name), parts, shapes, self.group)]
+        if layout.ragged:
+            return torch.cat(shards, dim).index_select(dim, _order(layout, self.members(), tensor.device))
+        first = self.members()[0]
+        return torch.cat([rows_of(shards[rank - first], rows) for rank, rows in _chunks(layout, self.members())], dim)
 
     def to_tokens(self, name: str, tensor: Tensor, layout: Layout, heads: int) -> Tensor:
         """The way back. Gradients of kv heads that several ranks have are summed, in the order of ranks."""
-        dim = self.call.token_dim
-        parts = [tensor.index_select(dim, layout.indices(rank).to(tensor.device)) for rank in range(self.ranks)]
-        shapes = [with_rows(tensor, dim, layout.rows(self.call.rank))] * self.ranks
-        received = to_all(self.call.step(name), parts, shapes, self.call.group)
+        dim, each = self.call.token_dim, tensor.shape[-2]
+        rows = [layout.part_slice(self.call.rank, part) for part in range(layout.parts)]
+        rows = [(0, rows[-1][1])] if layout.ragged else rows
+        shapes = [[with_rows(tensor, dim, end - begin) for begin, end in rows]] * self.ranks
+        received = to_all(self.call.step(name), self.cut(tensor, layout), shapes, self.group)
+        whole = tensor.new_empty((*tensor.shape[:dim], layout.rows(self.call.rank), self.ranks * each, tensor.shape[-1]))
+        for place, pieces in enumerate(received):
+            for at, piece in zip(rows, pieces, strict=True):
+                rows_of(whole[..., place * each : (place + 1) * each, :], at).copy_(piece)
         if heads % self.ranks == 0:
-            return torch.cat(received, dim=-2)
-        sharers = self.ranks // heads
-        sums = [torch.stack(received[i : i + sharers]).float().sum(dim=0) for i in range(0, self.ranks, sharers)]
-        return torch.cat(sums, dim=-2).to(tensor.dtype)
+            return whole
+        sharers = whole.view(*whole.shape[:-2], heads, self.ranks // heads, whole.shape[-1])
+        return sharers.sum(dim=-2, dtype=torch.float32).to(tensor.dtype)
+
+    def cut(self, tensor: Tensor, layout: Layout) -> list[list[Tensor]]:
+        """The node's rows as the shards of its ranks, each in pieces."""
+        if layout.ragged:
+            back = _order(layout, self.members(), tensor.device, back=True).split([layout.rows(rank) for rank in self.members()])
+            return [[tensor.index_select(self.call.token_dim, rows)] for rows in back]
+        parts: list[list[Tensor]] = [[] for _ in self.members()]
+        at = 0
+        for rank, (begin, end) in _chunks(layout, self.members()):
+            parts[rank - self.members()[0]].append(rows_of(tensor, (at, at + end - begin)))
+            at += end - begin
+        return parts
 
     def numbers_to_tokens(self, name: str, lse: Tensor, heads: int) -> Tensor:
         """The same of lse."""
@@ -76,17 +125,14 @@ class Heads:
         heads = q.shape[-2]
         q = self.to_heads("q", q, self.call.layout)
         k, v = self.to_heads("K", k, self.call.layout_k), self.to_heads("V", v, self.call.layout_k)
-        merged = Merged(q, v.shape[-1], q.dtype)
-        for block in self.blocks:
-            own = None if sink is None else sink[slice(*self.dealt(heads, self.call.rank))]
-            merged.put(block, *attend(block, q, (k, v), self.call.scores, own))
-        out = self.to_tokens("out", merged.out, self.call.layout, heads)
-        return out, self.numbers_to_tokens("lse", merged.lse, heads)
+        own = None if sink is None else sink[slice(*self.dealt(heads, self.place))]
+        out, lse = self.inside.forward(q, k, v, own)
+        return self.to_tokens("out", out, self.call.layout, heads), self.numbers_to_tokens("lse", lse, heads)
 
     def backward(self, forward: Forward, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """dsink has numbers for this rank's heads, of all tokens; the sum over ranks is that of the others ways too."""
+        """dsink has numbers for this rank's heads, of the node's tokens; the sum over ranks is that of the other ways too."""
         heads, kv_heads = forward.q.shape[-2], k.shape[-2]
-        first, last = self.dealt(heads, self.call.rank)
+        first, last = self.dealt(heads, self.place)
         layout = self.call.layout
         some = Forward(
             q=self.to_heads("q", forward.q, layout),
@@ -97,16 +143,32 @@ class Heads:
             sink=None if forward.sink is None else forward.sink[first:last],
         )
         k, v = self.to_heads("K", k, self.call.layout_k), self.to_heads("V", v, self.call.layout_k)
-        gradients = [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (some.q, k, v)]
+        dq, dk, dv, of_sink = self.inside.backward(some, k, v)
         dsink = None if forward.sink is None else torch.zeros_like(forward.sink)
-        for block in self.blocks:
-            *of_block, of_sink = differentiate(block, some, (k, v), self.call.scores)
-            for whole, at, part in zip(gradients, (block.q, block.k, block.k), of_block, strict=True):
-                rows_of(whole, at).copy_(part)
-            if dsink is not None and of_sink is not None:
-                dsink[first:last] += of_sink
-        dq = self.to_tokens("dq", gradients[0], layout, heads)
-        dk, dv = (
-            self.to_tokens(f"d{name}", part, self.call.layout_k, kv_heads) for name, part in zip("kv", gradients[1:], strict=True)
-        )
+        if dsink is not None and of_sink is not None:
+            dsink[first:last] = of_sink
+        dq = self.to_tokens("dq", dq, layout, heads)
+        dk, dv = (self.to_tokens(f"d{name}", part, self.call.layout_k, kv_heads) for name, part in (("k", dk), ("v", dv)))
         return dq, dk, dv, dsink
+
+
+def _chunks(layout: Layout, members: range) -> Iterator[tuple[int, tuple[int, int]]]:
+    """The node's shard of a fixed batch, chunk by chunk: whose chunk it is, and the rows of that rank's shard."""
+    for part in range(layout.parts):
+        for rank in members if part == 0 else reversed(members):
+            yield rank, layout.part_slice(rank, part)
+
+
+@lru_cache(maxsize=16)
+def _order(layout: Layout, members: range, device: torch.device, back: bool = False) -> Tensor:
+    """Where the node's rows lie in its ranks' shards, one behind the other; or the way back."""
+    nodes = layout.ranks // len(members)
+    shards = torch.cat([layout.indices(rank) for rank in members])
+    own = _of_nodes(layout, nodes).indices(members[0] // len(members))
+    order = shards.argsort()[own.argsort().argsort()]
+    return (order.argsort() if back else order).to(device)
+
+
+def _of_nodes(layout: Layout, nodes: int) -> Layout:
+    """Which node has which tokens: neighbouring ranks have neighbouring chunks."""
+    return Layout(layout.lengths, nodes, layout.order if nodes > 1 else "contiguous")

@@ -42,8 +42,9 @@ def merge_over_ranks(
     own = heads // ranks
     shape = (out.shape[0], own, out.shape[2])
     parts = [_packed(out[:, r * own : (r + 1) * own], lse[:, r * own : (r + 1) * own]) for r in range(ranks)]
-    received = to_all(f"{name}, results of each rank's heads", parts, [parts[0].shape] * ranks, group)
-    some, some_lse = _unpacked(torch.stack(received), shape, out.dtype)
+    to_each = [[part] for part in parts]
+    received = to_all(f"{name}, results of each rank's heads", to_each, [[parts[0].shape]] * ranks, group)
+    some, some_lse = _unpacked(torch.stack([packed for (packed,) in received]), shape, out.dtype)
     gathered = gather(f"{name}, merged heads", _packed(some, some_lse), group)
     pieces = [_split(piece, shape, out.dtype) for piece in gathered]
     return torch.cat([piece for piece, _ in pieces], dim=1), torch.cat([piece for _, piece in pieces], dim=1)

@@ -36,9 +36,10 @@ class PageDeal:
         """How many of the first ``tokens`` tokens of sequences a rank has: integers as ``tokens``. These are its first ones."""
         within("rank", rank, 0, self.ranks - 1)
         counts("tokens", tokens)
-        whole, rest = tokens // self.page, tokens % self.page
-        own = (whole + (self.ranks - 1 - rank)) // self.ranks * self.page
-        return torch.where(whole % self.ranks == rank, own + rest, own)
+        turn = self.page * self.ranks  # tokens, of which each rank has a page
+        whole = tokens if turn <= _MOST else tokens.long()
+        own = (whole % turn - rank * self.page).clamp(0, self.page)
+        return torch.add(own, whole // turn, alpha=self.page).to(tokens.dtype)
 
     @adapted()
     def local_bound(self, tokens: int) -> int:
