@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,15 +25,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gpu import Watch, revision, smi
+from sharded_decode import DIM, HEADS, KV_HEADS, LATENT_DIM, LATENT_HEADS, PAGE, Decode, random
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import init_device_mesh
 
 import fovea
 from fovea import distributed
-from fovea.distributed import Layout, PageDeal, cost, shard, unshard
+from fovea.distributed import Layout, cost, shard, unshard
+from fovea.distributed._peers import peer_memory
 
-HEADS, KV_HEADS, DIM = 32, 8, 128
-LATENT_HEADS, LATENT_DIM, PAGE = 128, 576, 64
 TIMEOUT = timedelta(seconds=120)
 Row = dict[str, Any]
 
@@ -49,6 +51,8 @@ class Machine:
         dist.init_process_group("gloo" if dry else "nccl", timeout=TIMEOUT, **options)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sizes = [size for size in (1, 2, 4, 8) if size <= self.ranks]
+        # As if two GPUs were a node. It comes first: torch names a mesh's groups by how many a rank is in.
+        self.mesh = init_device_mesh(self.device.type, (self.ranks // 2, 2)) if self.ranks % 2 == 0 else None
         # Every rank takes part in making every group. A rank that is not in a group never asks for its rank there.
         self.groups = {size: dist.new_group(list(range(size)), timeout=TIMEOUT) for size in sorted({*self.sizes, self.ranks})}
         self.about: Row = {}
@@ -106,10 +110,6 @@ class Machine:
             self.out.write_text(json.dumps(self.about | {"rows": self.rows, "failed": self.failed}, indent=1) + "\n")
 
 
-def random(machine: Machine, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device=machine.device)
-
-
 def error(got: Tensor, want: Tensor) -> float:
     """Of the largest element."""
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
@@ -129,23 +129,24 @@ def inputs(machine: Machine, tokens: int, layout: Layout) -> list[Tensor]:
     """This rank's q, k, v and dout of what a seed gives every rank."""
     torch.manual_seed(3)
     shapes = ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, DIM), (HEADS, DIM))
-    return [shard(random(machine, 1, tokens, heads, dim), layout, machine.rank).contiguous() for heads, dim in shapes]
+    return [shard(random(machine.device, 1, tokens, heads, dim), layout, machine.rank).contiguous() for heads, dim in shapes]
 
 
-def check_way(machine: Machine, way: cost.Way, group: ProcessGroup) -> None:
+def check_way(machine: Machine, way: str, group: ProcessGroup) -> None:
     """Forward and backward on all ranks, against one GPU; and the same bits again."""
     tokens = 96 if machine.dry else 8192
     layout = Layout(tokens, machine.ranks)
     torch.manual_seed(3)
-    q, k, v, dout = (random(machine, 1, tokens, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS))
+    q, k, v, dout = (random(machine.device, 1, tokens, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS))
     whole = [tensor.requires_grad_() for tensor in (q, k, v)]
     want = fovea.attention(*whole, causal=True)
     wants = [want, *torch.autograd.grad(want, whole, dout)]
     own = [shard(tensor.detach(), layout, machine.rank).requires_grad_() for tensor in whole]
     own_dout = shard(dout, layout, machine.rank)
+    mesh = machine.mesh if way == "two_level" else None
 
     def run() -> list[Tensor]:
-        out = distributed.attention(*own, layout, group=group, way=way, causal=True)
+        out = distributed.attention(*own, layout, group=group, way=way, mesh=mesh, causal=True)
         return [out, *torch.autograd.grad(out, own, own_dout)]
 
     first, second = run(), run()
@@ -156,7 +157,7 @@ def check_way(machine: Machine, way: cost.Way, group: ProcessGroup) -> None:
 
 
 def check_dense(machine: Machine) -> None:
-    for way in ways(machine.ranks):
+    for way in (*ways(machine.ranks), *(["two_level"] if machine.mesh is not None else [])):
         machine.attempt({"name": "check dense", "way": way}, machine.ranks, partial(check_way, machine, way))
 
 
@@ -164,16 +165,18 @@ def ways(ranks: int) -> list[cost.Way]:
     return [way for way in cost.WAYS if ranks > 1 and (way != "heads" or HEADS % ranks == 0)]
 
 
-def model_ms(way: cost.Way, tokens: int, ranks: int, backward: bool) -> float:
+def model_ms(machine: Machine, way: str, tokens: int, ranks: int, backward: bool) -> float:
     problem = cost.Problem.causal(tokens, ranks, heads=HEADS, kv_heads=KV_HEADS, dim=DIM, backward=backward)
-    return 1e3 * cost.estimate(way, problem, cost.HOPPER_NVLINK).total
+    rates = cost.machine_of(machine.device)
+    chosen = cost.choose(replace(problem, backward=False), rates) if way == "auto" else "ring" if way == "plain" else way
+    return 1e3 * cost.estimate(chosen, problem, rates).total
 
 
 def time_dense(machine: Machine, tokens: int, backward: bool) -> None:
     """One GPU by the plain call and through the layer, then more of them by each way."""
     alone: list[float] = []  # the time of the plain call
     for size in machine.sizes:
-        for way in ["plain", "ring"] if size == 1 else ways(size):
+        for way in ["plain", "ring"] if size == 1 else ["auto", *ways(size)]:
             row = {"name": "backward" if backward else "forward", "tokens": tokens, "ranks": size, "way": way}
             machine.attempt(row, size, partial(time_way, machine, row, alone))
 
@@ -189,7 +192,7 @@ def time_way(machine: Machine, row: Row, alone: list[float], group: ProcessGroup
     if way == "plain":
         alone.append(times)
     row = row | {"milliseconds": times} | ({"speedup": alone[0] / times} if alone else {})
-    row |= {"model_ms": model_ms("ring" if way == "plain" else way, tokens, size, backward)}
+    row |= {"model_ms": model_ms(machine, way, tokens, size, backward)}
     machine.note(row | {"sent_bytes": traffic.total} | watch.row())
 
 
@@ -216,39 +219,6 @@ def dense_calls(
 # ---- decoding ----------------------------------------------------------------------------------------------------------------
 
 
-class Decode:
-    """One sequence whose pages are dealt to a group's ranks: a table in order, and a cache that a seed fills."""
-
-    def __init__(self, machine: Machine, kind: str, tokens: int, group: ProcessGroup | None) -> None:
-        """Without a group, all pages are here."""
-        self.kind, self.group = kind, group
-        rank, ranks = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-        pages = PageDeal(PAGE, ranks).local_bound(tokens) // PAGE
-        self.kv_len = torch.tensor([tokens], dtype=torch.int32, device=machine.device)
-        self.table = torch.arange(pages, dtype=torch.int32, device=machine.device)[None]
-        torch.manual_seed(4)
-        self.q = random(machine, 1, HEADS, DIM) if kind == "gqa" else random(machine, 1, 1, LATENT_HEADS, LATENT_DIM)
-        shapes = [(KV_HEADS, DIM)] * 2 if kind == "gqa" else [(1, LATENT_DIM)]
-        own = torch.arange(-(-tokens // PAGE), device=machine.device)[rank::ranks]  # none where there are fewer pages than ranks
-        self.caches = []
-        for shape in shapes:  # page p of the sequence is the same on any number of ranks
-            whole = torch.randn(64, PAGE, *shape, dtype=torch.bfloat16, device=machine.device)
-            cache = torch.zeros(pages, PAGE, *shape, dtype=torch.bfloat16, device=machine.device)
-            cache[: len(own)] = whole[own % 64]
-            self.caches.append(cache)
-
-    def run(self, merge: str) -> Tensor:
-        """Over the group, or the plain call."""
-        options: dict[str, Any] = {"group": self.group, "merge": merge, "check": False}
-        library, options = (fovea, {}) if self.group is None else (distributed, options)
-        if self.kind == "gqa":
-            return library.paged_attention(self.q, *self.caches, self.table, self.kv_len, **options)
-        return library.latent_attention(self.q, *self.caches, self.table, self.kv_len, scale=192**-0.5, **options)
-
-    def cache_bytes(self, tokens: int) -> int:
-        return tokens * (2 * KV_HEADS * DIM * 2 if self.kind == "gqa" else LATENT_DIM * 2)
-
-
 def merges(ranks: int) -> tuple[str, ...]:
     return ("gather",) if ranks == 1 else ("gather", "scatter")
 
@@ -264,7 +234,7 @@ def check_decode(machine: Machine) -> None:
 def check_merge(machine: Machine, row: Row, kind: str, group: ProcessGroup) -> None:
     errors = []
     for tokens in (1, PAGE, 5 * PAGE + 3):
-        got, want = (Decode(machine, kind, tokens, of).run(row["merge"]) for of in (group, None))
+        got, want = (Decode(machine.device, kind, tokens, of).run(row["merge"]) for of in (group, None))
         errors.append(error(got, want))
     checked(machine, row | {"errors": errors}, max(errors) < 2**-6)
 
@@ -292,7 +262,7 @@ def time_decode(machine: Machine, kind: str, tokens: int) -> None:
 
 def time_merge(machine: Machine, row: Row, alone: list[tuple[float, Tensor]], group: ProcessGroup) -> None:
     tokens, size, kind = row["tokens"], row["ranks"], row["name"].removeprefix("decode ")
-    decode = Decode(machine, kind, tokens, group)
+    decode = Decode(machine.device, kind, tokens, group if size > 1 else None)
     count = 1 if machine.dry else 20
     replay, result = recorded(machine, lambda: decode.run(row["merge"]), count)
     with Watch() as watch:
@@ -301,7 +271,7 @@ def time_merge(machine: Machine, row: Row, alone: list[tuple[float, Tensor]], gr
         alone.append((times, result.clone()))
     heads, dim_qk, dim = (HEADS, DIM, DIM) if kind == "gqa" else (LATENT_HEADS, LATENT_DIM, 512)
     flops, result_bytes = 2.0 * tokens * heads * (dim_qk + dim), heads * (dim * 2 + 4)
-    seconds = cost.decode_seconds(decode.cache_bytes(tokens), result_bytes, size, cost.HOPPER_NVLINK, flops)
+    seconds = cost.decode_seconds(decode.cache_bytes(tokens), result_bytes, size, cost.machine_of(machine.device), flops)
     row = row | {"milliseconds": times, "model_ms": 1e3 * seconds} | watch.row()
     if alone:
         row |= {"speedup": alone[0][0] / times, "error": error(result, alone[0][1])}
@@ -318,7 +288,7 @@ def time_merges(machine: Machine) -> None:
 
 
 def time_results(machine: Machine, row: Row, group: ProcessGroup) -> None:
-    out = random(machine, row["rows"], row["heads"], row["dim"])
+    out = random(machine.device, row["rows"], row["heads"], row["dim"])
     lse = torch.randn(row["rows"], row["heads"], device=machine.device)
     replay, _ = recorded(machine, lambda: distributed.merge_over_ranks(out, lse, group, merge=row["merge"])[0], 20)
     microseconds = 1e3 * machine.milliseconds(replay, group, 5) / (1 if machine.dry else 20)
@@ -331,7 +301,7 @@ def time_links(machine: Machine) -> None:
 
 
 def time_link(machine: Machine, group: ProcessGroup) -> None:
-    """Bytes a second that a rank sends to the next one while it receives as many, and in an all-gather."""
+    """Bytes a second that a rank sends while it receives as many: to the next one, in an all-gather, by copies of mapped memory."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     sent = torch.zeros(1 << (10 if machine.dry else 28), dtype=torch.uint8, device=machine.device)
     received, gathered = torch.empty_like(sent), sent.new_empty(size * sent.numel())
@@ -345,9 +315,15 @@ def time_link(machine: Machine, group: ProcessGroup) -> None:
     def gather() -> None:
         dist.all_gather(list(gathered.chunk(size)), sent, group=group)
 
-    for name, call, moved in (("link", around, sent.numel()), ("all-gather", gather, (size - 1) * sent.numel())):
+    calls: list[tuple[str, Callable[[], object], int]] = [("link", around, sent.numel())]
+    calls.append(("all-gather", gather, (size - 1) * sent.numel()))
+    memory = peer_memory(group, sent.numel(), machine.device)
+    if memory is not None:
+        theirs = memory.view((rank + 1) % size, 0, sent.shape, sent.dtype)
+        calls.append(("copy", partial(received.copy_, theirs), sent.numel()))
+    for name, call, moved in calls:
         times = machine.milliseconds(call, group, 10)
-        machine.note({"name": name, "ranks": size, "bytes_per_second": moved / times * 1e3, "stated": cost.HOPPER_NVLINK.link})
+        machine.note({"name": name, "ranks": size, "bytes_per_second": moved / times * 1e3, "stated": 450e9})
 
 
 def said_by(*command: str) -> str:

@@ -47,12 +47,12 @@ def section(path: Path, results: dict) -> str:
 {provenance(path, results, "context_parallel.py")}
 
 32 query heads over 8 kv heads of 128, causal, bf16; latent decode has 128 heads over rows of 576. One sequence.
-`plain` is the call without ranks, `ring` on one GPU the layer around it. Times are the slowest rank's. Measured:
+`plain` is the call without ranks, `ring` on one GPU the layer around it. `auto` is the way that the model prefers.
+A decode is one of 20 layers of a step. Times are the slowest rank's. Measured:
 {rates} each way, of the stated 450. Results and gradients of each way differ from one GPU's by {worst:.1e} of the
 largest element at most, and are the same bits when repeated.
 
 {timed(results["rows"])}
-The model takes stated rates: see [context parallelism](distributed.md). `heads` and `gathered` fall behind it, since links
-reach two thirds of their stated rate and copies run beside products. Merging results of all ranks, `out` and `lse`:
+[Context parallelism](distributed.md#the-model) says what the model adds up. Merging results of all ranks, `out` and `lse`:
 
 {merged(results["rows"])}"""
