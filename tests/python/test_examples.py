@@ -30,6 +30,13 @@ def test_shared_prefix():
     assert "keys read: 176 instead of 464" in result.stdout
 
 
+def test_speculative_decoding():
+    result = run(EXAMPLES / "speculative_decoding.py", "--layers", 2, "--new-tokens", 24)
+    assert result.returncode == 0, result.stdout + result.stderr
+    steps, tokens, same = result.stdout.splitlines()
+    assert int(steps.split()[1]) < 24 and float(tokens.split()[-1]) > 2 and same == "the same tokens as plain decoding"
+
+
 def test_deepseek_v3():
     pytest.importorskip("transformers.models.deepseek_v3")
     result = run(EXAMPLES / "deepseek_v3.py")

@@ -17,6 +17,7 @@ template <class Element_, Tuning kRow>
 struct TunedConfig {
   using Element = Element_;
   using ValueElement = Element;
+  static constexpr bool kMasked = false;
   static constexpr Tuning kTuning = kRow;
   static constexpr bool kLists = false;  // key tiles are those that lists name (gpu/cuda/common/block_lists.cuh)
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
@@ -29,6 +30,11 @@ struct TunedConfig {
 
 template <class Element, int kIndex>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex])>;
+
+template <class Element, int kIndex>
+struct MaskedConfig : Config<Element, kIndex> {
+  static constexpr bool kMasked = true;
+};
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>

@@ -6,12 +6,21 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
+#include "gpu/cuda/common/packed_mask.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
 
 namespace fovea::gpu::portable::attention {
 
 __device__ __forceinline__ ScoreTransform<Warp> score_transform(const Params& params) {
   return {params.scale, params.softcap, params.inv_softcap, params.transform ? kLog2e : params.scale_log2, params.transform};
+}
+
+/// Where the bits of a work tile's sequence begin.
+__device__ inline MaskBegin mask_begin(const Params& params, const WorkTile& work) {
+  const bool ragged = params.cu_seqlens_q != nullptr;
+  return {.first_row = ragged ? std::int64_t{work.q_begin} : std::int64_t{work.batch} * params.seq_q,
+          .byte = params.bits.indptr == nullptr ? 0 : params.bits.indptr[work.batch],
+          .seq_k = work.seq_k};
 }
 
 template <class Config>
@@ -32,7 +41,8 @@ class Epilogue {
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
     const float scale_log2 = score_transform(params).scale_log2;
     // Masked values, or all values with an infinite sink, have weight 0, and 0 * NaN is NaN.
-    const bool leaks = Config::kLists || work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
+    const bool hides = Config::kLists || Config::kMasked || work.full_first > work.first || work.full_last < work.last;
+    const bool leaks = hides || params.sink != nullptr;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       softmax[b].reduce_sum();
@@ -163,15 +173,17 @@ class Epilogue {
                              static_cast<const Element*>(work.values) + key * params.v.strides.row};
     };
     const ScoreTransform<Warp> transform = score_transform(params);
+    const auto transformed = [&](float product, int) { return transform(product); };
     if constexpr (Config::kLists) {
       const int count = VisibleKeys<Config::kKeyTile>(params.lists, work, at.token).count();
       VisibleKeys<Config::kKeyTile> keys(params.lists, work, at.token);
-      const auto next = [&](int) { return row_of(keys.next()); };
-      return one(
-          0, count, transform.scale_log2, next, [&](float product, int) { return transform(product); }, columns);
+      one(0, count, transform.scale_log2, [&](int) { return row_of(keys.next()); }, transformed, columns);
+    } else if constexpr (Config::kMasked) {
+      const RowBits bits = RowBits::of(params.bits, mask_begin(params, work), at.token);
+      one(seen.begin, seen.end, transform.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });
+    } else {
+      one(seen.begin, seen.end, transform.scale_log2, row_of, transformed, columns);
     }
-    one(
-        seen.begin, seen.end, transform.scale_log2, row_of, [&](float product, int) { return transform(product); }, columns);
   }
   __device__ void put(int of_row, RowPlace at, int column, float x) const {
     if (params.splits.count > 1) {

@@ -162,6 +162,7 @@ class Math {
       if constexpr (Config::kLists) {
         if (bits != nullptr) hide_by_bits(scores[b], warp_row + 16 * b + lane_row(lane), bits);
       }
+      if constexpr (Config::kMasked) hide(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
       const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
       softmax[b].quick = false;  // keeping it costs more registers than it saves time
       if (!grown) continue;
@@ -186,6 +187,19 @@ class Math {
     TileBits<Config::kKeyTile> bits;
     bits.load(params.lists, tile_bits, first_row >> params.packed_shift, (first_row + 8) >> params.packed_shift);
     bits.hide(block, lane);
+  }
+
+  /// The same of keys whose bit is 0.
+  __device__ __forceinline__ void hide(float (&block)[kScores], int first_row, int key) const {
+    const WorkTile& work = storage.work;
+    if (params.bits.tail != 0 && key + Config::kKeyTile <= work.seq_k - params.bits.tail) return;
+    const MaskBegin begin = mask_begin(params, work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowBits bits = RowBits::of(params.bits, begin, work.token + ((first_row + 8 * r) >> params.packed_shift));
+#pragma unroll
+      for (int at = 0; at < Config::kKeyTile; at += 64) hide_unshown(block, r, bits.of_keys(key + at), at, lane);
+    }
   }
 
   const Params& params;

@@ -7,6 +7,7 @@
 
 #include "gpu/cuda/common/attention_params.hpp"
 #include "gpu/cuda/common/block_lists.hpp"
+#include "gpu/cuda/common/packed_mask.hpp"
 #include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::attention {
@@ -38,6 +39,7 @@ struct Params : AttentionParams {
   detail::RowStrides lse_strides{};
   Splits splits{};
   BlockLists lists{};  ///< of kernels with Config::kLists
+  MaskParams bits{};  ///< of kernels with a packed mask
 };
 
 }  // namespace fovea::gpu::portable::attention

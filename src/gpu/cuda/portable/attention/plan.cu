@@ -11,6 +11,7 @@
 #include "gpu/cuda/common/block_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
+#include "gpu/cuda/portable/attention/masked/tuning.hpp"
 #include "gpu/cuda/portable/block_attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/wide_attention/plan.hpp"
@@ -60,11 +61,24 @@ int listed_index(const Problem& problem) {
   return std::max(problem.head_dim_qk, problem.head_dim_v) > block_attention::kTunings[0].head_dim_qk;
 }
 
+template <class Element>
+Launch launch_of_masked(int index) {
+  return function_of_row<kMaskedTunings.size()>(
+      index, [](auto row) -> Launch { return &launch_attend<MaskedConfig<Element, row_of_masked(row.value)>>; });
+}
+
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     const bool listed = problem.has_block_mask();
-    tuning_ = listed ? listed_index(problem) : tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+    if (listed) {
+      tuning_ = listed_index(problem);
+    } else if (problem.packed_mask) {
+      masked_ = masked_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+      tuning_ = row_of_masked(masked_);
+    } else {
+      tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+    }
     const Tuning& tuning = tuning_row();
     const int packed = listed ? heads_of_listed_tile(problem, tuning.row_tile())
                               : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), tuning.row_tile());
@@ -106,11 +120,15 @@ class State final : public PlanState<Problem, AttentionArgs> {
   Result<void> compute(const AttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     const Params params = filled(args, workspace);
     const DType dtype = problem_.q_dtype;
-    const bool half = dtype == DType::f16;
-    const Launch launch = problem_.has_block_mask() ? (half ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_))
-                                                    : (half ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_));
-    Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
+    Result<void> done = launch()(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
     return done && params.splits.count > 1 ? launch_combine<false>(params.splits, dtype, stream) : done;
+  }
+
+  Launch launch() const {
+    const bool f16 = problem_.q_dtype == DType::f16;
+    if (problem_.has_block_mask()) return f16 ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_);
+    if (problem_.packed_mask) return f16 ? launch_of_masked<__half>(masked_) : launch_of_masked<__nv_bfloat16>(masked_);
+    return f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
   }
 
   /// The tensors whose rows are not aligned to 16 bytes.
@@ -149,10 +167,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.lse = problem_.has_lse ? args.lse : nullptr;
     fill_splits(params.splits, problem_, args, workspace.data);
     if (problem_.has_block_mask()) params.lists = block_lists(problem_, args, tuning_row().key_tile);
+    if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
     return params;
   }
 
-  int tuning_ = 0;
+  int tuning_ = 0, masked_ = 0;
   std::int64_t work_tiles_ = 0;
   Params params_{};
 };
@@ -162,13 +181,17 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   const DeviceProperties& found = *properties(device);
   if (Result<void> good = accept(problem, found); !good) return good.error();
   if (problem.has_block_mask()) {
+    if (problem.packed_mask) return declined("packed_mask", "a mask", "none beside a block mask");
     const Tuning& widest = block_attention::kTunings.back();
     if (const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v); most > widest.head_dim_qk) {
       return declined("head_dim (of a block mask)", most, "at most 128");
     }
     if (auto reason = decline_blocks(problem, widest.row_tile(), widest.key_tile)) return *reason;
   }
-  if (wide_attention::takes(problem)) return wide_attention::plan(problem, device, kName);
+  if (wide_attention::takes(problem)) {
+    if (problem.packed_mask) return declined("packed_mask", "a mask", "none at head dims past 256");
+    return wide_attention::plan(problem, device, kName);
+  }
   auto state = std::make_shared<State>(problem, device, found);
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
@@ -177,7 +200,8 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 constexpr detail::Implementation<detail::Attention> kRow{
     kName,
     "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 512 (7.5: 256); any strides",
-    detail::handles<detail::Attention>(kScoreOptions, "ragged", "full_block_indices", "partial_block_indices", "options.batch_invariant"),
+    detail::handles<detail::Attention>(kScoreOptions, "ragged", "full_block_indices", "partial_block_indices", "packed_mask",
+                                       "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan};

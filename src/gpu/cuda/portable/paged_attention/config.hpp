@@ -23,6 +23,7 @@ constexpr bool has_own_keys(int row_tile) { return row_tile <= kMiddleRows; }
 template <class Cache_, int kHeadDim_, int kRowTile_>
 struct Config {
   using Cache = Cache_;
+  static constexpr bool kMasked = false;
   static constexpr bool kQuantised = sizeof(Cache) == 1;
   using Element = std::conditional_t<kQuantised, __half, Cache>;  // operands of MMAs
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
@@ -39,6 +40,12 @@ struct Config {
   /// CTAs of a multiprocessor. Conversions of e4m3 values depend on each other: eight warps do not hide their latency.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
+};
+
+/// With a packed mask: one kernel for any number of query rows.
+template <class Cache, int kHeadDim>
+struct MaskedConfig : Config<Cache, kHeadDim, kWideRows> {
+  static constexpr bool kMasked = true;
 };
 
 /// Shared memory before the stages: queries, states of rows, their factors, work tiles.

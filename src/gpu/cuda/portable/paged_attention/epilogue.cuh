@@ -58,7 +58,7 @@ class Epilogue {
         }
       }
       // A value that only other rows see may be NaN or infinite, and 0 times it is NaN.
-      if (!work.uneven) continue;
+      if (!Config::kMasked && !work.uneven) continue;
       const unsigned spoiled = __ballot_sync(~0u, wanted && zero != 0);
       if (spoiled != 0) compute_again(spoiled, first, factor * state.sum);
     }
@@ -131,8 +131,13 @@ class Epilogue {
       return KeyRow<Cache>{in(params.k), in(params.v)};
     };
     float columns[ExactRow<Query>::kColumns];
-    one(
-        seen.begin, seen.end, score.scale_log2, row_of, [&](float product, int) { return score(product); }, columns);
+    const auto transformed = [&](float product, int) { return score(product); };
+    if constexpr (Config::kMasked) {
+      const RowBits bits = bits_of_row(params, mask_begin(params, work), work, row);
+      one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });
+    } else {
+      one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns);
+    }
     const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
 #pragma unroll
     for (int c = 0; c < ExactRow<Query>::kColumns; ++c) {

@@ -4,6 +4,7 @@
 
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
+#include "gpu/cuda/common/packed_mask.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/paged_attention/operands.cuh"
 
@@ -25,6 +26,16 @@ struct VisibleKeys {
   }
   __device__ float masked(float score, int key) const { return key >= begin && key < end ? score : -INFINITY; }
 };
+/// Where the bits of a work tile's sequence begin.
+__device__ inline MaskBegin mask_begin(const Params& params, const WorkTile& work) {
+  const int byte = params.bits.indptr == nullptr ? 0 : params.bits.indptr[work.sequence];
+  return {work.q_begin, byte, min(max(params.kv_len[work.sequence], 0), params.seq_k)};
+}
+/// The bits of a row of the query tile.
+__device__ inline RowBits bits_of_row(const Params& params, const MaskBegin& begin, const WorkTile& work, int row) {
+  return RowBits::of(params.bits, begin, params.group.quotient(work.row + row));
+}
+
 /// Key tiles [first, last), of which every row sees every key.
 struct FullTiles {
   int first, last;
@@ -197,6 +208,7 @@ class WideMath {
   __device__ __forceinline__ void begin(const WorkTile& work_) {
     work = &work_;
     full = {work->full_first, work->full_last};
+    if constexpr (Config::kMasked) bits = mask_begin(params, *work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       seen[r] = VisibleKeys::of_row(params, *work, row(r));
@@ -218,6 +230,7 @@ class WideMath {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = seen[row_of(i)].masked(scores[i], key + column_of(i));
     }
+    if constexpr (Config::kMasked) hide(scores, tile * kTileKeys);
     const bool grown = softmax(scores, score.scale_log2, params.zero);
     softmax.quick = false;
     if (grown) {
@@ -252,6 +265,13 @@ class WideMath {
 
   __device__ int result() const { return Config::kOwnKeys ? warp : 0; }
   __device__ int row(int r) const { return first_row + lane_row(lane) + 8 * r; }
+
+  /// Hides the keys of a tile, which begins at `key`, whose bit is 0.
+  __device__ __forceinline__ void hide(float (&scores)[kScores], int key) const {
+    if (params.bits.tail != 0 && key + kTileKeys <= bits.seq_k - params.bits.tail) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) hide_unshown(scores, r, bits_of_row(params, bits, *work, row(r)).of_keys(key), 0, lane);
+  }
 
   /// rows x keys = Q K^T
   __device__ __forceinline__ void compute_scores(float (&scores)[kScores], std::uint32_t keys) const {
@@ -308,6 +328,7 @@ class WideMath {
   const WorkTile* work = nullptr;
   FullTiles full{};
   VisibleKeys seen[2];
+  MaskBegin bits{};  // of a call with a packed mask
   float factor[2];
   float out[kOut];
   OnlineSoftmax<Warp, kScores> softmax;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "gpu/cuda/common/packed_mask.hpp"
 #include "op/common/band.hpp"
 #include "op/common/division.hpp"
 #include "op/common/strides.hpp"
@@ -76,6 +77,7 @@ struct Params {
   bool co_launched = false;  ///< the kernel before computes the sequences of more than seq_q tokens
   int stages = 1;
   Partials partials{};
+  MaskParams bits{};  ///< of kernels with a packed mask
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

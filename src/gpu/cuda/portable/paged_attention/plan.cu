@@ -31,9 +31,11 @@ struct Entry {
   int head_dim, row_tile;
   Shape (*shape)(int, int, bool);
   Result<void> (*launch)(const Params&, int, Stream);
+  Result<void> (*launch_masked)(const Params&, int, Stream);  // of kWideRows
 };
 template <class Cache, int kHeadDim, int kRowTile>
-constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>};
+constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>,
+                       &launch_attend<MaskedConfig<Cache, kHeadDim>>};
 /// The kernels of a row of tuning.hpp.
 template <class Cache, int kHeadDim>
 constexpr std::array kEntries{kEntry<Cache, kHeadDim, kNarrowRows>, kEntry<Cache, kHeadDim, kMiddleRows>,
@@ -50,8 +52,9 @@ const Entry& entry_of(std::int64_t head_dim, std::int64_t rows) {
 
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
-  // With batch_invariant, the number of rows does not choose the kernel.
-  const std::int64_t rows = problem.batch_invariant ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
+  // With batch_invariant, the number of rows does not choose the kernel. Packed masks have one kernel.
+  const std::int64_t rows =
+      problem.batch_invariant || problem.packed_mask ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
   return problem.kv_dtype == DType::e4m3  ? entry_of<__nv_fp8_e4m3>(head_dim, rows)
          : problem.kv_dtype == DType::f16 ? entry_of<__half>(head_dim, rows)
                                           : entry_of<__nv_bfloat16>(head_dim, rows);
@@ -77,7 +80,10 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
                                     {"max_kv_len", problem.max_seq_k}}) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
-  if (wide_attention::takes(problem)) return {};
+  if (wide_attention::takes(problem)) {
+    if (problem.packed_mask) return declined("packed_mask", "a mask", "none at head dims past 256");
+    return {};
+  }
   if (const std::int64_t length = flattened_bound(problem); length >= kLimit) {
     return declined("q and block_table (query tiles times key tiles)", length, "below 2^30");
   }
@@ -152,7 +158,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   std::int64_t flags() const { return std::int64_t{params_.splits} * params_.kv_heads; }
 
   Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
-    return entry_.launch(filled(args, workspace), device_.ordinal, stream);
+    const auto launch = problem_.packed_mask ? entry_.launch_masked : entry_.launch;
+    return launch(filled(args, workspace), device_.ordinal, stream);
   }
 
   Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment,
@@ -205,6 +212,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params.kv_len = args.kv_len;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
+    if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
     if (has_partials()) {
       params.partials.out = static_cast<float*>(workspace.data);
       params.partials.states = reinterpret_cast<RowState*>(params.partials.out + cells() * problem_.head_dim_v);
@@ -229,7 +237,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
     "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 512 (7.5: 128; e4m3: 256); any page",
-    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "options.batch_invariant"),
+    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "packed_mask", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan,

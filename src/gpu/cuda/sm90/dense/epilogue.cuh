@@ -45,7 +45,8 @@ class Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = normaliser(work, r, softmax.sum[r], softmax.base(r, scale.log2), softmax.top(r, scale.log2));
     // Masked keys, or a sink that hides all keys, give values the weight 0, and 0 times NaN is NaN.
-    const bool may_be_nan = kListed<Config> || work.full_first > work.first || work.full_last < work.last || params.sink != nullptr;
+    const bool hides = kListed<Config> || kMasked<Config> || work.full_first > work.first || work.full_last < work.last;
+    const bool may_be_nan = hides || params.sink != nullptr;
     if (stores_f32()) {
       store_f32(work, out, factor);
     } else {

@@ -4,6 +4,7 @@
 
 #include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
+#include "gpu/cuda/common/packed_mask.cuh"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 
@@ -59,6 +60,13 @@ struct TensorKeys {
   }
 };
 
+/// The bits of a row of a ragged batch.
+template <class Params>
+__device__ inline RowBits row_bits(const Params& params, const WorkTile& work, int token) {
+  const int byte = params.bits.indptr == nullptr ? 0 : params.bits.indptr[work.batch];
+  return RowBits::of(params.bits, {work.q_begin, byte, work.seq_k}, token);
+}
+
 template <class Config>
 struct ExactRow {
   using Element = typename Config::Element;
@@ -80,7 +88,12 @@ struct ExactRow {
       if (Config::k8Bit) score *= scale.factor;
       return Config::kTransform ? transformed(params, score) : score;
     };
-    exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns);
+    if constexpr (kMasked<Config>) {
+      const RowBits bits = row_bits(params, work, at.token);
+      exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns, [&](int key) { return bits.shows(key); });
+    } else {
+      exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns);
+    }
   }
 };
 

@@ -293,6 +293,7 @@ class Math {
     if constexpr (kListed<Config>) {
       if (listed.tile.bits != nullptr) listed.bits.hide(scores, lane_index());
     }
+    if constexpr (kMasked<Config>) hide(*current, tile * Config::kKeyTile);
     return softmax(scores, scale().log2, params.zero);
   }
 
@@ -317,6 +318,17 @@ class Math {
       } else {
         mask_row(hidden, r, seen.begin - column, seen.end - column);
       }
+    }
+  }
+
+  /// Hides keys whose bit of the packed mask is 0.
+  __device__ __forceinline__ void hide(const WorkTile& work, int key) {
+    if (params.bits.tail != 0 && key + Config::kKeyTile <= work.seq_k - params.bits.tail) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowBits bits = row_bits(params, work, work.token + (tile_row(part(), r) >> params.packed_shift));
+#pragma unroll
+      for (int at = 0; at < Config::kKeyTile; at += 64) hide_unshown(scores, r, bits.of_keys(key + at), at, lane_index());
     }
   }
 

@@ -38,6 +38,12 @@ inline constexpr bool kListed = requires {
 /// In the place of a kernel's data of lists.
 struct NoLists {};
 
+/// Whether a kernel has a packed mask, whose bits hide keys beside the band.
+template <class Config>
+inline constexpr bool kMasked = requires {
+  Config::kPackedMask;
+};
+
 /// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "gpu/cuda/common/packed_mask.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/paged_attention/tuning.hpp"
@@ -37,6 +38,7 @@ struct Params : dense::Params {
   int box_rows = kGroupRows;  ///< rows of a key tile that one page holds
   /// Query tokens. The co-launched kernel after this one computes sequences of fewer. 0: there is none.
   int prefill_from = 0;
+  MaskParams bits{};  ///< of kernels with a packed mask
 
   /// Whether a number in the block table is that of a block.
   constexpr bool has(int block) const { return static_cast<unsigned>(block) < static_cast<unsigned>(blocks); }
@@ -56,6 +58,12 @@ struct Config : attention::Config<Element_, kTuning_, kTransform_> {
   static constexpr int kKeyGroupBytes = Base::kSlicesQk * kKeySliceStep, kValueGroupBytes = Base::kSlicesV * kKeySliceStep;
   static_assert(sizeof(Element_) == 2);
   static_assert(Base::kKeyTile % kGroupRows == 0 && Base::kKeyTile <= 32 * kGroupRows);  // a lane for each box
+};
+
+/// With a packed mask. One kernel has and has not a transform.
+template <class Element, int kTuning>
+struct MaskedConfig : Config<Element, kTuning, true> {
+  static constexpr bool kPackedMask = true;
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

@@ -13,6 +13,7 @@
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
+#include "gpu/cuda/sm90/paged_attention/masked/tuning.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/paged_attention/problem.hpp"
@@ -40,6 +41,7 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
 /// Co-launched prefills count half of their bound: with few CTAs, taller tiles leave more of them idle (a
 /// prefill of 2048 beside 31 decodes of 8192: 399 us for 397).
 int kernel_for(const Problem& problem) {
+  if (problem.packed_mask) return kernel_of_masked(kMasked128);
   const bool causal = problem.mask.right != kUnbounded;
   const std::int64_t average = problem.total_q / std::max<std::int64_t>(problem.batch, 1);
   const std::int64_t rows = problem.batch_invariant                               ? 0
@@ -68,6 +70,9 @@ Result<void> accept(const Problem& problem) {
   if (problem.q_dtype != DType::bf16 && problem.q_dtype != DType::f16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
   if (problem.kv_dtype != problem.q_dtype) return declined("k_cache.dtype", name_of(problem.kv_dtype), name_of(problem.q_dtype));
   if (auto reason = detail::decline_head_dims(problem)) return *reason;
+  if (problem.packed_mask && std::max(problem.head_dim_qk, problem.head_dim_v) > kMaskedHeadDim) {
+    return declined("packed_mask", "a mask", "none at head dims past 128");
+  }
   if (problem.page % kGroupRows != 0) return declined("k_cache.shape[1] (page)", problem.page, "a multiple of 8");
   if (problem.max_seq_k >= kCountLimit) return declined("max_kv_len", problem.max_seq_k, "below 2^30");
   if (Result<void> good = dense::accept_dense(problem, tensors_of(problem)); !good) return good;
@@ -85,6 +90,11 @@ Launch launch_of(int kernel) {
 Launch launch_of(DType dtype, bool transform, int kernel) {
   if (dtype == DType::f16) return transform ? launch_of<__half, true>(kernel) : launch_of<__half, false>(kernel);
   return transform ? launch_of<__nv_bfloat16, true>(kernel) : launch_of<__nv_bfloat16, false>(kernel);
+}
+
+Launch launch_of_masked(DType dtype) {
+  constexpr int kRow = row_of(kernel_of_masked(kMasked128));
+  return dtype == DType::f16 ? &launch_attend<MaskedConfig<__half, kRow>> : &launch_attend<MaskedConfig<__nv_bfloat16, kRow>>;
 }
 
 /// A map whose boxes are all out of bounds, and filled with NaN.
@@ -130,8 +140,9 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   Result<void> compute(const PagedAttentionArgs& args, Workspace, Stream stream, bool) const override {
     Params params = params_;
     if (Result<void> good = fill(params, args); !good) return good;
-    const bool transform = transforms_scores(problem_);
-    return launch_of(problem_.q_dtype, transform, kernel_)(params, ctas_, device_.ordinal, stream);
+    const Launch launch =
+        problem_.packed_mask ? launch_of_masked(problem_.q_dtype) : launch_of(problem_.q_dtype, transforms_scores(problem_), kernel_);
+    return launch(params, ctas_, device_.ordinal, stream);
   }
 
   const attention::Tuning& tuning_row() const { return tuning_of(kernel_); }
@@ -158,6 +169,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params.cu_seqlens_q = args.cu_seqlens_q;
     params.sink = problem_.has_sink ? args.sink : nullptr;
     params.lse = problem_.has_lse ? args.lse : nullptr;
+    if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
     return {};
   }
 
@@ -268,9 +280,9 @@ constexpr std::string_view kAccepts =
 constexpr std::array kRows{
     detail::Implementation<detail::PagedAttention>{kMixedName, kAccepts, detail::handles<detail::PagedAttention>(kScoreOptions),
                                                    Backend::cuda, unavailable<kCapability, kCapability>, plan_mixed, mixed_outdone},
-    detail::Implementation<detail::PagedAttention>{kName, kAccepts,
-                                                   detail::handles<detail::PagedAttention>(kScoreOptions, "options.batch_invariant"),
-                                                   Backend::cuda, unavailable<kCapability, kCapability>, plan, outdone}};
+    detail::Implementation<detail::PagedAttention>{
+        kName, kAccepts, detail::handles<detail::PagedAttention>(kScoreOptions, "packed_mask", "options.batch_invariant"), Backend::cuda,
+        unavailable<kCapability, kCapability>, plan, outdone}};
 
 }  // namespace
 }  // namespace paged_attention
