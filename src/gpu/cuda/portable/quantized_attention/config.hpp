@@ -19,6 +19,7 @@ template <class ValueElement_, Tuning kRow>
 struct TunedConfig {
   using Element = std::int8_t;
   using ValueElement = ValueElement_;
+  static constexpr bool kLists = false, kMasked = false;  // neither block masks nor packed ones
   static constexpr Tuning kTuning = kRow;
   static constexpr int kHeadDim = kTuning.head_dim, kBlocks = kTuning.blocks, kKeyTile = kTuning.key_tile, kStages = kTuning.stages;
   static constexpr int kWarpRows = 16 * kBlocks, kRowTile = kTuning.row_tile(), kThreads = 32 * kTuning.warps;
