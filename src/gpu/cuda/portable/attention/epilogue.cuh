@@ -177,7 +177,8 @@ class Epilogue {
     if constexpr (Config::kLists) {
       const int count = VisibleKeys<Config::kKeyTile>(params.lists, work, at.token).count();
       VisibleKeys<Config::kKeyTile> keys(params.lists, work, at.token);
-      one(0, count, transform.scale_log2, [&](int) { return row_of(keys.next()); }, transformed, columns);
+      one(
+          0, count, transform.scale_log2, [&](int) { return row_of(keys.next()); }, transformed, columns);
     } else if constexpr (Config::kMasked) {
       const RowBits bits = RowBits::of(params.bits, mask_begin(params, work), at.token);
       one(seen.begin, seen.end, transform.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });

@@ -39,7 +39,7 @@ struct Params : AttentionParams {
   detail::RowStrides lse_strides{};
   Splits splits{};
   BlockLists lists{};  ///< of kernels with Config::kLists
-  MaskParams bits{};  ///< of kernels with a packed mask
+  MaskParams bits{};   ///< of kernels with a packed mask
 };
 
 }  // namespace fovea::gpu::portable::attention
