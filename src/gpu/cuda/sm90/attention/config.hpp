@@ -76,7 +76,7 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
   using Result = std::conditional_t<k8Bit, __nv_bfloat16, Element>;        // or f32, with e4m3 inputs
   static constexpr bool kTransform = kTransform_, kOwnScale = k8Bit;       // each work tile has its scale
   static constexpr bool kOwnEdges = !tunings_of(k8Bit)[kTuning_].overlap;  // warpgroups find their own masked key tiles
-  static constexpr bool kTickets = true, kShortFirst = k8Bit;
+  static constexpr bool kTickets = true, kShortFirst = short_tile_first(tunings_of(k8Bit)[kTuning_], k8Bit);
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

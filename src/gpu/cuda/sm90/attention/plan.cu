@@ -70,7 +70,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, clusters());
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
-    const bool cheap_last = !tuning.overlap && !(is_8bit() && dense::short_tile_is_first(problem));
+    const bool first = short_tile_first(tuning, is_8bit()) && dense::is_causal_alone(problem);
+    const bool cheap_last = !tuning.overlap && !first;
     params_.order = dense::tile_order(problem, tokens, heads * splits, ctas() / tuning.cluster, cheap_last);
     fill_problem(params_, problem);
     params_.rows = problem.total_q;

@@ -28,6 +28,9 @@ struct Tuning {
   constexpr int row_tile() const { return 64 * warpgroups; }
 };
 
+/// Whether the short query tile of a causal sequence is its first. In 16 bits, head dim 128 is level so.
+constexpr bool short_tile_first(const Tuning& row, bool e4m3) { return !row.overlap && (e4m3 || row.head_dim_v <= 96); }
+
 /// Narrowest first; of equal head dims, the row for more query rows first, as tiles of 192 rows leave more
 /// of the last round idle. Figures: bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the
 /// power limit.

@@ -24,8 +24,8 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
            {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
-/// Whether the short query tile of a sequence is its first (Config::kShortFirst of tile_scheduler.cuh).
-inline bool short_tile_is_first(const detail::AttentionCore& p) { return p.mask.left == kUnbounded && p.mask.right != kUnbounded; }
+/// A causal mask without a window: later query tiles see more keys.
+inline bool is_causal_alone(const detail::AttentionCore& p) { return p.mask.left == kUnbounded && p.mask.right != kUnbounded; }
 
 /// The order of work tiles for `ctas`. `tokens`: of a query tile; `heads`: of all sequences and splits.
 /// `cheap_last`: warpgroups whose rows are past the sequence cost nothing.
