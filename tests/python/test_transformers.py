@@ -114,11 +114,9 @@ def test_a_mask_that_is_written_to_is_read_again():
 
 def test_refusals():
     model, _ = build("llama")
-    ids = torch.randint(3, 97, (1, 8))
     forward = AttentionInterface()["fovea"]
     q, k = torch.randn(1, 4, 8, 16), torch.randn(1, 2, 8, 16)
     for word, option in (
-        ("dropout", 0.1),
         ("output_attentions", True),
         ("position_bias", torch.zeros(1)),
     ):
@@ -129,12 +127,21 @@ def test_refusals():
     lost = AttentionMaskInterface()["fovea"](batch_size=1, q_length=8, kv_length=8).clone()
     with pytest.raises(NotImplementedError, match="attention_mask"):
         forward(model, q, k, k, lost)
+
+
+def test_dropout_follows_torchs_generator():
+    model, _ = build("llama")
+    ids, mask = torch.randint(3, 97, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
     model.train()
-    model.config.attention_dropout = 0.5
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
-    with pytest.raises(NotImplementedError, match="dropout"):
-        model(ids)
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return model(ids, attention_mask=mask).logits
+
+    assert torch.equal(drawn(1), drawn(1)) and not torch.equal(drawn(1), drawn(2))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,8 +6,9 @@
 >>> model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fovea")
 
 Padding on either side, packed sequences (``position_ids`` that restart, or ``cu_seq_lens_q`` and its like), sliding windows,
-chunked attention, softcap, attention sinks and grouped-query attention give what eager attention gives. What the library cannot
-compute exactly (dropout, attention weights as an output, biases, other masks) raises NotImplementedError. Queries that see no key,
+chunked attention, softcap, attention sinks and grouped-query attention give what eager attention gives, and dropout is drawn by
+torch's generator. What the library cannot compute exactly (attention weights as an output, biases, other masks) raises
+NotImplementedError. Queries that see no key,
 such as padding on the left, give zeros. Training works: attention is differentiable. Models with an indexer, such as deepseek_v32,
 run as long as it lists all keys; longer contexts raise NotImplementedError.
 
@@ -164,7 +165,7 @@ def attention_forward(
     Returns:
         ``[batch, seq_q, head, dim]``, and None for the attention weights, which are never formed.
     """
-    _refuse_extras(dropout, kwargs)
+    _refuse_extras(dropout if cache is not None else 0.0, kwargs)
     _check_shapes(query, key, value)
     _check_lists(module, key.shape[2] if cache is None else None, kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -174,6 +175,8 @@ def attention_forward(
         "sink": None if s_aux is None else s_aux.float(),
         "implementation": implementation,
     }
+    if dropout:
+        options["dropout_p"] = dropout
     if cache is not None:
         key, value = _continuous_batching.update(cache, module.layer_idx, key, value, kwargs)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
@@ -197,7 +200,7 @@ def _token_major(tensor: Tensor) -> Tensor:
 def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
     """What would change the result and is not computed here."""
     if dropout:
-        raise NotImplementedError(f"dropout: got {dropout}, want 0 ({NEED_EAGER}, or model.eval())")
+        raise NotImplementedError(f"dropout: got {dropout}, want 0 over a paged cache ({NEED_EAGER}, or model.eval())")
     if kwargs.get("output_attentions"):
         raise NotImplementedError(f"output_attentions: got True, want False (attention weights are never formed; {NEED_EAGER})")
     if kwargs.get("position_bias") is not None:
