@@ -161,11 +161,14 @@ def plot(path: Path, points: dict[str, tuple[int, float]], exact: float) -> None
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
-    for way, (size, perplexity) in points.items():
+    for index, (way, (size, perplexity)) in enumerate(sorted(points.items(), key=lambda point: point[1][1])):
+        side, anchor = ((6, 3), "left") if index % 2 else ((-6, 3), "right")  # neighbours do not cover each other
         axes.plot(size, perplexity, "o", color="#b5541c")
-        axes.annotate(way, (size, perplexity), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axes.annotate(way, (size, perplexity), xytext=side, ha=anchor, textcoords="offset points", fontsize=8)
     axes.axhline(exact, color="#777777", linewidth=0.8)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.margins(x=0.25)
     axes.set_xlabel("bytes of a token, one layer")
     axes.set_ylabel("perplexity")
     figure.tight_layout()
