@@ -47,9 +47,8 @@ enum { FOVEA_F32 = 0, FOVEA_F16 = 1, FOVEA_BF16 = 2, FOVEA_E4M3 = 3, FOVEA_I8 = 
 typedef struct fovea_tensor {
   fovea_dtype dtype;
   int32_t rank;
-  int64_t shape[4];
-  int64_t strides[4]; /**< in elements */
-  int32_t alignment;  /**< bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
+  int64_t shape[4], strides[4]; /**< strides in elements */
+  int32_t alignment;            /**< bytes that the pointer given to run will be aligned to; 0 promises the element's own size */
 } fovea_tensor;
 
 /** A dense row-major tensor of 1 to 4 dimensions; without a shape, one of rank 0, which planning refuses. */
@@ -62,8 +61,7 @@ enum { FOVEA_TOP_LEFT = 0, FOVEA_BOTTOM_RIGHT = 1 };
 
 /** Query i sees key j iff -left <= j - (i + offset) <= right. */
 typedef struct fovea_mask {
-  int64_t left;  /**< FOVEA_UNBOUNDED: no bound */
-  int64_t right; /**< 0: causal */
+  int64_t left, right; /**< FOVEA_UNBOUNDED: no bound; right 0: causal */
   fovea_anchor anchor;
 } fovea_mask;
 
@@ -72,8 +70,7 @@ fovea_mask fovea_sliding_window(int64_t tokens); /**< causal, `tokens` keys in a
 
 /** Strides of an f32 scale tensor [batch, kv_head]; both 0: one value. */
 typedef struct fovea_scale {
-  int64_t batch_stride;
-  int64_t head_stride;
+  int64_t batch_stride, head_stride;
 } fovea_scale;
 
 /** Bits of the last keys that a query row sees, beside the band: packed_mask.hpp. */
@@ -114,9 +111,7 @@ const char* fovea_plan_explain(const fovea_plan* plan);
 
 /** Bounds of a ragged batch. Rows of its outputs that no sequence has are left alone. */
 typedef struct fovea_ragged {
-  int64_t batch;
-  int64_t max_seq_q;
-  int64_t max_seq_k;
+  int64_t batch, max_seq_q, max_seq_k;
 } fovea_ragged;
 
 typedef struct fovea_attention_desc {
@@ -124,16 +119,14 @@ typedef struct fovea_attention_desc {
   const fovea_tensor* lse;
   const fovea_ragged* ragged; /**< NULL: a fixed batch */
   const fovea_mask* mask;     /**< NULL: every query sees every key */
-  float scale;                /**< 0: head_dim_qk ** -0.5 */
-  float softcap;
+  float scale, softcap;       /**< scale 0: head_dim_qk ** -0.5 */
   int32_t has_sink;
   const fovea_scale *q_scale, *k_scale, *v_scale; /**< e4m3 only */
-  /** Lists of a block mask, as fovea/block_mask.hpp describes them; NULL: an empty list */
-  const fovea_tensor *full_block_counts, *full_block_indices;
-  const fovea_tensor *partial_block_counts, *partial_block_indices, *partial_block_bits;
+  /** Lists of a block mask; NULL: an empty list */
+  const fovea_tensor *full_block_counts, *full_block_indices, *partial_block_counts, *partial_block_indices, *partial_block_bits;
   int64_t block_q, block_k; /**< rows and keys of a block; 0 without a block mask */
   const fovea_packed_mask* packed_mask;
-  const fovea_tensor *alibi_slopes, *bias;        /**< may be NULL */
+  const fovea_tensor *alibi_slopes, *bias; /**< may be NULL */
   float dropout_p;
 } fovea_attention_desc;
 
@@ -141,13 +134,11 @@ typedef struct fovea_attention_args {
   const void *q, *k, *v;
   void* out;
   float* lse;
-  const float* sink;
   const int32_t *cu_seqlens_q, *cu_seqlens_k;
-  const float *q_scale, *k_scale, *v_scale;
+  const float *sink, *q_scale, *k_scale, *v_scale, *alibi_slopes;
   const int32_t *full_block_counts, *full_block_indices, *partial_block_counts, *partial_block_indices, *partial_block_bits;
   const uint8_t* packed_mask;
   const int32_t* mask_indptr; /**< [batch + 1] */
-  const float* alibi_slopes;
   const void* bias;
   const int64_t* dropout_state; /**< seed and offset, where dropout_p is not 0 */
 } fovea_attention_args;
@@ -166,8 +157,7 @@ fovea_status fovea_attention_run_prepared(const fovea_plan* plan, const fovea_at
 typedef struct fovea_attention_backward_desc {
   fovea_attention_desc forward; /**< its lse is required */
   fovea_tensor dout, dq, dk, dv;
-  const fovea_tensor* dlse;  /**< of lse; may be NULL */
-  const fovea_tensor* dbias; /**< may be NULL */
+  const fovea_tensor *dlse, *dbias; /**< of lse and of the bias; may be NULL */
 } fovea_attention_backward_desc;
 
 typedef struct fovea_attention_backward_args {
@@ -204,8 +194,7 @@ typedef struct fovea_paged_attention_desc {
   int64_t max_seq_q;      /**< 0, or more than there are: total_q */
   int64_t max_kv_len;     /**< 0, or more than fit: max_blocks * page */
   const fovea_mask* mask; /**< NULL: causal */
-  float scale;
-  float softcap;
+  float scale, softcap;
   int32_t has_sink;
   const fovea_scale *k_scale, *v_scale;
   const fovea_packed_mask* packed_mask;
@@ -217,9 +206,8 @@ typedef struct fovea_paged_attention_args {
   const void *q, *k_cache, *v_cache;
   void* out;
   float* lse;
-  const float* sink;
   const int32_t *block_table, *cu_seqlens_q, *kv_len;
-  const float *k_scale, *v_scale;
+  const float *sink, *k_scale, *v_scale;
   const uint8_t* packed_mask;
   const int32_t* mask_indptr; /**< [batch + 1] */
   const void *k_scale_cache, *v_scale_cache;
@@ -284,14 +272,7 @@ fovea_status fovea_merge_states_run(const fovea_plan* plan, const fovea_merge_st
 /* ---- latent (MLA) attention -------------------------------------------------------------------------------------------- */
 
 typedef int32_t fovea_cache_format;
-enum {
-  FOVEA_ROWS = 0, /**< a plain tensor */
-  FOVEA_V32_FP8 = 1,
-  FOVEA_V4_FP8 = 2,
-  FOVEA_V41_FP8 = 3,
-  FOVEA_V41_FP8_PLANAR = 4,
-  FOVEA_V41_FP4 = 5
-};
+enum { FOVEA_ROWS = 0, FOVEA_V32_FP8 = 1, FOVEA_V4_FP8 = 2, FOVEA_V41_FP8 = 3, FOVEA_V41_FP8_PLANAR = 4, FOVEA_V41_FP4 = 5 };
 
 typedef struct fovea_latent_cache {
   fovea_cache_format format;
