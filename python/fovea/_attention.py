@@ -162,23 +162,19 @@ def attention(
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options, blocks = (implementation or "", batch_invariant), operands_of(block_mask)
-    given = out
+    options, blocks, given = (implementation or "", batch_invariant), operands_of(block_mask), out
     if torch._C._is_any_autocast_enabled():
         q, k, v, out = autocast(q, k, v, out)
         bias = bias if bias is None else bias.to(q.dtype)
     if dropout_p != 0 and dropout_state is None:
         dropout_state = new_dropout_state(q)
-    terms = (alibi_slopes, bias, dropout_p, dropout_state)
+    numbers, terms = (score_scale(scale), softcap, sink), (alibi_slopes, bias, dropout_p, dropout_state)
     if wants_gradients(q, k, v, sink, bias, alibi_slopes) or is_mapped(q, k, v, sink, cu_seqlens_q, cu_seqlens_k, bias):
         refuse_tangents(("q", "k", "v", "sink", "bias"), (q, k, v, sink, bias))
         refuse_grad_transforms(q, k, v, sink, bias)
-        outputs = {"out": out, "lse": lse}
-        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-        _refuse_with_gradients(q, alibi_slopes, **outputs, **scales, packed_mask=packed_mask)
-        both = differentiable_attention(
-            q, k, v, *lengths, *mask, score_scale(scale), softcap, sink, *blocks, *terms, *options, deterministic
-        )
+        factors = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        _refuse_with_gradients(q, alibi_slopes, out=out, lse=lse, packed_mask=packed_mask, **factors)
+        both = differentiable_attention(q, k, v, *lengths, *mask, *numbers, *blocks, *terms, *options, deterministic)
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
     if out is None:
@@ -187,7 +183,6 @@ def attention(
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
     bits = (packed_mask, mask_tail, mask_indptr)
-    numbers = (score_scale(scale), softcap, sink)
     _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *terms, *scales, *bits, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)

@@ -143,13 +143,13 @@ def _bits(indices: Tensor, pairs: Pairs, seq_k: int, block_size: tuple[int, int]
     device = indices.device
     bits = torch.empty((batch, head, q_blocks, slots * block_q * block_k // _WORD), dtype=torch.int32, device=device)
     weights = torch.ones(_WORD, dtype=torch.int64, device=device) << torch.arange(_WORD, device=device)
-    numbers = [torch.arange(n, device=device).view(-1, *(1,) * left) for n, left in ((batch, 5), (head, 4))]
+    sequences, heads = (torch.arange(n, device=device).view(-1, *(1,) * left) for n, left in ((batch, 5), (head, 4)))
     at_once = max(_BITS_AT_ONCE // max(batch * head * slots * block_q * block_k, 1), 1)
     rows, columns = torch.arange(block_q, device=device)[:, None], torch.arange(block_k, device=device)
     for first in range(0, q_blocks, at_once):
         some = indices[:, :, first : first + at_once, :, None, None].long()
         query = torch.arange(first, first + some.shape[2], device=device).view(-1, 1, 1, 1) * block_q + rows
-        seen = pairs(*numbers, query, (some * block_k + columns).clamp(0, max(seq_k - 1, 0)))
+        seen = pairs(sequences, heads, query, (some * block_k + columns).clamp(0, max(seq_k - 1, 0)))
         seen = seen.expand(*some.shape[:4], block_q, block_k)
         words = (seen.unflatten(-1, (-1, _WORD)) * weights).sum(-1)  # the highest bit is a negative int32
         bits[:, :, first : first + at_once] = words.flatten(3).to(torch.int32)
@@ -159,15 +159,16 @@ def _bits(indices: Tensor, pairs: Pairs, seq_k: int, block_size: tuple[int, int]
 def _from_flex(mask: Any) -> BlockMask:
     from torch.nn.attention.flex_attention import noop_mask
 
-    block_size = tuple(mask.BLOCK_SIZE)
-    partial = tuple(_of_list(tensor, rank) for tensor, rank in ((mask.kv_num_blocks, 3), (mask.kv_indices, 4)))
-    full = None
+    block_q, block_k = mask.BLOCK_SIZE
+    block_size = (int(block_q), int(block_k))
+    counts, indices = _of_list(mask.kv_num_blocks, 3), _of_list(mask.kv_indices, 4)
+    full: tuple[Tensor, Tensor] | None = None
     if mask.full_kv_num_blocks is not None:
-        full = tuple(_of_list(tensor, rank) for tensor, rank in ((mask.full_kv_num_blocks, 3), (mask.full_kv_indices, 4)))
+        full = _of_list(mask.full_kv_num_blocks, 3), _of_list(mask.full_kv_indices, 4)
     if mask.mask_mod is noop_mask:
-        return BlockMask(*(partial if full is None else _joined(full, partial)), block_size=block_size)
+        counts, indices = (counts, indices) if full is None else _joined(full, (counts, indices))
+        return BlockMask(counts, indices, block_size=block_size)
     seq_q, seq_k = mask.seq_lengths
-    counts, indices = partial
     slots = max(int(counts.max()), 1) if counts.numel() else 1
     indices = indices[..., :slots].contiguous()
 
@@ -175,7 +176,8 @@ def _from_flex(mask: Any) -> BlockMask:
         return _mapped(mask.mask_mod, *torch.broadcast_tensors(batch, head, query.clamp(max=max(seq_q - 1, 0)), key))
 
     bits = _bits(indices, pairs, seq_k, block_size)
-    return BlockMask(*(full or (None, None)), counts, indices, bits, block_size)
+    full_counts, full_indices = full or (None, None)
+    return BlockMask(full_counts, full_indices, counts, indices, bits, block_size)
 
 
 def _mapped(mask_mod: Any, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
