@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/cuda/portable/paged_attention/formats.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 #include "gpu/cuda/portable/paged_attention/tuning.hpp"
 #include "gpu/runtime.hpp"
@@ -24,20 +25,27 @@ template <class Cache_, int kHeadDim_, int kRowTile_>
 struct Config {
   using Cache = Cache_;
   static constexpr bool kMasked = false;
-  static constexpr bool kQuantised = sizeof(Cache) == 1;
-  using Element = std::conditional_t<kQuantised, __half, Cache>;  // operands of MMAs
+  using Format = CacheFormat<Cache>;
+  static constexpr bool kQuantised = Format::kBits < 16;
+  static constexpr bool kCoded = std::is_empty_v<Cache>;                             // a type of formats.hpp
+  static constexpr bool kScaledKeys = Format::kTokenScales || Format::kBlockScales;  // scales lie beside codes
+  using Element = std::conditional_t<kQuantised, __half, Cache>;                     // operands of MMAs
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
-  static constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Cache)), kTileBytes = kTileKeys * kRowBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;               // keys, then values
-  static constexpr int kResults = kOwnKeys ? kWarps : 1;           // results of a row
-  static constexpr int kResultRow = kHeadDim + (kNarrow ? 4 : 8);  // floats; the padding spreads rows over banks
+  static constexpr int kFactors = Format::kZeroPoints ? 2 : 1;  // of a query row: its power of two, and the sum of its elements
+  static constexpr int kKeyTiles = kScaledKeys && kOwnKeys && kHeadDim <= 128 ? 2 : 1;  // of a stage, computed together
+  static constexpr int kWarpKeys = kKeyTiles * kGroupKeys, kStageKeys = kKeyTiles * kTileKeys;
+  static constexpr int kRowBytes = kHeadDim * Format::kBits / 8, kTileBytes = kStageKeys * kRowBytes;
+  static constexpr int kKeyScales = Format::kTokenScales ? 4 : Format::kBlockScales ? kHeadDim / 16 : 0;  // bytes of a key's
+  static constexpr int kStageBytes = 2 * (kTileBytes + kStageKeys * kKeyScales);  // keys, values, scales of keys, of values
+  static constexpr int kResults = kOwnKeys ? kWarps : 1;                          // results of a row
+  static constexpr int kResultRow = kHeadDim + (kNarrow ? 4 : 8);                 // floats; the padding spreads rows over banks
   /// Lanes of a result row, and a lane's quads of neighbouring columns in it. A warp has several of 16 rows at once: one after another
   /// they would wait for memory as often.
   static constexpr int kRowLanes = kRowTile == kMiddleRows ? 8 : 32, kQuads = (kHeadDim / 4 + kRowLanes - 1) / kRowLanes;
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
-  /// CTAs of a multiprocessor. Conversions of e4m3 values depend on each other: eight warps do not hide their latency.
+  /// CTAs of a multiprocessor. Conversions of values depend on each other: eight warps do not hide their latency.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
@@ -50,7 +58,8 @@ struct MaskedConfig : Config<Cache, kHeadDim, kWideRows> {
 
 /// Shared memory before the stages: queries, states of rows, their factors, work tiles.
 template <class Config>
-inline constexpr int kFixedBytes = (Config::kRowTile * (2 * Config::kHeadDim + 4 + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
+inline constexpr int kFixedBytes =
+    (Config::kRowTile * (2 * Config::kHeadDim + 4 * Config::kFactors + 8 * Config::kResults) + 127) / 128 * 128 + kWorkBytes;
 
 /// Results of a work tile overwrite its keys and values.
 template <class Config>
@@ -63,7 +72,8 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Several CTAs with two or three stages each if they fit, else one CTA with up to four. Without a fit, `stages` is 0.
+/// Several CTAs with two or three stages each if they fit, else one CTA with up to four. Without a fit, `stages` is 0. Short rows are read
+/// faster with two: with more copies in flight, CTAs of different heads drift apart.
 /// `single` asks for one CTA.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, bool single) {
@@ -73,7 +83,7 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
     return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;
   };
   for (int ctas = single ? 1 : Config::kMostCtas; ctas > 0; --ctas) {
-    for (int stages = ctas == 1 ? 4 : 3; stages >= std::min(ctas, 2); --stages) {
+    for (int stages = ctas == 1 ? 4 : Config::kScaledKeys ? 2 : 3; stages >= std::min(ctas, 2); --stages) {
       if (fits(stages, ctas)) return {stages, ctas};
     }
   }

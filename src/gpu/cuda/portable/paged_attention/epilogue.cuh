@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/exact_row.cuh"
+#include "gpu/cuda/portable/paged_attention/exact_codes.cuh"
 #include "gpu/cuda/portable/paged_attention/load.cuh"
 #include "gpu/cuda/portable/paged_attention/math.cuh"
 #include "gpu/cuda/portable/paged_attention/reduce.cuh"
@@ -118,25 +119,39 @@ class Epilogue {
   static __device__ __noinline__ void compute_again(const Params& params, const WorkTile& work, int kv_head, int row, float share) {
     const ResultRow result(params, work.q_begin, kv_head, work.row + row);
     const ScoreTransform<Warp> score = score_transform(params, kv_head);
-    const ExactRow<Query> one{
-        static_cast<const Query*>(params.q) + result.token * params.q_strides.row + result.head * params.q_strides.head, params.head_dim_qk,
-        params.head_dim_v};
+    const auto* q = static_cast<const Query*>(params.q) + result.token * params.q_strides.row + result.head * params.q_strides.head;
     const VisibleKeys seen = VisibleKeys::of_row(params, work, row);
-    const auto row_of = [&](int key) {
-      const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
-      const auto in = [&](const paged_attention::Cache& cache) {
-        return reinterpret_cast<const Cache*>(slot.block < 0 ? nullptr
-                                                             : cache.data + kv_head * cache.strides.head + slot.at(cache.strides));
-      };
-      return KeyRow<Cache>{in(params.k), in(params.v)};
-    };
     float columns[ExactRow<Query>::kColumns];
-    const auto transformed = [&](float product, int) { return score(product); };
-    if constexpr (Config::kMasked) {
-      const RowBits bits = bits_of_row(params, mask_begin(params, work), work, row);
-      one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });
+    if constexpr (Config::kCoded) {
+      const ExactCodedRow<Query, Cache> one{q, params.head_dim_qk, params.head_dim_v};
+      const auto rows_of = [&](int key) {
+        const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
+        const auto in = [&](const paged_attention::Cache& cache) {
+          const auto at = [&](const std::byte* data, const detail::CacheStrides& strides) {
+            return slot.block < 0 ? nullptr : data + kv_head * strides.head + slot.at(strides);
+          };
+          return CodedRow<Cache>{at(cache.data, cache.strides), at(cache.scales, cache.scale_strides), !cache.scale_words};
+        };
+        return std::pair{in(params.k), in(params.v)};
+      };
+      one(seen.begin, seen.end, score.scale_log2, rows_of, score, columns);
     } else {
-      one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns);
+      const ExactRow<Query> one{q, params.head_dim_qk, params.head_dim_v};
+      const auto row_of = [&](int key) {
+        const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
+        const auto in = [&](const paged_attention::Cache& cache) {
+          return reinterpret_cast<const Cache*>(slot.block < 0 ? nullptr
+                                                               : cache.data + kv_head * cache.strides.head + slot.at(cache.strides));
+        };
+        return KeyRow<Cache>{in(params.k), in(params.v)};
+      };
+      const auto transformed = [&](float product, int) { return score(product); };
+      if constexpr (Config::kMasked) {
+        const RowBits bits = bits_of_row(params, mask_begin(params, work), work, row);
+        one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });
+      } else {
+        one(seen.begin, seen.end, score.scale_log2, row_of, transformed, columns);
+      }
     }
     const std::int64_t cell = cell_of<Config>(params, work.slot, kv_head, row);
 #pragma unroll

@@ -16,15 +16,16 @@ namespace fovea::gpu::portable::paged_attention {
 template <class Config, class FindNext>
 __device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
                                         const WorkTile& next, const FindNext& find_next) {
-  const int ahead = params.stages - 1, first = work.first, last = work.last;
+  constexpr int kStep = Config::kKeyTiles;
+  const int ahead = (params.stages - 1) * kStep, first = work.first, last = work.last;
   load.begin(work);
   math.clear();
   int stage = 0;  // of `tile`
   int to = 0;     // of the tile that is loaded
 #pragma unroll 1
-  for (int tile = first - ahead; tile < last; ++tile) {
+  for (int tile = first - ahead; tile < last; tile += kStep) {
     if (tile >= first) {
-      copy_async_wait(max(ahead - 1, 0));
+      copy_async_wait(max(params.stages - 2, 0));
       __syncthreads();  // this tile has arrived, and the tile before has been read
     }
     if (tile + ahead < last) {
@@ -111,16 +112,25 @@ bool has_whole_rows(const Cache& cache) {
   return cache.aligned && cache.row_bytes == Config::kRowBytes;
 }
 /// Whether offsets of blocks and tokens are products of 32 bits times 32.
-inline bool has_short_strides(const Cache& cache) {
-  return static_cast<std::uint64_t>(cache.strides.block) < 1u << 31 && static_cast<std::uint64_t>(cache.strides.token) < 1u << 27;
+inline bool is_short(const detail::CacheStrides& strides) {
+  return static_cast<std::uint64_t>(strides.block) < 1u << 31 && static_cast<std::uint64_t>(strides.token) < 1u << 27;
+}
+/// Whether one offset serves the scales of keys and those of values, which are whole words for Config::kKeyScales bytes.
+template <class Config>
+bool has_like_scales(const Cache& k, const Cache& v) {
+  const auto whole = [](const Cache& cache) { return cache.scale_words && cache.scale_bytes == Config::kKeyScales; };
+  const detail::CacheStrides &a = k.scale_strides, &b = v.scale_strides;
+  return !Config::kScaledKeys || (whole(k) && whole(v) && is_short(a) && a.block == b.block && a.token == b.token);
 }
 
 template <class Config>
 Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
   Params params = planned;
   params.whole_rows = has_whole_rows<Config>(params.k) && has_whole_rows<Config>(params.v);
-  params.in_one_page =
-      params.whole_rows && params.page.divisor % kWarpKeys == 0 && has_short_strides(params.k) && has_short_strides(params.v);
+  params.word_rows =
+      params.k.in_words && params.v.in_words && params.k.row_bytes == Config::kRowBytes && params.v.row_bytes == Config::kRowBytes;
+  params.in_one_page = params.whole_rows && params.page.divisor % kGroupKeys == 0 && is_short(params.k.strides) &&
+                       is_short(params.v.strides) && has_like_scales<Config>(params.k, params.v);
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   // A plan with one CTA for each multiprocessor has the most stages.
   const DeviceProperties& device = *properties(ordinal);

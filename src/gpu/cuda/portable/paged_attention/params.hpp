@@ -13,11 +13,16 @@ namespace fovea::gpu::portable::paged_attention {
 
 struct Cache {
   const std::byte* data = nullptr;
-  detail::CacheStrides strides{};  ///< in bytes
-  int row_bytes = 0;               ///< bytes of the head dim
-  bool aligned = false;            ///< every row, to 16 bytes
-  const float* scale = nullptr;    ///< or null
-  std::int64_t scale_stride = 0;   ///< from head to head
+  detail::CacheStrides strides{};        ///< in bytes
+  int row_bytes = 0;                     ///< bytes of the head dim
+  bool aligned = false;                  ///< every row, to 16 bytes
+  bool in_words = false;                 ///< every row, to 4 bytes
+  const std::byte* scales = nullptr;     ///< of codes, beside each row; or null
+  detail::CacheStrides scale_strides{};  ///< in bytes
+  int scale_bytes = 0;                   ///< of a row
+  bool scale_words = false;              ///< they are whole words of 4 bytes, f32 or of blocks; else f16, or bytes
+  const float* scale = nullptr;          ///< of a head, or null
+  std::int64_t scale_stride = 0;         ///< from head to head
 };
 
 /// Softmax state of a row: its largest score, and the sum of powers of two relative to it.
@@ -61,6 +66,7 @@ struct Params {
   bool q_aligned = false;    ///< every row, to 16 bytes
   bool out_aligned = false;  ///< every row, to 8 bytes
   bool whole_rows = false;   ///< cache rows are aligned and without padding; set by the launch
+  bool word_rows = false;    ///< cache rows are aligned to 4 bytes and without padding; set by the launch
   bool in_one_page = false;  ///< also, a warp's 16 keys lie in one page, whose strides are short; set by the launch
   bool bf16 = false;         ///< q and out are bf16, else f16
   detail::NarrowMask mask{};

@@ -13,6 +13,7 @@
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/wide_attention/plan.hpp"
 #include "gpu/plan_state.hpp"
+#include "op/common/checks.hpp"
 #include "op/common/division.hpp"
 #include "op/common/head_dims.hpp"
 #include "op/paged_attention/problem.hpp"
@@ -33,20 +34,28 @@ struct Entry {
   Result<void> (*launch)(const Params&, int, Stream);
   Result<void> (*launch_masked)(const Params&, int, Stream);  // of kWideRows
 };
+/// Formats of codes have no kernels with a packed mask.
+template <class Cache, int kHeadDim>
+constexpr auto masked_launch() -> Result<void> (*)(const Params&, int, Stream) {
+  if constexpr (Config<Cache, kHeadDim, kWideRows>::kCoded)
+    return nullptr;
+  else
+    return &launch_attend<MaskedConfig<Cache, kHeadDim>>;
+}
 template <class Cache, int kHeadDim, int kRowTile>
 constexpr Entry kEntry{kHeadDim, kRowTile, &shape_of<Config<Cache, kHeadDim, kRowTile>>, &launch_attend<Config<Cache, kHeadDim, kRowTile>>,
-                       &launch_attend<MaskedConfig<Cache, kHeadDim>>};
+                       masked_launch<Cache, kHeadDim>()};
 /// The kernels of a row of tuning.hpp.
 template <class Cache, int kHeadDim>
 constexpr std::array kEntries{kEntry<Cache, kHeadDim, kNarrowRows>, kEntry<Cache, kHeadDim, kMiddleRows>,
                               kEntry<Cache, kHeadDim, kWideRows>};
 
 /// The first kernel that takes this head dim and so many rows of a query tile.
-template <class Cache>
+template <class Cache, const auto& kTable = kTunings>
 const Entry& entry_of(std::int64_t head_dim, std::int64_t rows) {
   int tuning = 0;
-  while (kTunings[static_cast<std::size_t>(tuning)].head_dim < head_dim) ++tuning;
-  const auto* entries = function_of_row<kTunings.size()>(tuning, [](auto row) { return &kEntries<Cache, kTunings[row.value].head_dim>; });
+  while (kTable[static_cast<std::size_t>(tuning)].head_dim < head_dim) ++tuning;
+  const auto* entries = function_of_row<kTable.size()>(tuning, [](auto row) { return &kEntries<Cache, kTable[row.value].head_dim>; });
   return *std::find_if(entries->begin(), entries->end(), [&](const Entry& entry) { return entry.row_tile >= rows; });
 }
 
@@ -55,6 +64,14 @@ const Entry& entry_of(const Problem& problem) {
   // With batch_invariant, the number of rows does not choose the kernel. Packed masks have one kernel.
   const std::int64_t rows =
       problem.batch_invariant || problem.packed_mask ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
+  switch (problem.k_format) {
+    case KvFormat::int8_token: return entry_of<Int8Codes>(head_dim, rows);
+    case KvFormat::e4m3_token: return entry_of<E4m3Codes>(head_dim, rows);
+    case KvFormat::e5m2: return entry_of<E5m2Codes>(head_dim, rows);
+    case KvFormat::int4_token: return entry_of<Int4Codes, kNibbleTunings>(head_dim, rows);
+    case KvFormat::nvfp4: return entry_of<Nvfp4Codes, kNibbleTunings>(head_dim, rows);
+    default: break;
+  }
   return problem.kv_dtype == DType::e4m3  ? entry_of<__nv_fp8_e4m3>(head_dim, rows)
          : problem.kv_dtype == DType::f16 ? entry_of<__half>(head_dim, rows)
                                           : entry_of<__nv_bfloat16>(head_dim, rows);
@@ -68,12 +85,30 @@ std::int64_t flattened_bound(const Problem& problem) {
   return row_tiles * (problem.max_seq_k / kTileKeys + 1);
 }
 
+/// K and V of one format, whose codes a kernel converts.
+Result<void> accept_formats(const Problem& problem) {
+  if (problem.k_format != problem.v_format) return declined("v_format", name_of(problem.v_format), "the same as k_format");
+  const KvRowFormat* format = kv_row_format(problem.k_format);
+  if (format == nullptr) return {};
+  if (problem.packed_mask) return declined("packed_mask", "a mask", "none with k_format");
+  constexpr std::array kFormats{KvFormat::int8_token, KvFormat::e4m3_token, KvFormat::int4_token, KvFormat::e5m2, KvFormat::nvfp4};
+  if (std::find(kFormats.begin(), kFormats.end(), problem.k_format) == kFormats.end()) {
+    return declined("k_format", format->name, "int8_token, e4m3_token, int4_token, e5m2 or nvfp4");
+  }
+  for (const std::int64_t head_dim : {problem.head_dim_qk, problem.head_dim_v}) {
+    if (head_dim > detail::kMaxHeadDim) return declined("head_dim", head_dim, "at most 256, with k_format");
+    if (format->code_bits() == 4 && head_dim % 16 != 0) return declined("head_dim", head_dim, "a multiple of 16, with codes of 4 bits");
+  }
+  return {};
+}
+
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
   if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
   if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
+  if (Result<void> good = accept_formats(problem); !good) return good;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
                                     {"batch", problem.batch},
                                     {"k_cache.shape[1] (page)", problem.page},
@@ -119,9 +154,10 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     const std::int64_t at_once = std::int64_t{properties.multiprocessors} * shape.ctas / problem.kv_heads;
     const int turns = prefill ? kSplitsOfPrefill : params_.co_launched ? kSplitsCoLaunched : 1;
     params_.splits = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
-    // Conversions bind e4m3 caches, not memory: fewer CTAs take longer. In long calls the ends of work tiles hardly count.
+    // Conversions bind caches of codes, not memory: fewer CTAs take longer. In long calls the ends of work tiles hardly count.
     const std::int64_t tiles = problem.batch * detail::ceil_div(problem.max_seq_k, kTileKeys);
-    const bool evens = !params_.queued && problem.kv_dtype != DType::e4m3 && tiles > 0 && tiles <= kMostEvenTiles * params_.splits;
+    const bool elements = problem.k_format == KvFormat::rows && problem.kv_dtype != DType::e4m3;
+    const bool evens = !params_.queued && elements && tiles > 0 && tiles <= kMostEvenTiles * params_.splits;
     if (evens) params_.splits = even_splits(params_.splits, problem.batch);
     params_.splits_divmod = detail::FastDivmod(params_.splits);
     fill_shape();
@@ -162,13 +198,23 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     return launch(filled(args, workspace), device_.ordinal, stream);
   }
 
-  Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment,
-              const std::optional<ScaleDesc>& scale) const {
-    const auto size = static_cast<std::int64_t>(size_of(problem_.kv_dtype));
-    return {.strides = {strides.block * size, strides.token * size, strides.head * size},
-            .row_bytes = static_cast<int>(head_dim * size),
-            .aligned = alignment % 16 == 0,
-            .scale_stride = scale ? scale->head_stride : 0};
+  Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment, const std::optional<ScaleDesc>& scale,
+              const std::optional<TensorDesc>& scale_cache) const {
+    const KvRowFormat* format = kv_row_format(problem_.k_format);
+    const auto size = static_cast<std::int64_t>(format != nullptr ? 1 : size_of(problem_.kv_dtype));
+    Cache cache{.strides = {strides.block * size, strides.token * size, strides.head * size},
+                .row_bytes = static_cast<int>(format != nullptr ? format->code_bytes(head_dim) : head_dim * size),
+                .aligned = alignment % 16 == 0,
+                .in_words = alignment % 4 == 0,
+                .scale_stride = scale ? scale->head_stride : 0};
+    if (scale_cache) {
+      const auto scale_size = static_cast<std::int64_t>(size_of(scale_cache->dtype));
+      const detail::CacheStrides of = detail::cache_strides(*scale_cache);
+      cache.scale_strides = {of.block * scale_size, of.token * scale_size, of.head * scale_size};
+      cache.scale_bytes = static_cast<int>(format->scales(head_dim) * scale_size);
+      cache.scale_words = cache.scale_bytes % 4 == 0 && (scale_size == 4 || detail::row_alignment(*scale_cache) % 4 == 0);
+    }
+    return cache;
   }
 
   void fill_shape() {
@@ -176,8 +222,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.q_strides = p.q;
     params_.out_strides = p.out;
     params_.lse_strides = p.lse;
-    params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale);
-    params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale);
+    params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale, p.k_scale_cache);
+    params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale, p.v_scale_cache);
     params_.table_stride = p.table_stride;
     params_.page = divmod_by(p.page);
     params_.group = divmod_by(p.group());
@@ -205,6 +251,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params.out = args.out;
     params.k.data = static_cast<const std::byte*>(args.k_cache);
     params.v.data = static_cast<const std::byte*>(args.v_cache);
+    params.k.scales = static_cast<const std::byte*>(args.k_scale_cache);
+    params.v.scales = static_cast<const std::byte*>(args.v_scale_cache);
     params.k.scale = problem_.k_scale ? args.k_scale : nullptr;
     params.v.scale = problem_.v_scale ? args.v_scale : nullptr;
     params.block_table = args.block_table;
@@ -236,8 +284,10 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
-    "f16, bf16 (from compute capability 8.0 on), e4m3 caches; head dims that are multiples of 8 up to 512 (7.5: 128; e4m3: 256); any page",
-    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "packed_mask", "options.batch_invariant"),
+    "f16, bf16 (from compute capability 8.0 on), e4m3 caches, int8_token, e4m3_token, int4_token, e5m2, nvfp4; head dims that are "
+    "multiples of 8 up to 512 (7.5: 128; e4m3, formats: 256); any page",
+    detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "k_format", "v_format", "k_scale_cache", "v_scale_cache",
+                                            "packed_mask", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan,

@@ -15,16 +15,24 @@ using CacheRows = SwizzledRows<Config::kRowBytes / 2>;
 template <class Config>
 using QueryRows = SwizzledRows<Config::kHeadDim>;
 
+__device__ inline std::uint32_t load_shared_32(std::uint32_t shared) {
+  std::uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+
 template <class Config>
 struct Storage {
   alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
   RowState states[Config::kResults][Config::kRowTile];
-  float factors[Config::kRowTile];  // of the queries in `q`
-  alignas(128) WorkTile works[2];   // the current one and the next
+  float factors[Config::kFactors * Config::kRowTile];  // of the queries in `q`, then the sums of their elements
+  alignas(128) WorkTile works[2];                      // the current one and the next
 
   /// Keys and values of a stage, in CacheRows. The stages follow this struct.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
   __device__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTileBytes; }
+  /// Scales of the keys, Config::kKeyScales bytes each, then those of the values.
+  __device__ std::uint32_t scales(int stage) const { return keys(stage) + 2 * Config::kTileBytes; }
   /// Results of a row over one warp's keys, or over all keys. They overwrite the stages.
   __device__ float* results(int of, int row) {
     return reinterpret_cast<float*>(this + 1) + (of * Config::kRowTile + row) * Config::kResultRow;

@@ -11,7 +11,7 @@ namespace fovea::gpu::portable::paged_attention {
 
 inline constexpr int kLimit = 1 << 30;  // rows of q, work tiles, slots of a page: they are counted in ints
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpKeys = 16, kTileKeys = kWarps * kWarpKeys, kLog2TileKeys = 6;  // each warp loads 16 keys of a tile
+inline constexpr int kGroupKeys = 16, kTileKeys = kWarps * kGroupKeys, kLog2TileKeys = 6;  // each warp loads 16 keys of a tile
 static_assert(kTileKeys == 1 << kLog2TileKeys);
 inline constexpr int kNarrowRows = 8, kMiddleRows = 16, kWideRows = 64;  // of a query tile
 inline constexpr int kWorkBytes = 128;                                   // of two work tiles
@@ -33,6 +33,11 @@ struct Tuning {
 /// Narrowest first. Each has kernels for query tiles of kNarrowRows, kMiddleRows and kWideRows.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64}},
+    {"128", {128}},
+    {"256", {256}},
+});
+/// Those of 4-bit codes, whose rows would be too short for smaller head dims.
+inline constexpr auto kNibbleTunings = std::to_array<Named<Tuning>>({
     {"128", {128}},
     {"256", {256}},
 });

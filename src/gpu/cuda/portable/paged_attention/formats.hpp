@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Types of caches, as a kernel sees them: elements, e4m3 codes of one scale, and codes with scales of a token or a block.
+#pragma once
+
+namespace fovea::gpu::portable::paged_attention {
+
+/// e5m2 codes. A head may have a scale, as with e4m3 elements.
+struct E5m2Codes {};
+/// Codes whose keys have a scale each, in f32. int4 scales hold a zero point in their lowest four bits.
+struct Int8Codes {};
+struct E4m3Codes {};
+struct Int4Codes {};
+/// e2m1 codes; every 16 have an e4m3 scale.
+struct Nvfp4Codes {};
+
+/// `Cache`: an element, or one of the types above.
+template <class Cache>
+struct CacheFormat {
+  static constexpr int kBits = 8 * static_cast<int>(sizeof(Cache));
+  static constexpr bool kTokenScales = false, kBlockScales = false, kZeroPoints = false;
+};
+template <>
+struct CacheFormat<E5m2Codes> {
+  static constexpr int kBits = 8;
+  static constexpr bool kTokenScales = false, kBlockScales = false, kZeroPoints = false;
+};
+template <>
+struct CacheFormat<Int8Codes> {
+  static constexpr int kBits = 8;
+  static constexpr bool kTokenScales = true, kBlockScales = false, kZeroPoints = false;
+};
+template <>
+struct CacheFormat<E4m3Codes> : CacheFormat<Int8Codes> {};
+template <>
+struct CacheFormat<Int4Codes> {
+  static constexpr int kBits = 4;
+  static constexpr bool kTokenScales = true, kBlockScales = false, kZeroPoints = true;
+};
+template <>
+struct CacheFormat<Nvfp4Codes> {
+  static constexpr int kBits = 4;
+  static constexpr bool kTokenScales = false, kBlockScales = true, kZeroPoints = false;
+};
+
+}  // namespace fovea::gpu::portable::paged_attention
