@@ -20,7 +20,6 @@ inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward"
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
 inline constexpr std::string_view kPortablePaged = "cuda.portable.paged_attention";
-inline constexpr std::string_view kPortableAppend = "cuda.portable.paged_cache_append";
 inline constexpr std::string_view kSm90Paged = "cuda.sm90.paged_attention", kSm90Mixed = "cuda.sm90.paged_attention_mixed";
 inline constexpr std::string_view kSm90Latent = "cuda.sm90.latent_attention", kSm90Sparse = "cuda.sm90.sparse_latent_attention";
 inline constexpr std::string_view kPortableLatent = "cuda.portable.latent_attention";
@@ -178,7 +177,6 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kCdnaPaged, "/kv/", "k_format: got a value"},
     {kCdnaPaged, "/kv/mixed-rows-", "v_format: got a value"},
     {kCdnaPaged, "/kv/mixed-e4m3-rows-", "v_format: got a value"},
-    {kPortableAppend, "/kv/", "k_format: got a value"},
     {"hip.cdna.paged_cache_append", "/kv/", "k_format: got a value"},
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gpu/cuda/portable/implementations.hpp"
+#include "gpu/cuda/portable/paged_cache_append/formats.hpp"
 #include "gpu/cuda/portable/paged_cache_append/kernel.cuh"
 #include "gpu/plan_state.hpp"
 #include "op/common/division.hpp"
@@ -19,6 +20,7 @@ using Kernel = void (*)(append::Params);
 constexpr std::string_view kName = "cuda.portable.paged_cache_append";
 
 bool is_aligned(const PagedCacheAppendProblem& problem, const AppendSide& side) {
+  if (append::has_format(side)) return true;  // another kernel's
   const std::int64_t pack = append::pack_of(size_of(problem.dtype));
   const std::int64_t cache_bytes = pack * static_cast<std::int64_t>(size_of(problem.cache_dtype));
   const auto whole = [&](std::int64_t stride) { return stride % pack == 0; };
@@ -64,6 +66,10 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
   bool is_empty() const override { return problem_.tokens * problem_.kv_heads * problem_.blocks == 0; }
 
   Result<void> compute(const PagedCacheAppendArgs& args, Workspace, Stream stream, bool) const override {
+    if (append::has_format(problem_.k) || append::has_format(problem_.v)) {
+      if (Result<void> done = append::launch_formats(problem_, args, stream); !done) return done;
+    }
+    if (append::has_format(problem_.k) && append::has_format(problem_.v)) return {};
     const append::Params params{
         .sides = {side(problem_.k, args.k, args.k_cache, args.k_scale), side(problem_.v, args.v, args.v_cache, args.v_scale)},
         .slot_mapping = args.slot_mapping,
@@ -76,6 +82,7 @@ class State final : public PlanState<PagedCacheAppendProblem, PagedCacheAppendAr
   }
 
   std::int64_t packs_of_head(const AppendSide& side) const {
+    if (append::has_format(side)) return 0;
     return side.head_dim / (aligned_ ? append::pack_of(size_of(problem_.dtype)) : 1);
   }
 
@@ -102,14 +109,19 @@ detail::PlanResult<PagedCacheAppendArgs> plan(const PagedCacheAppendProblem& pro
   if (auto reason = decline_device(device, kLowestCapability, kAnyLater)) return *reason;
   const std::int64_t elements = std::min(problem.kv_heads, kLimit) * std::min(std::max(problem.k.head_dim, problem.v.head_dim), kLimit);
   if (elements >= kLimit) return detail::declined("k.shape, v.shape (kv_head times head_dim)", elements, "below 2^30");
+  if (Result<void> good = append::accept_formats(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device);
   if (state->blocks() >= kLimit) return detail::declined("k.shape, v.shape (thread blocks)", state->blocks(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<PagedCacheAppendArgs>>(std::move(state));
 }
 
 constexpr detail::Implementation<detail::PagedCacheAppend> kRow{
-    kName,         "f32, f16, bf16 rows; same dtype or e4m3 caches", detail::handles<detail::PagedCacheAppend>("k_scale", "v_scale"),
-    Backend::cuda, unavailable<kLowestCapability, kAnyLater>,        plan};
+    kName,
+    "f32, f16, bf16 rows; caches of the same dtype, e4m3 or every format",
+    detail::handles<detail::PagedCacheAppend>("k_scale", "v_scale", "k_format", "v_format"),
+    Backend::cuda,
+    unavailable<kLowestCapability, kAnyLater>,
+    plan};
 
 }  // namespace
 
