@@ -10,6 +10,7 @@
 
 #include "describe.hpp"
 #include "op/common/fields.hpp"
+#include "op/common/vector_fields.hpp"
 
 namespace fovea::binding {
 
@@ -67,17 +68,6 @@ auto take_value(Arguments& arguments, bool has_anchor) {
   if constexpr (kind == TorchKind::dtype) return arguments.take<std::int32_t>();
   if constexpr (kind == TorchKind::format) return arguments.text();
   if constexpr (kind == TorchKind::number) return arguments.take<std::conditional_t<std::is_same_v<Number, float>, double, Number>>();
-}
-
-/// Whether the library reads the field by pointer alone. Its dtype and, where the row has a count, its size are checked here.
-template <class Row>
-constexpr bool kMayBeVector = Row::kHasPointer && (std::is_void_v<typename Row::InDesc> || std::is_same_v<typename Row::InDesc, bool>);
-
-template <class Row>
-consteval DType dtype_of_pointer() {
-  using T = std::remove_const_t<typename Row::Pointee>;
-  if (std::is_same_v<T, std::int32_t>) return DType::i32;
-  return std::is_same_v<T, std::int64_t> ? DType::i64 : DType::f32;
 }
 
 inline const Tensor* given(const Tensor& tensor) { return &tensor; }
@@ -242,9 +232,10 @@ class Fields {
 
   template <class Row, class Value>
   static void check_field(const Desc& desc, const Row& row, const Value& value) {
-    if constexpr (kMayBeVector<Row>) {
+    if constexpr (detail::kMayBeVector<Row>) {
       const Tensor* tensor = given(value);
-      if (tensor != nullptr && row.count != nullptr) check_vector(*tensor, row.name.data(), dtype_of_pointer<Row>(), row.count(desc));
+      if (tensor != nullptr && row.count != nullptr)
+        check_vector(*tensor, row.name.data(), detail::dtype_of_pointer<Row>(), row.count(desc));
     }
   }
 
