@@ -31,10 +31,12 @@ class KvFormat:
     has_global: bool
     """Whether ``k_scale`` and ``v_scale`` multiply its values too."""
 
+    @adapted()
     def code_bytes(self, head_dim: int) -> int:
         """Bytes of the codes of a row: the last dimension of the cache."""
         return head_dim * self.bits // 8
 
+    @adapted()
     def row_bytes(self, head_dim: int, scale_dtype: torch.dtype = torch.float32) -> int:
         """Bytes of a row with its scales."""
         return self.code_bytes(head_dim) + self._scales(head_dim) * self._scale_dtype(scale_dtype).itemsize

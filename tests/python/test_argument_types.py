@@ -25,7 +25,7 @@ for each in public_calls.CALLS.values():
 def wrong_values(annotation):
     """What an argument does not take. A tensor where a number belongs would wait for the device and cut the graph."""
     text = str(annotation)
-    taken = {"text": ("str", "Literal"), "list": ("tuple", "Sequence"), "number": ("float",), "none": ("None",)}
+    taken = {"text": ("str", "Literal"), "list": ("tuple", "Sequence"), "number": ("float",), "none": ("None", "typing.Any")}
     taken["tensor"] = () if "Sequence" in text else ("Tensor",)
     values = {"text": "cpu", "list": [1.0, 2.0], "number": 2.5, "none": None, "tensor": torch.randn(3, requires_grad=True)}
     yield from (value for kind, value in values.items() if not any(word in text for word in taken[kind]))

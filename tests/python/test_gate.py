@@ -279,7 +279,7 @@ MODULES = (
     "fovea.compat.flashinfer.prefill",
     "fovea.compat.sageattention",
 )
-RECORDS = ("CacheFormat", "Device", "Implementation", "FlashMLASchedMeta")  # which functions fill
+RECORDS = ("CacheFormat", "KvFormat", "Device", "Implementation", "FlashMLASchedMeta")  # which functions fill
 
 
 def public_functions():

@@ -18,7 +18,9 @@ def arguments(name, **given):
     """All that an operator takes, in order: what is not given is absent, or as functions pass what nobody asks for."""
     taken = getattr(torch.ops.fovea, name).default._schema.arguments
     assert given.keys() <= {argument.name for argument in taken}
-    return tuple(given.get(argument.name, UNASKED.get(str(argument.type))) for argument in taken)
+    unasked = {argument.name: UNASKED.get(str(argument.type)) for argument in taken}
+    unasked |= {name: "rows" for name in ("k_format", "v_format") if name in unasked}
+    return tuple((unasked | given).values())
 
 
 def attention_arguments():
