@@ -100,7 +100,7 @@ def test_other_caches_are_refused():
 
 def through_engine(generate, model, asked, steps, implementation=None):
     """Through the engine of examples/generate.py; a sequence ends two steps before its neighbour does."""
-    options = SimpleNamespace(implementation=implementation, blocks=32, page=4, max_new_tokens=steps)
+    options = SimpleNamespace(implementation=implementation, blocks=32, page=4, max_new_tokens=steps, kv="rows")
     sequences = [generate.Sequence(str(row), list(tokens), len(tokens)) for row, tokens in enumerate(asked)]
     engine, running = generate.Engine(model, sequences, options), list(sequences)
     while running:
@@ -125,10 +125,10 @@ def test_padded_steps_of_the_example():
     """What its CUDA graph runs: more rows than sequences, a wider block table than they need."""
     generate, model = load("generate"), MODELS["llama"]().eval()
     sequences = [generate.Sequence(str(row), tokens, len(tokens)) for row, tokens in enumerate(prompts(6, 3))]
-    caches = [generate.BlockCache(model, 8, 4) for _ in "ab"]
-    for cache in caches:
-        cache.k.fill_(torch.nan)
-        cache.v.fill_(torch.nan)
+    caches = [generate.BlockCache(model, SimpleNamespace(blocks=8, page=4, kv="rows")) for _ in "ab"]
+    for k, v, _ in (layer for cache in caches for layer in cache.layers):
+        k.fill_(torch.nan)
+        v.fill_(torch.nan)
     plain, padded = (
         generate.Step.of(sequences, cache, **more) for cache, more in zip(caches, ({}, {"rows": 5, "width": 7}), strict=True)
     )

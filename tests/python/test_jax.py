@@ -8,7 +8,7 @@ import torch
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
 jnp = jax.numpy
-fovea_jax = pytest.importorskip("fovea.jax", reason="built without jaxlib")
+fovea_jax = pytest.importorskip("fovea.jax", reason="built without jaxlib", exc_type=ImportError)
 import fovea  # noqa: E402
 
 RNG = np.random.default_rng(7)
