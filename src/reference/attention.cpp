@@ -60,8 +60,8 @@ Matrix gather_codes(const KvScales& side, const void* codes, const std::vector<s
   const auto size = static_cast<std::int64_t>(size_of(side.dtype));
   for (std::size_t i = 0; i < at.size(); ++i) {
     if (at[i] < 0) continue;
-    const KvRow row{*side.format, static_cast<const std::byte*>(codes) + at[i],
-                    static_cast<const std::byte*>(side.scales) + scale_at[i] * size, side.dtype};
+    const auto* scales = side.scales == nullptr ? nullptr : static_cast<const std::byte*>(side.scales) + scale_at[i] * size;
+    const KvRow row{*side.format, static_cast<const std::byte*>(codes) + at[i], scales, side.dtype};
     decode_kv_row(row, {rows.row(static_cast<std::int64_t>(i)), static_cast<std::size_t>(columns)});
   }
   return rows;

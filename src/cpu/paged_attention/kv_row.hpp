@@ -58,6 +58,7 @@ FOVEA_INLINE Vec load_kv_codes(const std::uint8_t* codes) {
 template <int kFormat>
 static void decode_kv_row(const KvRowSource& from, float* row, int count) {
   constexpr KvRowFormat format = kKvFormats[kFormat];
+  constexpr int kRoom = kLanes < 16 ? 16 : kLanes;
   constexpr int kBytes = kLanes * (format.code == KvCode::u4 || format.code == KvCode::e2m1 ? 4 : 8) / 8;
   const auto* codes = static_cast<const std::uint8_t*>(from.codes);
   const auto* groups = static_cast<const std::uint8_t*>(from.scales);
@@ -65,7 +66,7 @@ static void decode_kv_row(const KvRowSource& from, float* row, int count) {
   const Vec zeros = splat(of_row.zero);
   Vec scale = splat(of_row.scale);
   for (int i = 0; i < count; i += kLanes, codes += kBytes) {
-    std::uint8_t tail[kLanes < 16 ? 16 : kLanes] = {};
+    std::uint8_t tail[kRoom] = {};
     const std::uint8_t* here = codes;
     if (count - i < kLanes) {
       __builtin_memcpy(tail, codes, static_cast<unsigned long>(count - i) * kBytes / kLanes);
@@ -73,9 +74,11 @@ static void decode_kv_row(const KvRowSource& from, float* row, int count) {
     }
     if constexpr (format.group != 0) {
       if (i % format.group == 0) {
-        float group;
-        decode_scales<format.scale == KvScale::block_e4m3 ? ScaleType::e4m3 : ScaleType::ue8m0, 1>(groups + i / format.group, &group);
-        scale = splat(group);
+        // Whole vectors are read and written, so one scale gets room for a vector of them.
+        const std::uint8_t code[kRoom] = {groups[i / format.group]};
+        float group[kRoom];
+        decode_scales<format.scale == KvScale::block_e4m3 ? ScaleType::e4m3 : ScaleType::ue8m0, 1>(code, group);
+        scale = splat(group[0]);
       }
     }
     store(F32{}, row + i, mul(sub(load_kv_codes<format.code>(here), zeros), scale));
