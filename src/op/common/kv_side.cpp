@@ -18,8 +18,7 @@ void check_codes(Checker& check, const KvSide& side, const KvRowFormat& format, 
   check.expect(!check.ok() || head_dim % format.dim_step() == 0, source, head_dim,
                "a multiple of " + std::to_string(format.dim_step()) + " (" + std::string(format.name) + ")");
   if (!check.ok()) return;
-  const std::int64_t bytes = head_dim / 8 * format.code_bits() + head_dim % 8 * format.code_bits() / 8;  // of any head_dim
-  check_extent(check, side.cache, 3, bytes, "bytes of codes of " + std::string(format.name));
+  check_extent(check, side.cache, 3, format.code_bytes(head_dim), "bytes of codes of " + std::string(format.name));
 }
 
 void check_scale_cache(Checker& check, const KvSide& side, const KvRowFormat& format, std::int64_t head_dim) {
