@@ -54,6 +54,7 @@ std::optional<T> Call::attribute(std::string_view name) {
   if (!attributes_.contains(name)) return std::nullopt;
   const auto value = attributes_.get<T>(name);
   if (!value.has_value()) raise_invalid(name, "another type", "the type of its default");
+  add_to_key(name.data(), name.size());  // a bound to the left is not one to the right
   if constexpr (std::is_same_v<T, std::string_view>) {
     add_to_key(value->data(), value->size());
   } else {

@@ -70,6 +70,14 @@ def test_dense_is_the_formula(dtype, options, band):
     close(lse, want_lse, TOLERANCE[dtype])
 
 
+def test_calls_that_differ_in_which_bound_they_have():
+    """One bound, of the same number, to the left and to the right: each has a plan of its own."""
+    q, k, v = inputs()
+    for _ in range(3):
+        close(fovea_jax.attention(q, k, v, window=(5, None)), formula(q, k, v, left=5)[0], 2e-6)
+        close(fovea_jax.attention(q, k, v, window=(None, 5)), formula(q, k, v, right=5)[0], 2e-6)
+
+
 def test_gradients_are_those_of_the_formula():
     q, k, v = inputs()
     sink, weight, weight_lse = normal(8), normal(2, 33, 8, 32), normal(2, 8, 33)
