@@ -45,8 +45,6 @@ struct KvRowFormat {
 
   constexpr int code_bits() const { return code == KvCode::u4 || code == KvCode::e2m1 ? 4 : 8; }
   constexpr std::int64_t code_bytes(std::int64_t dim) const { return dim / 8 * code_bits() + dim % 8 * code_bits() / 8; }
-  /// Values in a row that has so many bytes of codes.
-  constexpr std::int64_t dim_of(std::int64_t bytes) const { return code_bits() == 4 ? bytes * 2 : bytes; }
   /// head_dim is a multiple of this.
   constexpr int dim_step() const { return group != 0 ? group : 8 / code_bits(); }
   constexpr bool has_scales() const { return scale != KvScale::none; }
