@@ -23,8 +23,9 @@ _BLOCK = 128
 class _Wrapper:
     """A block mask that plan() leaves for run(). The workspace is not used."""
 
-    def __init__(self, workspace: Tensor) -> None:
-        self.device = workspace.device
+    @adapted()
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        self.device = float_workspace_buffer.device
         self._mask: BlockMask | None = None
 
     @adapted()
@@ -56,10 +57,6 @@ class _Wrapper:
 
 class BlockSparseAttentionWrapper(_Wrapper):
     """Attention over blocks of one size, named in block compressed sparse rows: plan() once, run() for each layer."""
-
-    @adapted()
-    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
-        super().__init__(float_workspace_buffer)
 
     @adapted(NAMES)
     def plan(
@@ -116,11 +113,9 @@ class BlockSparseAttentionWrapper(_Wrapper):
         seen = torch.zeros(M // R, N // C, dtype=torch.bool, device=self.device)
         seen[rows, listed] = True
         made = _of_blocks(seen, (rows, listed), mask, (R, C))
-        dtype = dtype_of("q_data_type", q_data_type)
-        kv_dtype = dtype if kv_data_type is None else dtype_of("kv_data_type", kv_data_type)
         self._o_dtype = dtype_of("o_data_type", o_data_type)
         shape = ((M, num_qo_heads), (N, num_kv_heads), (N, num_kv_heads))
-        self._keep(made, shape, Scores(causal, -1, logits_soft_cap, sm_scale), (dtype, kv_dtype, kv_dtype))
+        self._keep(made, shape, Scores(causal, -1, logits_soft_cap, sm_scale), _dtypes(q_data_type, kv_data_type))
 
     begin_forward = plan
 
@@ -147,10 +142,6 @@ class BlockSparseAttentionWrapper(_Wrapper):
 
 class VariableBlockSparseAttentionWrapper(_Wrapper):
     """Attention over blocks of different sizes, with a grid for each kv head: plan() once, run() for each layer."""
-
-    @adapted()
-    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
-        super().__init__(float_workspace_buffer)
 
     @adapted(NAMES)
     def plan(
@@ -194,11 +185,9 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         group = num_qo_heads // num_kv_heads
         seen, by_row, by_column = (each.repeat_interleave(group, 0) for each in (seen, q_rows, k_rows))
         made = block_masks.grid(seen, by_row, by_column)
-        dtype = dtype_of("q_data_type", q_data_type)
-        kv_dtype = dtype if kv_data_type is None else dtype_of("kv_data_type", kv_data_type)
         keys = (k_rows.shape[1], num_kv_heads)
         scores = Scores(causal, -1, logits_soft_cap, sm_scale)
-        self._keep(made, ((q_rows.shape[1], num_qo_heads), keys, keys), scores, (dtype, kv_dtype, kv_dtype))
+        self._keep(made, ((q_rows.shape[1], num_qo_heads), keys, keys), scores, _dtypes(q_data_type, kv_data_type))
 
     begin_forward = plan
 
@@ -223,6 +212,13 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         return (out if out is not None else result[0].transpose(0, 1)), result[1]
 
     forward = run
+
+
+def _dtypes(q_data_type: torch.dtype | str, kv_data_type: torch.dtype | str | None) -> tuple[torch.dtype, ...]:
+    """Those of q, k and v; keys and values have q's unless the call says another."""
+    q = dtype_of("q_data_type", q_data_type)
+    kv = q if kv_data_type is None else dtype_of("kv_data_type", kv_data_type)
+    return q, kv, kv
 
 
 def _places(sizes: Tensor) -> Tensor:
