@@ -104,11 +104,11 @@ Result<void> accept_formats(const Problem& problem) {
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
+  if (Result<void> good = accept_formats(problem); !good) return good;
   if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
   if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
-  if (Result<void> good = accept_formats(problem); !good) return good;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
                                     {"batch", problem.batch},
                                     {"k_cache.shape[1] (page)", problem.page},
