@@ -95,8 +95,17 @@ def _backward(options: Options, _chosen: Options, kept: tuple, gradients: tuple[
     inputs = {**tensors, "out": out, "lse": lse, "dout": gradients[0], "dlse": gradients[1]}
     wanted = [name for name in ("q", "k", "v", "sink") if tensors[name] is not None]
     outputs = {f"d{name}": jax.ShapeDtypeStruct(tensors[name].shape, tensors[name].dtype) for name in wanted}
-    results = call("attention_backward", inputs, outputs, **dict(options))
-    return (dict.fromkeys(tensors) | dict(zip(wanted, results, strict=True)),)
+    results = dict(zip(wanted, call("attention_backward", inputs, outputs, **dict(options)), strict=True))
+    for name, bounds in (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k")):
+        if tensors[bounds] is not None:
+            results[name] = _zero_unowned(results[name], tensors[bounds])
+    return (dict.fromkeys(tensors) | results,)
+
+
+def _zero_unowned(gradient: Array, cu_seqlens: Array) -> Array:
+    """The gradient with 0 in rows that no sequence has: the library leaves them unwritten."""
+    row = jnp.arange(gradient.shape[0])[:, None, None]
+    return jnp.where((row >= cu_seqlens[0]) & (row < cu_seqlens[-1]), gradient, 0)
 
 
 _attention.defvjp(_forward, _backward)
