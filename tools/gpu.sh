@@ -22,11 +22,13 @@ build_gpu() {
     "-DFOVEA_CUDA_ARCHITECTURES=$(IFS=';' && echo "$*")"
 }
 
+# gpu_sanitizer TOOL IMPLEMENTATION [COMMAND...]: of implementations so named, behind a command.
 gpu_sanitizer() {
   local filter
-  filter=$(printf '*%s*cuda.*:' "${SANITIZED_KINDS[@]}")
-  "$SANITIZER" --tool "$1" --error-exitcode 9 "$GPU_BUILD/tests/conformance/fovea_conformance" \
-    --tier quick --gtest_brief=1 --gtest_filter="${filter%:}"
+  filter=$(printf "*%s*$2*:" "${SANITIZED_KINDS[@]}")
+  "${@:3}" "$SANITIZER" --tool "$1" --error-exitcode 9 \
+    "$GPU_BUILD/tests/conformance/fovea_conformance" --tier quick --gtest_brief=1 \
+    --gtest_filter="${filter%:}"
 }
 
 gpu() {
@@ -38,13 +40,14 @@ gpu() {
     die "the libraries of the tests are not installed here; bring the programs in $programs \
 from a machine that has them: ./dev gpu --build"
   fi
+  if has_blackwell; then blackwell; fi
   suite "Conformance of the CUDA kernels" build/gpu.xml \
     "$programs/tests/conformance/fovea_conformance" --tier full --gtest_brief=1 \
     '--gtest_filter=*cuda.*' --gtest_output=xml:build/gpu.xml
   suite "Graphs, streams, other lengths" build/device.xml \
     "$programs/tests/gpu/fovea_device_test" --gtest_brief=1 --gtest_output=xml:build/device.xml
   for tool in memcheck racecheck synccheck initcheck; do
-    check "compute-sanitizer $tool" gpu_sanitizer "$tool"
+    check "compute-sanitizer $tool" gpu_sanitizer "$tool" cuda.
   done
   "$python" -c 'import torch' 2>/dev/null || python=$VENV/bin/python
   check "Benchmarks" "$python" bench/device.py --program "$programs/cli/fovea" "$@"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+import tempfile
 import unittest
 from fractions import Fraction
+from pathlib import Path
 
 from tool import load
 
@@ -58,3 +61,13 @@ class BlackwellRoof(unittest.TestCase):
         for text in (roof.clocks_of_units(), roof.predictions()):
             head = text.splitlines()[0]
             self.assertTrue(all(roof.title(dims) in text for dims in roof.HEAD_DIMS), head)
+
+    def test_what_was_measured_stands_beside_its_prediction(self):
+        row = {"case": "attention/bench/prefill-bf16-d64-h16-s1024-full", "flops": 3e12, "median_s": 0.002}
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "bench.json"
+            file.write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+            line = roof.measured(file).splitlines()[-1]
+        slowest = roof.Step(64, 64).teraflops(roof.WORST)
+        fastest = roof.Step(64, 64, max(roof.SHARES)).teraflops(roof.BEST)
+        self.assertEqual(line, f"| {row['case']} | 1500 | {slowest:.0f} to {fastest:.0f} |")
