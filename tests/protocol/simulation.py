@@ -4,7 +4,8 @@
 Each warp is a generator of operations (the classes below). Warps, and the units that work for them (MMAs, copies), take turns at
 random. Vector clocks order accesses of shared memory by the rules of PTX: the program of a warp; a named barrier or an mbarrier,
 from those that arrive to those that wait; the end of an MMA or a copy, for those that wait for it. MMAs and bulk copies access
-memory by another proxy than threads, and see their stores only after a fence. A fault is
+memory by another proxy than threads, and see their stores only after a fence. Tensor memory has an order of its own, which
+barriers hand on from a fence before them to a fence after them. A fault is
 
 * a race: two accesses, one of them a write, without an order between them, or without a fence;
 * a wrong value: of another key tile or work tile;
@@ -25,18 +26,23 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """A write of a value to a place in shared memory, or a read that must find it."""
+    """A write of a value to a place in shared or tensor memory, or a read that must find it."""
 
     place: tuple
     value: object
     writes: bool = False
+    tensor: bool = False
 
 
 @dataclass(frozen=True)
 class Fence:
-    """fence.proxy.async: MMAs and bulk copies see the stores that are known to this warp."""
+    """fence.proxy.async: MMAs and bulk copies see the stores that are known to this warp.
+
+    kind "before", "after": tcgen05.fence::before_thread_sync and after_thread_sync.
+    """
 
     name: str
+    kind: str = "proxy"
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,17 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Commit:
+    """tcgen05.commit: arrives once all that the unit was given so far has ended."""
+
+    name: str
+    slot: int
+    unit: str
+
+
+@dataclass(frozen=True)
 class AwaitGroups:
-    """wgmma.wait_group: until at most `pending` groups are in flight."""
+    """wgmma.wait_group, tcgen05.wait: until at most `pending` groups are in flight."""
 
     name: str
     unit: str
@@ -94,8 +109,20 @@ class Clock(list):
                 self[i] = at
 
 
+class Knowledge:
+    """What barriers hand on: accesses that are known, those of them that are fenced, and accesses of tensor memory."""
+
+    def __init__(self, actors):
+        self.known, self.fenced, self.tensor = (Clock([0] * actors) for _ in range(3))
+
+    def join(self, other):
+        self.known.join(other.known)
+        self.fenced.join(other.fenced)
+        self.tensor.join(other.tensor)
+
+
 class Barrier:
-    """Passes what is known, and what of it is fenced, from those that arrive to those that wait."""
+    """Passes knowledge from those that arrive to those that wait."""
 
     def __init__(self, count, actors):
         self.count, self.actors = count, actors
@@ -104,17 +131,16 @@ class Barrier:
 
     def clear(self):
         self.pending, self.bytes = self.count, 0
-        self.known, self.fenced = Clock([0] * self.actors), Clock([0] * self.actors)
+        self.knowledge = Knowledge(self.actors)
 
-    def arrive(self, threads, bytes_, known, fenced):
+    def arrive(self, threads, bytes_, knowledge):
         self.pending -= threads
         self.bytes += bytes_
         if self.pending < 0:
             raise Wrong("more arrive at a barrier than it counts")
-        self.known.join(known)
-        self.fenced.join(fenced)
+        self.knowledge.join(knowledge)
         if self.pending == 0 and self.bytes == 0:
-            self.complete[self.generation] = (self.known, self.fenced)
+            self.complete[self.generation] = self.knowledge
             self.generation += 1
             self.clear()
 
@@ -145,58 +171,75 @@ class Memory:
         self.reads[place][epoch[0]] = epoch
 
 
-class Simulation:
-    """`programs`: name -> generator. `units`: names. `mbarriers`: name -> (slots, threads). `left_out`: a name of operations."""
+class Group:
+    """A group in flight, with what its warp knew."""
 
-    def __init__(self, random, programs, units, mbarriers, left_out=None):
-        self.random, self.programs, self.left_out = random, dict(programs), left_out
+    def __init__(self, start, knowledge):
+        self.start, self.accesses, self.knowledge = start, list(start.accesses), knowledge
+
+
+class Simulation:
+    """Runs `programs`, and the units that work for them.
+
+    programs: name -> generator. units: names. tensor_core: the unit that commits, whose groups are in order. mbarriers:
+    name -> (slots, threads). left_out: what warps do not do: a name of operations, or (role, type, name), where a role is
+    the first word of a program's name.
+    """
+
+    def __init__(self, random, programs, units, mbarriers, left_out=None, tensor_core=None):
+        self.random, self.programs, self.left_out, self.tensor_core = random, dict(programs), left_out, tensor_core
         self.ids = {name: i for i, name in enumerate([*programs, *units])}
-        actors = len(self.ids)
-        self.known = [Clock([0] * actors) for _ in self.ids]
-        self.fenced = [Clock([0] * actors) for _ in self.ids]
-        for i in range(actors):
-            self.known[i][i] = 1
+        self.actors = len(self.ids)
+        self.at = [Knowledge(self.actors) for _ in self.ids]
+        self.tensor = [Clock([0] * self.actors) for _ in self.ids]  # ordered before the next access of tensor memory
+        for i in range(self.actors):
+            self.at[i].known[i] = 1
         self.memory = Memory()
         self.mbarriers = {
-            (name, slot): Barrier(threads, actors) for name, (slots, threads) in mbarriers.items() for slot in range(slots)
+            (name, slot): Barrier(threads, self.actors) for name, (slots, threads) in mbarriers.items() for slot in range(slots)
         }
         self.named, self.met = {}, defaultdict(int)
         self.waiting = {}  # actor -> (whether it may continue, what it learns then)
         self.groups = {unit: [] for unit in units}  # in flight
-        self.ends = {unit: [Clock([0] * actors)] for unit in units}  # what is known after the i-th has ended
+        self.ends = {unit: [Knowledge(self.actors)] for unit in units}  # what is known after the i-th has ended
         self.started = defaultdict(int)
+        self.did = set()  # (role, type, name) of every operation
 
     def tick(self, actor):
-        self.known[actor][actor] += 1
-
-    def take(self, actor, known, fenced=None):
-        self.known[actor].join(known)
-        if fenced:
-            self.fenced[actor].join(fenced)
+        self.at[actor].known[actor] += 1
 
     # ---- operations of a warp: each returns its wait, if it waits ----------------------------------------------------------------
 
     def do_access(self, actor, access):
-        self.memory.access(access, (actor, self.known[actor][actor], False), self.known[actor], self.fenced[actor])
+        at = self.at[actor]
+        if access.tensor:
+            self.memory.access(access, (actor, at.known[actor], True), self.tensor[actor], self.tensor[actor])
+        else:
+            self.memory.access(access, (actor, at.known[actor], False), at.known, at.fenced)
 
-    def do_fence(self, actor, _):
-        self.fenced[actor].join(self.known[actor])
+    def do_fence(self, actor, fence):
+        at = self.at[actor]
+        if fence.kind == "before":
+            at.tensor.join(self.tensor[actor])
+        elif fence.kind == "after":
+            self.tensor[actor].join(at.tensor)
+        else:
+            at.fenced.join(at.known)
 
     def do_meet(self, actor, meet):
-        barrier = self.named.setdefault((meet.name, meet.slot), Barrier(meet.count, len(self.ids)))
+        barrier = self.named.setdefault((meet.name, meet.slot), Barrier(meet.count, self.actors))
         generation = self.met[actor, meet.name, meet.slot]
         if barrier.generation != generation:
             raise Wrong(f"generation: {meet}, at {barrier.generation} where {generation} is meant")
         self.met[actor, meet.name, meet.slot] += 1
-        barrier.arrive(32, 0, self.known[actor], self.fenced[actor])
+        barrier.arrive(32, 0, self.at[actor])
         self.tick(actor)
         if not meet.waits:
             return None
-        return (lambda: barrier.generation > generation), (lambda: self.take(actor, *barrier.complete[generation]))
+        return (lambda: barrier.generation > generation), (lambda: self.at[actor].join(barrier.complete[generation]))
 
     def do_arrive(self, actor, arrive):
-        barrier = self.mbarriers[arrive.name, arrive.slot]
-        barrier.arrive(arrive.threads, arrive.bytes, self.known[actor], self.fenced[actor])
+        self.mbarriers[arrive.name, arrive.slot].arrive(arrive.threads, arrive.bytes, self.at[actor])
         self.tick(actor)
 
     def do_await(self, actor, await_):
@@ -206,19 +249,37 @@ class Simulation:
             if barrier.generation != await_.phase + 1:
                 raise Wrong(f"generation: {await_}, but {barrier.generation} are complete")
             if await_.phase >= 0:
-                self.take(actor, *barrier.complete[await_.phase])
+                self.at[actor].join(barrier.complete[await_.phase])
 
         return (lambda: barrier.generation % 2 != await_.phase % 2), proceed
 
     def do_start(self, actor, start):
-        self.groups[start.unit].append((start, list(start.accesses), Clock(self.known[actor]), Clock(self.fenced[actor])))
+        """A group knows what its warp does. The tensor core does not: of warps, it knows what is fenced."""
+        at, knowledge = self.at[actor], Knowledge(self.actors)
+        knowledge.known.join(at.known)
+        knowledge.fenced.join(at.fenced)
+        knowledge.tensor.join(self.tensor[actor])
+        if start.unit == self.tensor_core:
+            for name, warp in self.ids.items():
+                if name not in self.groups:
+                    knowledge.known[warp] = at.fenced[warp]
+        self.groups[start.unit].append(Group(start, knowledge))
         self.started[start.unit] += 1
         self.tick(actor)
+
+    def do_commit(self, actor, commit):
+        self.do_start(actor, Start(commit.unit, (), Arrive(commit.name, commit.slot, 1)))
 
     def do_await_groups(self, actor, await_):
         unit, pending = await_.unit, await_.pending
         ended = self.started[unit] - pending
-        return (lambda: len(self.groups[unit]) <= pending), (lambda: self.take(actor, self.ends[unit][max(ended, 0)]))
+
+        def proceed():
+            end = self.ends[unit][max(ended, 0)]
+            self.at[actor].known.join(end.known)
+            self.tensor[actor].join(end.known)
+
+        return (lambda: len(self.groups[unit]) <= pending), proceed
 
     OPERATIONS: ClassVar = {
         Access: do_access,
@@ -227,6 +288,7 @@ class Simulation:
         Arrive: do_arrive,
         Await: do_await,
         Start: do_start,
+        Commit: do_commit,
         AwaitGroups: do_await_groups,
     }
 
@@ -247,8 +309,11 @@ class Simulation:
         if operation is None:
             del self.programs[name]
             return None
-        if self.left_out is not None and getattr(operation, "name", None) == self.left_out:
-            return None
+        if named := getattr(operation, "name", None):
+            what = (name.split()[0], type(operation).__name__, named)
+            self.did.add(what)
+            if self.left_out in (named, what):
+                return None
         waits = self.OPERATIONS[type(operation)](self, actor, operation)
         if waits:
             self.waiting[name] = waits
@@ -257,20 +322,35 @@ class Simulation:
     def step_unit(self, name):
         """One access of the first group, or its end."""
         unit = self.ids[name]
-        start, accesses, known, fenced = self.groups[name][0]
-        if accesses:
-            access = accesses.pop(self.random.randrange(len(accesses)))
-            self.memory.access(access, (unit, self.known[unit][unit], start.bulk), known, fenced)
+        group, in_order = self.groups[name][0], name == self.tensor_core
+        time = self.at[unit].known[unit]
+        if in_order:
+            group.knowledge.known[unit] = group.knowledge.tensor[unit] = time - 1
+        if group.accesses:
+            access = group.accesses.pop(self.random.randrange(len(group.accesses)))
+            knowledge, bulk = group.knowledge, group.start.bulk
+            if access.tensor:
+                self.memory.access(access, (unit, time, True), knowledge.tensor, knowledge.tensor)
+            else:
+                self.memory.access(access, (unit, time, bulk), knowledge.known, knowledge.fenced)
             return
         self.groups[name].pop(0)
-        end = Clock(self.ends[name][-1])
-        end[unit] = self.known[unit][unit]
-        self.ends[name].append(end)
-        if start.arrives:
-            arrives = start.arrives
-            barrier = self.mbarriers[arrives.name, arrives.slot]
-            barrier.arrive(arrives.threads, -arrives.bytes, end, end if start.bulk else Clock([0] * len(end)))
+        self.end_group(name, unit, group, time)
         self.tick(unit)
+
+    def end_group(self, name, unit, group, time):
+        """Its end knows the unit's groups so far. That of the tensor core also knows what they have seen."""
+        end, bulk, arrives = Knowledge(self.actors), group.start.bulk, group.start.arrives
+        end.join(self.ends[name][-1])
+        end.known[unit] = time
+        if bulk:
+            end.fenced.join(end.known)
+        if name == self.tensor_core:
+            end.join(group.knowledge)
+            end.known[unit] = end.tensor[unit] = time
+        self.ends[name].append(end)
+        if arrives:
+            self.mbarriers[arrives.name, arrives.slot].arrive(arrives.threads, -arrives.bytes, end)
 
     def choose(self):
         """The next to continue: any, or some much more often than others, or the first in an order that changes now and then."""

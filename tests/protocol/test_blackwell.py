@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The barriers of Blackwell's roles order all accesses of shared and tensor memory, and each of them is needed."""
+
+import random
+
+import pytest
+from blackwell import Blackwell, Shape
+from simulation import Wrong
+
+
+def run(shape, seed, left_out=None):
+    simulation = Blackwell(shape, random.Random(seed)).simulation(left_out)
+    simulation.run()
+    return simulation.did
+
+
+def finds(shape, left_out, tries=20):
+    """The fault of the first run that has one, or None."""
+    for seed in range(tries):
+        try:
+            run(shape, seed, left_out)
+        except Wrong as wrong:
+            return str(wrong)
+    return None
+
+
+@pytest.mark.parametrize("stages", range(2, 7))
+@pytest.mark.parametrize("tiles", [0, 1, 2, 3, 4, 5, 12])
+def test_every_access_is_ordered(tiles, stages):
+    for seed in range(20):
+        run(Shape(tiles, stages), seed)
+
+
+MANY = Shape(tiles=5, stages=3)
+OPERATIONS = sorted(run(MANY, 0))
+NOT_NEEDED = ("softmax", "Fence", "statistics")
+
+
+@pytest.mark.parametrize("left_out", [what for what in OPERATIONS if what != NOT_NEEDED], ids=" ".join)
+def test_each_is_needed(left_out):
+    assert finds(MANY, left_out)
+
+
+def test_softmax_hands_on_that_mmas_are_complete():
+    """The commit has fenced them. The fence before statistics would order accesses of softmax itself: it has none to order."""
+    assert NOT_NEEDED in OPERATIONS
+    assert finds(MANY, NOT_NEEDED) is None
+
+
+def test_one_stage_is_too_few():
+    """MMAs read the values of a key tile and the keys of the next in turns."""
+    assert "deadlock" in finds(Shape(tiles=2, stages=1), None)
+    assert finds(Shape(tiles=2, stages=2), None) is None
