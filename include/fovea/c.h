@@ -90,6 +90,7 @@ typedef struct fovea_options {
   const char* implementation; /**< force one by name; NULL or "" chooses */
   int32_t batch_invariant;    /**< not 0: a row's result must not depend on the rest of the batch */
   int32_t deterministic;      /**< not 0: gradients must have the same bits from run to run */
+  int32_t exact_rows;         /**< not 0: a row has the same bits in dense, ragged and paged attention */
 } fovea_options;
 
 /* ---- plans ------------------------------------------------------------------------------------------------------------- */

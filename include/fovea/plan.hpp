@@ -18,6 +18,8 @@ struct PlanOptions {
   std::string_view implementation{};
   /// A row's result must not depend on the rest of the batch.
   bool batch_invariant = false;
+  /// A row has the same bits in dense, ragged and paged attention, whatever rows and hidden keys are beside it (docs/numerics.md).
+  bool exact_rows = false;
   /// Gradients must have the same bits from run to run. Without, the order in which an implementation adds to dq may differ.
   bool deterministic = false;
   /// Rows of out, or of lse, that no sequence of a ragged batch has: a run sets them to 0, or to -inf. Without, it leaves them alone.

@@ -87,6 +87,7 @@ PlanOptions plan_options(const fovea_options* from) {
   if (from == nullptr) return {};
   return {.implementation = from->implementation == nullptr ? std::string_view{} : from->implementation,
           .batch_invariant = from->batch_invariant != 0,
+          .exact_rows = from->exact_rows != 0,
           .deterministic = from->deterministic != 0};
 }
 

@@ -88,6 +88,8 @@ const TensorDesc kSlopes = contiguous(DType::f32, {4}), kBias = contiguous(DType
 template <class Desc>
 const Request<Desc> kInvariance{{"options.batch_invariant"}, [](auto& c) { c.options.batch_invariant = true; }};
 template <class Desc>
+const Request<Desc> kRowsExact{{"options.exact_rows"}, [](auto& c) { c.options.exact_rows = true; }};
+template <class Desc>
 const Request<Desc> kLeft{{"mask.left"}, [](auto& c) { c.desc.mask.left = 3; }};
 template <class Desc>
 const Request<Desc> kRight{{"mask.right"}, [](auto& c) { c.desc.mask.right = 0; }};
@@ -137,7 +139,8 @@ TEST(Options, OfAttention) {
   using Desc = AttentionDesc;
   expect_options<Attention, Desc>(
       {dense(DType::e4m3)},
-      with_rows<kAttentionFields, Desc>({{{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
+      with_rows<kAttentionFields, Desc>({kRowsExact<Desc>,
+                                         {{"ragged"}, [](auto& c) { c.desc = dense(DType::e4m3, true); }},
                                          {{"lse"}, [](auto& c) { c.desc.lse = kLseTensor; }},
                                          {{"full_block_indices"}, [](auto& c) { add_full_blocks(c.desc); }},
                                          {{"partial_block_indices"}, [](auto& c) { add_partial_blocks(c.desc); }},
@@ -183,7 +186,8 @@ TEST(Options, OfPagesAndMerging) {
   const auto k_codes = [&](auto& c) { c.desc.k_format = KvFormat::e4m3_token, c.desc.k_scale_cache = row_scales; };
   const auto v_codes = [&](auto& c) { c.desc.v_format = KvFormat::e4m3_token, c.desc.v_scale_cache = row_scales; };
   expect_options<PagedAttention, Paged>({paged},
-                                        with_rows<kPagedAttentionFields, Paged>({{{"lse"}, with_lse},
+                                        with_rows<kPagedAttentionFields, Paged>({kRowsExact<Paged>,
+                                                                                 {{"lse"}, with_lse},
                                                                                  {{"k_scale_cache", "k_format"}, k_codes},
                                                                                  {{"k_format", "k_scale_cache"}, k_codes},
                                                                                  {{"v_scale_cache", "v_format"}, v_codes},
@@ -208,13 +212,14 @@ TEST(Options, OfLatentAttention) {
   latent.block_table = contiguous(DType::i32, {2, 4}), latent.cache = codes, latent.mask = BandMask{};
   const auto ragged = [](auto& c) { c.desc.q = contiguous(DType::bf16, {6, 16, 576}), c.desc.out = contiguous(DType::bf16, {6, 16, 512}); };
   const auto with_lse = [](auto& c) { c.desc.lse = contiguous(DType::f32, {2, 16, 3}); };
-  expect_options<LatentAttention, Dense>({latent}, with_rows<kLatentAttentionFields, Dense>({{{"ragged"}, ragged}, {{"lse"}, with_lse}}),
-                                         kValidate);
+  expect_options<LatentAttention, Dense>(
+      {latent}, with_rows<kLatentAttentionFields, Dense>({kRowsExact<Dense>, {{"ragged"}, ragged}, {{"lse"}, with_lse}}), kValidate);
 
   const Sparse::Selection list{.cache = rows, .indices = contiguous(DType::i32, {2, 3, 7})};
   const auto flat = [&](auto& c) { ragged(c), c.desc.main.indices = contiguous(DType::i32, {6, 7}); };
   expect_options<SparseLatentAttention, Sparse>({{.q = latent.q, .out = latent.out, .main = list}},
                                                 {kInvariance<Sparse>,
+                                                 kRowsExact<Sparse>,
                                                  kSinks<Sparse>,
                                                  {{"flat"}, flat},
                                                  {{"main.topk_length"}, [](auto& c) { c.desc.main.has_topk_length = true; }},

@@ -90,6 +90,6 @@ inline constexpr auto kAttentionFields = [] {
 }();
 static_assert(names_every_pointer<AttentionArgs>(kAttentionFields));
 
-inline constexpr auto kAttentionOptions = options_of<kAttentionFields>();
+inline constexpr auto kAttentionOptions = options_of<kAttentionFields>(option::kExactRows<AttentionProblem>);
 
 }  // namespace fovea::detail

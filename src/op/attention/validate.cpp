@@ -163,6 +163,7 @@ Result<AttentionProblem> validate_dense(const AttentionDesc& desc, const PlanOpt
   problem.v = v.strides();
   problem.out = out.strides();
   problem.batch_invariant = options.batch_invariant;
+  problem.exact_rows = options.exact_rows;
   copy_options(kAttentionFields, desc, problem);
   set_alignments(problem, desc.q, desc.k, desc.v, desc.out);
 

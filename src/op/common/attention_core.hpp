@@ -31,7 +31,7 @@ struct AttentionCore {
   BandMask mask{};
   double scale = 0.0;    ///< resolved: never 0; an f32 value unless q is f64, as softcap is
   double softcap = 0.0;  ///< 0: none
-  bool has_lse = false, has_sink = false, batch_invariant = false;
+  bool has_lse = false, has_sink = false, batch_invariant = false, exact_rows = false;
   std::optional<ScaleDesc> k_scale{}, v_scale{};
   std::optional<PackedMaskDesc> packed_mask{};
   /// Bytes to which run()'s pointers must be aligned, and to which every row then is.

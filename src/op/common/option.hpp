@@ -32,6 +32,8 @@ template <class Problem>
 inline constexpr Option<Problem> kLse{"lse", [](const Problem& p) { return p.has_lse; }};
 template <class Problem>
 inline constexpr Option<Problem> kBatchInvariant{"options.batch_invariant", [](const Problem& p) { return p.batch_invariant; }};
+template <class Problem>
+inline constexpr Option<Problem> kExactRows{"options.exact_rows", [](const Problem& p) { return p.exact_rows; }};
 
 }  // namespace option
 }  // namespace fovea::detail

@@ -42,6 +42,7 @@ inline constexpr auto kLatentAttentionFields = [] {
 static_assert(names_every_pointer<LatentAttentionArgs>(kLatentAttentionFields));
 
 /// A ragged batch has no field of its own: the rank of q says it.
-inline constexpr auto kLatentAttentionOptions = options_of<kLatentAttentionFields>(option::kRagged<LatentAttentionProblem>);
+inline constexpr auto kLatentAttentionOptions =
+    options_of<kLatentAttentionFields>(option::kRagged<LatentAttentionProblem>, option::kExactRows<LatentAttentionProblem>);
 
 }  // namespace fovea::detail

@@ -100,6 +100,7 @@ Result<LatentAttentionProblem> validate(const LatentAttentionDesc& desc, const P
 
   LatentAttentionProblem problem = normalise(desc, cache, ragged);
   problem.batch_invariant = options.batch_invariant;
+  problem.exact_rows = options.exact_rows;
   check_bounds(check, desc);
   check_scalars(check, desc.scale, problem);
   check_lse(check, "lse", desc.lse, problem, ragged);

@@ -62,6 +62,6 @@ inline constexpr auto kPagedAttentionFields = [] {
 }();
 static_assert(names_every_pointer<PagedAttentionArgs>(kPagedAttentionFields));
 
-inline constexpr auto kPagedAttentionOptions = options_of<kPagedAttentionFields>();
+inline constexpr auto kPagedAttentionOptions = options_of<kPagedAttentionFields>(option::kExactRows<PagedAttentionProblem>);
 
 }  // namespace fovea::detail

@@ -76,6 +76,7 @@ PagedAttentionProblem normalise(const PagedAttentionDesc& desc, const PlanOption
   problem.q = {0, desc.q.strides[0], desc.q.strides[1]};
   problem.out = {0, desc.out.strides[0], desc.out.strides[1]};
   problem.batch_invariant = options.batch_invariant;
+  problem.exact_rows = options.exact_rows;
   copy_options(kPagedAttentionFields, desc, problem);
   problem.blocks = desc.k_cache.shape[0];
   problem.page = desc.k_cache.shape[1];

@@ -39,7 +39,8 @@ inline constexpr std::array kSparseLatentAttentionOptions{
     option::kSink<SparseLatentAttentionProblem>,
     option::kLse<SparseLatentAttentionProblem>,
     Option<SparseLatentAttentionProblem>{"max_logits", [](const SparseLatentAttentionProblem& p) { return p.has_max_logits; }},
-    option::kBatchInvariant<SparseLatentAttentionProblem>};
+    option::kBatchInvariant<SparseLatentAttentionProblem>,
+    option::kExactRows<SparseLatentAttentionProblem>};
 
 /// The only maker of a SparseLatentAttentionProblem.
 Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& desc, const PlanOptions& options);

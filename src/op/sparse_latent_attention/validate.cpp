@@ -106,6 +106,7 @@ Result<SparseLatentAttentionProblem> validate(const SparseLatentAttentionDesc& d
 
   SparseLatentAttentionProblem problem = normalise(desc);
   problem.batch_invariant = options.batch_invariant;
+  problem.exact_rows = options.exact_rows;
   problem.main = main;
   problem.extra = extra;
   problem.max_seq_k = main.topk + (extra ? extra->topk : 0);
