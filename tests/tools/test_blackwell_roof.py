@@ -30,6 +30,7 @@ class BlackwellRoof(unittest.TestCase):
         plain, mixed = roof.Step(64, 64), roof.Step(64, 64, EIGHTH)
         self.assertEqual(mixed.exponentials, plain.exponentials * (1 - EIGHTH))
         self.assertEqual(mixed.issue - plain.issue, 2 * 128 * 128 * EIGHTH * 5 / 128)
+        self.assertEqual(128 * mixed.slots, 464)
 
     def test_short_rows_wait_for_exponentials_and_long_ones_for_mmas(self):
         for share in roof.SHARES:
