@@ -88,9 +88,14 @@ class Blackwell:
                     yield from self.copy("q_full", i, f"{COPIES} 2", ("q", i), "queries")
                 entry = 2 * tile + i
                 stage = entry % self.shape.stages
-                yield Await("kv_empty", stage, entry // self.shape.stages - 1)
+                yield self.empty(entry)
                 yield from self.copy("kv_full", stage, f"{COPIES} {entry % 2}", ("kv", stage), (of, tile))
+        for stage in range(self.shape.stages):  # so that no commit arrives later
+            yield self.empty(2 * self.shape.tiles + stage)
         yield from self.end()
+
+    def empty(self, entry):
+        return Await("kv_empty", entry % self.shape.stages, entry // self.shape.stages - 1)
 
     def copy(self, full, slot, unit, place, value):
         yield Arrive(full, slot, 1, bytes=1)
@@ -127,11 +132,11 @@ class Blackwell:
             yield Await("weights_full", i, tile)
             yield Fence("weights", "after")
             yield from self.multiply_values(i, tile)
+            if i == 1:
+                yield self.release(values)
             if last:
                 yield Commit("sums_full", i, TENSOR_CORE)
                 continue
-            if i == 1:
-                yield self.release(values)
             if i == 0:
                 yield self.full(keys)
             yield from self.multiply_keys(i, tile + 1)

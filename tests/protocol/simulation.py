@@ -203,6 +203,7 @@ class Simulation:
         self.groups = {unit: [] for unit in units}  # in flight
         self.ends = {unit: [Knowledge(self.actors)] for unit in units}  # what is known after the i-th has ended
         self.started = defaultdict(int)
+        self.commits = []  # on their way to barriers, in no order
         self.did = set()  # (role, type, name) of every operation
 
     def tick(self, actor):
@@ -297,11 +298,15 @@ class Simulation:
     def can_continue(self, name):
         if name in self.groups:
             return bool(self.groups[name])
+        if name == "commits":
+            return bool(self.commits)
         return name in self.programs and (name not in self.waiting or self.waiting[name][0]())
 
     def step(self, name):
         if name in self.groups:
             return self.step_unit(name)
+        if name == "commits":
+            return self.land(*self.commits.pop(self.random.randrange(len(self.commits))))
         actor = self.ids[name]
         if name in self.waiting:
             self.waiting.pop(name)[1]()
@@ -349,12 +354,17 @@ class Simulation:
             end.join(group.knowledge)
             end.known[unit] = end.tensor[unit] = time
         self.ends[name].append(end)
-        if arrives:
-            self.mbarriers[arrives.name, arrives.slot].arrive(arrives.threads, -arrives.bytes, end)
+        if arrives and name == self.tensor_core:
+            self.commits.append((arrives, end))
+        elif arrives:
+            self.land(arrives, end)
+
+    def land(self, arrives, end):
+        self.mbarriers[arrives.name, arrives.slot].arrive(arrives.threads, -arrives.bytes, end)
 
     def choose(self):
         """The next to continue: any, or some much more often than others, or the first in an order that changes now and then."""
-        names = list(self.ids)
+        names = [*self.ids, "commits"]
         self.random.shuffle(names)
         kind = self.random.randrange(3)
         weights = {name: self.random.choice([1, 1, 1, 5, 30, 200]) if kind == 1 else 1 for name in names}
@@ -377,3 +387,5 @@ class Simulation:
                 raise Wrong(f"left: named barrier {name} {slot} is half complete")
         if any(self.groups.values()):
             raise Wrong("left: a group is in flight")
+        if self.commits:
+            raise Wrong("left: a commit is on its way")

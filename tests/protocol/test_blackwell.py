@@ -51,3 +51,10 @@ def test_one_stage_is_too_few():
     """MMAs read the values of a key tile and the keys of the next in turns."""
     assert "deadlock" in finds(Shape(tiles=2, stages=1), None)
     assert finds(Shape(tiles=2, stages=2), None) is None
+
+
+def test_loads_outlast_commits():
+    """The first tiles in shared memory wait for nothing. The last waits are for commits, which no CTA may end before."""
+    first = Shape(tiles=1, stages=6)
+    assert "left: a commit" in finds(first, ("load", "Await", "kv_empty"), tries=200)
+    assert finds(first, None, tries=200) is None
