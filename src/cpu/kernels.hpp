@@ -237,16 +237,18 @@ struct LatentKernels {
   void (*to_bf16[kStorages])(void* target, Row source, int count) = {};
 };
 
-/// The bytes of a row of a KV cache format. Nothing is aligned.
-struct KvRowSource {
-  const void *codes = nullptr, *scales = nullptr;
+/// Rows of a KV cache format, of one head. Nothing is aligned.
+struct KvRowsSource {
+  const Row *codes = nullptr, *scales = nullptr;   ///< [count], of the first head
+  std::int64_t code_offset = 0, scale_offset = 0;  ///< bytes from there to the rows of the head
+  int count = 0;
   bool f16_scale = false;  ///< of int8_token and e4m3_token, else f32
 };
 
 /// Rows of the KV cache formats, in the order of kKvFormats.
 struct KvRowKernels {
-  /// Values in f32; `row` has room for a multiple of 16.
-  void (*decode[kKvFormatCount])(const KvRowSource&, float* row, int count) = {};
+  /// Values in f32, from `stride` to `stride`, a multiple of 16 that is at least `dim`.
+  void (*decode[kKvFormatCount])(const KvRowsSource&, float* rows, std::int64_t stride, int dim) = {};
 };
 
 /// Row functions of the int8 quantisers. `mean` is subtracted first. Counts are multiples of 32.

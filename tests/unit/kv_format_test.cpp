@@ -117,7 +117,9 @@ TEST(KvFormat, VectorCodeDecodesAsTheScalarCode) {
         std::vector<float> want(static_cast<std::size_t>(dim)), got(static_cast<std::size_t>(dim + 15) / 16 * 16);
         detail::decode_kv_row(format, bytes, 1.0f, want);
         const auto index = static_cast<std::size_t>(&format - kKvFormats.data());
-        set.kernels.decode[index]({codes.data(), scales.data(), dtype == DType::f16}, got.data(), static_cast<int>(dim));
+        const cpu::Row code_row = codes.data(), scale_row = scales.data();
+        set.kernels.decode[index]({.codes = &code_row, .scales = &scale_row, .count = 1, .f16_scale = dtype == DType::f16}, got.data(),
+                                  static_cast<std::int64_t>(got.size()), static_cast<int>(dim));
         for (std::size_t i = 0; i < want.size(); ++i) ASSERT_TRUE(same(got[i], want[i])) << set.name << " " << dim << " " << i;
       }
     }

@@ -207,7 +207,7 @@ void gather_rows(const Item& item, const KvStrides& strides, const void* base, d
 
 int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v) {
   if (item.setup.latent) return gather_latent(item, keys, buffer, k, v);
-  if (item.setup.kv_cache) return gather_codes(item, keys, buffer, k, v);
+  if (item.setup.kv_cache) return gather_codes(item, keys, k, v);
   gather_rows(item, item.setup.k, item.call.k, keys, k);
   gather_rows(item, item.setup.v, item.call.v, keys, v);
   return static_cast<int>(keys.size());

@@ -49,8 +49,14 @@ int gather_keys(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row
 /// The same as gather_keys() for a latent cache (latent_attention/gather.cpp).
 int gather_latent(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
 
-/// The same for a cache in a format of codes (paged_attention/gather.cpp).
-int gather_codes(const Item& item, detail::KeyRange keys, int buffer, Row* k, Row* v);
+/// The same for a cache in a format of codes (paged_attention/codes.cpp), of one head.
+int gather_codes(const Item& item, detail::KeyRange keys, Row* k, Row* v);
+
+/// For streaming such a cache. Finds the rows of codes, and those of scales `row_pointers` behind. The products decode a few rows of a head
+/// and multiply them before the next ones.
+int find_codes(const Item& item, detail::KeyRange keys, Row* k, Row* v);
+void score_codes(const Item& item, const StreamScores& tile);
+void weigh_codes(const Item& item, const StreamValues& tile);
 
 /// Finds the first byte of each of those rows, for prefetching.
 int locate_latent(const Item& item, detail::KeyRange keys, Row* rows);

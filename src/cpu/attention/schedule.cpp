@@ -182,16 +182,13 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   s.blocks = arena.take<RowBlock>(tuning.chunk_rows);
   s.keys = arena.take<std::byte>(tuning.kv_tile * extents.qk_padded * setup.attention->qk_bytes());
   s.values = setup.attention->shared_tile ? s.keys : arena.take<std::byte>(tuning.kv_tile * extents.acc_stride * operand);
+  const std::int64_t lists = setup.kv_cache ? 2 : 1;
   for (int i = 0; i < 2; ++i) {
-    s.k_rows[i] = arena.take<Row>(extents.row_pointers);
-    s.v_rows[i] = arena.take<Row>(extents.row_pointers);
+    s.k_rows[i] = arena.take<Row>(extents.row_pointers * lists);
+    s.v_rows[i] = arena.take<Row>(extents.row_pointers * lists);
     if (setup.latent && setup.latent->packed()) s.decoded[i] = arena.take<std::uint16_t>(extents.row_pointers * setup.core.head_dim_qk);
-    if (setup.kv_cache) {
-      const std::int64_t heads = std::min<std::int64_t>(setup.core.kv_heads, kStreamItemRows);
-      const std::int64_t rows = std::max<std::int64_t>(tuning.kv_tile, tuning.stream_tile * heads);
-      s.decoded_kv[i] = arena.take<float>(rows * (setup.kv_cache->k.stride + setup.kv_cache->v.stride));
-    }
   }
+  if (setup.kv_cache) s.decoded_kv = arena.take<float>(tuning.kv_tile * (setup.kv_cache->k.stride + setup.kv_cache->v.stride));
   if (bytes != nullptr) *bytes = arena.bytes();
   return s;
 }

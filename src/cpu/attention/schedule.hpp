@@ -46,10 +46,10 @@ struct Scratch {
   RowBlock* blocks = nullptr;                      // [chunk_rows]
   void* keys = nullptr;                            // packed panels
   void* values = nullptr;                          // `keys` itself if K and V share the tile
-  Row* k_rows[2] = {};                             // [row_pointers], this tile's rows and the next tile's
+  Row* k_rows[2] = {};                             // [row_pointers], this tile's rows and the next tile's; then those of their scales
   Row* v_rows[2] = {};
   std::uint16_t* decoded[2] = {};  // [row_pointers][head_dim_qk] bf16 rows of packed caches
-  float* decoded_kv[2] = {};       // rows of K, then of V, of a cache in a format of codes
+  float* decoded_kv = nullptr;     // rows of K, then of V, of a cache in a format of codes
 };
 
 /// Sizes that the engine and the map of the workspace share.

@@ -85,21 +85,22 @@ struct Int8 {
 
 /// K or V of a cache in a format of codes.
 struct KvCodes {
-  void (*decode)(const KvRowSource&, float* row, int count) = nullptr;  // null for plain rows
+  void (*decode)(const KvRowsSource&, float* rows, std::int64_t stride, int dim) = nullptr;  // null for plain rows
   bool has_scales = false, f16_scale = false;
   KvStrides scales{};       // in bytes
   std::int64_t dim = 0;     // values in a row
   std::int64_t stride = 0;  // floats of a decoded row
+  std::int64_t bytes = 0;   // of the codes of a row
 };
 
-/// A cache of which K or V is in such a format. Tiles are decoded to f32, which is then the dtype of `core`.
+/// A cache of which K or V is in such a format. Rows are decoded to f32, which is then the dtype of `core`.
 struct KvCache {
   KvCodes k{}, v{};
   DType rows_dtype{};  // of the plain side
 };
 
-/// Keys that a tile of such a cache has at most.
-inline constexpr std::int64_t kMostDecodedKeys = 512;
+/// Rows of one head that are decoded before they are multiplied, when streaming: these stay in the first-level cache.
+inline constexpr int kDecodedRows = 8;
 
 struct Setup {
   detail::AttentionCore core{};
@@ -116,9 +117,6 @@ struct Setup {
   std::optional<KvCache> kv_cache{};
   std::optional<BlockLists> blocks{};
 
-  /// From one head of a token to the next, in bytes, where its rows are read.
-  std::int64_t k_head_stride() const { return kv_cache ? kv_cache->k.stride * static_cast<std::int64_t>(sizeof(float)) : k.head; }
-  std::int64_t v_head_stride() const { return kv_cache ? kv_cache->v.stride * static_cast<std::int64_t>(sizeof(float)) : v.head; }
   DType v_dtype() const { return int8 ? int8->v_dtype : core.kv_dtype; }
 };
 

@@ -16,21 +16,23 @@ StreamTile gather_tile(const Item& item, std::int64_t tile, int buffer) {
   const std::int64_t size = setup.tuning.stream_tile;
   const std::int64_t begin = std::max(item.entry.key_begin, tile * size), end = std::min(item.entry.key_end, (tile + 1) * size);
   Row *k = item.scratch.k_rows[buffer], *v = item.scratch.v_rows[buffer];
-  const int count = gather_keys(item, {begin, end}, buffer, k, v);
-  return {begin, {k, setup.k_head_stride(), count}, {v, setup.v_head_stride(), count}};
+  const detail::KeyRange keys{begin, end};
+  const int count = setup.kv_cache ? find_codes(item, keys, k, v) : gather_keys(item, keys, buffer, k, v);
+  return {begin, {k, setup.k.head, count}, {v, setup.v.head, count}};
 }
 
 void score(const Item& item, const StreamTile& tile) {
-  item.setup.attention->stream_scores[static_cast<std::size_t>(item.setup.core.kv_dtype)](
-      {.q = item.scratch.q,
-       .keys = tile.k,
-       .next = tile.v,
-       .scores = item.scratch.scores,
-       .q_stride = item.extents.q_stride,
-       .score_stride = item.extents.score_stride,
-       .heads = item.heads,
-       .rows = item.rows,
-       .head_dim = static_cast<int>(item.setup.core.head_dim_qk)});
+  const StreamScores scores{.q = item.scratch.q,
+                            .keys = tile.k,
+                            .next = tile.v,
+                            .scores = item.scratch.scores,
+                            .q_stride = item.extents.q_stride,
+                            .score_stride = item.extents.score_stride,
+                            .heads = item.heads,
+                            .rows = item.rows,
+                            .head_dim = static_cast<int>(item.setup.core.head_dim_qk)};
+  if (item.setup.kv_cache) return score_codes(item, scores);
+  item.setup.attention->stream_scores[static_cast<std::size_t>(item.setup.core.kv_dtype)](scores);
 }
 
 void weigh_scores(const Item& item, int count, bool masked) {
@@ -76,7 +78,11 @@ void weigh_values(const Item& item, const StreamTile& tile, const StreamTile& ne
       step.values.rows = tile.v.rows + run.begin;
       step.values.count = run.end - run.begin;
       step.p = item.scratch.scores + row * step.p_stride + run.begin;
-      item.setup.rows->stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](step);
+      if (item.setup.kv_cache) {
+        weigh_codes(item, step);
+      } else {
+        item.setup.rows->stream_values[static_cast<std::size_t>(item.setup.core.kv_dtype)](step);
+      }
       step.next.count = 0;
       step.rescale = nullptr;
       rest.begin = run.end;

@@ -36,6 +36,20 @@ FOVEA_INLINE Vec keep(Vec a) {
   return a;
 }
 
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+struct Sixteen {
+  __m256 low, high;
+};
+FOVEA_INLINE Sixteen load_sixteen(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + kLanes)}; }
+/// A permutation reads the three lowest bits of a code, and the fourth chooses one of two.
+FOVEA_INLINE Vec look_up(Sixteen numbers, const void* p) {
+  std::int32_t bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  const __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(bytes), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+  return {_mm256_blendv_ps(_mm256_permutevar8x32_ps(numbers.low, code), _mm256_permutevar8x32_ps(numbers.high, code),
+                           _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)))};
+}
+
 /// Interleaving with zeros widens bf16 in one instruction a vector, half of what load() takes, but works within 128-bit lanes. The first
 /// vector holds elements 0-3 and 8-11, the second 4-7 and 12-15.
 FOVEA_INLINE Two load_two(BF16, const void* p) {

@@ -44,6 +44,17 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f))};
 }
 
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+struct Sixteen {
+  __m512 v;
+};
+FOVEA_INLINE Sixteen load_sixteen(const float* p) { return {_mm512_loadu_ps(p)}; }
+/// A byte b becomes the dwords b + (b << 28) and b >> 4. The permutation reads their four lowest bits alone.
+FOVEA_INLINE Vec look_up(Sixteen numbers, const void* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  return {_mm512_permutexvar_ps(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), numbers.v)};
+}
+
 /// A shift and a mask widen a whole register, half of what load() takes: the first vector holds the even elements, the second the odd.
 FOVEA_INLINE Two load_two(BF16, const void* p) {
   const __m512i codes = _mm512_loadu_si512(p);

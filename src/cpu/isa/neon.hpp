@@ -68,6 +68,25 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
 }
 FOVEA_INLINE Vec load(I8, const void* p) { return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_bytes(p))))))}; }
 
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+struct Sixteen {
+  uint8x16x4_t v;
+};
+FOVEA_INLINE Sixteen load_sixteen(const float* p) {
+  Sixteen numbers;
+  __builtin_memcpy(&numbers.v, p, sizeof numbers.v);
+  return numbers;
+}
+/// A look-up of bytes: those of number i are 4 i to 4 i + 3.
+FOVEA_INLINE Vec look_up(Sixteen numbers, const void* p) {
+  constexpr std::int32_t kShifts[] = {0, -4, -8, -12};
+  std::uint16_t bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  const uint32x4_t code = vandq_u32(vshlq_u32(vdupq_n_u32(bytes), vld1q_s32(kShifts)), vdupq_n_u32(15));
+  const uint32x4_t at = vmlaq_n_u32(vdupq_n_u32(0x03020100), code, 0x04040404);
+  return {vreinterpretq_f32_u8(vqtbl4q_u8(numbers.v, vreinterpretq_u8_u32(at)))};
+}
+
 FOVEA_INLINE Vec add(Vec a, Vec b) { return {vaddq_f32(a.v, b.v)}; }
 FOVEA_INLINE Vec sub(Vec a, Vec b) { return {vsubq_f32(a.v, b.v)}; }
 FOVEA_INLINE Vec mul(Vec a, Vec b) { return {vmulq_f32(a.v, b.v)}; }

@@ -57,6 +57,17 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
   std::memcpy(codes, p, sizeof codes);
   return {Vec::Lanes{decode(storage, codes[0]), decode(storage, codes[1]), decode(storage, codes[2]), decode(storage, codes[3])}};
 }
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+struct Sixteen {
+  const float* p;
+};
+FOVEA_INLINE Sixteen load_sixteen(const float* p) { return {p}; }
+FOVEA_INLINE Vec look_up(Sixteen numbers, const void* p) {
+  const auto* codes = static_cast<const std::uint8_t*>(p);
+  const float* of = numbers.p;
+  return {Vec::Lanes{of[codes[0] & 15], of[codes[0] >> 4], of[codes[1] & 15], of[codes[1] >> 4]}};
+}
+
 FOVEA_INLINE void store(F32, void* p, Vec a) { std::memcpy(p, &a.v, sizeof a.v); }
 template <class S>
 FOVEA_INLINE void store(S storage, void* p, Vec a) {

@@ -9,26 +9,9 @@ namespace fovea::cpu::FOVEA_ISA {
 
 inline constexpr int kMostGroups = 32;
 
-/// Both values of a byte of e2m1 codes, the low nibble first.
-struct NibblePair {
-  float low, high;
-};
-struct NibblePairs {
-  NibblePair of[256];
-};
-
-constexpr float value_of_nibble(int code) {
-  constexpr float kMagnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
-}
-
-constexpr NibblePairs make_nibble_pairs() {
-  NibblePairs pairs{};
-  for (int byte = 0; byte < 256; ++byte) pairs.of[byte] = {value_of_nibble(byte & 15), value_of_nibble(byte >> 4)};
-  return pairs;
-}
-
-alignas(64) inline constexpr NibblePairs kNibblePairs = make_nibble_pairs();
+/// Values of e2m1 codes.
+alignas(64) inline constexpr float kE2m1Values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,  //
+                                                      -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
 FOVEA_INLINE float float_of_bits(std::uint32_t bits) {
   float value;
@@ -58,9 +41,7 @@ FOVEA_INLINE Vec load_values(const std::uint8_t* codes, int i) {
   if constexpr (kType == CodeType::e4m3) {
     return load(E4M3{}, codes + i);
   } else {
-    NibblePair pairs[kLanes / 2];
-    for (int j = 0; j < kLanes / 2; ++j) pairs[j] = kNibblePairs.of[codes[i / 2 + j]];
-    return load(F32{}, pairs);
+    return look_up(load_sixteen(kE2m1Values), codes + i / 2);
   }
 }
 

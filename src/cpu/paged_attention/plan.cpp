@@ -27,10 +27,14 @@ KvStrides in_bytes(const detail::CacheStrides& strides, DType dtype) {
   return {.block = strides.block * size, .row = strides.token * size, .head = strides.head * size};
 }
 
-KvCodes codes_of(KvFormat format, const std::optional<TensorDesc>& scales, std::int64_t dim, const KvRowKernels& kernels) {
+KvCodes codes_of(KvFormat format, const std::optional<TensorDesc>& scales, std::int64_t dim, DType rows_dtype,
+                 const KvRowKernels& kernels) {
   constexpr std::int64_t kWidestVector = 16;
-  KvCodes codes{.dim = dim, .stride = round_up(dim, kWidestVector)};
-  if (const KvRowFormat* row = kv_row_format(format)) codes.decode = kernels.decode[row - kKvFormats.data()];
+  KvCodes codes{.dim = dim, .stride = round_up(dim, kWidestVector), .bytes = dim * static_cast<std::int64_t>(size_of(rows_dtype))};
+  if (const KvRowFormat* row = kv_row_format(format)) {
+    codes.decode = kernels.decode[row - kKvFormats.data()];
+    codes.bytes = row->code_bytes(dim);
+  }
   if (scales) {
     codes.has_scales = true;
     codes.f16_scale = scales->dtype == DType::f16;
@@ -39,9 +43,6 @@ KvCodes codes_of(KvFormat format, const std::optional<TensorDesc>& scales, std::
   return codes;
 }
 
-/// A few keys of all heads at a time, so that decoded tiles stay in the second-level cache.
-constexpr int kDecodedStreamTile = 32;
-
 template <class Isa>
 Setup setup_of(const PagedAttentionProblem& problem) {
   if (problem.k_format == KvFormat::rows && problem.v_format == KvFormat::rows) return make_setup<Isa>(problem, true);
@@ -49,10 +50,9 @@ Setup setup_of(const PagedAttentionProblem& problem) {
   core.kv_dtype = DType::f32;
   Setup setup = make_setup<Isa>(core, true);
   const KvRowKernels& kernels = Isa::kernels().kv_rows;
-  setup.kv_cache = KvCache{.k = codes_of(problem.k_format, problem.k_scale_cache, core.head_dim_qk, kernels),
-                           .v = codes_of(problem.v_format, problem.v_scale_cache, core.head_dim_v, kernels),
+  setup.kv_cache = KvCache{.k = codes_of(problem.k_format, problem.k_scale_cache, core.head_dim_qk, problem.kv_dtype, kernels),
+                           .v = codes_of(problem.v_format, problem.v_scale_cache, core.head_dim_v, problem.kv_dtype, kernels),
                            .rows_dtype = problem.kv_dtype};
-  setup.tuning.stream_tile = kDecodedStreamTile;
   return setup;
 }
 
