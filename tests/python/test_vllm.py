@@ -17,7 +17,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from fovea.integrations import vllm as integration
-from fovea.integrations.vllm.attention import FoveaBackend, FoveaImpl, FoveaMetadataBuilder
+from fovea.integrations.vllm.attention import FoveaBackend, FoveaImpl, FoveaMetadataBuilder, _flash_attn
 from vllm_steps import PAGE, Engine
 
 HOPPER = DeviceCapability(9, 0)
@@ -60,6 +60,18 @@ def test_dtypes_and_layouts(dtype, cache, packed):
     engine.add(2)
     for new in STEPS["mixed"]:
         check(*engine.step(new[:2]), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache", ["int8_per_token_head", "fp8_per_token_head"])
+def test_scales_of_each_row(cache, dtype):
+    assert cache in FoveaBackend.supported_kv_cache_dtypes
+    if hasattr(_flash_attn(), "get_kv_cache_shape") and Engine().packed:
+        assert tuple(FoveaBackend.get_kv_cache_shape(5, PAGE, 2, 32, cache)) == (5, 2, PAGE, 2 * 36)
+    engine = Engine(dtype=dtype, cache_dtype=cache)
+    engine.add(3)
+    for new in STEPS["mixed"]:
+        check(*engine.step(new), dtype)
 
 
 def test_scales_of_each_head():

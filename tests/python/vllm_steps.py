@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from fovea.integrations.vllm._choice import CODES
 from fovea.integrations.vllm.attention import FoveaBackend, FoveaImpl, FoveaMetadataBuilder
 
 PAGE = 16
@@ -46,9 +47,10 @@ class Engine:
         )
         self.impl.process_weights_after_loading(self.dtype)
         self.builder = FoveaMetadataBuilder(SimpleNamespace(), ["layer"], SimpleNamespace(), torch.device("cpu"))
-        shape = (self.blocks, self.kv_heads, PAGE, 2 * self.head_size)
+        row = self.head_size + (4 if self.cache_dtype in CODES else 0)
+        shape = (self.blocks, self.kv_heads, PAGE, 2 * row)
         if not self.packed:
-            shape = (2, self.blocks, PAGE, self.kv_heads, self.head_size)
+            shape = (2, self.blocks, PAGE, self.kv_heads, row)
         if self.cache_dtype == "auto":
             self.cache = torch.full(shape, torch.nan, dtype=self.dtype)
         else:
@@ -126,7 +128,9 @@ class Engine:
 
     def formula(self, q: Tensor, keys: Tensor, values: Tensor, causal: bool = True) -> Tensor:
         """Attention in float64, the queries being the last tokens."""
-        if self.cache_dtype != "auto":
+        if self.cache_dtype in CODES:
+            keys, values = (_with_scales(rows, CODES[self.cache_dtype]) for rows in (keys, values))
+        elif self.cache_dtype != "auto":
             keys, values = (_rounded(rows, scale) for rows, scale in ((keys, self.k_scale), (values, self.v_scale)))
         group = self.heads // self.kv_heads
         k, v = (rows.double().repeat_interleave(group, dim=1) for rows in (keys, values))
@@ -146,6 +150,14 @@ class Engine:
             scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
         weights = scores.softmax(-1)[..., : len(k)].nan_to_num()
         return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def _with_scales(rows: Tensor, format: str) -> Tensor:
+    """What a cache of codes holds of them, with a scale for each row."""
+    most = 127 if format == "int8_token" else 448
+    scale = (rows.float().abs().amax(-1, keepdim=True) / most).clamp(min=1e-6)
+    codes = rows.float() * (1 / scale)
+    return (codes.round() if format == "int8_token" else codes.clamp(-448, 448).to(torch.float8_e4m3fn)).double() * scale
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:

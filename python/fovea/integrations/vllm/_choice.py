@@ -8,6 +8,8 @@ import torch
 FP8 = ("fp8", "fp8_e4m3")
 CACHE_DTYPES = {"auto": None, "float16": torch.float16, "bfloat16": torch.bfloat16, **dict.fromkeys(FP8)}
 """The dtype of queries that a cache's name demands; None takes any."""
+CODES = {"int8_per_token_head": "int8_token", "fp8_per_token_head": "e4m3_token"}
+"""The library's formats by vLLM's names for caches that hold the scale of a row, float32, behind its codes."""
 _SHORTEST_BOUND = 256  # tokens
 
 

@@ -26,18 +26,20 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea.integrations.vllm._choice import CACHE_DTYPES, FP8, bound, has_kernels, mixed_dtypes
+from fovea.integrations.vllm._choice import CACHE_DTYPES, CODES, FP8, bound, has_kernels, mixed_dtypes
 
 _PAGE = 16
 """Pages are multiples of it, in tokens."""
 _LARGEST_HEAD, _LARGEST_HEAD_OF_MANY = 512, 256
 """Caches of fp8 and GPUs of AMD take the second."""
+_SCALE = torch.float32.itemsize
+"""Bytes of the scale behind the codes of a row."""
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 class FoveaBackend(AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(CACHE_DTYPES)
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*CACHE_DTYPES, *CODES]
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -58,9 +60,13 @@ class FoveaBackend(AttentionBackend):
         return [MultipleOf(_PAGE)]
 
     @staticmethod
-    def get_kv_cache_shape(*args: Any, **kwargs: Any) -> tuple[int, ...]:
-        """That of FLASH_ATTN, which connectors know. vLLM asks for it until 0.26; later ones give any layout as one shape."""
-        return _flash_attn().get_kv_cache_shape(*args, **kwargs)
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """That of FLASH_ATTN, which connectors know, with room for scales where rows have them, as TRITON_ATTN has it. vLLM asks
+        for it until 0.26; later ones give any layout as one shape."""
+        row = head_size + (_SCALE if cache_dtype_str in CODES else 0)
+        return _flash_attn().get_kv_cache_shape(num_blocks, block_size, num_kv_heads, row)
 
     @staticmethod
     def get_kv_cache_stride_order(*args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -123,7 +129,9 @@ class FoveaBackend(AttentionBackend):
                 return f"head_size: got {head_size}, want at most 128 below compute capability 8.0"
         if head_size > _LARGEST_HEAD_OF_MANY and torch.version.hip is not None:
             return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_MANY} on GPUs of AMD"
-        if head_size > _LARGEST_HEAD_OF_MANY and (kv_cache_dtype or "").startswith("fp8"):
+        if kv_cache_dtype in CODES and torch.version.hip is not None:
+            return f"kv_cache_dtype: got {kv_cache_dtype}, want auto, fp8 or the dtype of the model on GPUs of AMD"
+        if head_size > _LARGEST_HEAD_OF_MANY and (kv_cache_dtype in CODES or (kv_cache_dtype or "").startswith("fp8")):
             return f"head_size: got {head_size}, want at most {_LARGEST_HEAD_OF_MANY} with kv_cache_dtype {kv_cache_dtype}"
         return mixed_dtypes(dtype, kv_cache_dtype)
 
@@ -220,6 +228,7 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         self._options = {causal: {"causal": causal, "window": window, **shared} for causal, window in windows.items()}
         """Of causal calls and others, without what is a default: each argument costs time in every layer of every step."""
         self._is_fp8 = kv_cache_dtype in FP8
+        self._codes = CODES.get(kv_cache_dtype)
         self._sink: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -236,14 +245,14 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
     def do_kv_cache_update(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
         if self.attn_type in _ENCODERS:
             return  # nothing is cached
-        k_cache, v_cache = self._rows(kv_cache)
+        k_cache, v_cache, scales = self._rows(kv_cache)
         tokens = slot_mapping.shape[0]
         if key.shape[0] != tokens:  # padded
             key, value = key[:tokens], value[:tokens]
         if self._is_fp8:
             fovea.paged_cache_append(key, value, k_cache, v_cache, slot_mapping, k_scale=layer._k_scale, v_scale=layer._v_scale)
         else:
-            fovea.paged_cache_append(key, value, k_cache, v_cache, slot_mapping)
+            fovea.paged_cache_append(key, value, k_cache, v_cache, slot_mapping, **scales)
 
     def forward(
         self,
@@ -266,10 +275,12 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             self.process_weights_after_loading(query.dtype)
         if self.attn_type in _ENCODERS:
             return self._attend(query, key, value, attn_metadata, output)
-        k_cache, v_cache = self._rows(kv_cache)
+        k_cache, v_cache, scales = self._rows(kv_cache)
         options = self._options[attn_metadata.causal]
         if self._is_fp8:
             options = {**options, "k_scale": layer._k_scale, "v_scale": layer._v_scale}
+        elif scales:
+            options = {**options, **scales}
         fovea.paged_attention(
             query,
             k_cache,
@@ -300,8 +311,9 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         )
         return output
 
-    def _rows(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of a layer's cache: [blocks, head, token, K then V], or, until vLLM 0.22, [2, blocks, token, head, D].
+    def _rows(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """K and V of a layer's cache: [blocks, head, token, K then V], or, until vLLM 0.22, [2, blocks, token, head, D]. Where rows
+        have scales, each lies behind the codes of its row; the options that say so come third.
 
         The cache keeps these views, so its memory goes with it. vLLM measures graphs with a small cache first.
         """
@@ -310,6 +322,17 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
             rows = kv_cache.data  # a view of the cache itself would keep it
             if self._is_fp8:
                 rows = rows.view(torch.float8_e4m3fn)
-            kept = tuple(rows.transpose(1, 2).split(self.head_size, dim=-1) if rows.dim() == 4 else rows.unbind(0))
+            size = self.head_size + (_SCALE if self._codes else 0)
+            k, v = rows.transpose(1, 2).split(size, dim=-1) if rows.dim() == 4 else rows.unbind(0)
+            kept = k, v, {}
+            if self._codes:
+                (k, k_scales), (v, v_scales) = (self._split_scales(half) for half in (k, v))
+                formats = {"k_format": self._codes, "v_format": self._codes}
+                kept = k, v, {**formats, "k_scale_cache": k_scales, "v_scale_cache": v_scales}
             kv_cache.__dict__["fovea_rows"] = kept
         return kept
+
+    @staticmethod
+    def _split_scales(rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes of rows, and the scales behind them. Unused slots may hold anything."""
+        return rows[..., :-_SCALE], rows[..., -_SCALE:].view(torch.float32)[..., 0]
