@@ -133,10 +133,52 @@ inline std::vector<std::pair<std::string, BackwardCase>> dlse_cases() {
   return cases;
 }
 
+/// Kinds of lists, sizes of blocks, ends of sequences, and what no hidden pair may spoil.
+inline std::vector<std::pair<std::string, BackwardCase>> block_cases() {
+  using Values = BackwardCase::Values;
+  const Blocks both{.q = 128, .k = 128}, small{.q = 64, .k = 64, .own_batch = true};
+  const BackwardCase base{.sequences = {{330, 500}, {330, 500}}, .blocks = both};
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  const auto add = [&](const std::string& name, const auto& change) {
+    BackwardCase spec = base;
+    change(spec);
+    cases.emplace_back(name, std::move(spec));
+  };
+  for (const auto& [name, blocks] : {std::pair{"both", both},
+                                     {"full", Blocks{.q = 128, .k = 128, .partial = false}},
+                                     {"partial", Blocks{.q = 128, .k = 128, .full = false, .own_head = false}},
+                                     {"64", small},
+                                     {"64x128", Blocks{.q = 64, .k = 128, .own_head = false}},
+                                     {"128x64", Blocks{.q = 128, .k = 64}},
+                                     {"192x96", Blocks{.q = 192, .k = 96}},
+                                     {"256x384", Blocks{.q = 256, .k = 384}},
+                                     {"16x32", Blocks{.q = 16, .k = 32}},
+                                     {"1x224", Blocks{.q = 1, .k = 224}}})
+    add(name, [&, blocks = blocks](BackwardCase& spec) { spec.blocks = blocks; });
+  for (const Sequence s : {Sequence{1, 300}, {300, 1}, {127, 129}, {128, 128}, {129, 127}, {300, 0}, {0, 300}})
+    add(fmt::format("{}x{}", s.q, s.kv), [&](BackwardCase& spec) { spec.sequences = {s, s}; });
+  add("1x1", [](BackwardCase& spec) { spec.head = spec.kv_head = 64, spec.dqk = 8, spec.dv = 16, spec.sequences = {{1, 1}, {1, 1}}; });
+  add("causal", [](BackwardCase& spec) { spec.mask = causal(); });
+  add("window", [](BackwardCase& spec) { spec.mask = {.left = 70, .right = 9}, spec.values = Values::unseen_nan; });
+  add("unseen-nan", [&](BackwardCase& spec) { spec.blocks = small, spec.values = Values::unseen_nan; });
+  for (const auto& [name, values] : {std::pair{"nan-query", Values::nan_query},
+                                     {"nan-key", Values::nan_key},
+                                     {"nan-value", Values::nan_value},
+                                     {"nan-dout", Values::nan_dout},
+                                     {"infinite-key", Values::infinite_key}})
+    add(name, [&, values = values](BackwardCase& spec) { spec.blocks = small, spec.values = values; });
+  add("6on2-softcap-sink", [](BackwardCase& spec) { spec.head = 6, spec.softcap = 2.5f, spec.sink = true; });
+  add("dlse-padded", [](BackwardCase& spec) { spec.dlse = true, spec.padded = true, spec.mask = causal(); });
+  add("192x128-dims", [](BackwardCase& spec) { spec.dqk = 192, spec.dv = 128, spec.head = 4; });
+  add("512-dims", [&](BackwardCase& spec) { spec.dqk = spec.dv = 512, spec.sequences = {{150, 130}}; });
+  return cases;
+}
+
 /// The cases above, by family.
 inline std::vector<std::pair<const char*, std::vector<std::pair<std::string, BackwardCase>>>> families(DType dtype) {
   return {{"edges", edge_cases()},        {"head_dim", large_head_dim_cases()}, {"wide", wide_cases()},
-          {"values", not_finite_cases()}, {"vast", vast_cases(dtype)},          {"dlse", dlse_cases()}};
+          {"values", not_finite_cases()}, {"vast", vast_cases(dtype)},          {"dlse", dlse_cases()},
+          {"blocks", block_cases()}};
 }
 
 inline std::vector<BackwardCase> backward_cases() {

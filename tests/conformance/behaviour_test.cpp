@@ -21,6 +21,7 @@ namespace {
 constexpr const char* kCases[] = {"attention/ragged/bf16-mixed",
                                   "attention_backward/ragged/bf16-padded-sink",
                                   "attention_backward/gqa/f32-6on2",
+                                  "attention_backward/blocks/bf16-6on2-softcap-sink",
                                   "attention/ragged/f32-window",
                                   "attention/gqa/f16-9on3",
                                   "paged_attention/mixed/bf16-page16",

@@ -150,6 +150,52 @@ def test_gradients():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_flex_attention_masks(dtype):
+    q, k, v = (each.to(dtype).requires_grad_() for each in tensors("cpu"))
+
+    def rule(b, h, q_idx, kv_idx):
+        return ((kv_idx // 64 + b) % 2 == h % 2) & ((q_idx * 3 + kv_idx) % 7 != h) & (q_idx < 140)
+
+    mask = create_block_mask(rule, BATCH, HEAD, SEQ, SEQ, device="cpu", BLOCK_SIZE=64)
+    out, lse = fovea.attention(q, k, v, block_mask=mask, return_lse=True)
+    dout = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+    at, key = numbers()
+    batch, head = torch.arange(BATCH)[:, None, None, None], torch.arange(HEAD)[:, None, None]
+    want = torch.autograd.grad(exact(q, k, v, rule(batch, head, at, key))[0], (q, k, v), dout.double())
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, **close)
+    # A kernel computes it, not the reference, and in the same order each time.
+    kernel = next(
+        i.name for i in fovea.implementations() if i.operation == "attention_backward" and "cpu." in i.name and i.available
+    )
+    inputs = (dout, *(each.detach() for each in (q, k, v, out, lse)))
+    again = fovea.attention_backward(*inputs, block_mask=mask, implementation=kernel)
+    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+
+
+def test_gradients_where_lists_are_odd():
+    """In any order, a block twice, numbers of no block, counts beyond the slots and below 0."""
+    q, k, v = (each.requires_grad_() for each in tensors("cpu"))
+    indices = torch.tensor(
+        [[2, 0, 2, -1], [9, 1, 2**31 - 1, -(2**31)], [1, 0, 1, 1], [0, 1, 2, 0], [0, 0, 0, 0]], dtype=torch.int32
+    )
+    counts = torch.tensor([3, 4, 99, -5, 0], dtype=torch.int32)
+    listed = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    mask = fovea.BlockMask(counts[None, None], indices[None, None], block_size=SIZE)
+    whole = listed.repeat_interleave(32, 0).repeat_interleave(64, 1)[:SEQ, :SEQ]
+    out = fovea.attention(q, k, v, block_mask=mask)
+    dout = torch.randn_like(out)
+    want_out = exact(q, k, v, whole)[0]
+    torch.testing.assert_close(out.double(), want_out, rtol=1e-5, atol=1e-5)
+    got = torch.autograd.grad(out, (q, k, v), dout)
+    want = torch.autograd.grad(want_out, (q, k, v), dout.double())
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_what_bad_masks_get():
     q, k, v = tensors("cpu")
     blocks = torch.ones(5, 3, dtype=torch.bool)

@@ -6,7 +6,9 @@
 #include <limits>
 #include <stdexcept>
 
+#include "backward_blocks.hpp"
 #include "fovea/attention_backward.hpp"
+#include "known_gradient.hpp"
 #include "noise.hpp"
 #include "op/attention_backward/problem.hpp"
 #include "plain_backward.hpp"
@@ -27,33 +29,9 @@ float noise(std::uint64_t tag, std::int64_t flat, std::int64_t head, std::int64_
   return near_normal(fold(fold(fold(mix(tag), flat), head), channel));
 }
 
-/// One of dq, dk, dv and dsink, and its known elements. Rows are numbered through.
-struct Gradient {
-  std::vector<double> exact{};
-  std::vector<float> plain{};
-  std::vector<char> known{};  ///< [row, head]
-  std::int64_t heads = 0, dim = 0;
-
-  Gradient(std::int64_t rows, std::int64_t heads_, std::int64_t dim_)
-      : exact(index(rows * heads_ * dim_)), plain(exact.size()), known(index(rows * heads_)), heads(heads_), dim(dim_) {}
-
-  /// Takes the rows of `part`, [rows, count, dim], as those of heads `head`, `head` + 1 and so on.
-  void take(std::int64_t first_row, std::int64_t head, std::int64_t count, const std::vector<double>& part,
-            const std::vector<float>& plain_part) {
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(part.size()) / dim; ++i) {
-      const std::int64_t to = (first_row + i / count) * heads + head + i % count;
-      known[index(to)] = 1;
-      for (std::int64_t d = 0; d < dim; ++d) {  // the sink's gradient sums over sequences
-        exact[index(to * dim + d)] += part[index(i * dim + d)];
-        plain[index(to * dim + d)] += plain_part[index(i * dim + d)];
-      }
-    }
-  }
-};
-
 class BackwardTrial final : public Trial {
  public:
-  explicit BackwardTrial(const BackwardCase& spec) : spec_(spec) {
+  explicit BackwardTrial(const BackwardCase& spec) : spec_(spec), blocks_(spec) {
     q_begin_ = k_begin_ = {0};
     for (const Sequence& s : spec_.sequences) {
       q_begin_.push_back(q_begin_.back() + s.q);
@@ -73,6 +51,7 @@ class BackwardTrial final : public Trial {
   std::vector<Named> inputs() const override {
     std::vector<Named> list{{"q", q_},     {"k", k_},       {"v", v_},       {"out", out_},           {"dout", dout_},
                             {"lse", lse_}, {"dlse", dlse_}, {"sink", sink_}, {"cu_seqlens_q", cu_q_}, {"cu_seqlens_k", cu_k_}};
+    for (const Named& named : blocks_.inputs()) list.push_back(named);
     std::erase_if(list, [](const Named& named) { return !named.tensor; });
     return list;
   }
@@ -107,11 +86,13 @@ class BackwardTrial final : public Trial {
 
   static std::int64_t offset(const HostileTensor& tensor, std::int64_t flat, std::int64_t head) {
     const TensorDesc& d = tensor.desc();
-    return d.rank == 4 ? tensor.offset(flat / d.shape[1], flat % d.shape[1], head) : tensor.offset(flat, head);
+    const std::int64_t rows = std::max<std::int64_t>(d.shape[1], 1);
+    return d.rank == 4 ? tensor.offset(flat / rows, flat % rows, head) : tensor.offset(flat, head);
   }
   std::int64_t lse_offset(std::int64_t flat, std::int64_t head) const {
     const TensorDesc& d = lse_.desc();
-    return d.rank == 3 ? lse_.offset(flat / d.shape[2], head, flat % d.shape[2]) : lse_.offset(flat, head);
+    const std::int64_t rows = std::max<std::int64_t>(d.shape[2], 1);
+    return d.rank == 3 ? lse_.offset(flat / rows, head, flat % rows) : lse_.offset(flat, head);
   }
   template <class F>
   static void for_each_row(const HostileTensor& tensor, std::int64_t rows, F&& f) {
@@ -137,6 +118,7 @@ class BackwardTrial final : public Trial {
   PlainGradients plain(std::size_t b, std::int64_t kv_head) const;
 
   BackwardCase spec_;
+  BackwardBlocks blocks_;
   std::vector<std::int64_t> q_begin_{}, k_begin_{};
   AttentionBackwardDesc desc_{};
   AttentionBackwardArgs args_{};
@@ -256,8 +238,13 @@ void BackwardTrial::spoil_unseen() {
     std::vector<char> seen(index(s.kv));
     for (std::int64_t row = 0; row < s.q; ++row) {
       const Keys keys = visible_keys(spec_.mask, s, row);
-      std::fill(seen.begin() + keys.begin, seen.begin() + keys.end, 1);
-      if (keys.begin != keys.end) continue;
+      bool sees_any = false;  // of head 0
+      for (std::int64_t head = group(); head-- > 0;) {
+        sees_any = false;
+        for (std::int64_t key = keys.begin; key < keys.end; ++key)
+          if (blocks_.sees(static_cast<std::int64_t>(b), head, row, key)) seen[index(key)] = 1, sees_any = true;
+      }
+      if (sees_any) continue;
       spoil(q_, q_begin_[b] + row, kInf), spoil(dout_, q_begin_[b] + row, kNan);
       if (spec_.dlse) dlse_.set(lse_offset(q_begin_[b] + row, 0), kNan);
     }
@@ -281,6 +268,7 @@ void BackwardTrial::point() {
   args_.dv = dv_.data();
   args_.dsink = dsink_.as<float>();
   args_.dlse = dlse_.as<const float>();
+  blocks_.add_to(desc_.forward, args_.forward);
 }
 
 /// The reference gives out and lse. Large cases take the fastest implementation; the exact gradients come from q, k, v and dout alone.
@@ -308,6 +296,7 @@ reference::BackwardOutput BackwardTrial::exact(std::size_t b, std::int64_t kv_he
   args.forward.k = at(k_, k_begin_[b], kv_head);
   args.forward.v = at(v_, k_begin_[b], kv_head);
   args.dout = at(dout_, q_begin_[b], head);
+  blocks_.add_part(static_cast<std::int64_t>(b), head, group(), desc.forward, args.forward);
   if (spec_.sink) args.forward.sink += head;
   if (spec_.dlse) {
     const TensorDesc& all = dlse_.desc();
@@ -347,7 +336,8 @@ PlainGradients BackwardTrial::plain(std::size_t b, std::int64_t kv_head) const {
       if (spec_.dlse) dlse[index(row)] = dlse_.at(at);
     }
     work.add_head({rows(q_, q_begin_[b], s.q, head), rows(out_, q_begin_[b], s.q, head), rows(dout_, q_begin_[b], s.q, head), lse, dlse,
-                   spec_.sink ? sink_.at(head) : -kInf, i},
+                   spec_.sink ? sink_.at(head) : -kInf, i,
+                   [&](std::int64_t row, std::int64_t key) { return blocks_.sees(static_cast<std::int64_t>(b), head, row, key); }},
                   gradients);
   }
   gradients.round(spec_.dtype);
@@ -355,7 +345,7 @@ PlainGradients BackwardTrial::plain(std::size_t b, std::int64_t kv_head) const {
 }
 
 std::vector<Answer> BackwardTrial::expect() const {
-  Gradient dq(total_q(), spec_.head, spec_.dqk), dk(total_k(), spec_.kv_head, spec_.dqk), dv(total_k(), spec_.kv_head, spec_.dv),
+  KnownGradient dq(total_q(), spec_.head, spec_.dqk), dk(total_k(), spec_.kv_head, spec_.dqk), dv(total_k(), spec_.kv_head, spec_.dv),
       dsink(1, spec_.head, 1);
   for (std::size_t b = 0; b < spec_.sequences.size(); ++b)
     for (std::int64_t kv_head = 0; kv_head < spec_.kv_head; ++kv_head) {
@@ -368,7 +358,7 @@ std::vector<Answer> BackwardTrial::expect() const {
       dsink.take(0, kv_head * group(), group(), exact.dsink, plain.dsink);
     }
   std::vector<Answer> answers;
-  const auto add = [&](std::string_view name, const HostileTensor& tensor, const Gradient& gradient) {
+  const auto add = [&](std::string_view name, const HostileTensor& tensor, const KnownGradient& gradient) {
     Answer answer(name, tensor, {gradient.heads, gradient.dim});
     const auto dim = index(gradient.dim);
     for (std::size_t i = 0; i < gradient.known.size(); ++i) {

@@ -20,6 +20,7 @@ struct BackwardCase {
   std::vector<Sequence> sequences{{64, 64}};
   bool ragged = false;
   BandMask mask{};
+  Blocks blocks{};
   float scale = 0, softcap = 0;
   bool sink = false;  ///< 0.5, -inf, +inf and -1 by head
   bool dlse = false;

@@ -135,6 +135,8 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kPortableAttention, "blocks/bf16-16x32-d", "block_k: got 32"},
     {kPortableAttention, "blocks/f16-16x32-d", "block_k: got 32"},
     {kCdnaAttention, "attention/blocks/", kNoLists},
+    {kSm90Backward, "attention_backward/blocks/", kNoLists},
+    {kPortableBackward, "attention_backward/blocks/", kNoLists},
     {kSm90Blocks, "attention/", "block_mask: got none"},
     {kSm90Blocks, "attention/packed_mask/", "packed_mask: got a value"},
     {kSm90Blocks, "attention/score_bias/", ": got a value"},

@@ -67,6 +67,7 @@ void PlainBackward::add_row(const Head& head, std::int64_t row, PlainGradients& 
   float* dq = &gradients.dq[index((row * gradients.group + head.index) * dqk)];
   const Keys seen = visible_keys(mask, sequence, row);
   for (std::int64_t key = seen.begin; key < seen.end; ++key) {
+    if (!head.sees(row, key)) continue;
     const float* k_row = &k[index(key * dqk)];
     float s = scale * dot(q, k_row, dqk);
     if (softcap > 0) s = softcap * std::tanh(s / softcap);

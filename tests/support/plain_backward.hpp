@@ -2,6 +2,7 @@
 /// The plain same-precision backward pass: the usual formula in f32, with P and dS rounded as a matrix unit would take them.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "case.hpp"
@@ -30,6 +31,7 @@ struct PlainBackward {
     std::vector<float> q, out, dout, lse, dlse;  ///< dlse: zeros in a call without
     float sink = 0;
     std::int64_t index = 0;
+    std::function<bool(std::int64_t row, std::int64_t key)> sees{};  ///< beside the band
   };
   void add_head(const Head& head, PlainGradients& gradients) const;
 

@@ -14,15 +14,6 @@ std::int64_t offset(const TensorDesc& desc, std::int64_t batch, std::int64_t hea
   return first + q_block * desc.strides[2] + (desc.rank == 4 ? last : 0);
 }
 
-/// Rows [begin, end) of an item, of one query block and head, and the words of a tile.
-struct Target {
-  std::int64_t batch, head, q_block;
-  int begin, end, step;  ///< rows of the head are `step` apart
-  std::int64_t origin, keys;
-  std::uint32_t* words;
-  std::int64_t row_words;
-};
-
 /// A list of one kind of blocks.
 struct List {
   const std::optional<TensorDesc>& indices;
@@ -32,7 +23,7 @@ struct List {
 
 /// f(slot, first key) for each listed block that reaches into the tile.
 template <class F>
-void for_blocks(const List& list, const Target& to, std::int64_t block_k, F&& f) {
+void for_blocks(const List& list, const ListedRows& to, std::int64_t block_k, F&& f) {
   if (!list.indices || list.indices->shape[3] == 0) return;
   const std::int64_t named = list.counts_data[offset(list.counts, to.batch, to.head, to.q_block)];
   const std::int64_t count = std::clamp<std::int64_t>(named, 0, list.indices->shape[3]);
@@ -43,7 +34,9 @@ void for_blocks(const List& list, const Target& to, std::int64_t block_k, F&& f)
   }
 }
 
-bool add_blocks(const BlockLists& lists, const BlockArgs& args, const Item& item, const Target& to) {
+}  // namespace
+
+bool add_listed(const BlockLists& lists, const BlockArgs& args, const ListedRows& to) {
   bool some = false;
   const auto words_of = [&](std::int64_t begin, auto&& word_of) {
     const std::int64_t first = std::max(begin, to.origin), last = std::min(begin + lists.block_k, to.origin + to.keys);
@@ -62,14 +55,12 @@ bool add_blocks(const BlockLists& lists, const BlockArgs& args, const Item& item
              [&](std::int64_t slot, std::int64_t begin) {
                const std::int32_t* bits = args.bits + offset(lists.bits, to.batch, to.head, to.q_block, slot * lists.block_q * block_words);
                words_of(begin, [&](int row, std::int64_t key) {
-                 const std::int64_t inside = item.query_of(row) - to.q_block * lists.block_q;
+                 const std::int64_t inside = (to.first_row + row) / to.group - to.q_block * lists.block_q;
                  return static_cast<std::uint32_t>(bits[inside * block_words + key / kKeysOfWord]);
                });
              });
   return some;
 }
-
-}  // namespace
 
 bool find_listed(const Item& item, std::int64_t origin) {
   const BlockLists& lists = *item.setup.blocks;
@@ -84,8 +75,19 @@ bool find_listed(const Item& item, std::int64_t origin) {
     while (end < item.rows && item.query_of(end) / lists.block_q == q_block) ++end;
     for (int row = begin; row < std::min(begin + group, end); ++row) {
       const std::int64_t head = item.kv_head * group + (item.entry.row_begin + row) % group;
-      const Target to{item.sequence.batch, head, q_block, row, end, group, origin, item.setup.tuning.kv_tile, words, row_words};
-      some = add_blocks(lists, item.call.blocks, item, to) || some;
+      const ListedRows rows{.batch = item.sequence.batch,
+                            .head = head,
+                            .q_block = q_block,
+                            .begin = row,
+                            .end = end,
+                            .step = group,
+                            .first_row = item.entry.row_begin,
+                            .group = group,
+                            .origin = origin,
+                            .keys = item.setup.tuning.kv_tile,
+                            .words = words,
+                            .row_words = row_words};
+      some = add_listed(lists, item.call.blocks, rows) || some;
     }
     begin = end;
   }

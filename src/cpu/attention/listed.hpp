@@ -10,8 +10,6 @@
 
 namespace fovea::cpu {
 
-struct Item;
-
 /// The lists of a plan; the fields of the problem.
 struct BlockLists {
   std::optional<TensorDesc> full{}, partial{};
@@ -35,13 +33,31 @@ struct BlockArgs {
   const std::int32_t *full_counts = nullptr, *full = nullptr, *partial_counts = nullptr, *partial = nullptr, *bits = nullptr;
 };
 
+inline BlockArgs block_args(const AttentionArgs& args) {
+  return {args.full_block_counts, args.full_block_indices, args.partial_block_counts, args.partial_block_indices, args.partial_block_bits};
+}
+
 inline constexpr int kKeysOfWord = 32;
+
+/// Rows of one query block and head against a tile of keys.
+struct ListedRows {
+  std::int64_t batch, head, q_block;
+  int begin, end, step;           ///< rows of the head are `step` apart
+  std::int64_t first_row, group;  ///< row i is one of query (first_row + i) / group
+  std::int64_t origin, keys;      ///< the tile's first key, a multiple of a word's keys; and its keys, likewise
+  std::uint32_t* words;           ///< [row][row_words]
+  std::int64_t row_words;
+};
+
+/// Sets the bits of listed keys in `words`: the first key in the lowest bit. Numbers of no block set none. Returns whether it sets any.
+bool add_listed(const BlockLists& lists, const BlockArgs& args, const ListedRows& rows);
 
 /// Words of a row's bits in a key tile.
 inline std::int64_t listed_words(const auto& setup) { return setup.tuning.kv_tile / kKeysOfWord; }
 
-/// Finds the listed keys of the tile at `origin` for each row of the item, in scratch.listed: words of 32 keys, the first key in the
-/// lowest bit. Returns whether some row sees some key.
+struct Item;
+
+/// Finds the listed keys of the tile at `origin` for each row of the item, in scratch.listed. Returns whether some row sees some key.
 bool find_listed(const Item& item, std::int64_t origin);
 
 }  // namespace fovea::cpu

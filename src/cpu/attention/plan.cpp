@@ -18,8 +18,7 @@ Call make_call(const AttentionArgs& args) {
   call.bias = args.bias;
   call.dropout_state = args.dropout_state;
   call.cu_seqlens_k = args.cu_seqlens_k;
-  call.blocks = {args.full_block_counts, args.full_block_indices, args.partial_block_counts, args.partial_block_indices,
-                 args.partial_block_bits};
+  call.blocks = block_args(args);
   call.packed_mask = {args.packed_mask, args.mask_indptr};
   return call;
 }

@@ -25,6 +25,7 @@ BackwardCall make_call(const AttentionBackwardArgs& args) {
   call.forward.alibi_slopes = args.forward.alibi_slopes;
   call.forward.bias = args.forward.bias;
   call.forward.dropout_state = args.forward.dropout_state;
+  call.forward.blocks = block_args(args.forward);
   return call;
 }
 
@@ -84,16 +85,17 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
   setup.dbias = problem.dbias;
   setup.dbias_extents = problem.dbias_extents;
   setup.dbias_elements = problem.dbias_elements;
+  setup.forward.blocks = block_lists(problem);
   setup.forward.threads = backward_threads(problem);
-  setup.tuning = choose_backward_tuning(problem, *setup.forward.attention);
+  setup.tuning = choose_backward_tuning(problem, *setup.forward.attention, problem.block_k);
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(
       std::make_shared<State>(kEntryName<detail::AttentionBackward, Isa>, problem, setup));
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 512";
-constexpr auto kHandled = detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)",
-                                                                     "softcap", "sink", "dlse", "options.batch_invariant",
-                                                                     "options.deterministic", "alibi_slopes", "bias", "dropout_p", "dbias");
+constexpr auto kHandled = detail::handles<detail::AttentionBackward>(
+    "ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse", "options.batch_invariant",
+    "options.deterministic", "alibi_slopes", "bias", "dropout_p", "dbias", "full_block_indices", "partial_block_indices");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::AttentionBackward, Isa>(kAccepts, kHandled, plan<Isa>); });
 

@@ -5,17 +5,30 @@
 
 namespace fovea::cpu {
 
-BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels) {
+namespace {
+
+/// The longest tile up to `most` of which each lies in one block, so that few tiles are seen in part: a multiple of a word's keys.
+int tile_in_block(std::int64_t block_k, int most) {
+  int tile = most;
+  while (tile > kKeysOfWord && block_k % tile != 0) tile -= kKeysOfWord;
+  return tile;
+}
+
+}  // namespace
+
+BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels, std::int64_t block_k) {
   const bool wide = std::max(core.head_dim_qk, core.head_dim_v) > 128;
   BackwardTuning t{};
   if (kernels.enter != nullptr) {  // tiles multiply faster than accumulators pass through the caches: longer sums
     t.chunk_keys = kernels.block_rows;
     t.kv_tile = wide ? 128 : 256;
     t.q_tile = 128;
+    if (block_k != 0) t.kv_tile = tile_in_block(block_k, t.kv_tile);
     return t;
   }
   t.chunk_keys = 24;
   t.kv_tile = wide ? 48 : 96;
+  if (block_k != 0) t.kv_tile = tile_in_block(block_k, wide ? 64 : 96);
   t.q_tile = static_cast<int>(round_up(64, kernels.panel));
   return t;
 }
@@ -106,6 +119,7 @@ BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base
   s.exact = arena.take<float>(tile);
   s.visible = arena.take<KeySpan>(t.kv_tile);
   s.blocks = arena.take<RowBlock>(tile);
+  if (setup.forward.blocks) s.listed = arena.take<std::uint32_t>(t.q_tile * listed_words(setup));
   if (bytes != nullptr) *bytes = arena.bytes();
   return s;
 }

@@ -73,6 +73,7 @@ struct BackwardScratch {
   char* kept = nullptr;                           // [chunk_keys][score_stride] whether dropout leaves the pair; null without
   float *ones = nullptr, *exact = nullptr;        // [largest tile]
   KeySpan* visible = nullptr;                     // [kv_tile]
+  std::uint32_t* listed = nullptr;                // [q_tile][kv_tile / 32] bits of listed pairs; null without a block mask
   RowBlock* blocks = nullptr;                     // [largest tile]
 };
 
@@ -92,7 +93,8 @@ Work backward_work(const detail::AttentionCore& core, double pairs);
 /// Threads that the largest call within the bounds is worth. The plan has memory for these.
 int backward_threads(const detail::AttentionCore& core);
 
-BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels);
+/// `block_k`: keys of a block of a block mask; 0 without.
+BackwardTuning choose_backward_tuning(const detail::AttentionCore& core, const AttentionKernels& kernels, std::int64_t block_k);
 
 /// With a null base only `bytes` is meaningful.
 BackwardWorkspace map_backward_workspace(const BackwardSetup& setup, std::byte* base);

@@ -6,19 +6,10 @@
 
 #include "cpu/attention/item.hpp"
 #include "cpu/attention/score_bias.hpp"
-#include "cpu/attention_backward/head.hpp"
+#include "cpu/attention_backward/pair.hpp"
 
 namespace fovea::cpu {
 namespace {
-
-/// A key tile against a query tile.
-struct Pair {
-  std::int64_t key = 0, query = 0;  // first ones
-  int keys = 0, queries = 0;
-  bool masked = false;      // set if some query does not see some key, a tile is not whole, or an element is not finite
-  bool finite_keys = true;  // every element of K
-  Finite finite{};          // every element of Q and dO
-};
 
 /// The keys of one step, and the queries that see them.
 struct Chunk {
@@ -26,23 +17,6 @@ struct Chunk {
   int blocks = 0;
   KeySpan queries{};  // whole panels
 };
-
-KeySpan clamped(std::int64_t begin, std::int64_t end, int size) {
-  const auto clamp = [&](std::int64_t x) { return static_cast<int>(std::clamp<std::int64_t>(x, 0, size)); };
-  return {clamp(begin), clamp(end)};
-}
-
-KeySpan queries_of(const Head& head, const Pair& pair, int key) {
-  const std::int64_t distance = pair.key + key - pair.query;
-  return clamped(distance - head.sequence.band.high, distance - head.sequence.band.low + 1, pair.queries);
-}
-
-/// Empty for a row that was left out.
-KeySpan keys_of(const Head& head, const Pair& pair, int query) {
-  if (head.scratch.q_rows[pair.query + query] == zero_row()) return {};
-  const std::int64_t distance = pair.query + query - pair.key;
-  return clamped(distance + head.sequence.band.low, distance + head.sequence.band.high + 1, pair.keys);
-}
 
 /// Finds the blocks of rows [begin, end) that see anything, and for each the range that its rows see. Rows count from `begin`.
 template <class VisibleKeys>
@@ -146,6 +120,22 @@ void add_score_gradients(const Head& head, const Pair& pair, const Chunk& chunk)
   }
 }
 
+/// Replaces what the lists hide by zeros.
+void hide_unlisted(const Head& head, const Chunk& chunk) {
+  const BackwardScratch& s = head.scratch;
+  const std::int64_t stride = head.extents.score_stride, operand = head.kernels().operand_bytes;
+  for (int i = 0; i < chunk.keys; ++i) {
+    const int key = chunk.key + i;
+    for (int query = s.visible[key].begin; query < s.visible[key].end; ++query) {
+      if (is_listed(head, query, key)) continue;
+      const std::int64_t at = i * stride + query;
+      std::fill_n(s.p + at * operand, operand, std::byte{});
+      std::fill_n(s.ds + at * operand, operand, std::byte{});
+      if (head.dbias != nullptr) s.dbias[at] = 0;
+    }
+  }
+}
+
 void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chunk) {
   const detail::AttentionCore& core = head.core();
   const BackwardScratch& s = head.scratch;
@@ -165,6 +155,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .dbias = head.dbias != nullptr ? s.dbias : nullptr,
                            .factor = static_cast<float>(core.softcap > 0 ? unit_of_capped(core.softcap) : core.scale),
                            .soft_cap = soft_cap_of(core.scale, core.softcap)});
+  if (pair.listed) hide_unlisted(head, chunk);
   head.kernels().transpose_gradient({.ds = s.ds,
                                      .to = s.ds_rows + chunk.key * head.kernels().operand_bytes,
                                      .stride = head.extents.score_stride,
@@ -187,23 +178,23 @@ struct Product {
 };
 
 /// Multiplies values that are not all finite: each row multiplies exactly what it sees.
-template <class VisibleKeys>
-void multiply_exactly(const Head& head, const Product& product, int rows, VisibleKeys&& visible_keys) {
+template <class ForRuns>
+void multiply_exactly(const Head& head, const Product& product, int rows, ForRuns&& for_runs) {
   const bool f32 = head.kernels().operand_bytes == sizeof(float);
   const RowKernels& kernels = *head.setup.forward.rows;
   for (int row = 0; row < rows; ++row) {
-    const KeySpan span = visible_keys(row);
-    if (span.begin >= span.end) continue;
-    const int count = span.end - span.begin;
-    const std::byte* weights = product.weights + (row * product.weight_stride + span.begin) * head.kernels().operand_bytes;
-    std::fill_n(head.scratch.exact, count, 0.0f);
-    kernels.add_scaled[static_cast<std::size_t>(f32 ? DType::f32 : DType::bf16)](head.scratch.exact, weights, 1.0f, count);
-    kernels.stream_values[head.dtype()]({.p = head.scratch.exact,
-                                         .values = {.rows = product.value_rows + span.begin, .count = count},
-                                         .acc = product.acc + row * product.acc_stride,
-                                         .acc_stride = product.acc_stride,
-                                         .rows = 1,
-                                         .head_dim = static_cast<int>(product.dim)});
+    for_runs(row, [&](KeySpan run) {
+      const int count = run.end - run.begin;
+      const std::byte* weights = product.weights + (row * product.weight_stride + run.begin) * head.kernels().operand_bytes;
+      std::fill_n(head.scratch.exact, count, 0.0f);
+      kernels.add_scaled[static_cast<std::size_t>(f32 ? DType::f32 : DType::bf16)](head.scratch.exact, weights, 1.0f, count);
+      kernels.stream_values[head.dtype()]({.p = head.scratch.exact,
+                                           .values = {.rows = product.value_rows + run.begin, .count = count},
+                                           .acc = product.acc + row * product.acc_stride,
+                                           .acc_stride = product.acc_stride,
+                                           .rows = 1,
+                                           .head_dim = static_cast<int>(product.dim)});
+    });
   }
 }
 
@@ -225,7 +216,7 @@ void add_key_gradients(const Head& head, const Pair& pair, const Chunk& chunk) {
   const BackwardScratch& s = head.scratch;
   const BackwardExtents& e = head.extents;
   const std::int64_t operand = head.kernels().operand_bytes;
-  const auto seen = [&](int row) { return s.visible[chunk.key + row]; };
+  const auto seen = [&](int row, auto&& multiply_run) { for_queries(head, pair, chunk.key + row, multiply_run); };
   const Product products[] = {{.weights = s.p,
                                .weight_stride = e.score_stride,
                                .values = s.dout_values + pair.query * e.v_values * operand,
@@ -253,7 +244,6 @@ void add_key_gradients(const Head& head, const Pair& pair, const Chunk& chunk) {
 void add_query_gradients(const Head& head, const Pair& pair) {
   const BackwardScratch& s = head.scratch;
   const BackwardExtents& e = head.extents;
-  const auto seen = [&](int query) { return keys_of(head, pair, query); };
   const Product product{.weights = s.ds_rows,
                         .weight_stride = e.ds_stride,
                         .values = s.k_values,
@@ -262,8 +252,11 @@ void add_query_gradients(const Head& head, const Pair& pair) {
                         .acc = s.dq + pair.query * e.qk_values,
                         .acc_stride = e.qk_values,
                         .dim = head.core().head_dim_qk};
-  if (!pair.finite_keys) return multiply_exactly(head, product, pair.queries, seen);
-  multiply(head, product, find_blocks(head, 0, pair.queries, seen));
+  if (!pair.finite_keys) {
+    return multiply_exactly(head, product, pair.queries,
+                            [&](int query, auto&& multiply_run) { for_keys(head, pair, query, multiply_run); });
+  }
+  multiply(head, product, find_blocks(head, 0, pair.queries, [&](int query) { return keys_of(head, pair, query); }));
 }
 
 void differentiate_pair(const Head& head, const Pair& pair) {
@@ -316,14 +309,17 @@ void differentiate_tile(const Head& head, std::int64_t begin, int count) {
   const std::int64_t first = std::max<std::int64_t>(begin - band.high, 0), last = std::min(begin + count - band.low, head.sequence.seq_q);
   if (band.low > band.high || first >= last) return;
 
-  Pair pair{.key = begin, .keys = count, .finite_keys = load_keys(head, begin, count)};
+  Pair pair{.key = begin, .keys = count};
+  bool loaded = false;
   for (pair.query = first / tuning.q_tile * tuning.q_tile; pair.query < last; pair.query += tuning.q_tile) {
     pair.queries = static_cast<int>(std::min<std::int64_t>(tuning.q_tile, head.sequence.seq_q - pair.query));
+    if (!find_listed(head, pair)) continue;
+    if (!loaded) pair.finite_keys = load_keys(head, begin, count), loaded = true;
     pair.finite = s.finite[pair.query / tuning.q_tile];
     const bool whole = pair.keys == tuning.kv_tile && pair.queries == tuning.q_tile;
     const bool finite = pair.finite_keys && pair.finite.q && pair.finite.dout;
     const bool seen = pair.key - (pair.query + pair.queries - 1) >= band.low && pair.key + pair.keys - 1 - pair.query <= band.high;
-    pair.masked = !whole || !finite || !seen;
+    pair.masked = !whole || !finite || !seen || pair.listed;
     differentiate_pair(head, pair);
   }
 }
