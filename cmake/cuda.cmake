@@ -3,7 +3,7 @@
 # also runs where there is no driver.
 set(FOVEA_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (when nvcc 12.8 or newer is found), ON or OFF")
 set_property(CACHE FOVEA_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(FOVEA_CUDA_ARCHITECTURES 75 80 89 90a 120 CACHE STRING "Architectures to build kernels for")
+set(FOVEA_CUDA_ARCHITECTURES 75 80 89 90a 100a 120 CACHE STRING "Architectures to build kernels for")
 set(fovea_cuda_wanted ${FOVEA_CUDA})
 
 if(FOVEA_CUDA)

@@ -12,6 +12,9 @@
 #ifdef FOVEA_HAS_CUDA_SM90
 #include "gpu/cuda/sm90/implementations.hpp"
 #endif
+#ifdef FOVEA_HAS_CUDA_SM100
+#include "gpu/cuda/sm100/implementations.hpp"
+#endif
 #ifdef FOVEA_HAS_CUDA_PORTABLE
 #include "gpu/cuda/portable/implementations.hpp"
 #endif
@@ -33,6 +36,9 @@ std::vector<Implementation<Operation>> collect() {
   const auto append = [&](Implementations<Operation> rows) { all.insert(all.end(), rows.begin(), rows.end()); };
 #ifdef FOVEA_HAS_CUDA_SM90
   if constexpr (requires { gpu::sm90::implementations(Operation{}); }) append(gpu::sm90::implementations(Operation{}));
+#endif
+#ifdef FOVEA_HAS_CUDA_SM100
+  if constexpr (requires { gpu::sm100::implementations(Operation{}); }) append(gpu::sm100::implementations(Operation{}));
 #endif
 #ifdef FOVEA_HAS_CUDA_PORTABLE
   if constexpr (requires { gpu::portable::implementations(Operation{}); }) append(gpu::portable::implementations(Operation{}));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -35,6 +36,10 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
     if (named("/bf16-") && !named("/bf16-on-")) return "k_cache.dtype: got bf16, want f16";
     constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16"};
     return std::any_of(kLarge.begin(), kLarge.end(), named) ? "want at most 128" : "";
+  }
+  if (implementation == kSm100Attention) {
+    if (device.capability != 100) return "device (compute capability): got ";
+    return std::getenv("FOVEA_UNTESTED_BLACKWELL") == nullptr ? "FOVEA_UNTESTED_BLACKWELL: got nothing" : "";
   }
   const bool declined =
       implementation.starts_with("cuda.sm90.") ? device.capability != 90 : implementation == kPortableBackward && device.capability < 80;

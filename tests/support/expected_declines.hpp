@@ -16,6 +16,7 @@ struct ExpectedDecline {
 
 inline constexpr std::string_view kSm90Attention = "cuda.sm90.attention", kSm90E4m3 = "cuda.sm90.attention_e4m3";
 inline constexpr std::string_view kSm90Blocks = "cuda.sm90.block_attention";
+inline constexpr std::string_view kSm100Attention = "cuda.sm100.attention";
 inline constexpr std::string_view kSm90Backward = "cuda.sm90.attention_backward";
 inline constexpr std::string_view kPortableAttention = "cuda.portable.attention";
 inline constexpr std::string_view kPortableBackward = "cuda.portable.attention_backward";
@@ -29,6 +30,7 @@ inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attentio
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr std::string_view kCdnaLatent = "hip.cdna.latent_attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
+inline constexpr std::string_view kPast192 = "want at most 192 and 128";
 inline constexpr std::string_view kNoLists = "_block_indices: got a value";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Indexer, "head_dim/64", "q.shape[2] (head_dim): got 64"},
@@ -52,6 +54,31 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "scales/negative-", "q_scale: got a value"},
     {kSm90Attention, "scales/per-head-", "q_scale: got a value"},
     {kSm90Attention, "scales/none-", "q.dtype: got e4m3"},
+    {kSm100Attention, "attention/head_dim/bf16-256x256", kPast192},
+    {kSm100Attention, "attention/head_dim/f16-256x256", kPast192},
+    {kSm100Attention, "attention/tiles/bf16-256x", kPast192},
+    {kSm100Attention, "attention/tiles/f16-256x", kPast192},
+    {kSm100Attention, "loud-nan-tail-256x256", kPast192},
+    {kSm100Attention, "-8x256", kPast192},
+    {kSm100Attention, "-scale3e38", "scale: got"},
+    {kSm100Attention, "-248x16", kPast192},
+    {kSm100Attention, "-192x192", kPast192},
+    {kSm100Attention, "-128x192", kPast192},
+    {kSm100Attention, "-odd-rows", "want a multiple of 16"},
+    {kSm100Attention, "-unaligned", "want a multiple of 16"},
+    {kSm100Attention, "/f32-", "q.dtype: got f32"},
+    {kSm100Attention, "/e4m3-", "q_scale: got a value"},
+    {kSm100Attention, "scales/one-", "q_scale: got a value"},
+    {kSm100Attention, "scales/negative-", "q_scale: got a value"},
+    {kSm100Attention, "scales/per-head-", "q_scale: got a value"},
+    {kSm100Attention, "scales/none-", "q.dtype: got e4m3"},
+    {kSm100Attention, "attention/blocks/", kNoLists},
+    {kSm100Attention, "attention/score_bias/", ": got a value"},
+    {kSm100Attention, "packed_mask/", "packed_mask: got a value"},
+    {kSm100Attention, "attention/wide/", kPast192},
+    {kSm100Attention, "attention/wide/e4m3-", "q_scale: got a value"},
+    {kSm100Attention, "attention/wide/f32-", "q.dtype: got f32"},
+    {kSm100Attention, "softcap", "softcap: got a value"},
     {kSm90E4m3, "-odd-rows", "want a multiple of 16"},
     {kSm90E4m3, "-unaligned", "want a multiple of 16"},
     {kSm90E4m3, "/e4m3-8x", "want a multiple of 16"},
