@@ -2,9 +2,11 @@
 """The barriers of Blackwell's roles order all accesses of shared and tensor memory, and each of them is needed."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
-from blackwell import Blackwell, Shape
+from blackwell import ROWS, Blackwell, Shape
 from simulation import Wrong
 
 
@@ -58,3 +60,41 @@ def test_loads_outlast_commits():
     first = Shape(tiles=1, stages=6)
     assert "left: a commit" in finds(first, ("load", "Await", "kv_empty"), tries=200)
     assert finds(first, None, tries=200) is None
+
+
+# ---- the kernel ------------------------------------------------------------------------------------------------------------------
+
+KERNEL = Path(__file__).parents[2] / "src/gpu/cuda/sm100/attention"
+FILES = {"load": "load.cuh", "mma": "mma_warp.cuh", "softmax": "softmax.cuh", "correction": "correction.cuh"}
+CALLS = {"barrier_wait": "Await", "mma_commit": "Commit"}  # others arrive
+
+
+def text_of(name):
+    """Without comments."""
+    return re.sub(r"//.*", "", (KERNEL / name).read_text())
+
+
+def test_storage_has_these_barriers():
+    storage = text_of("storage.cuh")
+    declared = dict(re.findall(r"(\w+)\[([\w:]+)\]", "".join(re.findall(r"std::uint64_t (.*?);", storage))))
+    arrivals = dict(re.findall(r"barrier_init\((\w+)\[\w+\], (.*?)\);", storage))
+    slots = {2: "kTiles", MANY.stages: "Config::kStages"}
+    counts = {1: "1", ROWS: "kTileRows", 2 * ROWS: "2 * kTileRows"}
+    assert {name: (declared[name], arrivals[name]) for name in declared} == {
+        name: (slots[slot], counts[count]) for name, (slot, count) in MANY.mbarriers().items()
+    }
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_each_role_waits_and_arrives_as_here(role):
+    barriers, text = MANY.mbarriers(), text_of(FILES[role])
+    calls = re.findall(rf"(\w+)>?\([^();]*\bstorage\.({'|'.join(barriers)})\[", text)
+    in_code = {(CALLS.get(call, "Arrive"), name) for call, name in calls}
+    assert in_code == {(operation, name) for of, operation, name in OPERATIONS if of == role and name in barriers}
+
+
+@pytest.mark.parametrize("role", ["softmax", "correction"])
+def test_each_role_orders_tensor_memory_as_here(role):
+    text = text_of(FILES[role])
+    for calls, operation in ((r"tmem_fence_\w+_sync\(\)", "Fence"), (r"tmem_\w+_wait\(", "AwaitGroups")):
+        assert len(re.findall(calls, text)) == sum((of, done) == (role, operation) for of, done, _ in OPERATIONS)
