@@ -19,7 +19,7 @@ namespace {
 struct Options {
   std::string operation = "attention", implementation, device = "cpu";
   std::shared_ptr<ProblemSize> size{};
-  bool batch_invariant = false, deterministic = false;
+  bool batch_invariant = false, exact_rows = false, deterministic = false;
 };
 
 /// The device that was named. One that was looked for and not found is said to be so.
@@ -36,8 +36,10 @@ int explain(const CLI::App& command, const Options& options) {
     complain("fovea explain: " + misplaced);
     return kUsage;
   }
-  const PlanOptions plan{
-      .implementation = options.implementation, .batch_invariant = options.batch_invariant, .deterministic = options.deterministic};
+  const PlanOptions plan{.implementation = options.implementation,
+                         .batch_invariant = options.batch_invariant,
+                         .exact_rows = options.exact_rows,
+                         .deterministic = options.deterministic};
   const Device device = device_of(options.device);
   fmt::print("problem: {}\ndevice: {}\n", described(*options.size, *found), where(options.device, device));
   const Explanation explanation = found->explain(*options.size, device, plan);
@@ -64,6 +66,7 @@ void add_explain(CLI::App& program, int& status) {
       ->check(device_name())
       ->option_text("cpu|cuda|cuda:N|hip|hip:N|smNN|gfx90a|gfx942 [cpu]");
   command->add_flag("--batch-invariant", o->batch_invariant, "Rows independent of the rest of the batch");
+  command->add_flag("--exact-rows", o->exact_rows, "Rows with the same bits in dense, ragged and paged attention");
   command->add_flag("--deterministic", o->deterministic, "Gradients with the same bits from run to run");
   command->add_option("--implementation", o->implementation, "Force one by name");
   command->footer("Exit status 2 when the description is wrong or nothing accepts it; the message says why.");

@@ -21,7 +21,16 @@ from fovea._attention_backward import attention_backward
 from fovea._block_mask import BlockMask
 from fovea._explain import explain
 from fovea._indexer import index_logits, topk_rows
-from fovea._info import Device, Implementation, devices, get_num_threads, implementations, set_num_threads
+from fovea._info import (
+    Device,
+    Implementation,
+    devices,
+    get_exact_rows,
+    get_num_threads,
+    implementations,
+    set_exact_rows,
+    set_num_threads,
+)
 from fovea._kv_format import KvFormat, kv_formats
 from fovea._latent import latent_attention, sparse_latent_attention
 from fovea._latent_cache import CacheFormat, cache_formats, dequantize_latent_cache, quantize_latent_cache
@@ -63,6 +72,7 @@ __all__ = [
     "dequantize_latent_cache",
     "devices",
     "explain",
+    "get_exact_rows",
     "get_num_threads",
     "implementations",
     "index_logits",
@@ -85,6 +95,7 @@ __all__ = [
     "quantize_v",
     "quantized_attention",
     "scaled_dot_product_attention",
+    "set_exact_rows",
     "set_num_threads",
     "sparse_latent_attention",
     "topk_rows",

@@ -70,3 +70,19 @@ def set_num_threads(threads: int) -> None:
 def get_num_threads() -> int:
     """Threads that the next call would use on the CPU."""
     return torch.ops.fovea.num_threads()
+
+
+@checked
+def set_exact_rows(exact: bool) -> None:
+    """Whether a query row has the same bits of out and lse in every later call, dense, ragged or paged, in a prompt or alone.
+
+    Nothing beside the row counts: other rows, hidden keys, sequences, heads, pages. The CPU promises it. Where no implementation
+    for the call's device does, the call raises ``NotImplementedError``. Latent attention makes the promise among its own calls.
+    Gradients ignore it. Held plans keep what was in effect when they were made.
+    """
+    torch.ops.fovea.set_exact_rows(exact)
+
+
+def get_exact_rows() -> bool:
+    """What ``set_exact_rows`` has set; False at first."""
+    return torch.ops.fovea.exact_rows()

@@ -44,14 +44,25 @@ class TableTest : public ::testing::Test {
     } else {
       EXPECT_EQ(report.status, Status::passed) << report.message << "\n  " << reproduce(entry_.name, implementation_);
       if (implementation_ == kSm90Attention) judge_whole_batches();
+      if (implementation_.starts_with("cpu.") && implementation_.ends_with("attention")) judge_exact_rows();
     }
   }
 
  private:
   /// Of two kernels, runs the one that does not look at the batch, also where a call fits one wave.
   void judge_whole_batches() {
-    const Report report = run_case(trial_of(entry_), implementation_, true);
+    const Report report = run_case(trial_of(entry_), implementation_, {.batch_invariant = true});
     EXPECT_EQ(report.status, Status::passed) << "batch_invariant: " << report.message;
+  }
+
+  /// With tiles and parts of their own.
+  void judge_exact_rows() {
+    const Report report = run_case(trial_of(entry_), implementation_, {.exact_rows = true});
+    if (implementation_.ends_with("quantized_attention")) {
+      EXPECT_EQ(report.status, Status::declined) << "exact_rows: " << report.message;
+    } else {
+      EXPECT_EQ(report.status, Status::passed) << "exact_rows: " << report.message;
+    }
   }
 
   const AnyCase& entry_;

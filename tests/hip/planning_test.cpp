@@ -142,7 +142,7 @@ TEST(HipPlanning, BatchInvariantRowsAreNotSplit) {
     ASSERT_TRUE(planned);
     EXPECT_EQ(planned->explanation.find(" splits"), std::string::npos);
     EXPECT_EQ(planned->workspace_bytes, 0U);
-    const Report report = run_case(*trial, kernel, true);
+    const Report report = run_case(*trial, kernel, {.batch_invariant = true});
     EXPECT_EQ(report.status, Status::passed) << report.message;
   }
 }

@@ -53,9 +53,10 @@ E4m3Products products_of(const AnyPlan& plan) {
   return chosen.ends_with("e4m3 products") ? E4m3Products::native : E4m3Products::widened;
 }
 
-Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant) {
+Report run_case(Trial& trial, std::string_view implementation, PlanOptions options) {
   const PlacedTrial placed(trial, implementation);
-  const auto planned = trial.plan({.implementation = implementation, .batch_invariant = batch_invariant}, placed.place());
+  options.implementation = implementation;
+  const auto planned = trial.plan(options, placed.place());
   if (!planned) {
     const Error& error = planned.error();
     if (error.code == ErrorCode::unsupported && error.declines.size() == 1) return {Status::declined, error.declines[0].reason};

@@ -50,7 +50,7 @@ struct Report {
 };
 
 /// Forces `implementation`, makes sure that it is what the plan runs, runs it once and judges.
-Report run_case(Trial& trial, std::string_view implementation, bool batch_invariant = false);
+Report run_case(Trial& trial, std::string_view implementation, PlanOptions options = {});
 
 /// Whether CPU threads share work however little it is. Cases are small, and sharing is tested.
 void share_small_work(bool share);

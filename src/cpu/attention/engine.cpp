@@ -62,19 +62,11 @@ void load_queries(const Item& item, bool streamed) {
   }
   if (!streamed && kernels.pack_q != nullptr) kernels.pack_q(item.scratch.q, item.rows, item.extents.q_stride);
   if (item.setup.int8) load_q_scales(item);
-  std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
-  std::fill_n(item.scratch.maximum, item.rows, kNothing);
-  std::fill_n(item.scratch.sum, item.rows, 0.0f);
+  clear_sums(item);
 }
 
-/// The result of one row so far: the sums of weights and of weighted values, relative to the row maximum.
-struct RowState {
-  const float* acc = nullptr;
-  float maximum = 0, sum = 0;
-};
-
 /// Writes a finished row. A row that saw no key has a sum of exactly zero. Any other row has a weight of one, or a NaN.
-void finish_row(const Item& item, int row, const RowState& state) {
+void finish_row(const Item& item, int row, const RowSums& state) {
   const detail::AttentionCore& core = item.setup.core;
   const std::int64_t flat = item.entry.row_begin + row, query = item.sequence.first_q + flat / core.group();
   const std::int64_t head = item.kv_head * core.group() + flat % core.group();
@@ -125,8 +117,24 @@ void store_partials(const Item& item, const WorkspaceMap& map) {
   }
 }
 
+/// Combines the splits in the order in which one item would add their keys.
+void add_partials(const Item& item, const WorkspaceMap& map) {
+  const std::int64_t dv = item.setup.core.head_dim_v, stride = item.extents.partial_floats;
+  for (int row = 0; row < item.rows; ++row) {
+    RowSums total{item.scratch.acc, kNothing, 0};
+    std::fill_n(total.acc, dv, 0.0f);
+    for (int part = 0; part < item.entry.parts; ++part) {
+      float* from = partial_of(item, map, part) + row * stride;
+      RowSums sums{from, from[dv], from[dv + 1]};
+      add_part(item, total, sums);
+    }
+    finish_row(item, row, total);
+  }
+}
+
 /// Combines the splits in their order, whichever finishes last. Leaves out splits in which the row saw no key.
 void combine_partials(const Item& item, const WorkspaceMap& map) {
+  if (item.setup.core.exact_rows) return add_partials(item, map);
   const std::int64_t dv = item.setup.core.head_dim_v, stride = item.extents.partial_floats;
   for (int row = 0; row < item.rows; ++row) {
     float maximum = kNothing;
@@ -159,6 +167,12 @@ void finish(const Item& item, const WorkspaceMap& map) {
 }
 
 }  // namespace
+
+void clear_sums(const Item& item) {
+  std::fill_n(item.scratch.acc, item.rows * item.extents.acc_stride, 0.0f);
+  std::fill_n(item.scratch.maximum, item.rows, kNothing);
+  std::fill_n(item.scratch.sum, item.rows, 0.0f);
+}
 
 double unit_of_capped(double cap) { return cap > 0x1p-64 && cap < 0x1p64 ? cap : 1; }
 

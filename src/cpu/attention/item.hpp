@@ -87,6 +87,22 @@ std::int64_t first_masked_key(const Item& item);
 /// end of `seen`.
 KeySpan first_run(KeySpan seen, const KeyBits* bits);
 
+/// Empties the sums of the item's rows.
+void clear_sums(const Item& item);
+
+/// The sums of weights and of weighted values of one row, relative to its maximum.
+struct RowSums {
+  float* acc = nullptr;
+  float maximum = 0, sum = 0;
+};
+
+/// Adds the sums over later keys to a row's total (exact_rows.cpp). Overwrites `part`.
+void add_part(const Item& item, RowSums& total, RowSums& part);
+
+/// The same for all rows of an item, from its sums to its totals. The sums begin anew, or are the totals.
+void add_parts(const Item& item);
+void take_totals(const Item& item);
+
 void attend_packed(const Item& item);
 void attend_streamed(const Item& item);
 

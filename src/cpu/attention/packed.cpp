@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Many query rows: K and V of a tile are packed once, and every row of the item multiplies them.
+#include <array>
+#include <span>
+
 #include "cpu/attention/item.hpp"
 #include "cpu/attention/score_bias.hpp"
 
@@ -14,6 +17,34 @@ struct PackedTile {
   bool finite = true;   // set if every packed value is finite
   int next = 0;         // rows of the next tile in k_rows[1], to prefetch
 };
+
+/// Rows of K and V of a tile's panels, [first, last).
+struct PanelRows {
+  int first = 0, last = 0;
+  const Row *k = nullptr, *v = nullptr;
+};
+
+/// Panels of V, and of K if the arithmetic packs both at once. Returns whether V is finite.
+bool pack_values(const Item& item, const PanelRows& rows) {
+  const AttentionKernels& kernels = *item.setup.attention;
+  const Scratch& s = item.scratch;
+  const std::int64_t first = rows.first;
+  const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
+  std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * kernels.qk_bytes();
+  std::byte* values = kernels.shared_tile ? keys : static_cast<std::byte*>(s.values) + first * kernels.panel * kernels.operand_bytes;
+  if (const auto pack = kernels.pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)]; pack != nullptr) {
+    return pack({.rows = rows.v + first,
+                 .count = rows.last - rows.first,
+                 .head_dim_qk = qk,
+                 .head_dim_v = dv,
+                 .row_stride = item.extents.qk_padded,
+                 .kv_tile = item.setup.tuning.kv_tile,
+                 .keys = keys,
+                 .values = values});
+  }
+  const auto v_dtype = static_cast<std::size_t>(item.setup.v_dtype());
+  return kernels.pack_values[v_dtype](rows.v + first, rows.last - rows.first, dv, item.setup.tuning.kv_tile, values);
+}
 
 PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   const AttentionKernels& kernels = *item.setup.attention;
@@ -38,25 +69,12 @@ PackedTile pack_tile(const Item& item, std::int64_t origin, bool masked) {
   }
 
   const auto kv = static_cast<std::size_t>(item.setup.core.kv_dtype);
-  const std::int64_t operand = kernels.operand_bytes;
-  const int qk = static_cast<int>(item.setup.core.head_dim_qk), dv = static_cast<int>(item.setup.core.head_dim_v);
-  std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * kernels.qk_bytes();
-  std::byte* values =
-      kernels.shared_tile ? keys : static_cast<std::byte*>(s.values) + static_cast<std::int64_t>(first) * kernels.panel * operand;
-  if (const auto pack = kernels.pack_latent[kv]; pack != nullptr) {
-    tile.finite = pack({.rows = k + first,
-                        .count = last - first,
-                        .head_dim_qk = qk,
-                        .head_dim_v = dv,
-                        .row_stride = item.extents.qk_padded,
-                        .kv_tile = item.setup.tuning.kv_tile,
-                        .keys = keys,
-                        .values = values});
-    return tile;
+  if (kernels.pack_latent[kv] == nullptr) {
+    std::byte* keys = static_cast<std::byte*>(s.keys) + first * item.extents.qk_padded * kernels.qk_bytes();
+    kernels.pack_keys[kv](k + first, last - first, static_cast<int>(item.setup.core.head_dim_qk), static_cast<int>(item.extents.qk_padded),
+                          keys);
   }
-  kernels.pack_keys[kv](k + first, last - first, qk, static_cast<int>(item.extents.qk_padded), keys);
-  tile.finite =
-      kernels.pack_values[static_cast<std::size_t>(item.setup.v_dtype())](v + first, last - first, dv, item.setup.tuning.kv_tile, values);
+  tile.finite = pack_values(item, {first, last, k, v});
   return tile;
 }
 
@@ -167,6 +185,40 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
   }
 }
 
+/// Multiplies one row. A product of tiles writes the accumulators of fifteen more rows, which are put back.
+void weigh_row(const Item& item, const RowBlock& row, int begin, ValueTile values) {
+  constexpr std::int64_t kMore = 15;
+  alignas(64) std::array<float, kMore * kLongestRow> kept;
+  const std::int64_t more = std::min<std::int64_t>(kMore, item.rows - begin - row.row - 1) * values.acc_stride;
+  float* behind = values.acc + (row.row + 1) * values.acc_stride;
+  std::copy_n(behind, more, kept.data());
+  values.blocks = &row;
+  values.block_count = 1;
+  item.setup.attention->values(values);
+  std::copy_n(kept.data(), more, behind);
+}
+
+/// Multiplies values that are not all finite in the order of sums of finite ones: hidden values become zeros.
+void weigh_seen(const Item& item, const PackedTile& tile, int begin, const ValueTile& values) {
+  const Scratch& s = item.scratch;
+  const int panel = item.setup.attention->panel;
+  PanelRows rows{tile.keys.begin / panel * panel, static_cast<int>(round_up(tile.keys.end, panel)), s.k_rows[0], s.v_rows[1]};
+  for (const RowBlock& block : std::span(values.blocks, static_cast<std::size_t>(values.block_count))) {
+    for (int r = block.row; r < block.row + block.rows; ++r) {
+      const KeySpan seen = s.visible[begin + r];
+      const KeyBits* bits = s.shown == nullptr ? nullptr : s.shown + begin + r;
+      for (int key = rows.first; key < rows.last; ++key) {
+        const bool shown = key >= seen.begin && key < seen.end && (bits == nullptr || bits->shows(key));
+        s.v_rows[1][key] = shown ? s.v_rows[0][key] : zero_row();
+      }
+      pack_values(item, rows);
+      weigh_row(item, {r, 1, block.key_begin, block.key_end}, begin, values);
+    }
+  }
+  rows.v = s.v_rows[0];
+  pack_values(item, rows);
+}
+
 /// Scores, weights and weighted values of the rows [begin, end).
 void step(const Item& item, const PackedTile& tile, int begin, int end) {
   const AttentionKernels& kernels = *item.setup.attention;
@@ -207,6 +259,7 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
     if (item.setup.core.dropout_p > 0) drop(item, tile, begin, s.blocks[i]);
   }
   if (!exact) return kernels.values(values);
+  if (item.setup.core.exact_rows) return weigh_seen(item, tile, begin, values);
   for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
 }
 
@@ -220,7 +273,13 @@ void attend_packed(const Item& item) {
   const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = ceil_div(item.entry.key_end, tuning.kv_tile);
   const std::int64_t masked_from = first_masked_key(item);
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
+  bool has_total = false;
   for (std::int64_t at = first; at < last; ++at) {
+    if (item.setup.core.exact_rows && at > first && at * tuning.kv_tile % tuning.split_keys == 0) {
+      if (!has_total) std::fill_n(item.scratch.total_sum, item.rows, 0.0f);
+      has_total = true;
+      add_parts(item);
+    }
     if (item.setup.blocks && !find_listed(item, at * tuning.kv_tile)) continue;
     const bool in_band = at >= tiles.full_first && at < tiles.full_last && (at + 1) * tuning.kv_tile <= masked_from;
     const bool masked = !in_band || item.setup.blocks;
@@ -233,6 +292,7 @@ void attend_packed(const Item& item) {
     for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows)
       step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
   }
+  if (has_total) take_totals(item);
   if (item.setup.attention->leave != nullptr) item.setup.attention->leave();
 }
 

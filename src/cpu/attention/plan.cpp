@@ -43,7 +43,7 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3; head dims that are multiples of 8 up to 512";
-constexpr auto kHandled = detail::handles<detail::Attention>(kEngineOptions);
+constexpr auto kHandled = detail::handles<detail::Attention>(kEngineOptions, "options.exact_rows");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::Attention, Isa>(kAccepts, kHandled, plan<Isa>); });
 
@@ -55,7 +55,7 @@ std::string describe(const Setup& setup) {
   return std::string(setup.attention->arithmetic) + " " + text(setup.attention->block_rows) + "x" + text(setup.attention->panel) +
          " micro-kernel; up to " + text(t.stream_rows) + " rows streamed by " + text(t.stream_tile) + " keys, more packed " +
          text(t.q_rows) + " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) +
-         " keys; " + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
+         " keys; " + (setup.core.exact_rows ? "exact rows; " : "") + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) { return kEntries; }

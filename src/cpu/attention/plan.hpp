@@ -25,9 +25,9 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
   t.kv_tile = 512;
   while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
   t.stream_tile = 128;
-  t.stream_rows = 8;
+  t.stream_rows = core.exact_rows ? 0 : 8;
   t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
-  t.split_keys = kSplitKeys;
+  t.split_keys = static_cast<int>(core.exact_rows ? kExactSplitKeys : kSplitKeys);
 
   // Fewer rows share a packing if some threads would otherwise have no work. No sum depends on it.
   std::int64_t rows = 1024;

@@ -9,11 +9,21 @@ namespace {
 /// Largest number of splits of a sequence. A bound of millions of tokens thus reserves a bounded number of partial results.
 constexpr std::int64_t kMaxParts = 32;
 
+/// The same where rows are exact. Longer sequences are not split.
+constexpr std::int64_t kMaxExactParts = 256;
+
+std::int64_t max_parts(const Setup& setup) { return setup.core.exact_rows ? kMaxExactParts : kMaxParts; }
+
 /// Keys of one split: split_keys times a power of two, so that there are at most kMaxParts. Depends on this sequence alone.
 std::int64_t part_keys(const Setup& setup, std::int64_t keys) {
   std::int64_t size = setup.tuning.split_keys;
-  while (ceil_div(keys, size) > kMaxParts) size *= 2;
+  while (!setup.core.exact_rows && ceil_div(keys, size) > kMaxParts) size *= 2;
   return size;
+}
+
+/// Whether a sequence is split. Exact rows have the same parts in any case.
+bool is_split(const Setup& setup, std::int64_t rows, std::int64_t keys) {
+  return rows <= setup.tuning.split_rows && (!setup.core.exact_rows || ceil_div(keys, setup.tuning.split_keys) <= kMaxExactParts);
 }
 
 /// Overheads in units of (key, row) pairs. Packing a tile, or loading it from memory, takes as long as kCostOfTile rows of arithmetic. An
@@ -28,7 +38,7 @@ class Builder {
     const std::int64_t rows = s.seq_q * setup_.core.group();
     if (rows == 0) return;
     const detail::KeyRange keys = detail::keys_seen_by_some(s.band, 0, s.seq_q, s.seq_k);
-    if (rows <= setup_.tuning.split_rows) {
+    if (is_split(setup_, rows, s.seq_k)) {
       const std::int64_t before = done_.entries;
       add_parts(s, rows, keys);
       if (rows <= setup_.tuning.stream_rows) streamed_ += done_.entries - before;
@@ -132,7 +142,7 @@ ScheduleBounds schedule_bounds(const Setup& setup) {
   const std::int64_t group = core.group();
   const std::int64_t rows = core.total_q * group;
   // A sequence has at most this many splits. With splits of 2^n * split_keys keys there are at most kMaxParts.
-  const std::int64_t parts = std::min(ceil_div(core.max_seq_k, setup.tuning.split_keys), kMaxParts);
+  const std::int64_t parts = std::min(ceil_div(core.max_seq_k, setup.tuning.split_keys), max_parts(setup));
   const std::int64_t split_rows = std::min(rows, core.batch * std::min<std::int64_t>(setup.tuning.split_rows, core.max_seq_q * group));
   ScheduleBounds bounds{};
   bounds.entries = rows / kMinQRows + core.batch * (1 + parts);  // kMinQRows, not q_rows: monotone although q_rows grows with bounds
@@ -167,6 +177,11 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes) {
   s.acc = arena.take<float>(extents.item_rows * extents.acc_stride);
   s.maximum = arena.take<float>(extents.item_rows);
   s.sum = arena.take<float>(extents.item_rows);
+  if (setup.core.exact_rows && setup.core.max_seq_k > tuning.split_keys) {
+    s.total_acc = arena.take<float>(extents.item_rows * extents.acc_stride);
+    s.total_maximum = arena.take<float>(extents.item_rows);
+    s.total_sum = arena.take<float>(extents.item_rows);
+  }
   if (setup.int8) {
     s.q_scales = arena.take<float>(tuning.q_rows);
     s.k_scales = arena.take<float>(tuning.kv_tile + setup.attention->panel);

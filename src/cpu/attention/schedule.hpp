@@ -35,6 +35,9 @@ struct Scratch {
   float* acc = nullptr;                            // [item_rows][acc_stride]
   float* maximum = nullptr;                        // [item_rows]
   float* sum = nullptr;                            // [item_rows]
+  float* total_acc = nullptr;                      // the same of earlier parts, where rows are exact
+  float* total_maximum = nullptr;                  // likewise
+  float* total_sum = nullptr;                      // likewise
   float *q_scales = nullptr, *k_scales = nullptr;  // int8: [q_rows], [kv_tile]
   KeySpan* visible = nullptr;                      // [q_rows]
   KeyBits* shown = nullptr;                        // [q_rows], of a call with a packed mask or a block mask

@@ -39,6 +39,9 @@ inline constexpr std::int64_t kMinQRows = 64;
 /// Keys of one split of a short sequence, unless there are too many splits.
 inline constexpr std::int64_t kSplitKeys = 1024;
 
+/// The same where rows are exact: every sequence has these parts, so none is short.
+inline constexpr std::int64_t kExactSplitKeys = 4096;
+
 /// split_rows is at most this: no group of heads that memory holds has more.
 inline constexpr std::int64_t kMostSplitRows = 1 << 20;
 

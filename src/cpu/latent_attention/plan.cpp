@@ -33,7 +33,7 @@ detail::PlanResult<LatentAttentionArgs> plan(const LatentAttentionProblem& probl
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 and packed rows of 576 or 512; any heads, page and query length";
-constexpr auto kHandled = detail::handles<detail::LatentAttention>(kEngineOptions);
+constexpr auto kHandled = detail::handles<detail::LatentAttention>(kEngineOptions, "options.exact_rows");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::LatentAttention, Isa>(kAccepts, kHandled, plan<Isa>); });
 

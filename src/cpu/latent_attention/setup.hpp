@@ -15,10 +15,10 @@ constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const A
   t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
   t.kv_tile = kernels.latent_tile;
   const bool packs_from_first_row = kernels.pack_latent[static_cast<std::size_t>(core.kv_dtype)] != nullptr;
-  t.stream_rows = packs_from_first_row ? 0 : 8;
+  t.stream_rows = packs_from_first_row || core.exact_rows ? 0 : 8;
   t.stream_tile = 64;
   t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
-  t.split_keys = kSplitKeys;
+  t.split_keys = static_cast<int>(core.exact_rows ? kExactSplitKeys : kSplitKeys);
   t.q_rows = static_cast<int>(round_up(std::min(std::max<std::int64_t>(128, t.split_rows), max_rows), kernels.block_rows));
   return t;
 }

@@ -71,7 +71,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const PagedAttentionProblem& problem
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16, e4m3 caches, every KvFormat; head dims that are multiples of 8 up to 512; any page";
-constexpr auto kHandled = detail::handles<detail::PagedAttention>(kEngineOptions);
+constexpr auto kHandled = detail::handles<detail::PagedAttention>(kEngineOptions, "options.exact_rows");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::PagedAttention, Isa>(kAccepts, kHandled, plan<Isa>); });
 

@@ -63,8 +63,8 @@ detail::PlanResult<SparseLatentAttentionArgs> plan(const SparseLatentAttentionPr
 }
 
 constexpr std::string_view kAccepts = "f32, f16, bf16 and packed rows of 576 or 512; any heads, page and top-k; an extra cache";
-constexpr auto kHandled =
-    detail::handles<detail::SparseLatentAttention>(kEngineOptions, "flat", "main.topk_length", "extra", "extra.topk_length", "max_logits");
+constexpr auto kHandled = detail::handles<detail::SparseLatentAttention>(kEngineOptions, "options.exact_rows", "flat", "main.topk_length",
+                                                                         "extra", "extra.topk_length", "max_logits");
 
 constexpr auto kEntries =
     Bf16Sets::each([]<class Isa>() { return entry<detail::SparseLatentAttention, Isa>(kAccepts, kHandled, plan<Isa>); });

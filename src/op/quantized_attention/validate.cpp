@@ -259,7 +259,7 @@ Result<QuantizedAttentionProblem> validate(const QuantizedAttentionDesc& desc, c
     problem.lse_shift = check_row_numbers(check, "lse_shift", *desc.lse_shift, problem, problem.ragged);
   }
   if (!check.ok()) return check.error();
-  if (problem.exact_rows) return declined("options.exact_rows", "true", "false (rows of a group share an int8 scale)");
+  if (problem.exact_rows) return declined("options.exact_rows", "true", "false (quantised rows share scales)");
   problem.extents = extents_of(kQuantizedAttentionFields, desc);
   return problem;
 }

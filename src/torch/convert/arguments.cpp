@@ -146,6 +146,11 @@ int follow_torch_threads() {
   return num_threads();
 }
 
+std::atomic<bool>& exact_rows() {
+  static std::atomic<bool> asked = false;
+  return asked;
+}
+
 void use_torch_threads(int requested) {
   requested_threads() = requested;
   set_parallel_for(torch_parallel);

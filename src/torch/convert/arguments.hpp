@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -138,5 +139,8 @@ void use_torch_threads(int requested);
 
 /// Before each plan: passes on the number of threads that torch uses now. Returns the number of Fovea's.
 int follow_torch_threads();
+
+/// Whether forward calls of this process ask for PlanOptions::exact_rows.
+std::atomic<bool>& exact_rows();
 
 }  // namespace fovea::binding

@@ -264,6 +264,7 @@ struct FieldCall : Fields<table> {
   PlanOptions options() const {
     return {.implementation = implementation,
             .batch_invariant = batch_invariant,
+            .exact_rows = (asks == Asks::options || asks == Asks::schedule) && exact_rows(),
             .deterministic = deterministic,
             .fill_out = fill_out,
             .fill_lse = fill_lse};

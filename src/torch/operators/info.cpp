@@ -95,6 +95,10 @@ void num_threads(StableIValue* stack, std::uint64_t, std::uint64_t) {
   stack[0] = torch::stable::detail::from(static_cast<std::int64_t>(fovea::num_threads()));
 }
 
+void set_exact_rows(StableIValue* stack, std::uint64_t, std::uint64_t) { exact_rows() = Arguments(stack).flag(); }
+
+void get_exact_rows(StableIValue* stack, std::uint64_t, std::uint64_t) { stack[0] = torch::stable::detail::from(exact_rows().load()); }
+
 }  // namespace
 
 std::vector<std::pair<std::string, Operator*>> info_operators() {
@@ -102,7 +106,8 @@ std::vector<std::pair<std::string, Operator*>> info_operators() {
           {"cache_formats() -> str", cache_formats},     {"kv_formats() -> str", kv_formats},
           {"int8_groups() -> str", int8_groups},         {"version() -> str", version},
           {"plan_table() -> int", plan_table_address},   {"set_num_threads(int threads) -> ()", set_num_threads},
-          {"num_threads() -> int", num_threads}};
+          {"num_threads() -> int", num_threads},         {"set_exact_rows(bool exact) -> ()", set_exact_rows},
+          {"exact_rows() -> bool", get_exact_rows}};
 }
 
 }  // namespace fovea::binding

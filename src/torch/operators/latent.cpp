@@ -63,7 +63,9 @@ struct SparseLatentAttention {
           batch_invariant(arguments.flag()),
           schedule(arguments.optional_tensor()) {}
 
-    PlanOptions options() const { return {.implementation = implementation, .batch_invariant = batch_invariant}; }
+    PlanOptions options() const {
+      return {.implementation = implementation, .batch_invariant = batch_invariant, .exact_rows = exact_rows()};
+    }
 
     Tensor q;
     Selection main, extra;

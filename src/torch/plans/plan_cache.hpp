@@ -28,6 +28,7 @@ class PlanCache {
   const Planned* find() {
     CallKey& key = CallKey::current();
     key.add(follow_torch_threads());
+    key.add(exact_rows() ? 1 : 0);
     if (!key.is_whole()) plans_.erase(key.words());
     const auto found = plans_.find(key.words());
     if (found == plans_.end()) return nullptr;
