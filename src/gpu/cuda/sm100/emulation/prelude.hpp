@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 
 #undef __device__
@@ -21,7 +22,18 @@
 #define __global__
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
+
+namespace fovea::gpu {
+
+using std::isfinite;
+using std::max;
+using std::min;
+
+/// Rounded each by itself: the build lets compilers fuse within an expression alone.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+
+}  // namespace fovea::gpu
