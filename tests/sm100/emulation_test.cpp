@@ -140,6 +140,7 @@ constexpr Found kFound[]{
     {Mistake::init_twice, "mbarrier.init of the mbarrier at byte 81920, which is one already"},
     {Mistake::no_init, "the mbarrier at byte 81960 is used before mbarrier.init"},
     {Mistake::lapped, "wait for phase 0, which is past: the mbarrier at byte 81984 is in phase 3"},
+    {Mistake::lapped_while_waiting, "wait for phase 0, which is past: the mbarrier at byte 81984 is in phase 2"},
     {Mistake::no_proxy_fence, "is not ordered after its write by warp 0 lane 16: no fence.proxy.async between"},
     {Mistake::no_wait_for_copy, "MMA: operand: read of shared memory at byte 16384 is not ordered after its write by a copy"},
     {Mistake::mailbox_race, "is read before any write"},

@@ -235,6 +235,12 @@ void stray(Storage& storage) {
     sync_block();
     if (thread() == 34) barrier_wait(storage.unused, 0);
   }
+  if constexpr (kMistake == lapped_while_waiting) {
+    if (thread() == 32) barrier_wait(storage.unused, 0);
+    if (thread() == 33) {
+      for (int i = 0; i < 2; ++i) barrier_arrive(storage.unused);
+    }
+  }
 }
 
 template <Mistake kMistake>

@@ -51,6 +51,7 @@ enum class Mistake : std::uint8_t {
   init_twice,
   no_init,
   lapped,
+  lapped_while_waiting,
   // shared memory
   no_proxy_fence,
   no_wait_for_copy,

@@ -110,15 +110,16 @@ void Cta::barrier_wait(const void* at, std::uint32_t parity) {
   const std::int64_t last = std::int64_t{current_->known.shared[static_cast<std::size_t>(kCopies + index)]} - 1;
   const std::int64_t complete = std::int64_t{barrier.phase} - 1;
   const bool next = (last & 1) != parity;
-  if (next && complete > last + 1) {
-    fail("wait for phase " + std::to_string(last + 1) + ", which is past: " + text(barrier));
-  }
+  const auto past = [&](std::int64_t phase) { fail("wait for phase " + std::to_string(phase) + ", which is past: " + text(barrier)); };
+  if (next && complete > last + 1) past(last + 1);
   const std::int64_t wanted = next ? last + 1 : (complete & 1) == parity ? complete : complete + 1;
   note("wait at byte " + std::to_string(barrier.offset) + " phase " + std::to_string(wanted));
   while (std::int64_t{barrier.phase} <= wanted) {
     barrier.waiters.push_back(current_->place.thread);
     wait("for phase " + std::to_string(wanted) + " of " + at_byte(barrier.offset));
   }
+  // Hardware polls: a thread that looks only after the next phase has ended too would wait on.
+  if (std::int64_t{barrier.phase} > wanted + 1) past(wanted);
   if (wanted >= 0) join(current_->known, barrier.complete[static_cast<std::size_t>(wanted % 2)]);
 }
 
