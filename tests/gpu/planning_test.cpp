@@ -19,6 +19,8 @@
 namespace fovea::check {
 namespace {
 
+constexpr std::size_t kBlackwell = 3;  // of kFakeDevices
+
 Device fake(std::size_t i) { return {Backend::cuda, static_cast<int>(i)}; }
 
 /// Why an entry declines a call for the device's sake, or nothing: the entries of a folder are for its devices, and Turing has no bf16.
@@ -37,10 +39,7 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
     constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16"};
     return std::any_of(kLarge.begin(), kLarge.end(), named) ? "want at most 128" : "";
   }
-  if (implementation == kSm100Attention) {
-    if (device.capability != 100) return "device (compute capability): got ";
-    return std::getenv("FOVEA_UNTESTED_BLACKWELL") == nullptr ? "FOVEA_UNTESTED_BLACKWELL: got nothing" : "";
-  }
+  if (implementation == kSm100Attention && device.capability != 100) return "device (compute capability): got ";
   const bool declined =
       implementation.starts_with("cuda.sm90.") ? device.capability != 90 : implementation == kPortableBackward && device.capability < 80;
   return declined ? "device (compute capability): got " : "";
@@ -105,6 +104,22 @@ TEST(Planning, LaunchesNothingWhereNothingIsToDo) {
   EXPECT_GT(launched("latent_attention/decode/bf16-h16", "cuda.sm90.latent_attention"), 0U);
   EXPECT_EQ(launched("latent_attention/empty/bf16-no-queries", kPortableLatent), 0U);
   EXPECT_EQ(launched("sparse_latent_attention/empty/bf16-no-queries", kPortableSparse), 0U);
+}
+
+TEST(Planning, AKernelThatNoDeviceHasRunIsTakenIfAskedFor) {
+  const auto built = implementations();
+  const auto is_it = [](const ImplementationInfo& info) { return info.name == kSm100Attention; };
+  if (std::none_of(built.begin(), built.end(), is_it)) GTEST_SKIP() << "no kernels for 100a";
+  if (std::getenv("FOVEA_UNTESTED_BLACKWELL") != nullptr) GTEST_SKIP() << "the environment asks for it";
+  TensorDesc q = contiguous(DType::bf16, {2, 300, 8, 128});
+  q.alignment = 16;
+  const AttentionDesc desc{.q = q, .k = q, .v = q, .out = q};
+  const auto forced = plan_attention(desc, fake(kBlackwell), {.implementation = kSm100Attention});
+  ASSERT_FALSE(forced);
+  EXPECT_EQ(why_not(forced.error()), "not available on this machine: needs FOVEA_UNTESTED_BLACKWELL=1: no device has run this kernel");
+  const auto taken = plan_attention(desc, fake(kBlackwell));
+  ASSERT_TRUE(taken) << why_not(taken.error());
+  EXPECT_EQ(taken->explain().find("sm100"), std::string::npos) << taken->explain();
 }
 
 TEST(Planning, HopperAttentionDeclinesByName) {

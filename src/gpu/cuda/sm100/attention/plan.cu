@@ -84,6 +84,12 @@ std::string_view asked_for() {
   return kSet == nullptr ? "" : kSet;
 }
 
+std::string_view unavailable_here() {
+  const std::string_view reason = unavailable<kCapability, kCapability>();
+  if (!reason.empty() || asked_for() == "1") return reason;
+  return "needs FOVEA_UNTESTED_BLACKWELL=1: no device has run this kernel";
+}
+
 detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   if (asked_for() != "1")
@@ -107,7 +113,7 @@ constexpr detail::Implementation<detail::Attention> kRows[]{
     {kName, "f16, bf16; head dims up to 192/128; rows aligned to 16 bytes; compiled and emulated, not run: FOVEA_UNTESTED_BLACKWELL=1",
      detail::handles<detail::Attention>("mask.left", "mask.right", "mask.anchor (top_left)", "sink", "lse", "ragged",
                                         "options.batch_invariant"),
-     Backend::cuda, unavailable<kCapability, kCapability>, plan},
+     Backend::cuda, unavailable_here, plan},
 };
 
 }  // namespace
