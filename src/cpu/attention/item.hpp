@@ -99,7 +99,7 @@ struct RowSums {
 /// Adds the sums over later keys to a row's total (exact_rows.cpp). Overwrites `part`.
 void add_part(const Item& item, RowSums& total, RowSums& part);
 
-/// The same for all rows of an item, from its sums to its totals. The sums begin anew, or are the totals.
+/// The same for all rows of an item, from its sums to its totals. The sums then are empty, or the totals.
 void add_parts(const Item& item);
 void take_totals(const Item& item);
 
