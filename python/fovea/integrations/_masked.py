@@ -34,7 +34,7 @@ def carrier(bands: Bands, shape: tuple[int, int, int], device: torch.device | st
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: dict[str, Any]) -> Tensor:
     """Attention ``[batch, seq, head, dim]`` under a mask. Its values decide on the calls, so no tracer goes through."""
     shape = (q.shape[0], q.shape[1], k.shape[1])
-    bands, made_for = _bands_of(mask, shape)
+    bands, made_for = bands_of(mask, shape)
     times = times_in_batch(made_for, shape)
     if isinstance(bands, Segments):
         bands = bands.to(q.device)
@@ -93,7 +93,7 @@ def _take(tensor: Tensor, keys: slice | tuple[int, ...]) -> Tensor:
     return tensor[:, keys] if isinstance(keys, slice) else tensor[:, list(keys)]
 
 
-def _bands_of(mask: Tensor, shape: tuple[int, int, int]) -> tuple[Bands, tuple[int, int, int]]:
+def bands_of(mask: Tensor, shape: tuple[int, int, int]) -> tuple[Bands, tuple[int, int, int]]:
     """The bands that band_mask left on the mask, or those read off a mask that the caller made, and what they were made for."""
     kept: _Kept | None = getattr(mask, "_fovea_bands", None)
     if kept is not None and (kept.is_all or kept.made_for[1:] == shape[1:]) and kept.is_of(mask):

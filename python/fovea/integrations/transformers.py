@@ -16,6 +16,9 @@ run as long as it lists all keys; longer contexts raise NotImplementedError.
 its paged cache in place, by block tables; in steps with longer queries transformers gathers the keys first. Models with sliding
 windows have no block tables there.
 
+``past_key_values=KvCache("int8_token")`` keeps keys and values in a format of :func:`fovea.kv_formats`, which attention reads in
+place.
+
 ``torch.compile(model, fullgraph=True)`` and ``torch.export`` trace through, with and without a cache. Nobody can look at a mask's
 values then, so a compiled model refuses masks of the model's own when it is traced, and padding between tokens when it runs.
 Without a cache and an ``attention_mask``, its positions may restart, so its attention is that of a ragged batch.
@@ -34,7 +37,8 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 import fovea
 from fovea._calls import adapted
-from fovea.integrations import _continuous_batching
+from fovea.integrations import _code_cache, _continuous_batching
+from fovea.integrations._code_cache import KvCache as KvCache
 from fovea.integrations._masked import NEED_EAGER, carrier, masked_attention
 from fovea.integrations._row_bands import MaskRefused, row_bands
 from fovea.integrations._traced_masks import (
@@ -177,6 +181,13 @@ def attention_forward(
     }
     if dropout:
         options["dropout_p"] = dropout
+    codes = _code_cache.codes_of(key)
+    if codes is not None:
+        if dropout:
+            raise NotImplementedError(f"dropout: got {dropout}, want 0 over a cache of codes ({NEED_EAGER}, or model.eval())")
+        q = _token_major(query)
+        window = _window_without_mask(q, key.transpose(1, 2), causal, sliding_window) if attention_mask is None else None
+        return _code_cache.attend(codes, q, attention_mask, window, options), None
     if cache is not None:
         key, value = _continuous_batching.update(cache, module.layer_idx, key, value, kwargs)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
