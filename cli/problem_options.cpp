@@ -81,6 +81,7 @@ void add_rules(CLI::App& command, ProblemSize& s) {
   command.add_flag("--causal", s.causal, "Causal mask (operations on caches always have one; sparse: none)");
   command.add_option("--window", s.window, "Causal, and at most this many keys back")->check(count(1));
   command.add_option("--mask-tail", s.mask_tail, "A packed mask over so many of the last keys")->check(count(1));
+  command.add_option("--block-size", s.block_size, "A block mask with blocks of so many queries and keys")->check(count(1));
   command.add_option("--softcap", s.softcap, "Bound of the scores")->check(number());
   command.add_flag("--sink", s.sink, "A sink logit for each head");
   command.add_flag("--alibi-slopes", s.alibi, "ALiBi slopes for each head");
@@ -144,6 +145,7 @@ std::string described(const ProblemSize& given, const ExplainedOperation& operat
     parts.emplace_back(causal ? "causal" : "no mask");
   }
   if (s.mask_tail != 0) parts.push_back(fmt::format("mask-tail {}", s.mask_tail));
+  if (s.block_size != 0) parts.push_back(fmt::format("block-size {}", s.block_size));
   if (s.softcap != 0) parts.push_back(fmt::format("softcap {}", s.softcap));
   if (s.sink) parts.emplace_back("sink");
   if (s.alibi) parts.emplace_back("ALiBi");

@@ -19,7 +19,7 @@ struct ProblemSize {
   std::int64_t batch = 1, seq_q = 1, seq_k = 4096, heads = 32, kv_heads = 0, dim_qk = 0, dim_v = 0, page = 0;
   std::int64_t topk = 2048, extra_topk = 128, parts = 2;
   bool causal = false, sink = false, lse = false, flat = false;
-  std::int64_t window = 0, mask_tail = 0;
+  std::int64_t window = 0, mask_tail = 0, block_size = 0;
   float softcap = 0, dropout = 0;
   bool alibi = false, bias = false;
 };

@@ -32,6 +32,17 @@ std::optional<PackedMaskDesc> packed_mask_of(const ProblemSize& s) {
   return PackedMaskDesc{.bytes = s.batch * s.seq_q * row_bytes, .tail = s.mask_tail, .row_bytes = row_bytes};
 }
 
+/// Lists of full and of partial blocks, one for all heads, with room for every block.
+void add_block_mask(const ProblemSize& s, AttentionDesc& desc) {
+  if (s.block_size == 0) return;
+  const auto blocks = [&](std::int64_t rows) { return (rows + s.block_size - 1) / s.block_size; };
+  const std::int64_t q_blocks = blocks(s.seq_q), slots = blocks(s.seq_k);
+  desc.full_block_counts = desc.partial_block_counts = allocated(DType::i32, {s.batch, 1, q_blocks});
+  desc.full_block_indices = desc.partial_block_indices = allocated(DType::i32, {s.batch, 1, q_blocks, slots});
+  desc.partial_block_bits = allocated(DType::i32, {s.batch, 1, q_blocks, slots * (s.block_size * s.block_size / 32)});
+  desc.block_q = desc.block_k = s.block_size;
+}
+
 AttentionDesc dense(const ProblemSize& s) {
   const DType out = s.dtype == DType::e4m3 ? DType::bf16 : s.dtype;
   AttentionDesc desc{.q = allocated(s.dtype, {s.batch, s.seq_q, s.heads, s.dim_qk}),
@@ -46,6 +57,7 @@ AttentionDesc dense(const ProblemSize& s) {
   if (s.alibi) desc.alibi_slopes = allocated(DType::f32, {s.heads});
   if (s.bias) desc.bias = allocated(out, {s.batch, s.heads, s.seq_q, s.seq_k});
   desc.dropout_p = s.dropout;
+  add_block_mask(s, desc);
   return desc;
 }
 
@@ -285,7 +297,7 @@ const std::vector<ExplainedOperation>& explained_operations() {
   const Options rows{"--dtype", "--batch", "--seq-q", "--head-dim"};
   const Options quantised = with(rows, {"--seq-k", "--heads", "--kv-heads"});
   const Options scored = with(quantised, {"--head-dim-v", "--causal", "--window", "--lse"}), capped = with(scored, {"--softcap", "--sink"});
-  const Options dense = with(capped, {"--alibi-slopes", "--bias", "--dropout-p"});
+  const Options dense = with(capped, {"--block-size", "--alibi-slopes", "--bias", "--dropout-p"});
   const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
   const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
   static const std::vector<ExplainedOperation> kAll{
