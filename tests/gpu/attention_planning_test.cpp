@@ -2,17 +2,21 @@
 /// Plans of dense attention: splits, workspaces, heads that share a query tile. Kernels of latent attention by shared memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "case.hpp"
+#include "expected_declines.hpp"
 #include "fake_runtime.hpp"
 #include "fovea/attention.hpp"
+#include "fovea/info.hpp"
 #include "fovea/latent_attention.hpp"
 
 namespace fovea::check {
 namespace {
 
-constexpr Device kHopper{Backend::cuda, 0};
+constexpr Device kHopper{Backend::cuda, 0}, kBlackwell{Backend::cuda, 3};  // of kFakeDevices
 
 /// Bounds of a ragged batch may be larger than its lengths, and then want no less workspace.
 TEST(Planning, RaggedAttentionIsNotSplit) {
@@ -24,6 +28,24 @@ TEST(Planning, RaggedAttentionIsNotSplit) {
     ASSERT_TRUE(planned) << implementation;
     EXPECT_LE(planned->workspace_bytes(), 64U) << implementation;  // tickets alone
   }
+}
+
+TEST(Planning, AKernelThatNoDeviceHasRunIsTakenIfAskedFor) {
+  const auto built = implementations();
+  const auto is_it = [](const ImplementationInfo& info) { return info.name == kSm100Attention; };
+  if (std::none_of(built.begin(), built.end(), is_it)) GTEST_SKIP() << "no kernels for 100a";
+  if (std::getenv("FOVEA_UNTESTED_BLACKWELL") != nullptr) GTEST_SKIP() << "the environment asks for it";
+  TensorDesc q = contiguous(DType::bf16, {2, 300, 8, 128});
+  q.alignment = 16;
+  const AttentionDesc desc{.q = q, .k = q, .v = q, .out = q};
+  const auto forced = plan_attention(desc, kBlackwell, {.implementation = kSm100Attention});
+  ASSERT_FALSE(forced);
+  ASSERT_FALSE(forced.error().declines.empty());
+  EXPECT_EQ(forced.error().declines.at(0).reason,
+            "not available on this machine: needs FOVEA_UNTESTED_BLACKWELL=1: no device has run this kernel");
+  const auto taken = plan_attention(desc, kBlackwell);
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->implementation(), "cuda.portable.attention");
 }
 
 /// Calls of one wave: a warpgroup of 64 query rows begins with a token of its own, and clusters merge without a workspace.
