@@ -185,25 +185,19 @@ void weigh_exactly(const Item& item, int begin, const RowBlock& block) {
   }
 }
 
-/// Multiplies one row. A product of tiles writes the accumulators of fifteen more rows, which are put back.
-void weigh_row(const Item& item, const RowBlock& row, int begin, ValueTile values) {
-  constexpr std::int64_t kMore = 15;
-  alignas(64) std::array<float, kMore * kLongestRow> kept;
-  const std::int64_t more = std::min<std::int64_t>(kMore, item.rows - begin - row.row - 1) * values.acc_stride;
-  float* behind = values.acc + (row.row + 1) * values.acc_stride;
-  std::copy_n(behind, more, kept.data());
-  values.blocks = &row;
-  values.block_count = 1;
-  item.setup.attention->values(values);
-  std::copy_n(kept.data(), more, behind);
-}
-
-/// Multiplies values that are not all finite in the order of sums of finite ones: hidden values become zeros.
-void weigh_seen(const Item& item, const PackedTile& tile, int begin, const ValueTile& values) {
+/// Multiplies values that are not all finite in the order of sums of finite ones: hidden values become zeros. Each row of a block has other
+/// ones, so the product of the whole block is made for each row, which alone is kept.
+void weigh_seen(const Item& item, const PackedTile& tile, int begin, ValueTile values) {
+  constexpr int kMostBlockRows = 32;
+  alignas(64) std::array<float, kMostBlockRows * kLongestRow> kept;
   const Scratch& s = item.scratch;
   const int panel = item.setup.attention->panel;
   PanelRows rows{tile.keys.begin / panel * panel, static_cast<int>(round_up(tile.keys.end, panel)), s.k_rows[0], s.v_rows[1]};
   for (const RowBlock& block : std::span(values.blocks, static_cast<std::size_t>(values.block_count))) {
+    float* acc = values.acc + block.row * values.acc_stride;
+    std::copy_n(acc, block.rows * values.acc_stride, kept.data());
+    values.blocks = &block;
+    values.block_count = 1;
     for (int r = block.row; r < block.row + block.rows; ++r) {
       const KeySpan seen = s.visible[begin + r];
       const KeyBits* bits = s.shown == nullptr ? nullptr : s.shown + begin + r;
@@ -212,7 +206,10 @@ void weigh_seen(const Item& item, const PackedTile& tile, int begin, const Value
         s.v_rows[1][key] = shown ? s.v_rows[0][key] : zero_row();
       }
       pack_values(item, rows);
-      weigh_row(item, {r, 1, block.key_begin, block.key_end}, begin, values);
+      item.setup.attention->values(values);
+      const std::int64_t at = (r - block.row) * values.acc_stride;
+      std::copy_n(acc + at, values.acc_stride, kept.data() + at);
+      std::copy_n(kept.data(), block.rows * values.acc_stride, acc);
     }
   }
   rows.v = s.v_rows[0];
