@@ -76,8 +76,9 @@ def get_num_threads() -> int:
 def set_exact_rows(exact: bool) -> None:
     """Whether a query row has the same bits of out and lse in every later call, dense, ragged or paged, in a prompt or alone.
 
-    Nothing beside the row counts: other rows, hidden keys, sequences, heads, pages. The CPU promises it. Where no implementation
-    for the call's device does, the call raises ``NotImplementedError``. Latent attention makes the promise among its own calls.
+    Nothing beside the row counts: other rows, hidden keys, sequences, heads, pages. The CPU promises it, and Hopper for dense and
+    paged attention of finite values. Where no implementation for the call's device does, the call raises ``NotImplementedError``.
+    Latent attention makes the promise among its own calls, on the CPU.
     Gradients ignore it. Held plans keep what was in effect when they were made.
     """
     torch.ops.fovea.set_exact_rows(exact)

@@ -18,6 +18,7 @@ class Sequence:
     v: torch.Tensor
     options: dict
     names: dict  # implementation of "attention" and "paged_attention"
+    finite: bool = False
 
     @property
     def tokens(self):
@@ -33,33 +34,36 @@ class Sequence:
         k, v, table = pages
         table = table.expand(len(kv_len), -1).contiguous()
         name = self.names.get("paged_attention")
-        kv_len = torch.tensor(kv_len, dtype=torch.int32)
+        kv_len = torch.tensor(kv_len, dtype=torch.int32, device=self.q.device)
         return fovea.paged_attention(q, k, v, table, kv_len, cu_seqlens_q, return_lse=True, implementation=name, **self.options)
 
 
-def cumulative(*lengths):
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+def cumulative(*lengths, device="cpu"):
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
 
 
 def pages_of(s, page):
-    """K and V in blocks of random order, with NaN in all other slots and an impossible block after the last."""
+    """K and V in blocks of random order, with garbage in all other slots and an impossible block after the last. The garbage is
+    finite where `s` is, else NaN."""
     count = -(-s.tokens // page)
     order = torch.randperm(count + 1)[:count].to(torch.int32)
-    token = torch.arange(s.tokens)
+    token, device = torch.arange(s.tokens), s.q.device
+    slots = order[token // page].long().to(device), (token % page).to(device)
     caches = []
     for rows in (s.k, s.v):
-        cache = torch.full((count + 1, page, *rows.shape[1:]), torch.nan).to(rows.dtype)
-        cache[order[token // page].long(), token % page] = rows
+        cache = torch.full((count + 1, page, *rows.shape[1:]), 3e4 if s.finite else torch.nan, device=device).to(rows.dtype)
+        cache[slots] = rows
         caches.append(cache)
-    return *caches, torch.cat([order, torch.tensor([2147480000], dtype=torch.int32)])[None]
+    return *caches, torch.cat([order, torch.tensor([2147480000], dtype=torch.int32)])[None].to(device)
 
 
 def ragged(s, begin, end):
     """The rows behind those of another sequence."""
-    other = random.randint(0, 70)
-    q = torch.cat([torch.randn(other, *s.q.shape[1:]).to(s.q.dtype), s.q[begin:end]])
-    k, v = (torch.cat([torch.randn(other, *rows.shape[1:]).to(rows.dtype), rows[:end]]) for rows in (s.k, s.v))
-    out, lse = s.attend(q, k, v, cu_seqlens_q=cumulative(other, end - begin), cu_seqlens_k=cumulative(other, end))
+    other, device = random.randint(0, 70), s.q.device
+    q = torch.cat([torch.randn(other, *s.q.shape[1:]).to(s.q), s.q[begin:end]])
+    k, v = (torch.cat([torch.randn(other, *rows.shape[1:]).to(rows), rows[:end]]) for rows in (s.k, s.v))
+    lengths_q, lengths_k = cumulative(other, end - begin, device=device), cumulative(other, end, device=device)
+    out, lse = s.attend(q, k, v, cu_seqlens_q=lengths_q, cu_seqlens_k=lengths_k)
     return out[other:], lse[other:]
 
 
@@ -68,7 +72,7 @@ def chunk(s, begin, end):
 
 
 def paged_chunk(s, begin, end, page):
-    return s.attend_pages(pages_of(s, page), s.q[begin:end], [end], cumulative(end - begin))
+    return s.attend_pages(pages_of(s, page), s.q[begin:end], [end], cumulative(end - begin, device=s.q.device))
 
 
 def decode(s, rows, page):
@@ -81,7 +85,7 @@ def one_head(s, begin, end):
     group = s.q.shape[1] // s.k.shape[1]
     q, k, v = s.q[begin:end, -group:], s.k[:end, -1:], s.v[:end, -1:]
     sink = s.options.get("sink")
-    part = Sequence(q, k, v, s.options | ({} if sink is None else {"sink": sink[-group:].contiguous()}), s.names)
+    part = Sequence(q, k, v, s.options | ({} if sink is None else {"sink": sink[-group:].contiguous()}), s.names, s.finite)
     return part.attend(q[None], k[None], v[None])
 
 
@@ -117,12 +121,12 @@ DIMS = ((64, 64), (128, 128), (192, 128), (40, 72))
 HEADS = ((1, 1), (4, 4), (8, 2), (6, 1), (9, 3))
 
 
-def draw(dtype, tokens, names, *, dims=None, heads=None):
-    """A random sequence. Some values of late tokens are not finite: earlier rows must not notice."""
+def draw(dtype, tokens, names, *, dims=None, heads=None, device="cpu", finite=False):
+    """A random sequence. Unless `finite`, some values of late tokens are not finite: earlier rows must not notice."""
     dqk, dv = dims or random.choice(DIMS)
     head, kv_head = heads or random.choice(HEADS)
-    q, k, v = (torch.randn(tokens, *shape).to(dtype) for shape in ((head, dqk), (kv_head, dqk), (kv_head, dv)))
-    if random.random() < 0.3:
+    q, k, v = (torch.randn(tokens, *shape).to(device, dtype) for shape in ((head, dqk), (kv_head, dqk), (kv_head, dv)))
+    if random.random() < 0.3 and not finite:
         v[random.randrange(tokens), random.randrange(kv_head), random.randrange(dv)] = random.choice([torch.nan, torch.inf])
     options = {}
     if random.random() < 0.4:
@@ -130,5 +134,5 @@ def draw(dtype, tokens, names, *, dims=None, heads=None):
     if random.random() < 0.3:
         options["softcap"] = 20.0
     if random.random() < 0.3:
-        options["sink"] = torch.randn(head)
-    return Sequence(q, k, v, options, names)
+        options["sink"] = torch.randn(head).to(device)
+    return Sequence(q, k, v, options, names, finite)

@@ -16,6 +16,7 @@
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/paged_attention/tuning.hpp"
 #include "gpu/cuda/sm90/wide_attention/config.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention/problem.hpp"
@@ -57,7 +58,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
     if (!is_wide()) one_wave_ = one_wave::call_of(problem, multiprocessors_);
-    index_ = tuning_index(tunings(), problem.head_dim_qk, std::min(problem.head_dim_v, kMostColumns), query_rows(), same_keys());
+    index_ = row_for(problem);
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are loaded as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
@@ -66,7 +67,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = detail::ceil_div(most_keys(problem, tokens), tuning.key_tile);
     // Ragged batches are not split: their workspace would shrink where bounds grow.
-    const bool whole = problem.batch_invariant || problem.ragged || one_wave_.has_value();
+    const bool whole = problem.batch_invariant || problem.exact_rows || problem.ragged || one_wave_.has_value();
     const int splits = whole ? 1 : splits_of(q_tiles * heads, key_tiles / kLeastSplitTiles, clusters());
     work_tiles_ = q_tiles * heads * splits;
     while (params_.packed() < packed) ++params_.packed_shift;
@@ -145,6 +146,12 @@ class State final : public PlanState<Problem, AttentionArgs> {
     return dense::launch_prepare(params.tickets, lengths, stream);
   }
 
+  /// Exact rows have the tiles of paged attention for sequences of any length: equal tiles give equal bits.
+  int row_for(const Problem& problem) const {
+    if (problem.exact_rows) return paged_attention::row_of(paged_attention::kernel_of(problem.head_dim_qk, problem.head_dim_v, 0));
+    return tuning_index(tunings(), problem.head_dim_qk, std::min(problem.head_dim_v, kMostColumns), query_rows(), same_keys());
+  }
+
   /// Query rows by which tuning.hpp chooses tiles. Long sequences have most of a ragged batch's work,
   /// unless nearly all are short. With batch_invariant, no length chooses.
   std::int64_t query_rows() const {
@@ -203,7 +210,8 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kCapability, kCapability)) return *reason;
   const bool is_8bit = problem.q_dtype == DType::e4m3, is_16bit = problem.q_dtype == DType::bf16 || problem.q_dtype == DType::f16;
   if (!(k8Bit ? is_8bit : is_16bit)) return declined("q.dtype", name_of(problem.q_dtype), k8Bit ? "e4m3" : "bf16 or f16");
-  if (auto reason = k8Bit ? detail::decline_head_dims(problem) : detail::decline_widest_head_dims(problem)) return *reason;
+  const bool narrow = k8Bit || problem.exact_rows;
+  if (auto reason = narrow ? detail::decline_head_dims(problem) : detail::decline_widest_head_dims(problem)) return *reason;
   if (Result<void> good = dense::accept_dense(problem, dense::forward_tensors(problem, problem.out_dtype)); !good) return good.error();
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
@@ -213,7 +221,7 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 using Row = detail::Implementation<detail::Attention>;
 constexpr Row kRows[]{
     {kName, "f16, bf16; head dims that are multiples of 8 up to 512; rows aligned to 16 bytes",
-     detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant"), Backend::cuda,
+     detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant", "options.exact_rows"), Backend::cuda,
      unavailable<kCapability, kCapability>, plan<false>},
     {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
      detail::handles<detail::Attention>(kScoreOptions, "ragged", "q_scale", "k_scale", "v_scale", "options.batch_invariant"), Backend::cuda,

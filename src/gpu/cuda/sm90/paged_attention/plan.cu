@@ -37,14 +37,14 @@ std::array<RowsDesc, 4> tensors_of(const Problem& p) {
            {"out", p.out_dtype, p.out, p.total_q, p.heads, 1, p.head_dim_v, p.out_alignment}}};
 }
 
-/// Chooses by the average query rows. A batch-invariant call takes the same kernel for any sequences.
+/// Chooses by the average query rows. A batch-invariant call, and one of exact rows, takes the same kernel for any sequences.
 /// Co-launched prefills count half of their bound: with few CTAs, taller tiles leave more of them idle (a
 /// prefill of 2048 beside 31 decodes of 8192: 399 us for 397).
 int kernel_for(const Problem& problem) {
   if (problem.packed_mask) return kernel_of_masked(kMasked128);
   const bool causal = problem.mask.right != kUnbounded;
   const std::int64_t average = problem.total_q / std::max<std::int64_t>(problem.batch, 1);
-  const std::int64_t rows = problem.batch_invariant                               ? 0
+  const std::int64_t rows = problem.batch_invariant || problem.exact_rows         ? 0
                             : problem.sequences == detail::SequenceClass::prefill ? problem.max_seq_q / 2
                                                                                   : average;
   return kernel_of(problem.head_dim_qk, problem.head_dim_v, causal ? rows / 2 : rows);
@@ -73,6 +73,7 @@ Result<void> accept(const Problem& problem) {
   if (problem.packed_mask && std::max(problem.head_dim_qk, problem.head_dim_v) > kMaskedHeadDim) {
     return declined("packed_mask", "a mask", "none at head dims past 128");
   }
+  if (problem.packed_mask && problem.exact_rows) return declined("packed_mask", "a mask", "none with options.exact_rows");
   if (problem.page % kGroupRows != 0) return declined("k_cache.shape[1] (page)", problem.page, "a multiple of 8");
   if (problem.max_seq_k >= kCountLimit) return declined("max_kv_len", problem.max_seq_k, "below 2^30");
   if (Result<void> good = dense::accept_dense(problem, tensors_of(problem)); !good) return good;
@@ -208,7 +209,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 }
 
 std::string_view outdone(const Problem& problem, Device device) {
-  if (problem.batch == 0 || problem.total_q == 0) return {};
+  if (problem.batch == 0 || problem.total_q == 0 || problem.exact_rows) return {};
   if (problem.batch_invariant) return "a batch-invariant call has one kernel for sequences of any length";
   return outdone_by_portable(problem.total_q * problem.group() / problem.batch, work_tiles_of(problem),
                              properties(device)->multiprocessors);
@@ -281,8 +282,9 @@ constexpr std::array kRows{
     detail::Implementation<detail::PagedAttention>{kMixedName, kAccepts, detail::handles<detail::PagedAttention>(kScoreOptions),
                                                    Backend::cuda, unavailable<kCapability, kCapability>, plan_mixed, mixed_outdone},
     detail::Implementation<detail::PagedAttention>{
-        kName, kAccepts, detail::handles<detail::PagedAttention>(kScoreOptions, "packed_mask", "options.batch_invariant"), Backend::cuda,
-        unavailable<kCapability, kCapability>, plan, outdone}};
+        kName, kAccepts,
+        detail::handles<detail::PagedAttention>(kScoreOptions, "packed_mask", "options.batch_invariant", "options.exact_rows"),
+        Backend::cuda, unavailable<kCapability, kCapability>, plan, outdone}};
 
 }  // namespace
 }  // namespace paged_attention

@@ -80,7 +80,7 @@ std::optional<Call> call_with(const Problem& p, int index, int multiprocessors) 
 
 std::optional<Call> call_of(const Problem& p, int multiprocessors) {
   // The number of CTAs depends on the batch.
-  if (p.batch_invariant || (p.q_dtype != DType::f16 && p.q_dtype != DType::bf16)) return {};
+  if (p.batch_invariant || p.exact_rows || (p.q_dtype != DType::f16 && p.q_dtype != DType::bf16)) return {};
   std::optional<Call> call;
   for (std::size_t index = 0; index < kTunings.size() && !call; ++index) call = call_with(p, static_cast<int>(index), multiprocessors);
   if (!call) return {};
