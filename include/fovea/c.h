@@ -36,7 +36,7 @@ enum {
 /** The message of the last call in this thread that failed, "" before any did. Valid until the next failure in this thread. */
 const char* fovea_last_error(void);
 
-/* "0.2.0" */
+/* "major.minor.patch" */
 const char* fovea_version(void);
 
 /* ---- tensors and options ----------------------------------------------------------------------------------------------- */

@@ -31,7 +31,7 @@ struct DeviceInfo {
 
 std::vector<DeviceInfo> devices();
 
-/// "0.2.0"
+/// "major.minor.patch"
 std::string_view version();
 
 }  // namespace fovea
