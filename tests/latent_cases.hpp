@@ -60,7 +60,7 @@ inline void split_cases(std::vector<LatentCase>& table) {
   add("bf16-h5", {.head = 5, .sequences = of_lengths(1, {2100})});
   add("bf16-h16-of-six", {.sequences = of_lengths(1, {1100, 700, 520, 1030, 900, 600})});
   add("bf16-h9-of-twelve", {.head = 9, .sequences = of_lengths(1, {1500, 700, 5, 650, 64, 600, 1, 520, 515, 0, 900, 513})});
-  add("bf16-h128", {.head = 128, .sequences = of_lengths(1, {2049})}, Tier::full);
+  add("bf16-h128", {.head = 128, .sequences = of_lengths(1, {0, 1, 32, 33, 63, 64, 65, 96, 97, 127, 128, 129, 2049})}, Tier::full);
   add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
   add("bf16-on-e4m3-h128-q2", {.rows = DType::e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
   add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
@@ -171,7 +171,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("scale/bf16-on-e4m3", {.rows = e4m3, .sequences = of_lengths(1, {129, 8}), .has_scale = true});
   add("scale/f16-on-e4m3-h4", {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(1, {129}), .has_scale = true});
   add("scale/bf16-on-e4m3-none", {.rows = e4m3, .row = 512, .sequences = of_lengths(1, {33})});
-  add("layout/bf16-odd-rows", {.head = 17, .gap = 1, .sequences = of_lengths(2, {70, 129})});
+  add("layout/bf16-odd-rows", {.head = 65, .gap = 1, .sequences = of_lengths(2, {70, 129})});
   add("layout/bf16-contiguous", {.head = 17, .gap = 0, .sequences = of_lengths(2, {70, 129})});
   add("packed/v32_fp8-h64", {.format = CacheFormat::v32_fp8, .head = 64, .sequences = of_lengths(1, {200, 0, 64})});
   add("packed/v32_fp8-h7-page5", {.format = CacheFormat::v32_fp8, .head = 7, .page = 5, .sequences = of_lengths(1, {200, 63})});
@@ -343,7 +343,7 @@ inline std::vector<SparseCase> sparse_cases() {
   add("flat/bf16-lengths", {.batch = 1, .seq_q = 7, .main = listed(rows, 70, {0, 1, 69, 70, 71, kMin, kMax}), .flat = true});
   add("flat/v32_fp8-one-token", {.batch = 1, .seq_q = 5, .main = {.format = v32, .topk = 1}, .flat = true});
   add("lengths/bf16", {.batch = 5, .seq_q = 2, .main = listed(rows, 70, {-1, 0, 1, 65, kMax})});
-  add("lengths/bf16-extra", with_extra({.head = 6, .batch = 3, .main = listed(rows, 70, {0, 64, 70})}, listed(rows, 70, {70, 0, kMin})));
+  add("lengths/bf16-extra", with_extra({.head = 65, .batch = 3, .main = listed(rows, 70, {0, 64, 70})}, listed(rows, 70, {70, 0, kMin})));
   add("invalid/bf16-all", with_extra({.sink = true, .lists = Lists::all_invalid}, listed(rows, 5)));
   add("invalid/v32_fp8-all-h2", {.head = 2, .main = {.format = v32}, .sink = true, .lists = Lists::all_invalid});
   add("scale/bf16-negative", {.scale = -0.05f});

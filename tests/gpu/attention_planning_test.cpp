@@ -86,6 +86,9 @@ TEST(Planning, PortableLatentAttentionFits) {
   constexpr std::size_t kLarge = 0, kAmpere = 1, kTuring = 2, kAda = 4;
   EXPECT_EQ(tiles(kLarge, DType::bf16, 16), "16 x 32 tiles, 2");
   EXPECT_EQ(tiles(kLarge, DType::bf16, 17), "32 x 32 tiles, 4");
+  EXPECT_EQ(tiles(kLarge, DType::bf16, 64), "64 x 64 tiles, 2");
+  EXPECT_EQ(tiles(kLarge, DType::e4m3, 64), "64 x 32 tiles, 4");
+  EXPECT_EQ(tiles(kAmpere, DType::bf16, 128), "64 x 32 tiles, 4");
   EXPECT_EQ(tiles(kAmpere, DType::e4m3, 128), "64 x 32 tiles, 4");
   EXPECT_EQ(tiles(kAda, DType::bf16, 128), "64 x 32 tiles, 2");
   EXPECT_EQ(tiles(kAda, DType::e4m3, 33), "64 x 32 tiles, 2");

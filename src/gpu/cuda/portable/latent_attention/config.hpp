@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "gpu/cuda/portable/latent_attention/params.hpp"
 #include "gpu/cuda/portable/latent_attention/tuning.hpp"
@@ -19,7 +20,8 @@ namespace fovea::gpu::portable::latent_attention {
 template <class Element_, int kHeadDim_, int kRowGroups_, int kMostCtas_>
 struct Config {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_, kRowGroups = kRowGroups_, kMostCtas = kMostCtas_;
+  static constexpr bool kBlocks = false;
+  static constexpr int kHeadDim = kHeadDim_, kRowGroups = kRowGroups_, kMostCtas = kMostCtas_, kKeys = 32;
   static constexpr int kRowTile = 16 * kRowGroups;
   static constexpr int kGroupWarps = kWarps / kRowGroups;
   static constexpr int kParts = std::min(kGroupWarps, 4);   // of a key's columns
@@ -32,9 +34,30 @@ struct Config {
   static_assert(kHeadDim % 64 == 0 && kPartKeys % 16 == 0 && kColumns % 64 == 0);
 };
 
+/// Two row groups of 32 query rows have four warps each. A warp multiplies 32 keys, by every second step of 16 columns, and then all
+/// probabilities of its group with its own columns of the values. Queries lie in shared memory, but for the last steps.
+template <class Element_, int kHeadDim_, int kMostCtas_>
+struct BlockConfig {
+  using Element = Element_;
+  static constexpr bool kBlocks = true;
+  static constexpr int kHeadDim = kHeadDim_, kRowTile = 64, kMostCtas = kMostCtas_, kKeys = 64;
+  static constexpr int kRowGroups = 2, kGroupWarps = kWarps / kRowGroups;
+  static constexpr int kParts = 2, kSteps = kHeadDim / 16 / kParts;  // of a key's columns
+  static constexpr int kRegisterSteps = 2;                           // whose queries lie in registers
+  static constexpr int kSharedColumns = kHeadDim - 16 * kParts * kRegisterSteps;
+  static constexpr int kColumns = kValueDim / kGroupWarps;
+  static constexpr int kStageBytes = 2 * kKeys * kHeadDim;
+  static constexpr int kExchangeBytes =
+      2 * kRowTile * kSharedColumns + kWarps * 16 * 32 * static_cast<int>(sizeof(float)) + 6 * kRowTile * static_cast<int>(sizeof(float));
+  static_assert(kSharedColumns % 64 == 0);
+};
+
+template <class Element, int kHeadDim, int kRowTile, int kKeyTile, int kMostCtas>
+using ConfigOf =
+    std::conditional_t<kKeyTile == 64, BlockConfig<Element, kHeadDim, kMostCtas>, Config<Element, kHeadDim, kRowTile / 16, kMostCtas>>;
+
 inline constexpr int kMostStages = 4;
 inline constexpr int kWorkBytes = 128;  // of two work tiles
-inline constexpr int kSourceBytes = kMostStages * kKeys;
 
 /// Bytes of a coded row in shared memory: as it is stored, then its scales if they lie elsewhere. The first has no scales, and the last has
 /// room for plain rows, which may be mixed with coded ones. An odd number of chunks spreads rows over banks.
@@ -42,12 +65,12 @@ inline constexpr int kE4m3Row = 592, kPackedRow = 656, kMixedRow = 1168, kScales
 
 /// Shared memory before the stages: products, sources of keys, work tiles.
 template <class Config>
-inline constexpr int kFixedBytes = Config::kExchangeBytes + kSourceBytes + kWorkBytes;
+inline constexpr int kFixedBytes = Config::kExchangeBytes + kMostStages* Config::kKeys + kWorkBytes;
 
 /// `coded_row`: 0 for plain rows.
 template <class Config>
 constexpr int shared_bytes(int stages, int coded_row) {
-  return kFixedBytes<Config> + (coded_row > 0 ? Config::kStageBytes + stages * kKeys * coded_row : stages * Config::kStageBytes);
+  return kFixedBytes<Config> + (coded_row > 0 ? Config::kStageBytes + stages * Config::kKeys * coded_row : stages * Config::kStageBytes);
 }
 
 /// Stages in shared memory and CTAs of a multiprocessor.
@@ -55,12 +78,14 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Several CTAs of two stages or more if they fit, else one of as many as fit. Without a fit, `stages` is 0.
+/// Several CTAs of two stages or more if they fit, else one of as many as fit. Without a fit, `stages` is 0. Blocks take plain rows, in two
+/// stages or more.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, int coded_row) {
   constexpr int kReserved = 1024;  // by the system, for each CTA
+  if (Config::kBlocks && coded_row > 0) return {};
   for (int ctas = Config::kMostCtas; ctas > 0; --ctas) {
-    for (int stages = kMostStages; stages >= std::min(ctas, 2); --stages) {
+    for (int stages = kMostStages; stages >= (Config::kBlocks ? 2 : std::min(ctas, 2)); --stages) {
       const int bytes = shared_bytes<Config>(stages, coded_row);
       if (bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor) return {stages, ctas};
     }

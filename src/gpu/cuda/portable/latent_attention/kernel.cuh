@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/common/target.cuh"
+#include "gpu/cuda/portable/latent_attention/block_math.cuh"
 #include "gpu/cuda/portable/latent_attention/decode.cuh"
 #include "gpu/cuda/portable/latent_attention/load.cuh"
 #include "gpu/cuda/portable/latent_attention/math.cuh"
@@ -17,29 +18,36 @@ namespace fovea::gpu::portable::latent_attention {
 template <class Config>
 __device__ __noinline__ void clear_not_finite(const Params& params, const WorkTile& work, std::uint32_t keys, int first_key) {
   constexpr std::uint32_t kExponent = std::is_same_v<typename Config::Element, __half> ? 0x7c00 : 0x7f80;
-  const int row = static_cast<int>(threadIdx.x) / 8, key = first_key + row;
   const int first = params.group.quotient(work.row), last = params.group.quotient(work.row + work.rows - 1);
-  if (key >= last + work.low && key <= first + work.high) return;
   const auto kept = [](std::uint32_t half) { return (half & kExponent) == kExponent ? 0u : 0xffffu; };
 #pragma unroll 1
-  for (int span = 0; span < kValueDim / 64; ++span) {
-    const std::uint32_t at =
-        keys + static_cast<std::uint32_t>(KeyRows<Config>::offset(row, static_cast<int>(threadIdx.x) % 8)) + 128 * span;
-    uint4 x = load_shared_128(at);
-    for (std::uint32_t* word : {&x.x, &x.y, &x.z, &x.w}) *word &= kept(*word) | kept(*word >> 16) << 16;
-    store_shared_128(at, x);
+  for (int row = static_cast<int>(threadIdx.x) / 8; row < Config::kKeys; row += kThreads / 8) {
+    const int key = first_key + row;
+    if (key >= last + work.low && key <= first + work.high) continue;
+#pragma unroll 1
+    for (int span = 0; span < kValueDim / 64; ++span) {
+      const std::uint32_t at =
+          keys + static_cast<std::uint32_t>(KeyRows<Config>::offset(row, static_cast<int>(threadIdx.x) % 8)) + 128 * span;
+      uint4 x = load_shared_128(at);
+      for (std::uint32_t* word : {&x.x, &x.y, &x.z, &x.w}) *word &= kept(*word) | kept(*word >> 16) << 16;
+      store_shared_128(at, x);
+    }
   }
 }
+
+template <class Config>
+using MathOf = std::conditional_t<Config::kBlocks, BlockMath<Config>, Math<Config>>;
 
 /// Computes the key tiles of a work tile. A stage is refilled once all warps have read its tile, after the next tile's barrier. `find_next`
 /// finds the next work tile.
 template <class Config, class FindNext>
-__device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, Loader<Config>& load, Math<Config>& math,
+__device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, Loader<Config>& load, MathOf<Config>& math,
                                         const WorkTile& work, const FindNext& find_next) {
-  constexpr int kTilesOfWork = paged_attention::kTileKeys / kKeys;
-  const int ahead = params.stages - 1, first = work.begin / kKeys, last = max((work.end + kKeys - 1) / kKeys, first + 1);
-  const int full_first = work.full_first * kTilesOfWork, full_last = work.full_last * kTilesOfWork;
+  constexpr int kKeys = Config::kKeys, kTilesOfWork = paged_attention::kTileKeys / kKeys;
+  const int stages = Config::kBlocks ? 2 : params.stages, ahead = stages - 1, first = work.begin / kKeys,
+            last = max((work.end + kKeys - 1) / kKeys, first + 1);
   load.begin(work, first);
+  if constexpr (Config::kBlocks) math.copy_queries(work);
   int stage = 0;  // of `tile`
   int to = 0;     // of the tile that is loaded
 #pragma unroll 1
@@ -49,7 +57,7 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
       __syncthreads();  // this tile has arrived, and the tile before has been read
     }
     if (tile + ahead < last) load(tile + ahead, to);
-    if (++to == params.stages) to = 0;
+    if (++to == stages) to = 0;
     copy_async_commit();
     if (tile < first) continue;
     if (tile == first) {
@@ -60,12 +68,15 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
       copy_async_wait<0>();
       __syncthreads();
     }
-    if (params.coded_row > 0) {
-      decode_tile(params, storage, stage);
-      __syncthreads();
+    int buffer = stage;
+    if constexpr (!Config::kBlocks) {
+      if (params.coded_row > 0) {
+        decode_tile(params, storage, stage);
+        __syncthreads();
+        buffer = 0;
+      }
     }
-    const int buffer = params.coded_row > 0 ? 0 : stage;
-    const bool masked = tile < full_first || tile >= full_last;
+    const bool masked = tile < work.full_first * kTilesOfWork || tile >= work.full_last * kTilesOfWork;
     math.multiply_keys(buffer);
     if (masked && work.uneven) {
       __syncthreads();
@@ -75,7 +86,7 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
       math.await_products();
     }
     math.accumulate(tile, stage, masked, buffer);
-    if (++stage == params.stages) stage = 0;
+    if (++stage == stages) stage = 0;
   }
   copy_async_wait<0>();
 }
@@ -89,25 +100,28 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
     if (threadIdx.x == 0) storage.works[index % 2] = found;
   };
   find(0);
-  const ScoreTransform<Warp> score = score_transform(params);
   Loader<Config> load(params, storage, kv_head);
-  Math<Config> math(params, storage, score, kv_head);
-  WorkTile* const unfinished = params.unfinished == nullptr ? nullptr : params.unfinished + split * params.kv_heads + kv_head;
-  if (threadIdx.x == 0 && unfinished != nullptr) unfinished->rows = 0;
+  MathOf<Config> math(params, storage, kv_head);
+  const auto unfinished = [&] { return params.unfinished + split * params.kv_heads + kv_head; };
+  if (threadIdx.x == 0 && params.unfinished != nullptr) unfinished()->rows = 0;
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; !storage.works[index % 2].is_none(); ++index) {
     const WorkTile& work = storage.works[index % 2];
     compute(params, storage, load, math, work, [&] { find(index + 1); });
     math.store(work);
-    if (threadIdx.x == 0 && unfinished != nullptr && work.last_split >= 0) *unfinished = work;
+    if (threadIdx.x == 0 && params.unfinished != nullptr && work.last_split >= 0) *unfinished() = work;
     __syncthreads();  // the next work tile is found, and the keys have been read
   }
 }
 
+/// Blocks do not fit the 64 KB of 7.5.
+template <class Config>
+inline constexpr bool kRuns = kHasMma<typename Config::Element> && (kTarget != 75 || !Config::kBlocks);
+
 template <class Config>
 __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_latent(const __grid_constant__ Params params) {
-  if constexpr (kHasMma<typename Config::Element>) {
+  if constexpr (kRuns<Config>) {
     extern __shared__ __align__(128) std::byte shared[];
     // Last splits first: under a causal mask their query tiles see the most keys.
     const int kv_head = static_cast<int>(blockIdx.x) % params.kv_heads;
@@ -119,7 +133,9 @@ __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_latent(con
 template <class Config>
 Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
-  static_assert(shape_of<Config>(99 * 1024, 100 * 1024, 0).stages >= 2 && shape_of<Config>(99 * 1024, 100 * 1024, kMixedRow).stages >= 1);
+  static_assert(Config::kBlocks ? shape_of<Config>(227 * 1024, 228 * 1024, 0).stages >= 2
+                                : shape_of<Config>(99 * 1024, 100 * 1024, 0).stages >= 2 &&
+                                      shape_of<Config>(99 * 1024, 100 * 1024, kMixedRow).stages >= 1);
   const DeviceProperties& device = *properties(ordinal);
   int allowed = 0;
   for (const int coded_row : {0, kE4m3Row, kPackedRow, kMixedRow}) {

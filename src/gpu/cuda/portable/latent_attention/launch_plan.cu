@@ -26,19 +26,20 @@ struct Fit {
 };
 
 template <class Config>
-constexpr Entry kEntry{Config::kRowTile, &shape_of<Config>, &launch_attend<Config>};
+constexpr Entry kEntry{Config::kRowTile, Config::kKeys, &shape_of<Config>, &launch_attend<Config>};
 
-/// Of the kernels that fit, the one with the fewest rows that suffice, else with the most rows. Without a fit: the first.
+/// Of the kernels that fit, the one with the fewest rows that suffice, else with the most rows; of equal ones the last. Without a
+/// fit: the first.
 template <class Element, int kHeadDim>
 Entry entry_of(std::int64_t rows, const Fit& fit) {
   Entry best{};
   for (std::size_t tuning = 0; tuning < kTunings.size(); ++tuning) {
     const Entry entry = *function_of_row<kTunings.size()>(static_cast<int>(tuning), [](auto row) {
       constexpr Tuning kTuning = kTunings[row.value];
-      return &kEntry<Config<Element, kHeadDim, kTuning.row_groups, kTuning.most_ctas>>;
+      return &kEntry<ConfigOf<Element, kHeadDim, kTuning.row_tile, kTuning.key_tile, kTuning.most_ctas>>;
     });
     const bool fits = entry.shape(fit.per_block, fit.per_multiprocessor, fit.coded_row).stages > 0;
-    if (tuning == 0 || (fits && best.row_tile < rows)) best = entry;
+    if (tuning == 0 || (fits && (best.row_tile < rows || best.row_tile == entry.row_tile))) best = entry;
   }
   return best;
 }
@@ -88,6 +89,7 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, std::i
   params.seq_k = static_cast<int>(core.max_seq_k);
   params.kv_heads = static_cast<int>(core.kv_heads);
   params.q_aligned = core.q_alignment % 4 == 0;
+  params.q_chunks = core.q_alignment % kAlignment == 0;
   params.out_aligned = core.out_alignment % 4 == 0;
   params.bf16 = core.q_dtype == DType::bf16;
   params.mask = detail::NarrowMask(core.mask);
@@ -111,7 +113,7 @@ Result<void> LaunchPlan::run(const Params& filled, Stream stream) const {
 }
 
 std::string LaunchPlan::explain() const {
-  std::string text = std::to_string(entry.row_tile) + " x " + std::to_string(kKeys) + " tiles, " + std::to_string(params.stages) +
+  std::string text = std::to_string(entry.row_tile) + " x " + std::to_string(entry.key_tile) + " tiles, " + std::to_string(params.stages) +
                      " stages, keys in up to " + std::to_string(params.splits) + " splits for each kv head";
   if (params.coded_row > 0) text += ", decoded in shared memory";
   if (!params.main.aligned) text += ", cache by single elements";

@@ -15,7 +15,7 @@ namespace fovea::gpu::portable::latent_attention {
 
 /// A kernel and its launch.
 struct Entry {
-  int row_tile = 0;
+  int row_tile = 0, key_tile = 0;
   Shape (*shape)(int, int, int) = nullptr;
   Result<void> (*launch)(const Params&, int, Stream) = nullptr;
 };

@@ -15,32 +15,46 @@ template <class Config>
 class Loader {
  public:
   __device__ Loader(const Params& params_, Storage<Config>& storage_, int kv_head)
-      : params(params_),
-        storage(storage_),
-        row(static_cast<int>(threadIdx.x) / kRowThreads),
-        head_offset(kv_head * params.main.strides.head) {}
+      : params(params_), storage(storage_), head_offset(kv_head * params.main.strides.head) {}
 
   /// Called before the first key tile of a work tile.
-  __device__ __forceinline__ void begin(const WorkTile& work, int tile) {
-    begin_key = work.begin;
-    end_key = main_end = work.end;
+  __device__ __forceinline__ void begin(const WorkTile& work_, int tile) {
+    work = &work_;
+    main_end = work->end;
     if (params.listed) {
-      const ListedToken token(params, work.sequence);
+      const ListedToken token(params, work->sequence);
       main_end = token.length(params, params.main.list);
       table = token.indices(params.main.list);
-      extra_table = token.indices(params.extra.list) - main_end;
     } else {
-      table = params.block_table + work.sequence * params.table_stride;
+      table = params.block_table + work->sequence * params.table_stride;
     }
-    found = find(tile);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) found[pass] = find(tile, row_of_pass(pass));
   }
 
   /// Issues the copies of a tile. Tiles follow each other.
   __device__ __forceinline__ void operator()(int tile, int stage) {
-    const int key = tile * kKeys + row, entry = found;
-    found = find(tile + 1);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = row_of_pass(pass), entry = found[pass];
+      found[pass] = find(tile + 1, row);
+      copy_key(tile * kKeys + row, entry, stage, row);
+    }
+  }
+
+ private:
+  using Rows = KeyRows<Config>;
+  static constexpr int kKeys = Config::kKeys, kRowThreads = Rows::kSpanChunks;
+  static constexpr int kPassRows = kThreads / kRowThreads, kPasses = kKeys / kPassRows;
+  static_assert(kKeys % kPassRows == 0 && Rows::kSpanBytes == 128);
+
+  static __device__ int chunk() { return static_cast<int>(threadIdx.x) % kRowThreads; }
+  static __device__ int row_of_pass(int pass) { return static_cast<int>(threadIdx.x) / kRowThreads + pass * kPassRows; }
+
+  /// Copies a key to a row of a stage. `entry`: as find() returned it.
+  __device__ __forceinline__ void copy_key(int key, int entry, int stage, int row) const {
     // A key past the end has the main cache's format: its codes become zeros, as there may be no extra cache.
-    const bool wanted = key >= begin_key && key < end_key, of_main = key < main_end || key >= end_key;
+    const bool wanted = key >= work->begin && key < work->end, of_main = key < main_end || key >= work->end;
     const RowCache& cache = of_main ? params.main : params.extra;
     int block = entry, slot = key - cache.page.quotient(key) * cache.page.divisor;
     bool inside = wanted;
@@ -53,61 +67,62 @@ class Loader {
     if (params.listed && chunk() == 0) storage.sources[stage][row] = !inside ? kAbsent : of_main ? kMain : kExtra;
     // A listed token outside the cache is ignored, a visible key outside is NaN.
     const bool present = params.listed ? inside : wanted;
-    if (params.coded_row > 0) {
-      copy_codes(cache, stage, block, slot, present, inside);
+    if (!Config::kBlocks && params.coded_row > 0) {
+      copy_codes(cache, {stage, row, block, slot, present, inside});
     } else {
-      copy_row(cache, stage, block, slot, present, inside);
+      copy_row(cache, {stage, row, block, slot, present, inside});
     }
   }
 
- private:
-  using Rows = KeyRows<Config>;
-  static constexpr int kRowThreads = Rows::kSpanChunks;
-  static_assert(kRowThreads * kKeys == kThreads && Rows::kSpanBytes == 128);
-
-  static __device__ int chunk() { return static_cast<int>(threadIdx.x) % kRowThreads; }
-
-  /// The block table's entry for this thread's key of a tile, or the listed index.
-  __device__ int find(int tile) const {
+  /// The block table's entry for a key of a tile, or the listed index.
+  __device__ int find(int tile, int row) const {
     const int key = tile * kKeys + row;
-    if (key < begin_key || key >= end_key) return -1;
-    if (params.listed) return (key < main_end ? table : extra_table)[key];
+    if (key < work->begin || key >= work->end) return -1;
+    if (params.listed) {
+      return key < main_end ? table[key] : ListedToken(params, work->sequence).indices(params.extra.list)[key - main_end];
+    }
     return table[params.main.page.quotient(key)];
   }
   __device__ const std::byte* row_of(const RowCache& cache, int block, int slot) const {
     return cache.data + head_offset + block * cache.strides.block + slot * cache.strides.token;
   }
 
-  __device__ __forceinline__ void copy_row(const RowCache& cache, int stage, int block, int slot, bool present, bool inside) const {
-    const std::uint32_t to = storage.keys(stage) + static_cast<std::uint32_t>(Rows::offset(row, chunk()));
-    const std::byte* from = row_of(cache, block, slot) + 16 * chunk();
-    if (cache.aligned && inside) {
+  /// A key of the cache and its row of a stage. Without `present` it becomes zeros, without `inside` NaN.
+  struct Key {
+    int stage, row, block, slot;
+    bool present, inside;
+  };
+
+  __device__ __forceinline__ void copy_row(const RowCache& cache, const Key& key) const {
+    const std::uint32_t to = storage.keys(key.stage) + static_cast<std::uint32_t>(Rows::offset(key.row, chunk()));
+    const std::byte* from = row_of(cache, key.block, key.slot) + 16 * chunk();
+    if (cache.aligned && key.inside) {
 #pragma unroll
       for (int span = 0; span < Rows::kSpans; ++span) copy_async(to + 128 * span, from + 128 * span);
       return;
     }
 #pragma unroll 1
     for (int span = 0; span < Rows::kSpans; ++span) {
-      if (inside) {
+      if (key.inside) {
         copy_units<std::uint16_t>(to + 128 * span, from + 128 * span, 16);
       } else {
-        copy_async(to + 128 * span, &kNotANumber, present);
+        copy_async(to + 128 * span, &kNotANumber, key.present);
       }
     }
   }
 
   /// Copies a coded row as it is stored, and its scales behind it if they lie elsewhere.
-  __device__ __forceinline__ void copy_codes(const RowCache& cache, int stage, int block, int slot, bool present, bool inside) const {
-    const std::uint32_t to = shared_address(storage.codes(params, stage, row));
-    const std::byte* from = row_of(cache, block, slot);
-    const std::byte* scales = cache.data + block * cache.strides.block + cache.scales_at + slot * cache.scales_stride;
+  __device__ __forceinline__ void copy_codes(const RowCache& cache, const Key& key) const {
+    const std::uint32_t to = shared_address(storage.codes(params, key.stage, key.row));
+    const std::byte* from = row_of(cache, key.block, key.slot);
+    const std::byte* scales = cache.data + key.block * cache.strides.block + cache.scales_at + key.slot * cache.scales_stride;
 #pragma unroll 1
     for (int i = chunk(); i < cache.format.chunks; i += kRowThreads) {
-      copy_async(to + 16 * i, inside ? static_cast<const void*>(from + 16 * i) : &kNotANumber, present);
+      copy_async(to + 16 * i, key.inside ? static_cast<const void*>(from + 16 * i) : &kNotANumber, key.present);
     }
     if (chunk() >= cache.format.scale_words) return;
-    if (present) {
-      copy_async_word(to + kScalesAt + 4 * chunk(), inside ? static_cast<const void*>(scales + 4 * chunk()) : &kNotANumber);
+    if (key.present) {
+      copy_async_word(to + kScalesAt + 4 * chunk(), key.inside ? static_cast<const void*>(scales + 4 * chunk()) : &kNotANumber);
     } else {
       store_shared_32(to + kScalesAt + 4 * chunk(), 0);
     }
@@ -115,11 +130,11 @@ class Loader {
 
   const Params& params;
   Storage<Config>& storage;
-  const int row;
   const std::int64_t head_offset;
-  const std::int32_t *table = nullptr, *extra_table = nullptr;  // of the work tile's sequence, by keys
-  int begin_key = 0, main_end = 0, end_key = 0;                 // of the work tile
-  int found = -1;                                               // find() of the next tile
+  const WorkTile* work = nullptr;
+  const std::int32_t* table = nullptr;  // of the work tile's sequence, by keys
+  int main_end = 0;                     // of the keys of `table`
+  int found[kPasses];                   // find() of the next tile
 };
 
 }  // namespace fovea::gpu::portable::latent_attention

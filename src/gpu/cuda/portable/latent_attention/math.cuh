@@ -26,11 +26,11 @@ class Math {
   using Rows = KeyRows<Config>;
 
  public:
-  static constexpr int kScores = kKeys / 2, kOut = Config::kColumns / 2;
+  static constexpr int kKeys = Config::kKeys, kScores = kKeys / 2, kOut = Config::kColumns / 2;
 
-  __device__ Math(const Params& params_, Storage<Config>& storage_, const ScoreTransform<Warp>& score_, int kv_head_)
+  __device__ Math(const Params& params_, Storage<Config>& storage_, int kv_head_)
       : params(params_),
-        score(score_),
+        score(score_transform(params_)),
         storage(storage_),
         kv_head(kv_head_),
         lane(static_cast<int>(threadIdx.x) % 32),
@@ -55,7 +55,7 @@ class Math {
       const int own = row(r), token = params.group.quotient(work.row + own);
       seen_begin[r] = max(token + work.low, work.begin);
       seen_end[r] = min(token + work.high + 1, work.end);
-      TileRow<Config>{params, work, kv_head, own}.load(16 * part + lane_column(lane), r, queries);
+      TileRow<Config>{params, work, kv_head, own}.load<0>(16 * part + lane_column(lane), r, queries);
     }
   }
 

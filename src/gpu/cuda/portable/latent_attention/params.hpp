@@ -48,6 +48,7 @@ struct Params : paged_attention::Params {
   bool listed = false, length_per_token = false;  ///< whether lists stand in place of the block table
   detail::FastDivmod tokens{};                    ///< of a batch entry, with lists
   const float* cache_scale = nullptr;             ///< one number for e4m3 rows; null: 1
+  bool q_chunks = false;                          ///< every row of q is aligned to 16 bytes; q_aligned: to 4
   float* max_logits = nullptr;                    ///< or null
   detail::RowStrides max_logits_strides{};
   paged_attention::WorkTile* unfinished = nullptr;  ///< [split][kv head]: the query tile that the split begins and does not end, or none

@@ -2,6 +2,7 @@
 /// Rows of queries and of results, and the columns of a warp in them.
 #pragma once
 
+#include "gpu/cuda/common/copy_async.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/portable/latent_attention/storage.cuh"
 
@@ -21,14 +22,30 @@ struct TileRow {
   const WorkTile& work;
   int kv_head, own;
 
-  /// Loads a lane's columns of the query from `first` on, as row r of A operands; zeros without one.
-  __device__ __forceinline__ void load(int first, int r, std::uint32_t (&queries)[Config::kSteps][4]) const {
+  /// Loads a lane's columns of the query for steps from kFirst on, as row r of A operands; zeros without one. `first`: column of step 0.
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void load(int first, int r, std::uint32_t (&queries)[kCount][4]) const {
     const std::uint16_t* from = nullptr;
     if (own < work.rows) from = static_cast<const std::uint16_t*>(params.q) + place().in(params.q_strides) + first;
 #pragma unroll
-    for (int step = 0; step < Config::kSteps; ++step) {
+    for (int step = 0; step < kCount; ++step) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) queries[step][2 * half + r] = query_pair(from, first_column<Config>(step) + 8 * half);
+      for (int half = 0; half < 2; ++half) queries[step][2 * half + r] = query_pair(from, first_column<Config>(kFirst + step) + 8 * half);
+    }
+  }
+
+  /// Copies eight columns of the query from `column` on to shared memory; zeros without one.
+  __device__ __forceinline__ void copy_chunks(std::uint32_t to, int chunk, int spans) const {
+    const bool present = own < work.rows;
+    const auto* from = static_cast<const std::uint16_t*>(params.q);
+    if (present) from += place().in(params.q_strides) + 8 * chunk;
+#pragma unroll 1
+    for (int span = 0; span < spans; ++span) {
+      if (params.q_chunks || !present) {
+        copy_async(to + 128 * span, from + 64 * span, present);
+      } else {
+        copy_units<std::uint16_t>(to + 128 * span, from + 64 * span, 16);
+      }
     }
   }
 

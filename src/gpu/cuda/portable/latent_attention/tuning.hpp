@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Query rows of a query tile, in a header that needs nothing of CUDA.
+/// Query rows and keys of a tile, in a header that needs nothing of CUDA.
 #pragma once
 
 #include <array>
@@ -9,19 +9,20 @@
 namespace fovea::gpu::portable::latent_attention {
 
 inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
-inline constexpr int kKeys = 32;  // of a key tile
 inline constexpr int kValueDim = 512;
 
 struct Tuning {
-  int row_groups = 1;  ///< groups of 16 query rows, each of some of the warps
-  int most_ctas = 1;   ///< of a multiprocessor
+  int row_tile = 16;  ///< query rows
+  int key_tile = 32;  ///< keys; of 64 keys, each warp computes a block of scores
+  int most_ctas = 1;  ///< of a multiprocessor
 };
 
-/// Fewest rows first. Each has kernels for rows of 576 and of 512 values.
+/// Fewest rows first, and of equal rows the fastest last. Each has kernels for rows of 576 and of 512 values.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
-    {"16", {1, 2}},
-    {"32", {2, 1}},
-    {"64", {4, 1}},
+    {"16", {16, 32, 2}},
+    {"32", {32, 32, 1}},
+    {"64", {64, 32, 1}},
+    {"64_block", {64, 64, 1}},  // H100, 2026-11-27, b128 kv~4096 h128: 640 us, without blocks 856 us
 });
 
 }  // namespace fovea::gpu::portable::latent_attention
