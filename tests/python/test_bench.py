@@ -23,6 +23,7 @@ SCRIPTS = {
     "quantized_attention": ("quantisers", "cases"),
     "portable_attention": ("forward", "backward"),
     "paged_decode": ("decode", "pages", "head_dims", "prefill", "mixed", "append", "merge"),
+    "kv_formats": ("decode", "pairs", "inline", "append", "append_inline"),
 }
 
 
