@@ -28,6 +28,7 @@ _MODULES = {
         "flashinfer": "flashinfer",
         "flashinfer.cascade": "flashinfer.cascade",
         "flashinfer.decode": "flashinfer.decode",
+        "flashinfer.fp4_quantization": "flashinfer.fp4_quantization",
         "flashinfer.page": "flashinfer.page",
         "flashinfer.sparse": "flashinfer.sparse",
         "flashinfer.prefill": "flashinfer.prefill",

@@ -4,20 +4,26 @@
 Names, order and defaults of arguments, layouts and results are FlashInfer's. What differs (docs/flashinfer.md has the whole table):
 
 * Tensors may be on the CPU, and float32 too; pages and head dims may have any size that Fovea's attention takes.
-* RoPE and ALiBi inside of attention, FP4 caches and kernels of the caller's own raise NotImplementedError.
+* RoPE and ALiBi inside of attention, FP4 out of pages, and kernels of the caller's own raise NotImplementedError.
 * Workspace buffers, backends and the choice of tensor cores are taken, and change nothing: Fovea plans by itself.
 * A query that sees no key gives 0, and -inf as its lse.
 * What else FlashInfer has (latent attention, cascades, sampling, matrix products and others) is not here.
 """
 
-from fovea.compat.flashinfer import cascade, decode, page, prefill, sparse
+from fovea.compat.flashinfer import cascade, decode, fp4_quantization, page, prefill, sparse
 from fovea.compat.flashinfer.cascade import merge_state, merge_state_in_place, merge_states
 from fovea.compat.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     single_decode_with_kv_cache,
 )
-from fovea.compat.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from fovea.compat.flashinfer.fp4_quantization import nvfp4_kv_dequantize, nvfp4_kv_quantize
+from fovea.compat.flashinfer.page import (
+    append_paged_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+    nvfp4_quantize_append_paged_kv_cache,
+)
 from fovea.compat.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
@@ -38,11 +44,15 @@ __all__ = [
     "append_paged_kv_cache",
     "cascade",
     "decode",
+    "fp4_quantization",
     "get_batch_indices_positions",
     "get_seq_lens",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "nvfp4_kv_dequantize",
+    "nvfp4_kv_quantize",
+    "nvfp4_quantize_append_paged_kv_cache",
     "page",
     "prefill",
     "single_decode_with_kv_cache",

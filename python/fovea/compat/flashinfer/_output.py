@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea._library import wants_gradients
 from fovea.compat.flashinfer._scales import is_e4m3
-from fovea.compat.flashinfer._terms import Result, want, want_apart, want_writable
+from fovea.compat.flashinfer._terms import Result, values_of, want, want_apart, want_writable
 
 LOG2E = math.log2(math.e)
 
@@ -40,7 +40,7 @@ class Output(NamedTuple):
         self._check(q, k, v, straight)
         room = self.out if straight else None
         if room is None and is_e4m3(q) and self.dtype != torch.bfloat16:
-            room = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32)  # zeros: rows of no sequence stay as they are
+            room = q.new_zeros((*q.shape[:-1], values_of(v)), dtype=torch.float32)  # zeros: rows of no sequence stay as they are
         sink = sink if sink is None else sink.float()
         with_lse = self.return_lse or self.lse is not None
         result = operation(*tensors, out=room, return_lse=with_lse, sink=sink, **options)
@@ -60,7 +60,7 @@ class Output(NamedTuple):
             want(False, "lse_layout", repr(self.layout), "'NH' or 'HN'")
         rows = q.shape[:-1]
         if self.out is not None and not straight:
-            _expect("out", self.out, (*rows, v.shape[-1]), self.dtype, q)
+            _expect("out", self.out, (*rows, values_of(v)), self.dtype, q)
         if self.lse is not None:
             _expect("lse", self.lse, tuple(rows) if self.layout == "NH" else tuple(reversed(rows)), torch.float32, q)
             if self.out is not None:

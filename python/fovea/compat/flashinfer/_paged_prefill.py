@@ -66,7 +66,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         refuse_variants(jit_args=jit_args, jit_kwargs=jit_kwargs, variant_owns_mask=variant_owns_mask)
         given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
         buffers = dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
-        super().__init__(float_workspace_buffer, kv_layout, _PAGES, "paged_kv_", buffers)
+        super().__init__(float_workspace_buffer, kv_layout, _PAGES, "paged_kv_", buffers, backend)
         self._mask_buffers = {"custom_mask_buf": custom_mask_buf, "mask_indptr_buf": mask_indptr_buf} if use_cuda_graph else None
         self._bits: Bits = {}
 
@@ -139,6 +139,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self._check_buffer("qo_indptr_buf", ends)
         if self._mask_buffers is not None:
             check_buffers(bits, self._mask_buffers)
+        self._check_backend(shape)
         self._checked_pages(pages, shape, page_size, scores, invariant, bool(bits))
         self._keep_pages(pages, shape, page_size)
         self._cu_seqlens_q, self._max_seqlen_q, self._rows = self._kept("qo_indptr_buf", ends)
@@ -179,7 +180,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         Returns:
             out ``[total_q, head, dv]``, or (out, lse float32). A query that sees no key gives 0 and -inf.
         """
-        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         scores = self._planned()
         if window_left is not None:
             scores = scores._replace(window_left=window_left)
@@ -187,7 +188,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._max_seqlen_q}
         output = Output(self._shape.written, out, lse, return_lse, lse_base, lse_layout)
         scales = Scales(q_scale, k_scale, v_scale).times(q, args)
-        return self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths, **self._bits)
+        return self._run_pages(q, paged_kv_cache, kv_cache_sf, scores, scales, output, sink=sinks, **lengths, **self._bits)
 
     @adapted()
     def run_return_lse(self, q: Tensor, paged_kv_cache: Cache, *args: Any, **options: Any) -> Result:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fovea._attention import attention
+from fovea._kv_format import kv_formats
 from fovea._paged import paged_attention
 from fovea.compat.flashinfer._dense import dense_dtype
-from fovea.compat.flashinfer._terms import EIGHT_BITS, Scores, dtype_of, want, want_sizes
+from fovea.compat.flashinfer._terms import EIGHT_BITS, FOUR_BITS, Scores, dtype_of, want, want_sizes
 
 _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 INT32_MAX = (1 << 31) - 1
@@ -118,15 +119,16 @@ class Shape(NamedTuple):
 
     def check(self, q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "v")) -> None:
         """names: those of k and v."""
+        dim_qk, dim_v = self.row_sizes
         if (q.dtype, k.dtype, v.dtype) == (self.q_dtype, self.kv_dtype, self.kv_dtype) and (
             (*q.shape[-2:], *k.shape[-2:], *v.shape[-2:])
-            == (self.q_heads, self.dim_qk, self.kv_heads, self.dim_qk, self.kv_heads, self.dim_v)
+            == (self.q_heads, self.dim_qk, self.kv_heads, dim_qk, self.kv_heads, dim_v)
         ):
             return  # before any text is made, which takes longer than the call
         planned = {
             "q": (q, self.q_dtype, (self.q_heads, self.dim_qk)),
-            names[0]: (k, self.kv_dtype, (self.kv_heads, self.dim_qk)),
-            names[1]: (v, self.kv_dtype, (self.kv_heads, self.dim_v)),
+            names[0]: (k, self.kv_dtype, (self.kv_heads, dim_qk)),
+            names[1]: (v, self.kv_dtype, (self.kv_heads, dim_v)),
         }
         for name, (tensor, dtype, shape) in planned.items():
             want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, f"{dtype}, as planned")
@@ -134,9 +136,16 @@ class Shape(NamedTuple):
             want(got == shape, f"{name}.shape[-2:] (heads, head_dim)", got, f"{shape}, as planned")
 
     @property
+    def row_sizes(self) -> tuple[int, int]:
+        """The last extents of k and v."""
+        per = 2 if self.kv_dtype == FOUR_BITS else 1
+        return self.dim_qk // per, self.dim_v // per
+
+    @property
     def over_pages(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of q and of pages that Fovea's paged attention reads, which hold the values of these exactly."""
-        q = self.q_dtype if self.q_dtype not in EIGHT_BITS else self.kv_dtype if self.kv_dtype not in EIGHT_BITS else self.written
+        small = (*EIGHT_BITS, FOUR_BITS)
+        q = self.q_dtype if self.q_dtype not in EIGHT_BITS else self.kv_dtype if self.kv_dtype not in small else self.written
         return q, (q if self.kv_dtype == torch.float8_e5m2 else self.kv_dtype)
 
     @property
@@ -154,12 +163,27 @@ def try_pages(
     """Runs a batch of one row, and raises what run() would raise."""
     q_dtype, kv_dtype = shape.over_pages
     q, page = _empty(device, q_dtype, 1, shape.q_heads, shape.dim_qk), min(page_size, 64)
-    k, v = (_empty(device, kv_dtype, 1, page, shape.kv_heads, dim) for dim in (shape.dim_qk, shape.dim_v))
     ends = torch.arange(2, dtype=torch.int32, device=device)
     options = scores.options(shape.dim_qk, 1.0) | {"batch_invariant": batch_invariant, "max_seqlen_q": 1}
+    sides = [_one_page(device, kv_dtype, page, shape.kv_heads, dim) for dim in (shape.dim_qk, shape.dim_v)]
+    k, v = (cache for cache, _ in sides)
+    if kv_dtype == FOUR_BITS:
+        options |= nvfp4(*(scales for _, scales in sides))
     if masked:
         options["packed_mask"] = _empty(device, torch.uint8, 1)
     paged_attention(q, k, v, ends[:1, None], ends[1:], ends, **options)
+
+
+def nvfp4(k_scales: Tensor | None, v_scales: Tensor | None) -> dict[str, Any]:
+    """Fovea's options of NVFP4 pages with these scales of blocks."""
+    return {"k_format": "nvfp4", "v_format": "nvfp4", "k_scale_cache": k_scales, "v_scale_cache": v_scales}
+
+
+def _one_page(device: torch.device, dtype: torch.dtype, page: int, heads: int, dim: int) -> tuple[Tensor, Tensor | None]:
+    """Keys or values, and the scales of NVFP4 ones."""
+    if dtype == FOUR_BITS:
+        return kv_formats()["nvfp4"].empty(1, page, heads, dim, device=device)
+    return _empty(device, dtype, 1, page, heads, dim), None
 
 
 @lru_cache(maxsize=1024)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scales of q, k and v: numbers that multiply scores and out, or tensors that belong to float8_e4m3fn values."""
+"""The scales of q, k and v: numbers that multiply scores and out, or tensors that belong to values in float8_e4m3fn or NVFP4."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fovea.compat.flashinfer._terms import EIGHT_BITS, refuse_variants, want
+from fovea.compat.flashinfer._terms import EIGHT_BITS, FOUR_BITS, refuse_variants, want
 
 _LARGEST = torch.finfo(torch.float32).max
 Scale = Tensor | float | None
@@ -15,6 +15,11 @@ Scale = Tensor | float | None
 
 def is_e4m3(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float8_e4m3fn
+
+
+def has_scale(tensor: Tensor) -> bool:
+    """Whether Fovea takes a tensor of scales beside these keys or values."""
+    return tensor.dtype in (torch.float8_e4m3fn, FOUR_BITS)
 
 
 def product(one: Scale, other: Scale) -> Scale:
@@ -57,7 +62,7 @@ class Scales(NamedTuple):
         if self.v is None or isinstance(self.v, Tensor):
             return 1.0
         want(abs(self.v) <= _LARGEST, "v_scale", self.v, f"at most {_LARGEST:.2g} in magnitude")
-        return 1.0 if is_e4m3(v) else self.v
+        return 1.0 if has_scale(v) else self.v
 
     def over_pages(self, kv_heads: int) -> "Scales":
         """With q's tensor in that of k: one number for each kv head."""
@@ -70,17 +75,17 @@ class Scales(NamedTuple):
         return Scales(None, product(self.q.reshape(-1), k), self.v)
 
     def options(self, **tensors: Tensor) -> dict[str, Any]:
-        """What Fovea takes as a tensor: scales of float8_e4m3fn tensors, by the letter of each. Others are refused."""
+        """What Fovea takes as a tensor, by the letter of each: scales of values in float8_e4m3fn or NVFP4. Others are refused."""
         options: dict[str, Any] = {}
         if self.q is self.k is self.v is None:
             return options
         for letter, scale in self._asdict().items():
-            float8 = letter in tensors and is_e4m3(tensors[letter])
-            if isinstance(scale, Tensor) and not float8:
+            takes = letter in tensors and has_scale(tensors[letter])
+            if isinstance(scale, Tensor) and not takes:
                 where = "q, k and v" if "q" in tensors else "the pages"
                 raise NotImplementedError(f"{letter}_scale: got a tensor, want a number, or {where} in torch.float8_e4m3fn")
             if isinstance(scale, Tensor):
                 options[f"{letter}_scale"] = scale
-            elif scale is not None and letter == "v" and float8:
+            elif scale is not None and letter == "v" and takes:
                 options["v_scale"] = tensors["v"].new_full((1,), scale, dtype=torch.float32)  # a graph can record it
         return options

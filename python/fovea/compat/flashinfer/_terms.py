@@ -11,6 +11,8 @@ from fovea.compat._arguments import refuse, traced
 NO_ROPE = "Fovea applies no positions; rotate q and k first"
 NO_MASK = "Fovea's masks are causal, window_left and custom_mask"
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+FOUR_BITS = torch.uint8
+"""The dtype of NVFP4 pages: two codes in a byte."""
 Result = Tensor | tuple[Tensor, Tensor]
 Cache = Tensor | tuple[Tensor, Tensor]
 ROWS = "rows, head, head_dim"
@@ -70,6 +72,11 @@ def want_apart(name: str, tensor: Tensor, other_name: str, other: Tensor) -> Non
     want(apart, other_name, f"memory of {name}", "memory of its own")
 
 
+def values_of(tensor: Tensor) -> int:
+    """The values of a row of keys or values: two lie in a byte of torch.uint8."""
+    return tensor.shape[-1] * (2 if tensor.dtype == FOUR_BITS else 1)
+
+
 def checked_layout(kv_layout: str) -> str:
     if kv_layout not in ("NHD", "HND"):
         want(False, "kv_layout", repr(kv_layout), "'NHD' or 'HND'")
@@ -81,25 +88,25 @@ def token_major(tensor: Tensor, kv_layout: str) -> Tensor:
     return tensor.transpose(-3, -2) if checked_layout(kv_layout) == "HND" else tensor
 
 
-def pages_of(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
+def pages_of(cache: Cache, kv_layout: str, name: str = "paged_kv_cache") -> tuple[Tensor, Tensor]:
     """Keys and values ``[pages, page, kv_head, dim]`` of a cache: two tensors, or one with both in its second dimension.
 
-    Pages of one token may lack the dimension of tokens.
+    Pages of one token may lack the dimension of tokens. name: what the caller calls the cache.
     """
     if isinstance(cache, Tensor):
         if cache.dim() not in (4, 5) or cache.shape[1] != 2:
-            want(False, "paged_kv_cache.shape", list(cache.shape), "[pages, 2, ..], or a tuple")
+            want(False, f"{name}.shape", list(cache.shape), "[pages, 2, ..], or a tuple")
         cache = cache.unbind(1)
     if len(cache) != 2:
-        want(False, "paged_kv_cache", f"{len(cache)} tensors", "2: keys and values")
+        want(False, name, f"{len(cache)} tensors", "2: keys and values")
     k, v = cache
     if k.dim() != 4 or v.dim() != 4:
-        k, v = (_with_tokens(index, tensor, kv_layout) for index, tensor in enumerate(cache))
+        k, v = (_with_tokens(f"{name}[{index}]", tensor, kv_layout) for index, tensor in enumerate(cache))
     return token_major(k, kv_layout), token_major(v, kv_layout)
 
 
-def _with_tokens(index: int, tensor: Tensor, kv_layout: str) -> Tensor:
-    want(tensor.dim() in (3, 4), f"paged_kv_cache[{index}].rank", tensor.dim(), "4, or 3 for pages of one token")
+def _with_tokens(name: str, tensor: Tensor, kv_layout: str) -> Tensor:
+    want(tensor.dim() in (3, 4), f"{name}.rank", tensor.dim(), "4, or 3 for pages of one token")
     return tensor if tensor.dim() == 4 else tensor.unsqueeze(-3 if kv_layout == "NHD" else -2)
 
 

@@ -14,11 +14,11 @@ from fovea._calls import adapted
 from fovea._library import is_captured
 from fovea._paged import paged_attention
 from fovea._plan import Plan, plan_paged_attention
-from fovea.compat._arguments import rows
+from fovea.compat._arguments import refuse, rows
 from fovea.compat.flashinfer._output import Output
-from fovea.compat.flashinfer._plan import PageList, Shape, int32_of, longest, try_pages
+from fovea.compat.flashinfer._plan import PageList, Shape, int32_of, longest, nvfp4, try_pages
 from fovea.compat.flashinfer._scales import Scales
-from fovea.compat.flashinfer._terms import Cache, Result, Scores, checked_layout, pages_of, want
+from fovea.compat.flashinfer._terms import FOUR_BITS, Cache, Result, Scores, checked_layout, pages_of, want
 
 Buffers = dict[str, Tensor | None]
 
@@ -101,11 +101,17 @@ class PagedWrapper(Wrapper):
     """
 
     def __init__(
-        self, workspace: Tensor, kv_layout: str, names: tuple[str, str, str], prefix: str, buffers: Buffers | None
+        self,
+        workspace: Tensor,
+        kv_layout: str,
+        names: tuple[str, str, str],
+        prefix: str,
+        buffers: Buffers | None,
+        backend: str = "auto",
     ) -> None:
         """names: those of the buffers of indptr, indices and last_page_len. prefix: what plan() calls these begins with it."""
         super().__init__(workspace, kv_layout, buffers)
-        self._names, self._prefix = names, prefix
+        self._names, self._prefix, self._backend = names, prefix, backend
         if self.is_cuda_graph_enabled:
             _, indices, last = (self._buffers[name] for name in names)
             self._table = torch.zeros(len(last), max(len(indices) // max(len(last), 1), 1), dtype=torch.int32, device=self.device)
@@ -156,6 +162,20 @@ class PagedWrapper(Wrapper):
         k, v = (each.view(torch.uint8).index_select(0, known).view(each.dtype).to(dtype) for each in (k, v))
         return k, v, table
 
+    def _format(self, block_scales: Cache | None) -> dict[str, Any]:
+        """Fovea's options of NVFP4 pages, none of others."""
+        if self._shape.kv_dtype != FOUR_BITS:
+            refuse(f"the pages are in {self._shape.kv_dtype}, as planned", kv_cache_sf=block_scales)
+            return {}
+        if block_scales is None:
+            want(False, "kv_cache_sf", None, f"the scales of pages in {FOUR_BITS}")
+        assert block_scales is not None
+        return nvfp4(*pages_of(block_scales, self._kv_layout, "kv_cache_sf"))
+
+    def _check_backend(self, shape: Shape) -> None:
+        if shape.kv_dtype == FOUR_BITS and self._backend == "trtllm-gen":
+            raise NotImplementedError("backend: got 'trtllm-gen', want 'fa2' (scales of NVFP4 values in plain order)")
+
     def _run_held(self, numbers: tuple[Any, ...], q: Tensor, cache: Cache, out: Tensor | None) -> Result | None:
         """A run with the plan of an earlier one, if that had the same numbers and tensors like these."""
         plan = self._held
@@ -195,13 +215,16 @@ class PagedWrapper(Wrapper):
         """What plan() settled beside the tensors."""
         return self._scores, self._shape, self._page_size, self._batch_invariant
 
-    def _run_pages(self, q: Tensor, cache: Cache, scores: Scores, scales: Scales, output: Output, **options: Any) -> Result:
-        """options: sink, cu_seqlens_q, max_seqlen_q."""
+    def _run_pages(
+        self, q: Tensor, cache: Cache, block_scales: Cache | None, scores: Scores, scales: Scales, output: Output, **options: Any
+    ) -> Result:
+        """block_scales: kv_cache_sf. options: sink, cu_seqlens_q, max_seqlen_q."""
         k, v = pages_of(cache, self._kv_layout)
         shape, table = self._shape, self._table
         shape.check(q, k, v, ("paged_kv_cache[0]", "paged_kv_cache[1]"))
         if k.shape[1] != self._page_size:
             want(False, "paged_kv_cache (page size)", k.shape[1], f"{self._page_size}, as planned")
+        options |= self._format(block_scales)
         if q.dtype != self._reads[0]:
             q, scales = q.to(self._reads[0]), scales.over_pages(shape.kv_heads)
         if k.dtype != self._reads[1]:

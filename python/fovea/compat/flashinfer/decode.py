@@ -97,14 +97,14 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             float_workspace_buffer: Says which device; its memory is not used.
             kv_layout: "NHD": pages are ``[page, kv_head, dim]``. "HND": ``[kv_head, page, dim]``.
             use_cuda_graph: Whether run() is replayed over later plans: their tensors then keep their addresses. The batch is fixed.
-            use_tensor_cores: Taken, as backend: Fovea chooses.
+            use_tensor_cores: Taken: Fovea chooses. backend: likewise, but "trtllm-gen" has NVFP4 scales in an order of its own.
             paged_kv_indptr_buffer: ``[batch + 1]``, with use_cuda_graph; the next two likewise: ``[n]`` and ``[batch]``.
             jit_args: None.
         """
         refuse_variants(jit_args=jit_args)
         given = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
         buffers = dict(zip(_BUFFERS, given, strict=True)) if use_cuda_graph else None
-        super().__init__(float_workspace_buffer, kv_layout, _BUFFERS, "", buffers)
+        super().__init__(float_workspace_buffer, kv_layout, _BUFFERS, "", buffers, backend)
         self._use_tensor_cores = use_tensor_cores
         self._queries = 0
 
@@ -172,6 +172,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         shape = Shape.of(heads, dims, q_dtype or "float16", kv_dtype, o_data_type)
         pages = PageList.of("", indptr, indices, last_page_len, page_size)
         scores, invariant = Scores(causal, window_left, logits_soft_cap, sm_scale), disable_split_kv or fixed_split_size is not None
+        self._check_backend(shape)
         self._checked_pages(pages, shape, page_size, scores, invariant)
         self._keep_pages(pages, shape, page_size)
         if not causal:
@@ -214,6 +215,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             out: Written and returned instead of a new tensor. lse: written, and returned with return_lse.
             return_lse: Whether to return the log-sum-exp of the scores too, to base 2, and with the sinks in it.
             window_left: Instead of the plan's.
+            kv_cache_sf: The scales of NVFP4 pages (kv_data_type torch.uint8), float8_e4m3fn, shaped as paged_kv_cache with
+                ``dim // 16`` last: K's and V's in plain order.
             sinks: float32 ``[head]``: a logit of each head that joins the softmax's denominator only.
             enable_pdl: Taken.
 
@@ -225,7 +228,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         is_plain = is_plain and not any(isinstance(number, Tensor) for number in numbers)
         if is_plain and (result := self._run_held(numbers, q, paged_kv_cache, out)) is not None:
             return result
-        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        refuse_variants(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         scores = self._planned()
         if q_len_per_req not in (None, self._queries):
             want(False, "q_len_per_req", q_len_per_req, f"{self._queries}, as planned")
@@ -237,7 +240,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         lengths = {"cu_seqlens_q": self._cu_seqlens_q, "max_seqlen_q": self._queries}
         output = Output(self._shape.written, out, lse, return_lse)
         scales = Scales(q_scale, k_scale, v_scale).times(q, args)
-        result = self._run_pages(q, paged_kv_cache, scores, scales, output, sink=sinks, **lengths)
+        result = self._run_pages(q, paged_kv_cache, kv_cache_sf, scores, scales, output, sink=sinks, **lengths)
         if is_plain:
             self._hold(numbers, q, paged_kv_cache, scores, scales, **lengths)
         return result

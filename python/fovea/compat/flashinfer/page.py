@@ -6,16 +6,18 @@ The pages of sequence b are ``indices[indptr[b] : indptr[b + 1]]``; its last pag
 Tensors on the CPU are checked number by number. Nothing waits for a GPU: a row there that has no place is skipped.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from fovea._calls import adapted
 from fovea._paged import paged_cache_append
 from fovea.compat._arguments import readable, rows
-from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, want_integers
-from fovea.compat.flashinfer._terms import INDPTR, ROWS, Cache, pages_of, want, want_sizes
+from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, nvfp4, want_integers
+from fovea.compat.flashinfer._terms import FOUR_BITS, INDPTR, ROWS, Cache, pages_of, want, want_sizes
 
-__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
+__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens", "nvfp4_quantize_append_paged_kv_cache"]
 
 _APPEND_NAMES = {
     "k": "append_key",
@@ -119,11 +121,63 @@ def append_paged_kv_cache(
         kv_last_page_len: Taken; positions say more.
     """
     k_cache, v_cache = pages_of(paged_kv_cache, kv_layout)
+    slots = _slots(append_key.shape[0], k_cache, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots)
+
+
+@adapted(_APPEND_NAMES | {"k_scale_cache": "kv_cache_sf", "v_scale_cache": "kv_cache_sf"}, axes=_APPEND_AXES)
+def nvfp4_quantize_append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Cache,
+    kv_cache_sf: Cache,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    k_scale: float,
+    v_scale: float,
+    kv_layout: str = "NHD",
+) -> None:
+    """:func:`append_paged_kv_cache` into NVFP4 pages: a value is ``code * block scale * k_scale``.
+
+    Args:
+        paged_kv_cache: Codes, uint8, ``dim // 2`` last. kv_cache_sf: float8_e4m3fn, shaped alike with ``dim // 16`` last.
+        k_scale, v_scale: The factors that the wrappers' run() gets too: finite, above 0.
+        The others are those of :func:`append_paged_kv_cache`.
+    """
+    k_cache, v_cache = pages_of(paged_kv_cache, kv_layout)
+    k_scales, v_scales = pages_of(kv_cache_sf, kv_layout, "kv_cache_sf")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        want(math.isfinite(scale) and scale > 0, name, scale, "a finite number above 0")
+    for name, tensor, dtype in (
+        ("paged_kv_cache[0]", k_cache, FOUR_BITS),
+        ("paged_kv_cache[1]", v_cache, FOUR_BITS),
+        ("kv_cache_sf[0]", k_scales, torch.float8_e4m3fn),
+        ("kv_cache_sf[1]", v_scales, torch.float8_e4m3fn),
+    ):
+        want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, dtype)
+    slots = _slots(append_key.shape[0], k_cache, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    options = {"k_scale": k_scale, "v_scale": v_scale, **nvfp4(k_scales, v_scales)}
+    paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots, **options)
+
+
+def _slots(
+    count: int,
+    k_cache: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> Tensor:
+    """Where each of ``count`` rows goes in the cache, -1 for those without a place."""
     want_integers(
         {"batch_indices": batch_indices, "positions": positions, "kv_indices": kv_indices, "kv_indptr": kv_indptr}, k_cache.device
     )
     want_integers({"kv_last_page_len": kv_last_page_len}, k_cache.device)
-    count, batch, listed = append_key.shape[0], kv_indptr.shape[0] - 1, kv_indices.shape[0]
+    batch, listed = kv_indptr.shape[0] - 1, kv_indices.shape[0]
     want(batch >= 0, "kv_indptr.shape[0]", 0, "1 or more (batch + 1)")
     for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
         if tensor.shape[0] != count:
@@ -147,8 +201,7 @@ def append_paged_kv_cache(
             _refuse_row(at, int(sequence[at]), int(position[at]), page, ends)
             blocks = k_cache.shape[0] - 1
             want(False, f"kv_indices[{int(entry[at])}]", int(number[at]), f"0 to {blocks} (pages of paged_kv_cache)")
-    slots = torch.where(written, number * page + position % page, -1)
-    paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots)
+    return torch.where(written, number * page + position % page, -1)
 
 
 def _refuse_row(row: int, sequence: int, position: int, page: int, ends: Tensor) -> None:
