@@ -104,6 +104,26 @@ inline void kv_append_rows(Table& table, const KvRowFormat& format) {
   }
 }
 
+/// Two formats in other layouts, head dims and numbers of rows.
+inline void mixed_layouts(Table& table, const Case& base) {
+  for (const auto& [name, layout] : {std::pair{"odd-rows", Layout::odd_rows}, {"unaligned", Layout::unaligned}}) {
+    Case spec = base;
+    spec.layout = layout;
+    add(table, fmt::format("kv/mixed-{}", name), spec, Tier::quick);
+  }
+  Case spec = base;
+  spec.inline_scales = true;
+  add(table, "kv/mixed-inline", spec, Tier::quick);
+  add(table, "kv/mixed-d128x96", with_heads(with_dims(base, 128, 96), 8, 2), Tier::quick);
+  add(table, "kv/mixed-d256x32", with_dims(base, 256, 32), Tier::quick);
+  add(table, "kv/mixed-d32x256", with_dims(base, 32, 256), Tier::quick);
+  spec = base;
+  spec.page = 1;
+  spec.sequences = {{1, 700}, {4, 33}, {1, 0}, {0, 5}};
+  add(table, "kv/mixed-page1", with_heads(spec, 8, 1), Tier::quick);
+  add(table, "kv/mixed-window", with_mask(spec, sliding_window(40)), Tier::quick);
+}
+
 inline void kv_cases(Table& table) {
   for (const KvRowFormat& format : kKvFormats) {
     kv_format_rows(table, format);
@@ -117,16 +137,21 @@ inline void kv_cases(Table& table) {
     add(table, fmt::format("bench/kv/{}-decode-bf16-d128-h32x8-page16-b16-kv4096", name_of(format)),
         with_heads(with_dims(std::move(spec), 128, 128), 32, 8), Tier::bench);
   }
-  const auto mixed = [&](const char* name, KvFormat k, KvFormat v, DType plain) {
-    Case spec = paged(DType::bf16, plain, {{1, 75}, {34, 75}, {2, 1100}});
+  const auto mixed = [&](const char* name, KvFormat k, KvFormat v, DType plain, DType dtype = DType::bf16) {
+    Case spec = paged(dtype, plain, {{1, 75}, {34, 75}, {2, 1100}});
     spec.k_format = k;
     spec.v_format = v;
     add(table, fmt::format("kv/mixed-{}", name), spec, Tier::quick);
+    return spec;
   };
   mixed("int8-int4", KvFormat::int8_token, KvFormat::int4_token, DType::bf16);
   mixed("rows-nvfp4", KvFormat::rows, KvFormat::nvfp4, DType::bf16);
   mixed("e4m3-rows-int4", KvFormat::rows, KvFormat::int4_token, DType::e4m3);
   mixed("e4m3-token-rows", KvFormat::e4m3_token, KvFormat::rows, DType::bf16);
+  mixed("e5m2-mxfp8", KvFormat::e5m2, KvFormat::mxfp8, DType::bf16);
+  mixed("rows-int8-f16", KvFormat::rows, KvFormat::int8_token, DType::f16, DType::f16);
+  mixed("int4-nvfp4-f16", KvFormat::int4_token, KvFormat::nvfp4, DType::f16, DType::f16);
+  mixed_layouts(table, mixed("int8-nvfp4", KvFormat::int8_token, KvFormat::nvfp4, DType::bf16));
 }
 
 }  // namespace fovea::check

@@ -27,14 +27,15 @@ struct Config {
   static constexpr bool kMasked = false;
   using Format = CacheFormat<Cache>;
   static constexpr bool kQuantised = Format::kBits < 16;
-  static constexpr bool kCoded = std::is_empty_v<Cache>;                             // a type of formats.hpp
-  static constexpr bool kScaledKeys = Format::kTokenScales || Format::kBlockScales;  // scales lie beside codes
-  using Element = std::conditional_t<kQuantised, __half, Cache>;                     // operands of MMAs
+  static constexpr bool kCoded = std::is_empty_v<Cache>;                                        // a type of formats.hpp
+  static constexpr bool kScaledKeys = Format::kTokenScales || Format::kBlockScales;             // scales lie beside codes
+  static constexpr bool kDecodes = StoredElement<Cache>::kDecoded;                              // while loading
+  using Element = std::conditional_t<kQuantised, __half, typename StoredElement<Cache>::Type>;  // operands of MMAs
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
   static constexpr int kHeadDim = kHeadDim_, kRowTile = kRowTile_;
   static constexpr bool kNarrow = kRowTile == kNarrowRows;
   static constexpr int kFactors = Format::kZeroPoints ? 2 : 1;  // of a query row: its power of two, and the sum of its elements
-  static constexpr int kKeyTiles = kScaledKeys && kOwnKeys && kHeadDim <= 128 ? 2 : 1;  // of a stage, computed together
+  static constexpr int kKeyTiles = kScaledKeys && !kDecodes && kOwnKeys && kHeadDim <= 128 ? 2 : 1;  // of a stage, computed together
   static constexpr int kWarpKeys = kKeyTiles * kGroupKeys, kStageKeys = kKeyTiles * kTileKeys;
   static constexpr int kRowBytes = kHeadDim * Format::kBits / 8, kTileBytes = kStageKeys * kRowBytes;
   static constexpr int kKeyScales = Format::kTokenScales ? 4 : Format::kBlockScales ? kHeadDim / 16 : 0;  // bytes of a key's
@@ -74,7 +75,7 @@ struct Shape {
 
 /// Several CTAs with two or three stages each if they fit, else one CTA with up to four. Without a fit, `stages` is 0. Short rows are read
 /// faster with two: with more copies in flight, CTAs of different heads drift apart.
-/// `single` asks for one CTA.
+/// `single` asks for one CTA. Loads that decode are not asynchronous: they gain by CTAs, and nothing by stages.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, bool single) {
   constexpr int kReserved = 1024;  // by the system, for each CTA
@@ -82,8 +83,9 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
     const int bytes = shared_bytes<Config>(stages);
     return bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor;
   };
-  for (int ctas = single ? 1 : Config::kMostCtas; ctas > 0; --ctas) {
-    for (int stages = ctas == 1 ? 4 : Config::kScaledKeys ? 2 : 3; stages >= std::min(ctas, 2); --stages) {
+  for (int ctas = single && !Config::kDecodes ? 1 : Config::kMostCtas; ctas > 0; --ctas) {
+    const int most = Config::kDecodes ? 2 : ctas == 1 ? 4 : Config::kScaledKeys ? 2 : 3;
+    for (int stages = most; stages >= (Config::kDecodes ? 1 : std::min(ctas, 2)); --stages) {
       if (fits(stages, ctas)) return {stages, ctas};
     }
   }

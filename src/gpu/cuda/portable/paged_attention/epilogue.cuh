@@ -99,7 +99,7 @@ class Epilogue {
 
   /// Computes rows `first` and following again: those of the lanes in `spoiled`.
   __device__ __forceinline__ void compute_again(unsigned spoiled, int first, float share) const {
-    constexpr bool kBf16 = std::is_same_v<Cache, __nv_bfloat16>;
+    constexpr bool kBf16 = std::is_same_v<typename Config::Element, __nv_bfloat16>;
     __syncwarp();  // stores of these rows by other lanes come first
 #pragma unroll 1
     for (int row = 0; row < kRowsAtOnce; ++row) {
@@ -126,13 +126,17 @@ class Epilogue {
       const ExactCodedRow<Query, Cache> one{q, params.head_dim_qk, params.head_dim_v};
       const auto rows_of = [&](int key) {
         const Slot slot = slot_of(params, key, look_up(params, work.sequence, key));
-        const auto in = [&](const paged_attention::Cache& cache) {
+        const auto in = [&](const paged_attention::Cache& cache, const RowCodes& codes) {
           const auto at = [&](const std::byte* data, const detail::CacheStrides& strides) {
             return slot.block < 0 ? nullptr : data + kv_head * strides.head + slot.at(strides);
           };
-          return CodedRow<Cache>{at(cache.data, cache.strides), at(cache.scales, cache.scale_strides), !cache.scale_words};
+          const std::byte *row = at(cache.data, cache.strides), *scales = at(cache.scales, cache.scale_strides);
+          if constexpr (Config::kDecodes)
+            return DecodedRow<typename Config::Element>{row, scales, codes, !cache.scale_words};
+          else
+            return CodedRow<Cache>{row, scales, !cache.scale_words};
         };
-        return std::pair{in(params.k), in(params.v)};
+        return std::pair{in(params.k, params.k_codes), in(params.v, params.v_codes)};
       };
       one(seen.begin, seen.end, score.scale_log2, rows_of, score, columns);
     } else {

@@ -8,6 +8,7 @@
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/paged_attention/decode.cuh"
 #include "gpu/cuda/portable/paged_attention/formats.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 
@@ -39,6 +40,27 @@ struct CodedRow {
       const float value = floats_from_halves(halves_from_e2m1(code)).x * kE2m1Unit;
       return value * floats_from_halves(halves_from_e4m3(scale)).x;
     }
+  }
+};
+
+/// The same for kernels that decode any format.
+template <class Element>
+struct DecodedRow {
+  const std::byte *codes, *scales;
+  RowCodes of;
+  bool half;  // a token's scale is f16
+
+  __device__ float at(int column) const {
+    if (codes == nullptr) return NAN;
+    if (of.elements) return to_f32(reinterpret_cast<const Element*>(codes)[column]);
+    const RowScale scale = row_scale(of, scales, half);
+    const unsigned block = of.group != 0 ? static_cast<unsigned>(scales[column / of.group]) : 0;
+    if (is_nibble(of.code)) {
+      const std::uint32_t word[1] = {static_cast<std::uint32_t>(codes[column / 2]) >> (column % 2 * 4)};
+      return unpack<Element>(decoded<Element>(of, word, scale.zero, block).x).x * scale.factor;
+    }
+    const std::uint32_t words[2] = {static_cast<std::uint32_t>(codes[column]), 0};
+    return unpack<Element>(decoded<Element>(of, words, scale.zero, block).x).x * scale.factor;
   }
 };
 

@@ -13,6 +13,10 @@ struct Int4Codes {};
 /// e2m1 codes; every 16 have an e4m3 scale.
 struct Nvfp4Codes {};
 
+/// K and V of any formats, the same or two, which become elements as they are loaded. A token has a scale, 1 where its format has none.
+template <class Element>
+struct Decoded {};
+
 /// `Cache`: an element, or one of the types above.
 template <class Cache>
 struct CacheFormat {
@@ -40,6 +44,23 @@ template <>
 struct CacheFormat<Nvfp4Codes> {
   static constexpr int kBits = 4;
   static constexpr bool kTokenScales = false, kBlockScales = true, kZeroPoints = false;
+};
+template <class Element>
+struct CacheFormat<Decoded<Element>> {
+  static constexpr int kBits = 16;
+  static constexpr bool kTokenScales = true, kBlockScales = false, kZeroPoints = false;
+};
+
+/// The type of what lies in shared memory.
+template <class Cache>
+struct StoredElement {
+  using Type = Cache;
+  static constexpr bool kDecoded = false;
+};
+template <class Element>
+struct StoredElement<Decoded<Element>> {
+  using Type = Element;
+  static constexpr bool kDecoded = true;
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

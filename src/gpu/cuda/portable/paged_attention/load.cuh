@@ -6,6 +6,7 @@
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/paged_attention/decoded/rows.cuh"
 #include "gpu/cuda/portable/paged_attention/operands.cuh"
 
 namespace fovea::gpu::portable::paged_attention {
@@ -88,7 +89,10 @@ class Loader {
       const int of = group * kGroupKeys < 32 ? all[0] : all[kLookUps - 1];
       const int block = Config::kKeyTiles == 1 ? of : __shfl_sync(~0u, of, (group * kGroupKeys + lane % kGroupKeys) % 32);
       row = warp * Config::kWarpKeys + group * kGroupKeys;
-      copy_group(first, block, stage);
+      if constexpr (Config::kDecodes)
+        decode_group(first, block, stage);
+      else
+        copy_group(first, block, stage);
     }
   }
 
@@ -138,6 +142,25 @@ class Loader {
       copy_any_rows(first, block, keys, values);
       if constexpr (Config::kScaledKeys) copy_scales(first, block, storage.scales(stage));
     }
+  }
+
+  // ---- rows that are decoded -------------------------------------------------------------------------------------------------------
+
+  /// Loads and decodes 16 keys and values. Absent ones are zeros, and keys of a block outside the cache have NaN scales.
+  __device__ __forceinline__ void decode_group(int first, int block, int stage) const {
+    const bool of_values = lane >= kGroupKeys;
+    const Cache& cache = of_values ? params.v : params.k;
+    const int key = first + lane % kGroupKeys;
+    const Slot slot = slot_of(params, key, block);
+    const bool wanted = is_wanted(key), present = wanted && slot.block >= 0;
+    RowPlace place{.row = slot.at(cache.strides), .scales = slot.at(cache.scale_strides)};
+    place.scale = present ? row_scale(of_values ? params.v_codes : params.k_codes, scale_from + place.scales, !cache.scale_words)
+                          : RowScale{wanted && !of_values ? NAN : 0.0f, 0.0f};
+    store_shared_32(scale_place(storage.scales(stage)), __float_as_uint(place.scale.factor));
+    const unsigned found = __ballot_sync(~0u, present);
+    const RowDecoder<Config> decode{params, kv_head, lane, row};
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) decode(side != 0 ? storage.values(stage) : storage.keys(stage), side, place, found);
   }
 
   // ---- keys and values --------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class WideMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       seen[r] = VisibleKeys::of_row(params, *work, row(r));
+      factor[r] = 1;
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row(r)];
       if constexpr (Config::Format::kBlockScales) factor[r] *= code_unit<typename Config::Cache>(0);
       if constexpr (Config::Format::kZeroPoints) sum[r] = storage.factors[Config::kRowTile + row(r)];
@@ -86,7 +87,7 @@ class WideMath {
       if constexpr (Config::Format::kZeroPoints) zeros = Warp::sum_of_row(weights.zeros[r]);
 #pragma unroll
       for (int i = 2 * r; i < kOut; i += 4) {
-        if constexpr (Config::kQuantised) {
+        if constexpr (Config::kQuantised || Config::kDecodes) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& at = to[Math::column(i / 8, i / 4 % 2, lane_column(lane) + j)];

@@ -52,6 +52,7 @@ class NarrowMath {
     for (int r = 0; r < 2; ++r) {
       const int row = lane_column(lane) + r;
       seen[r] = VisibleKeys::of_row(params, *work, row);
+      factor[r] = 1;
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row];
       if constexpr (Config::Format::kBlockScales) factor[r] *= code_unit<typename Config::Cache>(0);
       if constexpr (Config::Format::kZeroPoints) sum[r] = storage.factors[Config::kRowTile + row];
@@ -131,7 +132,7 @@ class NarrowMath {
   using Element = typename Config::Element;
   using Math = Operands<Config>;
   static constexpr int kSteps = Config::kHeadDim / 16;
-  static constexpr bool kKeepsQueries = !Config::kScaledKeys;  // in registers
+  static constexpr bool kKeepsQueries = !Config::kScaledKeys || Config::kDecodes;  // in registers
 
   /// The B operands of two steps.
   __device__ __forceinline__ void load_queries(std::uint32_t (*to)[2], int pair) const {

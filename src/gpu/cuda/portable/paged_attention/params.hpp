@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "fovea/kv_format.hpp"
 #include "gpu/cuda/common/packed_mask.hpp"
 #include "op/common/band.hpp"
 #include "op/common/division.hpp"
@@ -23,6 +24,14 @@ struct Cache {
   bool scale_words = false;              ///< they are whole words of 4 bytes, f32 or of blocks; else f16, or bytes
   const float* scale = nullptr;          ///< of a head, or null
   std::int64_t scale_stride = 0;         ///< from head to head
+};
+
+/// Codes of a row and their scales, for kernels that decode what they load.
+struct RowCodes {
+  bool elements = false;  ///< plain 16-bit elements
+  KvCode code = KvCode::e4m3;
+  KvScale scale = KvScale::none;
+  int group = 0;  ///< values that share a scale of blocks, else 0
 };
 
 /// Softmax state of a row: its largest score, and the sum of powers of two relative to it.
@@ -83,7 +92,9 @@ struct Params {
   bool co_launched = false;  ///< the kernel before computes the sequences of more than seq_q tokens
   int stages = 1;
   Partials partials{};
-  MaskParams bits{};  ///< of kernels with a packed mask
+  MaskParams bits{};   ///< of kernels with a packed mask
+  RowCodes k_codes{};  ///< of kernels that decode
+  RowCodes v_codes{};
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

@@ -11,6 +11,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
+#include "gpu/cuda/portable/paged_attention/decoded/tuning.hpp"
 #include "gpu/cuda/portable/wide_attention/plan.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/common/checks.hpp"
@@ -59,11 +60,28 @@ const Entry& entry_of(std::int64_t head_dim, std::int64_t rows) {
   return *std::find_if(entries->begin(), entries->end(), [&](const Entry& entry) { return entry.row_tile >= rows; });
 }
 
+/// The same of the kernels that decode rows of any format.
+template <class Element>
+const Entry& decoded_entry_of(std::int64_t head_dim, std::int64_t rows) {
+  return *function_of_row<kDecodedTunings.size()>(decoded_row(head_dim, rows), [](auto row) {
+    return &kEntry<Decoded<Element>, kDecodedTunings[row.value].head_dim, kDecodedTunings[row.value].row_tile>;
+  });
+}
+
+/// Whether rows are decoded as they are loaded: two formats, and scales that are powers of two.
+bool decodes(const Problem& problem) {
+  const auto by_powers = [](KvFormat format) { return format == KvFormat::mxfp4 || format == KvFormat::mxfp8; };
+  return problem.k_format != problem.v_format || by_powers(problem.k_format);
+}
+
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
   // With batch_invariant, the number of rows does not choose the kernel. Packed masks have one kernel.
   const std::int64_t rows =
       problem.batch_invariant || problem.packed_mask ? kWideRows : std::min<std::int64_t>(problem.max_seq_q * problem.group(), kWideRows);
+  if (decodes(problem)) {
+    return problem.q_dtype == DType::f16 ? decoded_entry_of<__half>(head_dim, rows) : decoded_entry_of<__nv_bfloat16>(head_dim, rows);
+  }
   switch (problem.k_format) {
     case KvFormat::int8_token: return entry_of<Int8Codes>(head_dim, rows);
     case KvFormat::e4m3_token: return entry_of<E4m3Codes>(head_dim, rows);
@@ -85,19 +103,20 @@ std::int64_t flattened_bound(const Problem& problem) {
   return row_tiles * (problem.max_seq_k / kTileKeys + 1);
 }
 
-/// K and V of one format, whose codes a kernel converts.
 Result<void> accept_formats(const Problem& problem) {
-  if (problem.k_format != problem.v_format) return declined("v_format", name_of(problem.v_format), "the same as k_format");
-  const KvRowFormat* format = kv_row_format(problem.k_format);
-  if (format == nullptr) return {};
+  if (problem.k_format == KvFormat::rows && problem.v_format == KvFormat::rows) return {};
   if (problem.packed_mask) return declined("packed_mask", "a mask", "none with k_format");
-  constexpr std::array kFormats{KvFormat::int8_token, KvFormat::e4m3_token, KvFormat::int4_token, KvFormat::e5m2, KvFormat::nvfp4};
-  if (std::find(kFormats.begin(), kFormats.end(), problem.k_format) == kFormats.end()) {
-    return declined("k_format", format->name, "int8_token, e4m3_token, int4_token, e5m2 or nvfp4");
-  }
   for (const std::int64_t head_dim : {problem.head_dim_qk, problem.head_dim_v}) {
     if (head_dim > detail::kMaxHeadDim) return declined("head_dim", head_dim, "at most 256, with k_format");
-    if (format->code_bits() == 4 && head_dim % 16 != 0) return declined("head_dim", head_dim, "a multiple of 16, with codes of 4 bits");
+    if (const KvRowFormat* format = kv_row_format(problem.k_format); !decodes(problem) && format->code_bits() == 4 && head_dim % 16 != 0) {
+      return declined("head_dim", head_dim, "a multiple of 16, with codes of 4 bits");
+    }
+  }
+  for (const auto& [name, format] : {std::pair{"k_format", problem.k_format}, {"v_format", problem.v_format}}) {
+    const KvRowFormat* row = kv_row_format(format);
+    if (row != nullptr && row->scale == KvScale::block_ue8m0 && problem.q_dtype == DType::f16) {
+      return declined(name, row->name, "another with f16 queries");
+    }
   }
   return {};
 }
@@ -107,6 +126,9 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (Result<void> good = accept_formats(problem); !good) return good;
   if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
+  }
+  if (decodes(problem) && problem.q_dtype == DType::bf16 && device.capability < 80) {
+    return declined("q.dtype", "bf16", "f16 with two formats, on compute capability 7.5");
   }
   if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
@@ -156,7 +178,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.splits = static_cast<int>(std::max<std::int64_t>(at_once, 1) * turns);
     // Conversions bind caches of codes, not memory: fewer CTAs take longer. In long calls the ends of work tiles hardly count.
     const std::int64_t tiles = problem.batch * detail::ceil_div(problem.max_seq_k, kTileKeys);
-    const bool elements = problem.k_format == KvFormat::rows && problem.kv_dtype != DType::e4m3;
+    const bool elements = !decodes(problem) && problem.k_format == KvFormat::rows && problem.kv_dtype != DType::e4m3;
     const bool evens = !params_.queued && elements && tiles > 0 && tiles <= kMostEvenTiles * params_.splits;
     if (evens) params_.splits = even_splits(params_.splits, problem.batch);
     params_.splits_divmod = detail::FastDivmod(params_.splits);
@@ -198,9 +220,15 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     return launch(filled(args, workspace), device_.ordinal, stream);
   }
 
-  Cache cache(const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment, const std::optional<ScaleDesc>& scale,
-              const std::optional<TensorDesc>& scale_cache) const {
-    const KvRowFormat* format = kv_row_format(problem_.k_format);
+  RowCodes codes(KvFormat of) const {
+    const KvRowFormat* format = kv_row_format(of);
+    if (format == nullptr) return {.elements = problem_.kv_dtype != DType::e4m3};
+    return {.code = format->code, .scale = format->scale, .group = format->group};
+  }
+
+  Cache cache(KvFormat of, const detail::CacheStrides& strides, std::int64_t head_dim, std::int32_t alignment,
+              const std::optional<ScaleDesc>& scale, const std::optional<TensorDesc>& scale_cache) const {
+    const KvRowFormat* format = kv_row_format(of);
     const auto size = static_cast<std::int64_t>(format != nullptr ? 1 : size_of(problem_.kv_dtype));
     Cache cache{.strides = {strides.block * size, strides.token * size, strides.head * size},
                 .row_bytes = static_cast<int>(format != nullptr ? format->code_bytes(head_dim) : head_dim * size),
@@ -209,8 +237,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
                 .scale_stride = scale ? scale->head_stride : 0};
     if (scale_cache) {
       const auto scale_size = static_cast<std::int64_t>(size_of(scale_cache->dtype));
-      const detail::CacheStrides of = detail::cache_strides(*scale_cache);
-      cache.scale_strides = {of.block * scale_size, of.token * scale_size, of.head * scale_size};
+      const detail::CacheStrides apart = detail::cache_strides(*scale_cache);
+      cache.scale_strides = {apart.block * scale_size, apart.token * scale_size, apart.head * scale_size};
       cache.scale_bytes = static_cast<int>(format->scales(head_dim) * scale_size);
       cache.scale_words = cache.scale_bytes % 4 == 0 && (scale_size == 4 || detail::row_alignment(*scale_cache) % 4 == 0);
     }
@@ -222,8 +250,12 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.q_strides = p.q;
     params_.out_strides = p.out;
     params_.lse_strides = p.lse;
-    params_.k = cache(p.k, p.head_dim_qk, p.k_alignment, p.k_scale, p.k_scale_cache);
-    params_.v = cache(p.v, p.head_dim_v, p.v_alignment, p.v_scale, p.v_scale_cache);
+    params_.k = cache(p.k_format, p.k, p.head_dim_qk, p.k_alignment, p.k_scale, p.k_scale_cache);
+    params_.v = cache(p.v_format, p.v, p.head_dim_v, p.v_alignment, p.v_scale, p.v_scale_cache);
+    if (decodes(p)) {
+      params_.k_codes = codes(p.k_format);
+      params_.v_codes = codes(p.v_format);
+    }
     params_.table_stride = p.table_stride;
     params_.page = divmod_by(p.page);
     params_.group = divmod_by(p.group());
@@ -284,7 +316,7 @@ detail::PlanResult<PagedAttentionArgs> plan(const Problem& problem, Device devic
 
 constexpr detail::Implementation<detail::PagedAttention> kRow{
     kName,
-    "f16, bf16 (from compute capability 8.0 on), e4m3 caches, int8_token, e4m3_token, int4_token, e5m2, nvfp4; head dims that are "
+    "f16, bf16 (from compute capability 8.0 on), e4m3 caches, every format and two of them; head dims that are "
     "multiples of 8 up to 512 (7.5: 128; e4m3, formats: 256); any page",
     detail::handles<detail::PagedAttention>(kScoreOptions, "k_scale", "v_scale", "k_format", "v_format", "k_scale_cache", "v_scale_cache",
                                             "packed_mask", "options.batch_invariant"),
