@@ -21,13 +21,17 @@ struct PhiloxWords {
   constexpr std::uint32_t word(int index) const { return index == 0 ? x : index == 1 ? y : index == 2 ? z : w; }
 };
 
+inline constexpr int kPhiloxRounds = 10;
+
+constexpr PhiloxWords philox_round(PhiloxWords counter, PhiloxKey key) {
+  const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter.x, b = std::uint64_t{0xCD9E8D57u} * counter.z;
+  return {static_cast<std::uint32_t>(b >> 32) ^ counter.y ^ key.low, static_cast<std::uint32_t>(b),
+          static_cast<std::uint32_t>(a >> 32) ^ counter.w ^ key.high, static_cast<std::uint32_t>(a)};
+}
+constexpr PhiloxKey next_round(PhiloxKey key) { return {key.low + 0x9E3779B9u, key.high + 0xBB67AE85u}; }
+
 constexpr PhiloxWords philox(PhiloxWords counter, PhiloxKey key) {
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter.x, b = std::uint64_t{0xCD9E8D57u} * counter.z;
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter.y ^ key.low, static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter.w ^ key.high, static_cast<std::uint32_t>(a)};
-    key = {key.low + 0x9E3779B9u, key.high + 0xBB67AE85u};
-  }
+  for (int round = 0; round < kPhiloxRounds; ++round, key = next_round(key)) counter = philox_round(counter, key);
   return counter;
 }
 

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "gpu/cuda/portable/attention/biased/tuning.hpp"
 #include "gpu/cuda/portable/attention/params.hpp"
 #include "gpu/cuda/portable/attention/tuning.hpp"
 #include "gpu/runtime.hpp"
@@ -18,6 +19,7 @@ struct TunedConfig {
   using Element = Element_;
   using ValueElement = Element;
   static constexpr bool kMasked = false;
+  static constexpr bool kBiased = false, kTakesBias = false;  // kBiased: ALiBi, dropout or, with kTakesBias, a bias
   static constexpr Tuning kTuning = kRow;
   static constexpr bool kLists = false;  // key tiles are those that lists name (gpu/cuda/common/block_lists.cuh)
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
@@ -34,6 +36,11 @@ using Config = TunedConfig<Element, Tuning(kTunings[kIndex])>;
 template <class Element, int kIndex>
 struct MaskedConfig : Config<Element, kIndex> {
   static constexpr bool kMasked = true;
+};
+
+template <class Element, int kIndex>
+struct BiasedConfig : TunedConfig<Element, Tuning(kBiasedTunings[kIndex])> {
+  static constexpr bool kBiased = true, kTakesBias = kBiasedTunings[kIndex].takes_bias;
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

@@ -7,6 +7,8 @@
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/packed_mask.cuh"
+#include "gpu/cuda/common/score_bias.cuh"
+#include "gpu/cuda/portable/attention/biased/exact_row.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
 
 namespace fovea::gpu::portable::attention {
@@ -21,6 +23,14 @@ __device__ inline MaskBegin mask_begin(const Params& params, const WorkTile& wor
   return {.first_row = ragged ? std::int64_t{work.q_begin} : std::int64_t{work.batch} * params.seq_q,
           .byte = params.bits.indptr == nullptr ? 0 : params.bits.indptr[work.batch],
           .seq_k = work.seq_k};
+}
+
+__device__ __forceinline__ BiasPlace bias_place(const WorkTile& work, RowPlace at) {
+  return {work.batch, at.head, at.token, work.seq_q, work.seq_k};
+}
+__device__ __forceinline__ DropoutRow dropout_row(const Params& params, const WorkTile& work, RowPlace at) {
+  const auto number = [](int x) { return static_cast<std::uint32_t>(x); };
+  return {number(at.token), number(work.batch) * number(params.heads) + number(at.head)};
 }
 
 template <class Config>
@@ -41,7 +51,7 @@ class Epilogue {
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
     const float scale_log2 = score_transform(params).scale_log2;
     // Masked values, or all values with an infinite sink, have weight 0, and 0 * NaN is NaN.
-    const bool hides = Config::kLists || Config::kMasked || work.full_first > work.first || work.full_last < work.last;
+    const bool hides = Config::kLists || Config::kMasked || Config::kBiased || work.full_first > work.first || work.full_last < work.last;
     const bool leaks = hides || params.sink != nullptr;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -53,10 +63,12 @@ class Epilogue {
         factor[r] = normaliser(b, r, softmax[b].sum[r], base);
         store_lse(b, r, lse_of(softmax[b].sum[r], base) * kLn2);
       }
+      const float keep_factor = Config::kBiased ? params.bias.keep_factor : 1,
+                  of_kept[2] = {factor[0] * keep_factor, factor[1] * keep_factor};
       if (params.splits.count > 1) {
-        store_partial(b, out[b], factor);
+        store_partial(b, out[b], of_kept);
       } else {
-        stage(b, out[b], factor);
+        stage(b, out[b], of_kept);
       }
       const RowPair rows{{lanes_not_finite(out[b], 0), lanes_not_finite(out[b], 1)},
                          {factor[0] * softmax[b].sum[0], factor[1] * softmax[b].sum[1]}};
@@ -182,6 +194,13 @@ class Epilogue {
     } else if constexpr (Config::kMasked) {
       const RowBits bits = RowBits::of(params.bits, mask_begin(params, work), at.token);
       one(seen.begin, seen.end, transform.scale_log2, row_of, transformed, columns, [&](int key) { return bits.shows(key); });
+    } else if constexpr (Config::kBiased) {
+      const auto biased = [&](float product, int key) {
+        return transform(product) + added_score<Element>(params, params.bias, bias_place(work, at), key);
+      };
+      const auto share_of = [&](int key) { return kept_share(params.bias, dropout_row(params, work, at), key); };
+      ExactBiasedRow<Element, decltype(row_of), decltype(biased), decltype(share_of)>{
+          one.q, params.head_dim_qk, params.head_dim_v, row_of, biased, share_of}(seen.begin, seen.end, transform.scale_log2, columns);
     } else {
       one(seen.begin, seen.end, transform.scale_log2, row_of, transformed, columns);
     }

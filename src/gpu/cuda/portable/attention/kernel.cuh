@@ -20,7 +20,11 @@ __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant
     if (threadIdx.x < 32) {
       WorkTile work;
       some = WorkFinder<Config>(params)(work);
-      if (threadIdx.x == 0) storage.work = work;
+      if (threadIdx.x == 0) static_cast<WorkTile&>(storage.work) = work;
+      if constexpr (Config::kBiased) {
+        const std::int64_t* const state = params.bias.dropout_state;
+        if (threadIdx.x == 0 && state != nullptr) storage.work.random = detail::philox_key(state[0], state[1]);
+      }
     }
     if (__syncthreads_and(some) == 0) return;
     const Loader<Config> load(params, storage);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
 #include "gpu/cuda/common/copy_async.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
@@ -10,7 +11,7 @@
 
 namespace fovea::gpu::portable::attention {
 
-static_assert(sizeof(WorkTile) <= Tuning::kWorkBytes);
+static_assert(sizeof(BiasedWorkTile) <= Tuning::kWorkBytes);
 
 /// Rows are SwizzledRows.
 template <class Config>
@@ -18,7 +19,7 @@ struct Storage {
   alignas(128) std::byte q[Config::kTuning.query_bytes()];  // then the results of these rows
   alignas(128) std::byte k[Config::kStages][Config::kTuning.key_bytes()];
   alignas(128) std::byte v[Config::kStages][Config::kTuning.value_bytes()];
-  alignas(128) WorkTile work;
+  alignas(128) std::conditional_t<Config::kBiased, BiasedWorkTile, WorkTile> work;
 };
 
 template <class Config>

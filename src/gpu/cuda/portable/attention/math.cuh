@@ -5,6 +5,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/mma.cuh"
+#include "gpu/cuda/common/score_bias.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/attention/epilogue.cuh"
 #include "gpu/cuda/portable/attention/load.cuh"
@@ -157,7 +158,11 @@ class Math {
     const ScoreTransform<Warp> transform = score_transform(params);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      transform(scores[b]);
+      if (Config::kBiased && params.bias.adds()) {
+        add_terms(scores[b], forgotten(warp_row + 16 * b), tile * Config::kKeyTile);
+      } else {
+        transform(scores[b]);
+      }
       if (edge) mask(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
       if constexpr (Config::kLists) {
         if (bits != nullptr) hide_by_bits(scores[b], warp_row + 16 * b + lane_row(lane), bits);
@@ -165,10 +170,59 @@ class Math {
       if constexpr (Config::kMasked) hide(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
       const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
       softmax[b].quick = false;  // keeping it costs more registers than it saves time
+      if constexpr (Config::kBiased) {
+        if (params.bias.dropout_state != nullptr) {
+          drop_weights(scores[b], forgotten(warp_row + 16 * b), tile * Config::kKeyTile);
+        }
+      }
       if (!grown) continue;
 #pragma unroll
       for (int i = 0; i < kOut; ++i) out[b][i] *= softmax[b].rescale[row_of(i)];
     }
+  }
+
+  /// A number whose consequences are recomputed for each tile: to keep them takes registers.
+  static __device__ __forceinline__ int forgotten(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+  }
+
+  /// Makes scores of products, with ALiBi and bias. `block_row`: of the query tile, the block's first.
+  __device__ __forceinline__ void add_terms(float (&block)[kScores], int block_row, int key) const {
+    const WorkTile& work = storage.work;
+    const ScoreBiasParams& terms = params.bias;
+    const int column = key + lane_column(lane);
+    float unit = params.scale;
+    if (params.softcap != 0) {
+      score_transform(params)(block);
+      unit = 1;
+    }
+    const auto place = [&](int r) { return bias_place(work, work.place(block_row + lane_row(lane) + 8 * r, params.packed_shift)); };
+    if (terms.slopes != nullptr) {
+      const RowSlope rows[2] = {RowSlope::of(params, terms, place(0)), RowSlope::of(params, terms, place(1))};
+      const auto token = [&](int row) { return work.place(block_row + row, params.packed_shift).token; };
+      const int offset = rows[0].diagonal - token(lane_row(lane));
+      add_alibi(block, unit, rows, column, side_of(key, Config::kKeyTile, token(0) + offset, token(15) + offset));
+    } else {
+#pragma unroll
+      for (float& x : block) x *= unit;
+    }
+    if constexpr (Config::kTakesBias) {
+      if (terms.bias == nullptr) return;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Element* const first = bias_row<Element>(terms, place(r)) + column * terms.strides.key;
+        add_bias(block, r, BiasColumns<Element>{first, terms.strides.key, terms.in_pairs, work.seq_k - column});
+      }
+    }
+  }
+
+  __device__ __forceinline__ void drop_weights(float (&block)[kScores], int block_row, int key) const {
+    const WorkTile& work = storage.work;
+    const int first_row = block_row + lane_row(lane);
+    const DropoutRow rows[2] = {dropout_row(params, work, work.place(first_row, params.packed_shift)),
+                                dropout_row(params, work, work.place(first_row + 8, params.packed_shift))};
+    drop(block, storage.work.random, params.bias.last_dropped, rows, key, __float_as_uint(params.zero));
   }
 
   /// `first_row`: of the query tile, the lane's first row of the block.

@@ -8,6 +8,7 @@
 #include "gpu/cuda/common/attention_params.hpp"
 #include "gpu/cuda/common/block_lists.hpp"
 #include "gpu/cuda/common/packed_mask.hpp"
+#include "gpu/cuda/common/score_bias.hpp"
 #include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::attention {
@@ -38,8 +39,9 @@ struct Params : AttentionParams {
   float* lse = nullptr;    ///< or null
   detail::RowStrides lse_strides{};
   Splits splits{};
-  BlockLists lists{};  ///< of kernels with Config::kLists
-  MaskParams bits{};   ///< of kernels with a packed mask
+  BlockLists lists{};      ///< of kernels with Config::kLists
+  MaskParams bits{};       ///< of kernels with a packed mask
+  ScoreBiasParams bias{};  ///< of kernels with Config::kBiased
 };
 
 }  // namespace fovea::gpu::portable::attention

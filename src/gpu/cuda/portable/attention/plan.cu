@@ -67,17 +67,25 @@ Launch launch_of_masked(int index) {
       index, [](auto row) -> Launch { return &launch_attend<MaskedConfig<Element, row_of_masked(row.value)>>; });
 }
 
+template <class Element>
+Launch launch_of_biased(int tuning) {
+  return function_of_row<kBiasedTunings.size()>(tuning,
+                                                [](auto row) -> Launch { return &launch_attend<BiasedConfig<Element, row.value>>; });
+}
+
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
     const bool listed = problem.has_block_mask();
+    const std::int64_t dqk = problem.head_dim_qk, dv = problem.head_dim_v;
+    const int shared_bytes = properties.shared_bytes_per_block;
     if (listed) {
       tuning_ = listed_index(problem);
     } else if (problem.packed_mask) {
-      masked_ = masked_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+      masked_ = masked_index(dqk, dv, shared_bytes);
       tuning_ = row_of_masked(masked_);
     } else {
-      tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
+      tuning_ = has_score_terms(problem) ? biased_index(dqk, dv, shared_bytes, problem.has_bias) : tuning_index(dqk, dv, shared_bytes);
     }
     const Tuning& tuning = tuning_row();
     const int packed = listed ? heads_of_listed_tile(problem, tuning.row_tile())
@@ -112,7 +120,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   const Tuning& tuning_row() const {
     const auto row = static_cast<std::size_t>(tuning_);
-    return problem_.has_block_mask() ? static_cast<const Tuning&>(block_attention::kTunings[row]) : kTunings[row];
+    if (problem_.has_block_mask()) return block_attention::kTunings[row];
+    if (has_score_terms(problem_)) return kBiasedTunings[row];
+    return kTunings[row];
   }
 
   bool is_empty() const override { return problem_.total_q == 0 || work_tiles_ == 0; }
@@ -128,6 +138,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const bool f16 = problem_.q_dtype == DType::f16;
     if (problem_.has_block_mask()) return f16 ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_);
     if (problem_.packed_mask) return f16 ? launch_of_masked<__half>(masked_) : launch_of_masked<__nv_bfloat16>(masked_);
+    if (has_score_terms(problem_)) return f16 ? launch_of_biased<__half>(tuning_) : launch_of_biased<__nv_bfloat16>(tuning_);
     return f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
   }
 
@@ -151,7 +162,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
     fill_problem(params_, problem_);
     params_.lse_strides = problem_.lse;
-    params_.transform = transforms_scores(problem_);
+    params_.transform = transforms_scores(problem_) || problem_.has_score_bias();
     // Above 0, so that minus infinity stays so.
     params_.scale_log2 = in_base_2(problem_.scale, std::numeric_limits<float>::min());
   }
@@ -168,6 +179,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     fill_splits(params.splits, problem_, args, workspace.data);
     if (problem_.has_block_mask()) params.lists = block_lists(problem_, args, tuning_row().key_tile);
     if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
+    if (has_score_terms(problem_)) params.bias = {problem_, args};
     return params;
   }
 
@@ -188,7 +200,11 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
     }
     if (auto reason = decline_blocks(problem, widest.row_tile(), widest.key_tile)) return *reason;
   }
+  if (has_score_terms(problem) && (problem.packed_mask || problem.has_block_mask())) {
+    return declined("alibi_slopes, bias or dropout_p", "a value", "none beside a packed or block mask");
+  }
   if (wide_attention::takes(problem)) {
+    if (has_score_terms(problem)) return declined("alibi_slopes, bias or dropout_p", "a value", "none at head dims past 256");
     if (problem.packed_mask) return declined("packed_mask", "a mask", "none at head dims past 256");
     return wide_attention::plan(problem, device, kName);
   }
@@ -201,7 +217,7 @@ constexpr detail::Implementation<detail::Attention> kRow{
     kName,
     "f16, bf16 (from compute capability 8.0 on); head dims that are multiples of 8 up to 512 (7.5: 256); any strides",
     detail::handles<detail::Attention>(kScoreOptions, "ragged", "full_block_indices", "partial_block_indices", "packed_mask",
-                                       "options.batch_invariant"),
+                                       "alibi_slopes", "bias", "dropout_p", "options.batch_invariant"),
     Backend::cuda,
     unavailable<kLowestCapability, kAnyLater>,
     plan};

@@ -13,6 +13,11 @@ struct WorkTile : gpu::WorkTile {
   const void *keys, *values;  // row 0 of the sequence, of the head of both
 };
 
+/// With the key of philox.
+struct BiasedWorkTile : WorkTile {
+  detail::PhiloxKey random;
+};
+
 /// The key tiles of a work tile by their places in its lists, from the last to the first: the current one and the next.
 template <class Config>
 class KeyTiles {
