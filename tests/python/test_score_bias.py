@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ALiBi, bias and dropout against their formulas in float64, on the CPU: what they give, and their gradients."""
+"""ALiBi, bias and dropout against their formulas in float64: what they give, and their gradients."""
 
 import math
 
@@ -9,7 +9,7 @@ import torch
 import fovea
 
 HEADS, KV_HEADS = 4, 2
-DEVICES = ["cpu"]  # GPUs decline these options
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.hip is None else [])]
 DTYPES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -229,3 +229,99 @@ def test_what_contradicts_the_call_is_said(arguments, message):
     q, k, v = inputs("cpu", torch.float32)
     with pytest.raises(ValueError, match=message):
         fovea.attention(q, k, v, **arguments)
+
+
+CUDA = [pytest.param("cuda", marks=pytest.mark.skipif("cuda" not in DEVICES, reason="needs an NVIDIA GPU"))]
+LENGTHS = [(130, 200), (0, 9), (1, 70), (70, 0), (64, 64), (257, 257), (300, 129)]
+TERMS = ["alibi", "bias", "transposed", "keys", "dropout", "all"]
+
+
+def ragged(device, dtype, head_dim):
+    """Tensors and bounds of a ragged batch, and the gradient of its output."""
+    cu_q, cu_k = (torch.tensor([0, *each]).cumsum(0).int() for each in zip(*LENGTHS, strict=True))
+    rows = ((cu_q[-1], HEADS), (cu_k[-1], KV_HEADS), (cu_k[-1], KV_HEADS), (cu_q[-1], HEADS))
+    tensors = [
+        torch.randn(int(n), h, head_dim, generator=torch.Generator().manual_seed(i)).to(device, dtype)
+        for i, (n, h) in enumerate(rows)
+    ]
+    return tensors, {"cu_seqlens_q": cu_q.to(device), "cu_seqlens_k": cu_k.to(device), "max_seqlen_q": 300, "max_seqlen_k": 257}
+
+
+def terms_of(name, device, dtype):
+    generator = torch.Generator().manual_seed(11)
+    biases = {
+        "bias": torch.randn(7, HEADS, 300, 258, generator=generator),
+        "transposed": torch.randn(1, HEADS, 257, 300, generator=generator).mT,
+        "keys": torch.randn(7, 1, 1, 257, generator=generator),
+        "all": torch.randn(1, 1, 300, 257, generator=generator),
+    }
+    terms = {}
+    if name in biases:
+        terms["bias"] = biases[name].to(device, dtype)
+    if name in ("alibi", "all"):
+        terms["alibi_slopes"] = torch.rand(7, HEADS, generator=generator).to(device)
+    if name in ("dropout", "all"):
+        terms |= {"dropout_p": 0.3, "dropout_state": torch.tensor([2**62 + 1, -5], device=device)}
+    return terms
+
+
+@pytest.mark.parametrize("device", CUDA)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize(
+    "mask", [{}, {"causal": True}, {"window": (40, 20), "anchor": "top_left"}], ids=["full", "causal", "window"]
+)
+@pytest.mark.parametrize("name", TERMS)
+def test_gpus_give_what_the_cpu_gives(device, dtype, head_dim, mask, name):
+    """The outputs and gradients of a ragged batch, against those in float32; dbias has the same bits from run to run."""
+    results = []
+    for place, precision in ((device, dtype), ("cpu", torch.float32)):
+        (q, k, v, dout), bounds = ragged(place, dtype, head_dim)
+        options = {**bounds, **mask, **terms_of(name, place, dtype)}
+        q, k, v, dout = (tensor.to(precision) for tensor in (q, k, v, dout))
+        if "bias" in options:
+            options["bias"] = options["bias"].to(precision)
+        out, lse = fovea.attention(q, k, v, return_lse=True, **options)
+        of_bias = {"bias_gradient": True} if "bias" in options else {}
+        gradients = fovea.attention_backward(dout, q, k, v, out, lse, **options, **of_bias)
+        results.append([out, lse, *gradients])
+        if place != "cpu":
+            fixed, again = (
+                fovea.attention_backward(dout, q, k, v, out, lse, deterministic=True, **options, **of_bias) for _ in range(2)
+            )
+            assert all(torch.equal(one, other) for one, other in zip(fixed, again, strict=True))
+            for one, other in zip(gradients, fixed, strict=True):
+                torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    most = {torch.float16: 4e-3, torch.bfloat16: 2.5e-2}[dtype]
+    for which, one, other in zip(("out", "lse", "dq", "dk", "dv", "dbias"), *results, strict=False):
+        got, want = doubles(one, other)
+        assert torch.equal(got.isfinite(), want.isfinite()), which
+        got, want = (torch.where(want.isfinite(), each, 0) for each in (got, want))
+        error = (got - want).norm() / want.norm()
+        assert error < most, (which, error)
+
+
+@pytest.mark.parametrize("device", CUDA)
+def test_nan_of_what_no_row_sees_stays_there(device):
+    """A NaN in the last value and key, which a causal mask hides from most rows, with every term."""
+    dtype = torch.bfloat16
+    q, k, v = (torch.randn(1, 200, h, 64).to(device, dtype) for h in (HEADS, KV_HEADS, KV_HEADS))
+    k[:, 199], v[:, 199] = math.nan, math.nan
+    terms = {"alibi_slopes": torch.rand(HEADS, device=device), "bias": torch.randn(1, HEADS, 200, 200).to(device, dtype)}
+    terms |= {"dropout_p": 0.3, "dropout_state": torch.tensor([8, 9], device=device)}
+    out, lse = fovea.attention(q, k, v, causal=True, return_lse=True, **terms)
+    assert out[:, :199].isfinite().all() and out[:, 199].isnan().all()
+    known = {name: terms[name].cpu() for name in ("alibi_slopes", "bias")}
+    keep = kept(torch.tensor([8, 9]), 0.3, 1, HEADS, 200, 200)
+    want = exact(
+        *doubles(q, k[:, :200].nan_to_num(), v.nan_to_num()),
+        causal=True,
+        slopes=known["alibi_slopes"],
+        bias=doubles(known["bias"])[0],
+        keep=keep,
+    )
+    close(out[:, :199], want[:, :199], dtype)
+    dout = torch.randn_like(out)
+    dout[:, 199] = 0
+    dq, dk, _ = fovea.attention_backward(dout, q, k, v, out, lse, causal=True, **terms)
+    assert dq[:, :199].isfinite().all() and dq[:, 199].isnan().all() and dk[:, 199].isnan().all()

@@ -5,7 +5,8 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/gradient/sequence_index.cuh"
+#include "gpu/cuda/common/score_bias.cuh"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
@@ -50,8 +51,8 @@ struct LaneRow {
   }
 };
 
-/// A warp that computes rows of gradients, of one sequence.
-template <class Element, class Params>
+/// A warp that computes rows of gradients, of one sequence. `kBiased`: `params.bias` has ALiBi, a bias or dropout.
+template <class Element, class Params, bool kBiased = false>
 struct ExactRows {
   const Params& params;
   const Sequence at;
@@ -69,21 +70,33 @@ struct ExactRows {
     return row_at(rows, at.k_begin, key, kv_head);
   }
 
-  /// p and ds of a visible pair. Rows without a gradient have no pairs.
+  struct Place {
+    int token, head, key;
+  };
+  /// p, as far as dropout leaves it, and ds of a visible pair. Rows without a gradient have no pairs.
   struct Pair {
     float p, ds;
   };
-  __device__ Pair pair(const LaneRow& q, const LaneRow& dout, const LaneRow& k, const LaneRow& v, const RowStats& stats, int row) const {
+  __device__ Pair pair(const LaneRow& q, const LaneRow& dout, const LaneRow& k, const LaneRow& v, const RowStats& stats,
+                       Place place) const {
+    const int row = place.token % kQueryTile;
     float score = q.dot(k) * params.scale, slope = 1;
     if (params.softcap != 0) {
       const float tanh = tanhf(score / params.softcap);  // not by Softcap, which takes three more registers
       slope = 1 - tanh * tanh;
       score = params.softcap * tanh;
     }
+    float share = 1;
+    if constexpr (kBiased) {
+      const int index = sequence_index(params, at);
+      score += added_score<Element>(params, params.bias, {index, place.head, place.token, at.seq_q, at.seq_k}, place.key);
+      share = kept_share(
+          params.bias, {static_cast<std::uint32_t>(place.token), static_cast<std::uint32_t>(index * params.heads + place.head)}, place.key);
+    }
     const float minus_lse = stats.minus_lse[row];
     const float exponent = stats.natural != 0 ? (score + minus_lse) * kLog2e : fmaf(score, kLog2e, minus_lse);
     const float p = exponent > 0 ? 1 : exp2f(exponent);
-    return {p, p * (dout.dot(v) - stats.delta[row]) * slope};
+    return {p * share, p * (dout.dot(v) * share - stats.delta[row]) * slope};
   }
 
   __device__ void query(const RowStats& stats, int token, int head) const {
@@ -97,7 +110,7 @@ struct ExactRows {
     for (int key = max(token + order.low, 0); key < end; ++key) {
       const LaneRow k = LaneRow::load(key_row(params.k, key, kv_head), params.head_dim_qk);
       const LaneRow v = LaneRow::load(key_row(params.v, key, kv_head), params.head_dim_v);
-      dq.add(pair(q, dout, k, v, stats, token % kQueryTile).ds, k);
+      dq.add(pair(q, dout, k, v, stats, {token, head, key}).ds, k);
     }
     dq.store(row, params.head_dim_qk, params.scale);
   }
@@ -114,7 +127,7 @@ struct ExactRows {
         if (stats.minus_lse[token % kQueryTile] == -INFINITY) continue;
         const LaneRow q = LaneRow::load(query_row(params.q, token, head), params.head_dim_qk);
         const LaneRow dout = LaneRow::load(query_row(params.dout, token, head), params.head_dim_v);
-        const Pair of = pair(q, dout, k, v, stats, token % kQueryTile);
+        const Pair of = pair(q, dout, k, v, stats, {token, head, key});
         dv.add(of.p, dout);
         dk.add(of.ds, q);
       }
@@ -141,7 +154,7 @@ __device__ inline void add_sink_parts(const Params& params, int head) {
 }
 
 /// CTAs look for flags. The warps of a CTA share the rows of a flagged tile.
-template <class Element, class Params>
+template <class Element, class Params, bool kBiased = false>
 __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__ Params params) {
   grid_dependency_wait();
   const int warp = threadIdx.x / 32, warps = kFinishThreads / 32;
@@ -152,8 +165,8 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   for (std::int64_t cell = blockIdx.x; cell < std::int64_t{params.heads} * params.query_tiles; cell += gridDim.x) {
     if (params.dq_not_finite[cell] == 0) continue;
     const int head = static_cast<int>(cell / params.query_tiles), tile = static_cast<int>(cell % params.query_tiles);
-    const ExactRows<Element, Params> rows(params,
-                                          sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile)));
+    const ExactRows<Element, Params, kBiased> rows(
+        params, sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile)));
     const int first = (tile - rows.at.query_tile) * kQueryTile;
     for (int token = first + warp; token < min(first + kQueryTile, rows.at.seq_q); token += warps)
       rows.query(params.stats[cell], token, head);
@@ -161,7 +174,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   for (int ticket = blockIdx.x; ticket < params.key_tiles * params.kv_heads; ticket += gridDim.x) {
     if (params.dkv_not_finite[ticket] == 0) continue;
     const KeyTile tile = key_tile_at(params, params.key_tile, ticket);
-    const ExactRows<Element, Params> rows(params, tile.sequence);
+    const ExactRows<Element, Params, kBiased> rows(params, tile.sequence);
     for (int key = tile.begin + warp; key < min(tile.begin + params.key_tile, rows.at.seq_k); key += warps) rows.key(key, tile.kv_head);
   }
 }

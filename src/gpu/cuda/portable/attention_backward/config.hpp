@@ -6,6 +6,8 @@
 #include <cuda_fp16.h>
 
 #include "gpu/cuda/common/gradient/params.hpp"
+#include "gpu/cuda/common/score_bias.hpp"
+#include "gpu/cuda/portable/attention_backward/biased/tuning.hpp"
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
 #include "gpu/runtime.hpp"
 
@@ -17,6 +19,7 @@ enum class Gradients { dq, dk_dv, dk, dv };
 template <class Element_, Tuning kTuning, Gradients kGradients>
 struct TunedConfig {
   using Element = Element_;
+  static constexpr bool kBiased = false;  // ALiBi, a bias or dropout
   static constexpr bool kRowsAreQueries = kGradients == Gradients::dq;
   static constexpr bool kOfScores = kGradients != Gradients::dv;                                    // dq or dk: by ds
   static constexpr bool kOfValues = kGradients == Gradients::dv || kGradients == Gradients::dk_dv;  // dv: by p
@@ -31,6 +34,11 @@ struct TunedConfig {
 template <class Element, int kIndex, Gradients kGradients>
 using Config = TunedConfig<Element, Tuning(kTunings[kIndex]), kGradients>;
 
+template <class Element, int kIndex, Gradients kGradients>
+struct BiasedConfig : TunedConfig<Element, Tuning(kBiasedTunings[kIndex]), kGradients> {
+  static constexpr bool kBiased = true;
+};
+
 template <int kColumns, int kWide>
 struct DqSums;
 
@@ -38,6 +46,7 @@ struct DqSums;
 template <class Element_, Tuning kTuning>
 struct FusedConfig {
   using Element = Element_;
+  static constexpr bool kBiased = false;
   static constexpr bool kRowsAreQueries = false, kOfScores = true, kOfValues = true;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
   static constexpr int kKeyWarps = kTuning.fused.key_warps, kQueryWarps = 2;
@@ -53,6 +62,11 @@ struct FusedConfig {
   static_assert(kScoreStages == 1 || kScoreStages == 2);
 };
 
+template <class Element, int kIndex>
+struct BiasedFusedConfig : FusedConfig<Element, Tuning(kBiasedTunings[kIndex])> {
+  static constexpr bool kBiased = true;
+};
+
 using namespace gradient;
 
 struct Tensor : PlainRows {
@@ -63,6 +77,10 @@ struct Params : GradientParams {
   static constexpr bool kOrderedDq = false;  // no two CTAs add to the same gradient
   Tensor q, k, v, out, dout, dq, dk, dv;
   float* dq_sums = nullptr;  // workspace of the fused kernel: [heads][query_tiles][rows of DqSums]
+  ScoreBiasParams bias{};    // of kernels with Config::kBiased, as the next two
+  void* dbias = nullptr;     // or null
+  detail::BiasStrides dbias_strides{}, dbias_extents{};
+  int dbias_group = 1;  // key tiles of a CTA
 };
 
 /// Computes RowStats of each query row, and clears the flags of the other kernels.
@@ -72,9 +90,23 @@ Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
 template <class Element, int kRow>
 Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
 
+/// The same with ALiBi, a bias or dropout, by a row of biased/tuning.hpp.
+template <class Element, int kRow>
+Result<void> launch_biased(const Params& params, int ordinal, Stream stream);
+
+template <class Element, int kRow>
+Result<void> launch_biased_fused(const Params& params, int ordinal, Stream stream);
+
+/// The gradient of the bias.
+template <class Element, int kRow>
+Result<void> launch_dbias(const Params& params, int ordinal, Stream stream);
+
 /// The fused kernel of a row of tuning.hpp. Sums of dq are cleared before and rounded after it.
 template <class Element, int kRow>
 Result<void> launch_fused(const Params& params, int ordinal, Stream stream);
+
+/// With score terms finish adds them too.
+Result<void> launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 /// Recomputes rows that an MMA has made NaN although they see no NaN; the gradient of sinks.
 Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);

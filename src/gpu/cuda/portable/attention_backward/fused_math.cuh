@@ -8,6 +8,7 @@
 #pragma once
 
 #include "gpu/cuda/common/named_barrier.cuh"
+#include "gpu/cuda/portable/attention_backward/biased/scores.cuh"
 #include "gpu/cuda/portable/attention_backward/fused_sums.cuh"
 #include "gpu/cuda/portable/attention_backward/gemm.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
@@ -31,7 +32,7 @@ class FusedMath {
       : params(params_),
         storage(storage_),
         lane(static_cast<int>(threadIdx.x) % 32),
-        warp(static_cast<int>(threadIdx.x) / 32),
+        warp(uniform_warp()),
         warp_key(warp / Config::kQueryWarps * Config::kWarpRows),
         half(warp % Config::kQueryWarps),
         late(warp / 4 % 2 != 0) {}
@@ -60,7 +61,7 @@ class FusedMath {
       const bool adds = i > 0;  // the tile before to dq
       const int ds_before = (i - 1) % Config::kScoreStages;
       if (adds && !late) add_to_dq(before, ds_before);
-      add(now.tile, stage, i % Config::kScoreStages, [&] {
+      add(now, stage, i % Config::kScoreStages, [&] {
         if (adds && late) add_to_dq(before, ds_before);
       });
       before = now;
@@ -70,7 +71,8 @@ class FusedMath {
     if (count > 0) add_to_dq(before, (count - 1) % Config::kScoreStages);
     const Store<Config> store(params, storage);
     store(dk, params.dk, params.head_dim_qk, params.scale, warp_key, half * (Config::kHeadDimQk / 2));
-    store(dv, params.dv, params.head_dim_v, 1, warp_key, half * (Config::kHeadDimV / 2));
+    const float of_kept = Config::kBiased ? params.bias.keep_factor : 1;
+    store(dv, params.dv, params.head_dim_v, of_kept, warp_key, half * (Config::kHeadDimV / 2));
   }
 
  private:
@@ -79,6 +81,12 @@ class FusedMath {
   static constexpr int kScores = kQueries / 2;  // accumulators of a lane, of a block
   static constexpr int kSteps = kQueries / 16;  // MMAs over a warp's queries
   using Rows = SwizzledRows<Config::kColumns>;  // of p and ds
+
+  /// Of the CTA. The biased kernel lacks registers, and a number that all lanes share takes none of them.
+  static __device__ __forceinline__ int uniform_warp() {
+    const int number = static_cast<int>(threadIdx.x) / 32;
+    return Config::kBiased ? __shfl_sync(~0u, number, 0) : number;
+  }
 
   template <int kCount>
   static __device__ __forceinline__ void clear(float (&sums)[kBlocks][kCount]) {
@@ -107,10 +115,11 @@ class FusedMath {
   /// Adds a tile of queries to dk and dv, and leaves its ds in shared memory. `late_work` reads
   /// the ds of the tile before.
   template <class Late>
-  __device__ __forceinline__ void add(int tile, int stage, int ds_stage, const Late& late_work) {
+  __device__ __forceinline__ void add(Step step, int stage, int ds_stage, const Late& late_work) {
+    const int tile = step.tile;
     std::uint32_t p[kBlocks][kScores / 2] = {}, ds[kBlocks][kScores / 2] = {};
     const bool seen = sees(tile, half), pair_sees = seen || sees(tile, 1 - half);
-    if (seen) score(tile, stage, p, ds);
+    if (seen) score(step, stage, p, ds);
     if constexpr (Config::kScoreStages == 1) {
       late_work();
       __syncthreads();  // dq has read the tile before
@@ -125,10 +134,11 @@ class FusedMath {
     if constexpr (Config::kScoreStages == 2) late_work();
   }
 
-  __device__ __forceinline__ void score(int tile, int stage, std::uint32_t (&p)[kBlocks][kScores / 2],
+  __device__ __forceinline__ void score(Step step, int stage, std::uint32_t (&p)[kBlocks][kScores / 2],
                                         std::uint32_t (&ds)[kBlocks][kScores / 2]) const {
     using Gemm = WarpGemm<Element, kBlocks, kQueries>;
     const Work& work = storage.work;
+    const int tile = step.tile;
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     const std::byte* const q = storage.columns_qk[stage] + half * kQueries * 2 * Config::kHeadDimQk;
     const std::byte* const dout = storage.columns_v[stage] + half * kQueries * 2 * Config::kHeadDimV;
@@ -137,7 +147,14 @@ class FusedMath {
     const OfQuery of_query{stats, half * kQueries + lane_column(lane)};
     const int natural = stats.natural[half * kQueries / kQueryTile], first = difference(tile, half);
     Gemm::template gemm_ss<Config::kHeadDimQk>(scores, storage.rows_qk, warp_key, q);
-    if (params.softcap == 0 && natural == 0) {
+    if constexpr (Config::kBiased) {
+      const BiasedBlock<Config> biased{params, storage, step.head, tile, stage, warp_key, half * kQueries};
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) biased.below(16 * b).weigh(scores[b], natural, of_query);
+      Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_key, dout);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) biased.below(16 * b).multiply(scores[b], dp[b], of_query);
+    } else if (params.softcap == 0 && natural == 0) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) gradient.weigh(scores[b], of_query);  // beside the next MMAs
       Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_key, dout);

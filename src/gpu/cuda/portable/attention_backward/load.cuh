@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 #include "gpu/cuda/common/copy_async.cuh"
+#include "gpu/cuda/common/gradient/sequence_index.cuh"
+#include "gpu/cuda/common/score_bias.cuh"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/attention_backward/work.cuh"
 
@@ -18,6 +22,15 @@ struct alignas(16) ColumnStats {
   int natural[kCells];
 };
 
+/// With the keys that dropout leaves.
+template <class Config>
+struct BiasedStats : ColumnStats<Config::kColumns> {
+  static constexpr int kQueries = Config::kRowsAreQueries ? Config::kRows : Config::kColumns;
+  static constexpr int kBlocks = Config::kRows * Config::kColumns / kQueries / detail::kDropoutKeys;
+  std::uint32_t kept[kBlocks][kQueries];  // 32 keys each
+  detail::PhiloxKey random;               // of the first stage
+};
+
 /// Rows and columns of q and dout, or of k and v, as SwizzledRows.
 template <class Config>
 struct Storage {
@@ -25,7 +38,7 @@ struct Storage {
   alignas(128) std::byte rows_v[Config::kRows * 2 * Config::kHeadDimV];
   alignas(128) std::byte columns_qk[Config::kStages][Config::kColumns * 2 * Config::kHeadDimQk];
   alignas(128) std::byte columns_v[Config::kStages][Config::kColumns * 2 * Config::kHeadDimV];
-  alignas(128) ColumnStats<Config::kColumns> stats[Config::kStages];
+  alignas(128) std::conditional_t<Config::kBiased, BiasedStats<Config>, ColumnStats<Config::kColumns>> stats[Config::kStages];
   Work work;
 };
 
@@ -57,6 +70,9 @@ class Loader {
     copy<Config::kHeadDimQk, Config::kColumns>(storage.columns_qk[stage], kQueries ? params.k : params.q, place, params.head_dim_qk);
     copy<Config::kHeadDimV, Config::kColumns>(storage.columns_v[stage], kQueries ? params.v : params.dout, place, params.head_dim_v);
     if (!kQueries) stats(step.head, token, stage);
+    if constexpr (Config::kBiased) {
+      if (params.bias.dropout_state != nullptr) find_kept(step, stage);
+    }
   }
 
  private:
@@ -65,6 +81,42 @@ class Loader {
   struct Place {
     int begin, token, tokens, head;  // of the tensor, the sequence's first row; of the sequence
   };
+  /// Evaluates philox for each query and each two of every eight keys. The four lanes of a query share a word.
+  __device__ __forceinline__ void find_kept(Step step, int stage) const {
+    using Stats = BiasedStats<Config>;
+    constexpr int kEvaluations = Stats::kQueries * Stats::kBlocks * 4, kOwn = kEvaluations / Config::kThreads;
+    static_assert(kEvaluations % Config::kThreads == 0);
+    const Work& work = storage.work;
+    const auto number = [](int x) { return static_cast<std::uint32_t>(x); };
+    std::uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // what follows from it, kept from tile to tile, would take registers
+    const int column = step.tile * Config::kColumns, query = kQueries ? work.row : column, key = kQueries ? column : work.row;
+    const std::uint32_t head =
+        number(sequence_index(params, work.sequence)) * number(params.heads) + number(kQueries ? work.head : step.head);
+    detail::PhiloxWords words[kOwn];
+    const auto place = [&](int i) { return (thread + number(i * Config::kThreads)) / 4; };  // of a word in `kept`
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const std::uint32_t block = number(key) / detail::kDropoutKeys + place(i) / Stats::kQueries;
+      words[i] = {4 * block + thread % 4, number(query) + place(i) % Stats::kQueries, head, 0};
+    }
+    philox(words, storage.stats[0].random);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      std::uint32_t kept = 0;
+#pragma unroll
+      for (int eight = 0; eight < 4; ++eight) {
+        const std::uint32_t word = words[i].word(eight);
+        if (stays(word, false, params.bias.last_dropped)) kept |= 1u << 8 * eight;
+        if (stays(word, true, params.bias.last_dropped)) kept |= 2u << 8 * eight;
+      }
+      kept <<= 2 * (thread % 4);
+      kept |= __shfl_xor_sync(~0u, kept, 1);
+      kept |= __shfl_xor_sync(~0u, kept, 2);
+      if (thread % 4 == 0) storage.stats[stage].kept[place(i) / Stats::kQueries][place(i) % Stats::kQueries] = kept;
+    }
+  }
+
   template <int kColumns, int kRows>
   __device__ __forceinline__ void copy(const std::byte* to, const Tensor& tensor, Place place, int columns) const {
     const std::int64_t offset = storage.work.sequence.offset(tensor.strides, place.begin, place.token, place.head);

@@ -3,6 +3,7 @@
 /// registers. Names are those of rows of queries; with rows of keys, k and q, and v and dout, change places.
 #pragma once
 
+#include "gpu/cuda/portable/attention_backward/biased/scores.cuh"
 #include "gpu/cuda/portable/attention_backward/gemm.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
 #include "gpu/cuda/portable/attention_backward/scores.cuh"
@@ -36,7 +37,7 @@ class Math {
         if (left > 1) load.columns(step, 1 - stage);
         copy_async_commit();
       }
-      if (sees(now.tile)) add(now.tile, stage);
+      if (sees(now.tile)) add(now, stage);
       if (Config::kStages == 2) {
         stage = 1 - stage;
       } else {
@@ -48,7 +49,8 @@ class Math {
     copy_async_wait<0>();
     const Store<Config> store(params, storage);
     if constexpr (Config::kOfScores) store(of_scores, kQueries ? params.dq : params.dk, params.head_dim_qk, params.scale, warp_row);
-    if constexpr (Config::kOfValues) store(of_values, params.dv, params.head_dim_v, 1, warp_row);
+    const float of_kept = Config::kBiased ? params.bias.keep_factor : 1;
+    if constexpr (Config::kOfValues) store(of_values, params.dv, params.head_dim_v, of_kept, warp_row);
   }
 
  private:
@@ -94,7 +96,8 @@ class Math {
   }
 
   /// Adds a tile of columns to the gradient.
-  __device__ __forceinline__ void add(int tile, int stage) {
+  __device__ __forceinline__ void add(Step step, int stage) {
+    const int tile = step.tile;
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     std::uint32_t p[kBlocks][kScores / 2], ds[kBlocks][kScores / 2];
     const ScoreGradient<Config::kOfScores> gradient{params};
@@ -104,7 +107,14 @@ class Math {
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      gradient.differentiate(scores[b], dp[b], kQueries ? natural : storage.stats[stage].natural[0], OfQuery{*this, b, stage});
+      const int own_natural = kQueries ? natural : storage.stats[stage].natural[0];
+      if constexpr (Config::kBiased) {
+        const int head = kQueries ? storage.work.head : step.head;
+        const auto biased = BiasedBlock<Config>{params, storage, head, tile, stage, warp_row, 0}.below(16 * b);
+        biased.differentiate(scores[b], dp[b], own_natural, OfQuery{*this, b, stage});
+      } else {
+        gradient.differentiate(scores[b], dp[b], own_natural, OfQuery{*this, b, stage});
+      }
       const int first = difference(tile);
       if (first - (Config::kWarpRows - 1) < storage.work.low || first + Config::kColumns - 1 > storage.work.high) {
         gradient.mask(scores[b], dp[b], first - 16 * b, {storage.work.low, storage.work.high});

@@ -42,19 +42,49 @@ Launch launch_of(int tuning, bool fused) {
   return function_of_row<kTunings.size()>(tuning, separate);
 }
 
+enum class BiasedLaunch { separate, fused, dbias };
+
+template <class Element, BiasedLaunch kOf>
+Launch launch_of_biased(int tuning) {
+  return function_of_row<kBiasedTunings.size()>(tuning, [](auto row) -> Launch {
+    if constexpr (kOf == BiasedLaunch::separate) return &launch_biased<Element, row.value>;
+    if constexpr (kOf == BiasedLaunch::fused) return &launch_biased_fused<Element, row.value>;
+    if constexpr (kOf == BiasedLaunch::dbias) return &launch_dbias<Element, row.value>;
+  });
+}
+
+template <BiasedLaunch kOf>
+Launch launch_of_biased(DType dtype, int tuning) {
+  return dtype == DType::f16 ? launch_of_biased<__half, kOf>(tuning) : launch_of_biased<__nv_bfloat16, kOf>(tuning);
+}
+
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, properties.shared_bytes_per_block);
-    fused_ = tuning_row().fused.key_warps > 0 && !problem.deterministic && !problem.batch_invariant;
+    const int shared_bytes = properties.shared_bytes_per_block;
+    if (biased()) {
+      tuning_ = biased_index(problem.head_dim_qk, problem.head_dim_v);
+      fused_ = biased_fused_bytes(tuning_row()) <= shared_bytes && problem.softcap == 0;  // for which registers do not suffice
+    } else {
+      tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, shared_bytes);
+      fused_ = tuning_row().fused.key_warps > 0;
+    }
+    if (problem.deterministic || problem.batch_invariant) fused_ = false;
     fill_shape(params_, problem, fused_ ? tuning_row().fused.keys() : tuning_row().keys.rows());
     params_.row_tiles = static_cast<int>(query_tiles_of(problem, tuning_row().queries.rows()));
     fill_tensors();
+    fill_dbias();
     workspace_bytes = place_workspace(params_, nullptr);
   }
 
   int key_tile() const { return params_.key_tile; }
+  /// CTAs of the kernel of the bias' gradient, at most.
+  std::int64_t dbias_ctas() const {
+    const auto tiles = [](std::int64_t extent) { return detail::ceil_div(extent, kLeastTile); };
+    const detail::BiasStrides& of = problem_.dbias_extents;
+    return of.batch * of.head * tiles(of.row) * tiles(of.key);
+  }
 
   std::string tuning() const override {
     const Tuning& row = tuning_row();
@@ -75,22 +105,39 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
  private:
-  bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink; }
+  static constexpr std::int64_t kLeastTile = 32;
+
+  bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink && problem_.dbias_elements == 0; }
+  bool biased() const { return has_score_terms(problem_); }
 
   Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
     place_workspace(params, workspace.data);
     fill(params, args);
     const DType dtype = problem_.q_dtype;
-    if (has_no_rows(problem_)) return launch_finish(params, dtype, multiprocessors_, stream);
-    if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
-    const Launch launch = dtype == DType::f16 ? launch_of<__half>(tuning_, fused_) : launch_of<__nv_bfloat16>(tuning_, fused_);
-    if (Result<void> done = launch(params, device_.ordinal, stream); !done) return done;
-    const bool finishes = params.leaks || params.dsink != nullptr;
-    return finishes ? launch_finish(params, dtype, multiprocessors_, stream) : Result<void>{};
+    if (!has_no_rows(problem_)) {
+      if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
+      if (Result<void> done = launch()(params, device_.ordinal, stream); !done) return done;
+    }
+    if (problem_.dbias_elements > 0) {
+      const Launch launch_dbias = launch_of_biased<BiasedLaunch::dbias>(dtype, tuning_);
+      if (Result<void> done = launch_dbias(params, device_.ordinal, stream); !done) return done;
+    }
+    if (!params.leaks && params.dsink == nullptr) return {};
+    return (biased() ? launch_finish_biased : launch_finish)(params, dtype, multiprocessors_, stream);
   }
 
-  const Tuning& tuning_row() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
+  Launch launch() const {
+    const DType dtype = problem_.q_dtype;
+    if (!biased()) return dtype == DType::f16 ? launch_of<__half>(tuning_, fused_) : launch_of<__nv_bfloat16>(tuning_, fused_);
+    if (fused_) return launch_of_biased<BiasedLaunch::fused>(dtype, tuning_);
+    return launch_of_biased<BiasedLaunch::separate>(dtype, tuning_);
+  }
+
+  const Tuning& tuning_row() const {
+    const auto row = static_cast<std::size_t>(tuning_);
+    return biased() ? kBiasedTunings[row] : kTunings[row];
+  }
 
   /// The tensors whose rows are not aligned to 16 bytes.
   std::string unaligned() const {
@@ -124,6 +171,16 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params_.dv = tensor(p.dv, p.dv_alignment);
   }
 
+  /// A CTA goes through several key tiles where each is of one head, so that it loads queries once.
+  void fill_dbias() {
+    const Problem& p = problem_;
+    const detail::BiasStrides& of = p.dbias_extents;
+    params_.dbias_strides = p.dbias;
+    params_.dbias_extents = of;
+    const bool whole = of.batch == p.batch && of.head == p.heads && of.row > 1 && of.key > 1;
+    params_.dbias_group = whole ? 8 : 1;
+  }
+
   /// Returns its bytes.
   std::size_t place_workspace(Params& params, void* base) const {
     detail::WorkspaceArena arena = arena_at(base);
@@ -142,6 +199,8 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params.out.data = args.forward.out;
     params.dout.data = args.dout;
     params.dq.data = args.dq;
+    if (biased()) params.bias = {problem_, args.forward};
+    params.dbias = args.dbias;
     params.dk.data = args.dk;
     params.dv.data = args.dv;
   }
@@ -155,7 +214,12 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowest, kAnyLater)) return *reason;
   if (Result<void> good = accept(problem); !good) return good.error();
+  if (has_score_terms(problem)) {
+    const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v);
+    if (most > kBiasedTunings.back().head_dim_qk) return declined("head_dim (with ALiBi, a bias or dropout)", most, "at most 128");
+  }
   auto state = std::make_shared<State>(problem, device, *properties(device));
+  if (state->dbias_ctas() >= kLimit) return declined("bias.shape (tiles)", state->dbias_ctas(), "below 2^30");
   const std::int64_t tiles = most_tiles(problem, state->key_tile());
   if (tiles >= kLimit) return declined("q.shape, k.shape (tiles)", tiles, "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionBackwardArgs>>(std::move(state));
@@ -165,7 +229,8 @@ constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; any strides",
     detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                               "options.batch_invariant", "options.deterministic"),
+                                               "alibi_slopes", "bias", "dropout_p", "dbias", "options.batch_invariant",
+                                               "options.deterministic"),
     Backend::cuda,
     unavailable<kLowest, kAnyLater>,
     plan};

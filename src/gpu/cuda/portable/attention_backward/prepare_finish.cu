@@ -21,6 +21,11 @@ Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
   return launch(dtype == DType::f16 ? prepare_of<__half>(aligned) : prepare_of<__nv_bfloat16>(aligned), shape, stream, params);
 }
 
+Result<void> launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream) {
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(multiprocessors)), .block = dim3(kFinishThreads)};
+  return launch(dtype == DType::f16 ? &finish<__half, Params, true> : &finish<__nv_bfloat16, Params, true>, shape, stream, params);
+}
+
 Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(multiprocessors)), .block = dim3(kFinishThreads)};
   return launch(dtype == DType::f16 ? &finish<__half, Params> : &finish<__nv_bfloat16, Params>, shape, stream, params);

@@ -29,12 +29,19 @@ struct ScoreGradient {
       for (int i = 0; i < kScores; ++i) dp[i] -= of_query.delta(i);
     }
     if (params.softcap != 0) cap(scores, dp);
+    exponentiate(scores, dp, params.softcap != 0, natural, of_query);
+  }
+
+  /// Scores become p, and dp is multiplied by it. `scaled`: scores have natural units.
+  template <int kScores, class OfQuery>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kScores], float (&dp)[kScores], bool scaled, int natural,
+                                               const OfQuery& of_query) const {
     if (natural == 0) {
-      const float scale = params.softcap != 0 ? kLog2e : params.scale_log2;
+      const float scale = scaled ? kLog2e : params.scale_log2;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = fmaf(scores[i], scale, of_query.minus_lse(i));
     } else {
-      const float scale = params.softcap != 0 ? 1 : params.scale;
+      const float scale = scaled ? 1 : params.scale;
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
         scores[i] = __fadd_rn(__fmul_rn(scores[i], scale), of_query.minus_lse(i)) * kLog2e;
@@ -86,7 +93,6 @@ struct ScoreGradient {
     }
   }
 
- private:
   /// Softcaps the scores, and multiplies dp by the derivative.
   template <int kScores>
   __device__ __forceinline__ void cap(float (&scores)[kScores], float (&dp)[kScores]) const {

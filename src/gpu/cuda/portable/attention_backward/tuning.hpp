@@ -53,7 +53,8 @@ struct Tuning {
     return 2 * (head_dim_qk + head_dim_v) * (tiles.rows() + tiles.stages * tiles.columns) + kOtherBytes;
   }
 
-  static constexpr int kOtherBytes = 1280;  ///< at most: the work tile, and numbers of the columns' queries
+  static constexpr int kOtherBytes = 1280;   ///< at most: the work tile, and numbers of the columns' queries
+  static constexpr int kBiasedBytes = 2304;  ///< more, at most, with ALiBi, a bias or dropout: the keys that dropout leaves
 };
 
 /// Rows of equal head dims begin with the one for most shared memory. Those for 227 KB are the best variants on an H100
