@@ -34,7 +34,7 @@ struct Params {
   CUtensorMap q, k;
   IndexLogitsArgs args;  ///< those in use; null otherwise
   detail::IndexLogitsShape shape;
-  int work_tiles, key_tiles, rows_of_group, groups_of_sequence;
+  int work_tiles, key_tiles, keys_of_tile, rows_of_group, groups_of_sequence;
   int box;  ///< keys of a TMA box, all of one page
   bool bf16_out;
 };

@@ -9,6 +9,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/cuda/sm90/index_logits/kernel.cuh"
+#include "gpu/cuda/sm90/index_logits/resident/kernel.cuh"
 #include "gpu/plan_state.hpp"
 #include "gpu/tensor_map.hpp"
 #include "op/common/division.hpp"
@@ -25,25 +26,74 @@ constexpr std::string_view kName = "cuda.sm90.index_logits";
 constexpr std::int64_t kCountLimit = std::int64_t{1} << 30, kStrideLimit = std::int64_t{1} << 40;
 constexpr int kTilesOfCta = 8;  // at least, where the rows suffice
 
-bool has_few_heads(const IndexLogitsProblem& problem) { return problem.heads <= 32; }
-
 /// Keys of one page, or of flat keys.
 int box_of(const IndexLogitsProblem& problem) {
   return problem.paged ? static_cast<int>(std::gcd<std::int64_t>(problem.page, indexer::kMostBox)) : indexer::kMostBox;
 }
 
-Params params_of(const IndexLogitsProblem& problem, int multiprocessors) {
+/// An instance: which part of a problem a work tile takes, and its launch.
+struct Kernel {
+  int heads;    ///< columns of an MMA that a query takes
+  int queries;  ///< that are resident; 0: keys are
+  int keys;     ///< of a stage, or of a work tile whose keys are resident
+  Result<void> (*launch)(const Params& params, int ctas, int ordinal, Stream stream);
+};
+
+template <auto kKernel, class Config, class Storage>
+Result<void> launch_kernel(const Params& params, int ctas, int ordinal, Stream stream) {
+  static_assert(sizeof(Storage) <= 227 * 1024);
+  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage)); !good) return good;
+  return launch(kKernel, {.grid = dim3(ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage)}, stream, params);
+}
+
+template <int kHeads>
+constexpr Kernel with_resident_keys() {
+  using C = Config<kHeads>;
+  return {kHeads, 0, C::kKeys, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
+}
+template <int kHeads>
+constexpr Kernel with_resident_queries() {
+  using C = indexer::resident::Config<kHeads>;
+  return {kHeads, C::kQueries, C::kKeys, &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
+}
+
+Kernel kernel_of(const IndexLogitsProblem& problem) {
+  const bool few = problem.heads <= 32, many = problem.heads > 64;
+  const Kernel queries = few ? with_resident_queries<32>() : with_resident_queries<64>();
+  if (!problem.paged && !many && problem.rows >= queries.queries) return queries;
+  return few ? with_resident_keys<32>() : with_resident_keys<64>();
+}
+
+/// Stages of keys that a work tile has: with them the busiest CTA takes the least time. Beginning a tile costs half a stage.
+int stages_of_tile(std::int64_t groups, std::int64_t stages, int ctas) {
+  constexpr double kBegin = 0.5;
+  constexpr int kMost = 32;
+  const auto cost = [&](int count) {
+    const std::int64_t tiles = groups * detail::ceil_div(stages, std::int64_t{count});
+    return static_cast<double>(detail::ceil_div(tiles, std::int64_t{ctas})) * (count + kBegin);
+  };
+  int best = 1;
+  for (int count = 2; count <= kMost; ++count) {
+    if (cost(count) <= cost(best)) best = count;
+  }
+  return best;
+}
+
+Params params_of(const IndexLogitsProblem& problem, const Kernel& kernel, int multiprocessors) {
   Params params{};
   params.shape = problem;
   params.box = box_of(problem);
   params.bf16_out = problem.out_dtype == DType::bf16;
-  const std::int64_t tiles = detail::ceil_div(problem.columns, Config<64>::kKeys), rows = problem.rows_of_sequence();
-  const std::int64_t even = problem.rows * tiles / (std::int64_t{kTilesOfCta} * multiprocessors);
-  params.rows_of_group = static_cast<int>(std::clamp<std::int64_t>(std::min(even, rows), 1, indexer::kMostRows));
-  params.groups_of_sequence = static_cast<int>(detail::ceil_div(rows, params.rows_of_group));
-  params.key_tiles = static_cast<int>(tiles);
+  const std::int64_t stages = detail::ceil_div(problem.columns, kernel.keys), rows = problem.rows_of_sequence();
+  const std::int64_t even = problem.rows * stages / (std::int64_t{kTilesOfCta} * multiprocessors);
+  const std::int64_t rows_of_group =
+      kernel.queries > 0 ? kernel.queries : std::clamp<std::int64_t>(std::min(even, rows), 1, indexer::kMostRows);
+  params.rows_of_group = static_cast<int>(rows_of_group);
+  params.groups_of_sequence = static_cast<int>(detail::ceil_div(rows, rows_of_group));
   const std::int64_t groups = params.groups_of_sequence * (problem.paged ? problem.batch : 1);
-  params.work_tiles = static_cast<int>(std::min(groups * tiles, kCountLimit));
+  params.keys_of_tile = kernel.keys * (kernel.queries > 0 ? stages_of_tile(groups, stages, multiprocessors) : 1);
+  params.key_tiles = static_cast<int>(detail::ceil_div(problem.columns, params.keys_of_tile));
+  params.work_tiles = static_cast<int>(std::min(groups * params.key_tiles, kCountLimit));
   return params;
 }
 
@@ -62,25 +112,18 @@ Result<void> encode(CUtensorMap& map, const void* data, TensorMapDesc::Dimension
   return {};
 }
 
-template <int kHeads>
-Result<void> launch_kernel(const Params& params, int ctas, int ordinal, Stream stream) {
-  constexpr auto kKernel = &indexer::index_logits<Config<kHeads>>;
-  constexpr std::size_t kBytes = sizeof(indexer::Storage<Config<kHeads>>);
-  static_assert(kBytes <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, kBytes); !good) return good;
-  return launch(kKernel, {.grid = dim3(ctas), .block = dim3(Config<kHeads>::kThreads), .shared_bytes = kBytes}, stream, params);
-}
-
 class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
  public:
   State(const IndexLogitsProblem& problem, Device device)
       : PlanState(kName, problem, device),
-        params_(params_of(problem, properties(device)->multiprocessors)),
+        kernel_(kernel_of(problem)),
+        params_(params_of(problem, kernel_, properties(device)->multiprocessors)),
         ctas_(std::min(params_.work_tiles, properties(device)->multiprocessors)) {}
 
   std::string tuning() const override {
-    return std::to_string(Config<64>::kKeys) + " keys and up to " + std::to_string(params_.rows_of_group) + " queries a work tile, " +
-           (has_few_heads(problem_) ? "32" : "64") + " heads an MMA" + kE4m3Products;
+    return std::to_string(params_.keys_of_tile) + " keys and up to " + std::to_string(params_.rows_of_group) + " queries a work tile, " +
+           (kernel_.queries > 0 ? "queries" : "keys") + " resident, " + std::to_string(kernel_.heads) + " heads a query and MMA" +
+           kE4m3Products;
   }
 
   bool fits() const { return params_.work_tiles < kCountLimit; }
@@ -92,16 +135,16 @@ class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
     const IndexLogitsProblem& p = problem_;
     Params params = params_;
     params.args = args_in_use(p, args);
-    const int heads = has_few_heads(p) ? 32 : 64;
-    if (Result<void> good = encode(params.q, args.q, {p.heads, p.q_head, heads}, {p.rows, p.q_row, 1}); !good) return good;
+    const int queries = std::max(kernel_.queries, 1);
+    if (Result<void> good = encode(params.q, args.q, {p.heads, p.q_head, kernel_.heads}, {p.rows, p.q_row, queries}); !good) return good;
     const void* k = p.blocks > 0 ? args.k : args.q;  // a cache without blocks has no memory
     const Result<void> good = p.paged ? encode(params.k, k, {p.page, p.k_token, params.box}, {p.blocks, p.k_block, 1})
                                       : encode(params.k, k, {p.columns, p.k_block, params.box}, {1, 0, 1});
     if (!good) return good;
-    const auto launch_it = has_few_heads(p) ? &launch_kernel<32> : &launch_kernel<64>;
-    return launch_it(params, ctas_, device_.ordinal, stream);
+    return kernel_.launch(params, ctas_, device_.ordinal, stream);
   }
 
+  Kernel kernel_;
   Params params_;
   int ctas_;
 };
