@@ -157,6 +157,8 @@ inline std::vector<std::pair<std::string, BackwardCase>> block_cases() {
     add(name, [&, blocks = blocks](BackwardCase& spec) { spec.blocks = blocks; });
   for (const Sequence s : {Sequence{1, 300}, {300, 1}, {127, 129}, {128, 128}, {129, 127}, {300, 0}, {0, 300}})
     add(fmt::format("{}x{}", s.q, s.kv), [&](BackwardCase& spec) { spec.sequences = {s, s}; });
+  add("700x1500", [&](BackwardCase& spec) { spec.blocks = small, spec.sequences = {{700, 1500}, {700, 1500}}; });
+  add("700x1500-causal", [&](BackwardCase& spec) { spec.blocks = small, spec.sequences = {{700, 1500}}, spec.mask = causal(); });
   add("1x1", [](BackwardCase& spec) { spec.head = spec.kv_head = 64, spec.dqk = 8, spec.dv = 16, spec.sequences = {{1, 1}, {1, 1}}; });
   add("causal", [](BackwardCase& spec) { spec.mask = causal(); });
   add("window", [](BackwardCase& spec) { spec.mask = {.left = 70, .right = 9}, spec.values = Values::unseen_nan; });

@@ -52,12 +52,21 @@ struct GradientOrder {
   /// How many key tiles add to the query tile before this one does.
   constexpr int rank(int key_tile, int query_tile) const {
     if (!full()) return key_tile - key_tiles_of(query_tile).first;
-    // The first of the group that comes by; then the ones below it, then those above from the last one down.
     const Range within = group_of(key_tile);
+    const int newest = first_of_group(within, query_tile);
+    return key_tile <= newest ? within.first + newest - key_tile : newest + within.last - key_tile;
+  }
+
+  /// Key tiles that wait for each other where every query sees every key.
+  constexpr Range group_of(int key_tile) const {
+    const int first = key_tile / group * group;
+    return {first, std::min(first + group, key_tiles())};
+  }
+  /// The first of the group that comes by the query tile. Those below it follow, then those above from the last one down.
+  constexpr int first_of_group(Range within, int query_tile) const {
     const auto size = static_cast<unsigned>(within.size());
     const unsigned passed = (static_cast<unsigned>(query_tile) + 1) * size - 1;
-    const int newest = within.first + static_cast<int>(std::min(passed / static_cast<unsigned>(query_tiles()), size - 1));
-    return key_tile <= newest ? within.first + newest - key_tile : newest + within.last - key_tile;
+    return within.first + static_cast<int>(std::min(passed / static_cast<unsigned>(query_tiles()), size - 1));
   }
 
  private:
@@ -67,10 +76,6 @@ struct GradientOrder {
     last = std::min(last, count - 1);
     if (low > high || begin > last) return {};
     return {begin / rows, last / rows + 1};
-  }
-  constexpr Range group_of(int key_tile) const {
-    const int first = key_tile / group * group;
-    return {first, std::min(first + group, key_tiles())};
   }
   /// Where a key tile begins among all query tiles.
   constexpr int start(int key_tile) const {

@@ -5,6 +5,7 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/gradient/lists.cuh"
 #include "gpu/cuda/common/gradient/sequence_index.cuh"
 #include "gpu/cuda/common/score_bias.cuh"
 #include "gpu/cuda/common/target.cuh"
@@ -108,6 +109,7 @@ struct ExactRows {
     const LaneRow dout = LaneRow::load(query_row(params.dout, token, head), params.head_dim_v);
     const int end = stats.minus_lse[token % kQueryTile] == -INFINITY ? 0 : min(token + order.high + 1, at.seq_k);
     for (int key = max(token + order.low, 0); key < end; ++key) {
+      if (!shows(head, token, key)) continue;
       const LaneRow k = LaneRow::load(key_row(params.k, key, kv_head), params.head_dim_qk);
       const LaneRow v = LaneRow::load(key_row(params.v, key, kv_head), params.head_dim_v);
       dq.add(pair(q, dout, k, v, stats, {token, head, key}).ds, k);
@@ -124,7 +126,7 @@ struct ExactRows {
     for (int head = kv_head * params.heads_per_kv; head < (kv_head + 1) * params.heads_per_kv; ++head) {
       for (int token = max(key - order.high, 0); token < min(key - order.low + 1, at.seq_q); ++token) {
         const RowStats& stats = params.stats[std::int64_t{head} * params.query_tiles + at.query_tile + token / kQueryTile];
-        if (stats.minus_lse[token % kQueryTile] == -INFINITY) continue;
+        if (stats.minus_lse[token % kQueryTile] == -INFINITY || !shows(head, token, key)) continue;
         const LaneRow q = LaneRow::load(query_row(params.q, token, head), params.head_dim_qk);
         const LaneRow dout = LaneRow::load(query_row(params.dout, token, head), params.head_dim_v);
         const Pair of = pair(q, dout, k, v, stats, {token, head, key});
@@ -137,6 +139,11 @@ struct ExactRows {
   }
 
  private:
+  /// Whether lists, if there are any, show a key to a query.
+  __device__ bool shows(int head, int token, int key) const {
+    if constexpr (Params::kLists) return lists_show(params.lists, at.batch, head, token, key);
+    return true;
+  }
   template <class Rows>
   __device__ Element* row_at(const Rows& rows, int begin, int token, int head) const {
     return static_cast<Element*>(const_cast<void*>(rows.data)) + at.offset(rows.strides, begin, token, head);

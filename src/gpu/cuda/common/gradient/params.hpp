@@ -24,6 +24,7 @@ struct PlainRows {
 
 /// Counts of tiles are those of the whole batch, gaps included (sequence.cuh).
 struct GradientParams : AttentionParams {
+  static constexpr bool kLists = false;  // a block mask lists tiles (lists.hpp)
   PlainRows lse;
   PlainRows dlse;  // null without dlse
   int kv_heads = 0;

@@ -5,6 +5,7 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/gradient/lists.cuh"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
@@ -84,6 +85,16 @@ __device__ inline float delta_of(const Params& params, const Element* out, const
   return sum;
 }
 
+/// Whether no key tile adds to dq of a query tile.
+template <class Params>
+__device__ inline bool sees_nothing(const Params& params, const Sequence& at, int query_tile, int head) {
+  if constexpr (Params::kLists) {
+    return lists_are_empty(params.lists, at.batch, head, query_tile * kQueryTile);
+  } else {
+    return order_of(params, at, params.key_tile).key_tiles_of(query_tile).size() == 0;
+  }
+}
+
 /// A CTA for each query tile and head. kAligned: rows of out, dout and dq are, to 16 bytes.
 template <class Element, class Params, bool kAligned = true>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
@@ -94,7 +105,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
   clear(params, cell);
   const Sequence at = sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile));
   const int first = (tile - at.query_tile) * kQueryTile;
-  const bool unseeing = first < at.seq_q && order_of(params, at, params.key_tile).key_tiles_of(tile - at.query_tile).size() == 0;
+  const bool unseeing = first < at.seq_q && sees_nothing(params, at, tile - at.query_tile, head);
   constexpr int kAtOnce = kPrepareThreads / kRowLanes, kRounds = kQueryTile / kAtOnce;
   float lse[kRounds], delta[kRounds], of_sink = 0;
   bool vast = false;

@@ -35,6 +35,8 @@ struct Params : GradientParams {
 template <class Element_, int kTuning_, bool kSoftcap_>
 struct Config {
   using Element = Element_;
+  using Params = attention_backward::Params;
+  static constexpr bool kLists = false;  // a block mask lists query tiles
   static constexpr Tuning kTuning = kTunings[kTuning_];
   static constexpr bool kSoftcap = kSoftcap_, kSeparateDq = kTuning.separate_dq(), kDqInScoreWarpgroups = kTuning.dq_in_score_warpgroups();
   static constexpr int kKeyTile = kTuning.key_tile;

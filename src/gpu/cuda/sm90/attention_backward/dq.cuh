@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/cuda/common/global_memory.cuh"
+#include "gpu/cuda/common/gradient/lists.hpp"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
@@ -60,15 +61,15 @@ __device__ __forceinline__ void hand_to_emitter(Storage<Config>& storage, int st
 
 // ---- accumulators ---------------------------------------------------------------------------------
 
-/// sums (64 queries x kColumns) = dS^T (64 queries x key tile) K (key tile x kColumns)
-template <class Config, int kColumns>
+/// sums (64 queries x kColumns) = dS^T (64 queries x keys) K (keys x kColumns). `ds` and `columns`: from the first key on.
+template <class Config, int kColumns, int kKeys = Config::kKeyTile>
 __device__ __forceinline__ void gemm_dq(float (&sums)[kColumns / 2], const std::byte* ds, std::uint32_t columns) {
   const std::uint64_t a = smem_descriptor(shared_address(ds), 16, kGroupBytes);
   const std::uint64_t b = smem_descriptor(columns, Config::kKeySliceBytes, kGroupBytes);
   fence_operand(sums);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < Config::kKeyTile / 16; ++k) {
+  for (int k = 0; k < kKeys / 16; ++k) {
     Wgmma<typename Config::Element, kColumns>::template ss<Major::mn, Major::mn>(sums, advance_descriptor(a, k * 2 * kGroupBytes),
                                                                                  advance_descriptor(b, k * 2 * kGroupBytes), k > 0);
   }
@@ -135,7 +136,7 @@ class DqWarpgroup {
   static constexpr int kColumns = Config::kDqColumns, kParts = Config::kHeadDimQk / kColumns;
   static_assert(kParts == 1 || kColumns == kSliceColumns);
 
-  __device__ __forceinline__ void step(const Step& step) {
+  __device__ __forceinline__ void step(const StepOf<Config>& step) {
     barrier_wait(shared_address(&storage.ds_full[ring.stage]), ring.parity);
     const bool last = uniform(step.last);
     const int cell = uniform(step.cell), rank = uniform(step.rank);
@@ -148,7 +149,7 @@ class DqWarpgroup {
     if (!last) wait_for_emitter();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      gemm_dq<Config, kColumns>(sums, storage.ds[ring.stage], shared_address(storage.k) + part * Config::kKeySliceBytes);
+      multiply(step, shared_address(storage.k) + part * Config::kKeySliceBytes);
       wgmma_wait<0>();
       fence_operand(sums);
       __syncwarp();
@@ -164,6 +165,20 @@ class DqWarpgroup {
     }
     if (!last) hand_over({cell, rank});
     if (params.leaks && bad) params.dq_not_finite[cell] = 1;
+  }
+
+  /// Issues dQ of the keys of a step.
+  __device__ __forceinline__ void multiply([[maybe_unused]] const StepOf<Config>& step, std::uint32_t columns) {
+    const std::byte* const ds = storage.ds[ring.stage];
+    if constexpr (Config::kLists) {
+      constexpr int kUnitBytes = kUnitKeys * kSliceBytes;
+      const unsigned listed = uniform(step.listed);
+      if (listed != 3) {
+        const int first = listed == 2 ? kUnitBytes : 0;
+        return gemm_dq<Config, kColumns, kUnitKeys>(sums, ds + first, columns + first);
+      }
+    }
+    gemm_dq<Config, kColumns>(sums, ds, columns);
   }
 
   __device__ __forceinline__ void wait_for_emitter() {

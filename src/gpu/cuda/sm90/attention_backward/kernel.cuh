@@ -15,7 +15,7 @@ namespace fovea::gpu::sm90::attention_backward {
 /// A CTA for each key tile. Tickets order CTAs: one may wait for those that began before it, and for its
 /// group of those after it.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __grid_constant__ Params params) {
+__device__ __forceinline__ void differentiate_keys_at_ticket(const typename Config::Params& params) {
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   __shared__ int ticket_of_cta;
@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
     grid_dependency_wait();
     ticket_of_cta = atomicAdd(params.ticket, 1);
     storage.tile = key_tile_at(params, Config::kKeyTile, ticket_of_cta);
-    storage.step_count =
-        params.heads_per_kv * order_of(params, storage.tile.sequence, Config::kKeyTile).query_tiles_of(storage.tile.index).size();
+    storage.step_count = step_count_of<Config>(params, storage.tile);
   }
   __syncthreads();
   grid_dependency_wait();
@@ -61,14 +60,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
 }
 
 template <class Config>
-Result<void> launch_combined(const Params& params, int ordinal, Stream stream) {
+__global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __grid_constant__ Params params) {
+  differentiate_keys_at_ticket<Config>(params);
+}
+
+template <class Config, auto kKernel>
+Result<void> launch_combined(const typename Config::Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= 226 * 1024);
-  if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(Storage<Config>),
                           .programmatic = true};
-  return launch(&differentiate<Config>, shape, stream, params);
+  return launch(kKernel, shape, stream, params);
 }
 
 template <class Config>
@@ -76,7 +80,7 @@ Result<void> launch_differentiate(const Params& params, int ordinal, Stream stre
   if constexpr (Config::kSeparateDq) {
     return launch_separate<Config>(params, ordinal, stream);
   } else {
-    return launch_combined<Config>(params, ordinal, stream);
+    return launch_combined<Config, &differentiate<Config>>(params, ordinal, stream);
   }
 }
 

@@ -6,9 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "gpu/cuda/common/gradient/list_plan.hpp"
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/separate_dq/query_tile.cuh"
+#include "gpu/cuda/sm90/block_attention_backward/config.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -18,6 +20,7 @@ namespace fovea::gpu::sm90::attention_backward {
 namespace {
 
 using detail::declined;
+namespace listed = block_attention_backward;
 
 constexpr std::string_view kName = "cuda.sm90.attention_backward";
 
@@ -40,6 +43,9 @@ Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
   // With a sink that takes nearly all of a row, P underflows in f16, but P times delta of dlse does not.
   if (problem.q_dtype == DType::f16 && problem.has_sink && problem.has_dlse) return declined("dlse", "with a sink in f16", "bf16, or none");
+  if (problem.has_block_mask()) {
+    if (auto reason = decline_block_mask(problem, {kQueryTile, kTunings[0].key_tile})) return *reason;
+  }
   return dense::accept_dense(problem, tensors_of(problem));
 }
 
@@ -55,6 +61,18 @@ Launch launch_of(DType dtype, bool softcap, int tuning) {
   return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
+using ListedLaunch = Result<void> (*)(const listed::Params&, int, Stream);
+
+template <class Element, bool kSoftcap>
+ListedLaunch listed_launch_of(int tuning) {
+  return function_of_row<listed::kTunings.size()>(
+      tuning, [](auto row) -> ListedLaunch { return &listed::launch_listed<listed::Config<Element, row.value, kSoftcap>>; });
+}
+ListedLaunch listed_launch_of(DType dtype, bool softcap, int tuning) {
+  if (dtype == DType::f16) return softcap ? listed_launch_of<__half, true>(tuning) : listed_launch_of<__half, false>(tuning);
+  return softcap ? listed_launch_of<__nv_bfloat16, true>(tuning) : listed_launch_of<__nv_bfloat16, false>(tuning);
+}
+
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties) : PlanState(kName, problem, device) {
@@ -62,6 +80,10 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params_.group = std::min(128, properties.multiprocessors);
     fill_shape(params_, problem, tuning_row().key_tile);
     params_.row_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(problem, kRowTile), 1));
+    if (problem.has_block_mask()) {
+      params_.leaks = !has_no_rows(problem);
+      params_.lists = gradient_lists(problem, {kQueryTile, params_.key_tile}, params_.group);
+    }
     workspace_bytes = place_workspace(params_, nullptr);
   }
 
@@ -72,6 +94,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
                        std::to_string(tuning_row().head_dim_qk) + "/" + std::to_string(tuning_row().head_dim_v);
     if (tuning_row().separate_dq())
       text += ", dq by a separate kernel with 128 queries x " + std::to_string(tuning_row().dq_key_tile) + " keys";
+    if (problem_.has_block_mask()) text += ", of listed tiles";
     return text;
   }
 
@@ -79,9 +102,14 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink; }
 
   Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
-    Params params = params_;
+    listed::Params params = params_;
     place_workspace(params, workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
+    if (problem_.has_block_mask() && !has_no_rows(problem_)) return compute_listed(params, stream);
+    return compute_dense(params, stream);
+  }
+
+  Result<void> compute_dense(const Params& params, Stream stream) const {
     if (has_no_rows(problem_)) return launch_finish(params, problem_.q_dtype, stream);
     if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
     if (params.key_tiles > 0) {
@@ -91,10 +119,20 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
   }
 
+  Result<void> compute_listed(const listed::Params& params, Stream stream) const {
+    const DType dtype = problem_.q_dtype;
+    if (Result<void> done = listed::launch_prepare(params, dtype, stream); !done) return done;
+    if (params.key_tiles > 0) {
+      const ListedLaunch differentiate = listed_launch_of(dtype, params.softcap != 0, tuning_);
+      if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
+    }
+    return listed::launch_finish(params, dtype, stream);
+  }
+
   const Tuning& tuning_row() const { return kTunings[static_cast<std::size_t>(tuning_)]; }
 
   /// Returns the bytes of the workspace.
-  std::size_t place_workspace(Params& params, void* base) const {
+  std::size_t place_workspace(listed::Params& params, void* base) const {
     const std::int64_t cells = std::int64_t{params.heads} * params.query_tiles;
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
@@ -103,11 +141,12 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
       params.dq_semaphore = arena.take<int>(cells);
     }
     params.ticket = arena.take<int>(1);
+    if (problem_.has_block_mask()) place_lists(arena, params.lists, problem_);
     return arena.bytes();
   }
 
   /// Sets the fields that a run knows.
-  Result<void> fill(Params& params, const AttentionBackwardArgs& args) const {
+  Result<void> fill(listed::Params& params, const AttentionBackwardArgs& args) const {
     const std::array<RowsDesc, kTensors> tensors = tensors_of(problem_);
     const AttentionArgs& forward = args.forward;
     const auto encode = [&](ClippedRows& to, Tensor tensor, const void* data, int tile) {
@@ -136,11 +175,12 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params.dq.data = args.dq;
     params.dq.strides = problem_.dq;
     fill_run(params, problem_, args);
+    if (problem_.has_block_mask()) fill_lists_of(params.lists, problem_, forward);
     return {};
   }
 
   int tuning_ = 0;
-  Params params_{};
+  listed::Params params_{};
 };
 
 detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
@@ -155,8 +195,9 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
 constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
-    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                               "options.batch_invariant", "options.deterministic"),
+    detail::handles<detail::AttentionBackward>("ragged", "full_block_indices", "partial_block_indices", "mask.left", "mask.right",
+                                               "mask.anchor (top_left)", "softcap", "sink", "dlse", "options.batch_invariant",
+                                               "options.deterministic"),
     Backend::cuda,
     unavailable<kCapability, kCapability>,
     plan};

@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Launches the kernels before and after the MMAs.
-#include "gpu/cuda/common/gradient/finish.cuh"
-#include "gpu/cuda/common/gradient/prepare.cuh"
-#include "gpu/cuda/sm90/attention_backward/config.hpp"
+#include "gpu/cuda/sm90/attention_backward/prepare_finish.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
-                          .block = dim3(kPrepareThreads),
-                          .programmatic = true};
-  return launch(dtype == DType::f16 ? &prepare<__half, Params> : &prepare<__nv_bfloat16, Params>, shape, stream, params);
-}
+Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) { return launch_prepare_of(params, dtype, stream); }
 
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream) {
-  constexpr unsigned kCtas = 132;
-  const LaunchShape shape{.grid = dim3(kCtas), .block = dim3(kFinishThreads), .programmatic = true};
-  return launch(dtype == DType::f16 ? &finish<__half, Params> : &finish<__nv_bfloat16, Params>, shape, stream, params);
-}
+Result<void> launch_finish(const Params& params, DType dtype, Stream stream) { return launch_finish_of(params, dtype, stream); }
 
 }  // namespace fovea::gpu::sm90::attention_backward

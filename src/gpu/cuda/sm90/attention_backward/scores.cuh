@@ -30,9 +30,41 @@ __device__ __forceinline__ void mask_keys(float (&scores)[kQueryTile / 2], int f
   }
 }
 
+/// Bits of a step's pairs, of a partial block: for each query of the tile a word with the keys of the warp.
+struct StepBits {
+  bool partial = false;
+  std::uint32_t words[2];  // of the queries `lane` and `lane + 32`
+
+  /// `bits`: of a ListedTileStep. `key`: the warp's first, of the unit.
+  __device__ __forceinline__ void load(const std::int32_t* bits, int row_words, int key) {
+    partial = bits != nullptr;
+    if (!partial) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int word = __ldg(bits + (lane_index() + 32 * i) * row_words + key / 32);
+      words[i] = static_cast<std::uint32_t>(word) >> key % 32;
+    }
+  }
+  /// Zeroes pairs whose bits are 0.
+  __device__ __forceinline__ void keep(float (&scores)[kQueryTile / 2]) const {
+    if (!partial) return;
+#pragma unroll
+    for (int i = 0; i < kQueryTile / 2; i += i % 2 == 0 ? 1 : 3) {
+      const int query = column_of(i) % 32 + lane_column(lane_index());
+      const std::uint32_t keys = __shfl_sync(~0u, words[column_of(i) / 32], query) >> lane_index() / 4;
+      if ((keys & 1) == 0) scores[i] = 0;
+      if ((keys >> 8 & 1) == 0) scores[i + 2] = 0;
+    }
+  }
+};
+
+struct NoBits {};
+
 template <class Config>
 class Scores {
  public:
+  using Params = typename Config::Params;
+
   __device__ Scores(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_), dq_of_scores(params_, storage_, warpgroup_) {}
 
@@ -56,14 +88,17 @@ class Scores {
   using Element = typename Config::Element;
   // kAhead: S of the next step is issued behind dK. kBoth: dP too, beside S. Larger head dims leave
   // too few registers.
-  static constexpr bool kAhead = Config::kHeadDimQk <= 96, kBoth = Config::kHeadDimQk <= 64;
+  static constexpr bool kAhead = Config::kHeadDimQk <= 96 && !Config::kLists, kBoth = Config::kHeadDimQk <= 64 && kAhead;
   static constexpr int kScores = kQueryTile / 2, kDk = Config::kHeadDimQk / 2, kDv = Config::kHeadDimV / 2;  // accumulators of a lane
   static constexpr int kKeysBytes = 64 * kSliceBytes;  // the warpgroup's keys in a slice
 
   /// All steps, one after the other.
   __device__ __forceinline__ void steps_in_turn(int count) {
     for (int i = 0; i < count; ++i) {
-      begin();
+      if constexpr (Config::kLists) {
+        if (passes(i)) continue;
+      }
+      begin(i);
       wgmma_wait<0>();
       fence_operand(scores);
       weigh(i);
@@ -78,7 +113,7 @@ class Scores {
   }
   /// All steps, at least one. MMAs of the next step are issued behind this step's dK.
   __device__ __forceinline__ void steps_ahead(int count) {
-    begin();
+    begin(0);
     wgmma_wait<0>();
     fence_operand(scores);
     if constexpr (kBoth) {
@@ -95,7 +130,7 @@ class Scores {
         wgmma_wait<1>();
         fence_operand(dv);
       }
-      begin();
+      begin(i + 1);
       wgmma_wait<kBoth ? 1 : 0>();
       fence_operand(dv);
       fence_operand(dk);
@@ -112,13 +147,28 @@ class Scores {
     fence_operand(dk);
   }
 
-  /// Issues S of the stage, and dP with kBoth.
-  __device__ __forceinline__ void begin() {
+  /// Whether the step does not list the warpgroup's keys. Then it is over: the dQ warpgroup reads the other one's dS alone.
+  __device__ __forceinline__ bool passes(int index) {
+    barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
+    if ((uniform(storage.steps[index % Storage<Config>::kSteps].listed) >> warpgroup & 1) != 0) return false;
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(shared_address(&storage.ds_full[ring.stage]));
+    release(ring.stage);
+    ring.advance();
+    return true;
+  }
+
+  /// Issues S of the stage, and dP with kBoth. Loads the bits of a partial block beside them.
+  __device__ __forceinline__ void begin([[maybe_unused]] int index) {
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
     gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q[ring.stage]));
     if constexpr (kBoth) {
       barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
       gemm_ss<Element, Config::kHeadDimV, kQueryTile>(dp, keys_of(storage.v), queries_of(storage.dout[ring.stage]));
+    }
+    if constexpr (Config::kLists) {
+      const ListedTileStep& step = storage.steps[index % Storage<Config>::kSteps];
+      bits.load(step.bits[warpgroup], params.lists.of.block_k / 32, thread_index() % 128 / 32 * 16);
     }
   }
 
@@ -131,6 +181,7 @@ class Scores {
     });
     const int query = uniform(storage.steps[index % Storage<Config>::kSteps].query_tile) * kQueryTile;
     mask_keys(scores, storage.tile.begin + warpgroup * 64 - query, low, high);
+    if constexpr (Config::kLists) bits.keep(scores);
     round_to<Element>(p, scores);
     if constexpr (Config::kSoftcap) round_to<Element>(ds, scores, slope);
   }
@@ -207,6 +258,7 @@ class Scores {
   float scores[kScores], dp[kBoth ? kScores : 1], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];
+  std::conditional_t<Config::kLists, StepBits, NoBits> bits;
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

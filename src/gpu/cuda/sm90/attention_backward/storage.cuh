@@ -26,6 +26,14 @@ struct Step {
   bool last;  // whether this key tile is the last to add to dQ
 };
 
+/// A step under a block mask. Each score warpgroup has a unit of the key tile.
+struct ListedTileStep : Step {
+  unsigned listed;              // a bit for each unit, of which one is set
+  const std::int32_t* bits[2];  // from the query tile's first row and the unit's first key on; null: of a full block
+};
+template <class Config>
+using StepOf = std::conditional_t<Config::kLists, ListedTileStep, Step>;
+
 /// What an emitter adds: Step::cell and Step::rank. A cell of -1 ends the emitter.
 struct Emission {
   int cell, rank;
@@ -74,7 +82,7 @@ struct Storage : Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarrie
   RowStats stats[Config::kStages];
   KeyTile tile;
   int step_count;
-  Step steps[kSteps];  // a ring without barriers of its own: written before q_full
+  StepOf<Config> steps[kSteps];  // a ring without barriers of its own: written before q_full
   // full: the producer's lane arrives, and TMA completes its bytes; score warps wait.
   // empty: a lane of each score warp arrives; the producer waits.
   alignas(8) std::uint64_t kv_full, q_full[Config::kStages], dout_full[Config::kStages], empty[Config::kStages];

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernels that make the lists of a block mask by key tiles, before those of a backward pass.
+#pragma once
+
+#include "gpu/cuda/common/gradient/lists.hpp"
+#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/runtime.hpp"
+
+namespace fovea::gpu::gradient {
+
+inline constexpr int kListThreads = 128;
+
+/// The order of tiles, where the tiles of queries are blocks.
+__device__ inline detail::GradientOrder order_of_blocks(const GradientLists& lists, const AttentionParams& params) {
+  const detail::Band band = detail::make_band(params.mask, params.seq_q, params.seq_k);
+  return {.seq_q = params.seq_q,
+          .seq_k = params.seq_k,
+          .low = static_cast<int>(band.low),
+          .high = static_cast<int>(band.high),
+          .query_rows = lists.of.block_q,
+          .key_rows = lists.key_rows,
+          .group = lists.group};
+}
+
+/// The lists of one query block, by all threads of a CTA.
+class ReadLists {
+ public:
+  __device__ ReadLists(const GradientLists& lists_, const AttentionParams& params, int list, int q_block)
+      : lists(lists_), seen(order_of_blocks(lists_, params).key_tiles_of(q_block)) {
+    const int heads = lists.of_head != 0 ? params.heads : 1;
+    batch = list / heads;
+    head = list % heads;
+    block = q_block;
+    const std::int64_t row = std::int64_t{list} * lists.q_blocks + q_block;
+    listed = lists.listed + row * lists.words;
+    before = lists.before + row * (lists.words + 1);
+    slots = lists.slots + row * lists.of.key_blocks;
+  }
+
+  __device__ void operator()() const {
+    for (int word = static_cast<int>(threadIdx.x); word < lists.words; word += kListThreads) listed[word] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < lists.of.key_blocks; i += kListThreads) slots[i] = kNotListed;
+    __syncthreads();
+    add(lists.of.partial, true);
+    __syncthreads();
+    add(lists.of.full, false);  // wins where both name a block
+    __syncthreads();
+    for (int word = static_cast<int>(threadIdx.x); word <= lists.words; word += kListThreads) {
+      int sum = 0;
+      for (int i = 0; i < word; ++i) sum += __popc(listed[i]);
+      before[word] = sum;
+    }
+  }
+
+ private:
+  __device__ void add(const BlockList& of, bool partial) const {
+    if (of.counts == nullptr) return;
+    const auto place = [&](const BlockStrides& strides) { return batch * strides.batch + head * strides.head + block * strides.q_block; };
+    const int count = min(max(of.counts[place(of.of_counts)], 0), of.slots);
+    const std::int32_t* const indices = of.indices + place(of.of_indices);
+    for (int slot = static_cast<int>(threadIdx.x); slot < count; slot += kListThreads) {
+      const int number = indices[slot];
+      if (number < 0 || number >= lists.of.key_blocks) continue;
+      slots[number] = static_cast<std::uint16_t>(partial ? slot + 1 : kFullBlock);
+      const int first = number * lists.of.block_k / lists.key_rows, last = ((number + 1) * lists.of.block_k - 1) / lists.key_rows;
+      for (int tile = max(first, seen.first); tile <= min(last, seen.last - 1); ++tile) atomicOr(listed + tile / 32, 1u << tile % 32);
+    }
+  }
+
+  const GradientLists& lists;
+  const detail::GradientOrder::Range seen;  // key tiles within the band
+  int batch, head, block;
+  std::uint32_t* listed;
+  int* before;
+  std::uint16_t* slots;
+};
+
+/// A CTA for each query block and list.
+template <class Params>
+__global__ void __launch_bounds__(kListThreads) read_lists(const __grid_constant__ Params params) {
+  ReadLists{params.lists, params, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)}();
+}
+
+/// How many listed key tiles of a query block come before one, in the order in which they add to dq.
+__device__ inline int listed_rank(const GradientLists& lists, const detail::GradientOrder& order, std::int64_t row, int key_tile,
+                                  int q_block) {
+  const auto below = [&](int tile) {
+    const std::uint32_t rest = tile % 32 != 0 ? lists.listed[row * lists.words + tile / 32] & ((1u << tile % 32) - 1) : 0;
+    return lists.before[row * (lists.words + 1) + tile / 32] + __popc(rest);
+  };
+  if (!order.full()) return below(key_tile);
+  const detail::GradientOrder::Range within = order.group_of(key_tile);
+  const int newest = order.first_of_group(within, q_block);
+  if (key_tile <= newest) return below(within.first) + below(newest + 1) - below(key_tile + 1);
+  return below(newest + 1) + below(within.last) - below(key_tile + 1);
+}
+
+/// The steps of a key tile, by a warp. A lane has a query block at a time.
+__device__ inline void write_steps(const GradientLists& lists, const detail::GradientOrder& order, int list, int key_tile) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, blocks = order.query_tiles_of(key_tile).size();
+  const int tiles_of_block = lists.of.block_q / lists.query_rows;
+  const auto slot_of = [&](std::int64_t row, int unit) {
+    const int key = key_tile * lists.key_rows + unit * kUnitKeys, block = key / lists.of.block_k;
+    const bool present = unit * kUnitKeys < lists.key_rows && block < lists.of.key_blocks;
+    return present ? lists.slots[row * lists.of.key_blocks + block] : kNotListed;
+  };
+  const std::int64_t of_key_tile = std::int64_t{list} * lists.key_tiles + key_tile;
+  ListedStep* const steps = lists.steps + of_key_tile * lists.query_tiles;
+  int count = 0;
+  for (int first = 0; first < blocks; first += 32) {
+    const int q_block = first + lane < blocks ? order.query_tile_at(key_tile, first + lane) : 0;
+    const std::int64_t row = std::int64_t{list} * lists.q_blocks + q_block;
+    const bool is_listed = first + lane < blocks && (lists.listed[row * lists.words + key_tile / 32] >> key_tile % 32 & 1) != 0;
+    const int begin = q_block * tiles_of_block, tiles = is_listed ? min(tiles_of_block, lists.query_tiles - begin) : 0;
+    const int end = count + Warp::inclusive_sum(tiles);
+    if (is_listed) {
+      const int rank = listed_rank(lists, order, row, key_tile, q_block);
+      const bool is_last = rank + 1 == lists.before[row * (lists.words + 1) + lists.words];
+      ListedStep step{.place = static_cast<std::uint16_t>(2 * rank + (is_last ? 1 : 0)), .slots = {slot_of(row, 0), slot_of(row, 1)}};
+      for (int i = 0; i < tiles; ++i) {
+        step.query_tile = static_cast<std::uint16_t>(begin + i);
+        steps[end - tiles + i] = step;
+      }
+    }
+    count = __shfl_sync(~0u, end, 31);
+  }
+  if (lane == 0) lists.step_counts[of_key_tile] = count;
+}
+
+/// A warp for each key tile and list.
+template <class Params>
+__global__ void __launch_bounds__(kListThreads) invert_lists(const __grid_constant__ Params params) {
+  const int key_tile = static_cast<int>(blockIdx.x * kListThreads + threadIdx.x) / 32;
+  if (key_tile >= params.lists.key_tiles) return;
+  write_steps(params.lists, order_of_blocks(params.lists, params), static_cast<int>(blockIdx.y), key_tile);
+}
+
+/// Makes the lists by key tiles in the workspace. All that reads them comes later in the stream.
+template <class Params>
+Result<void> make_lists(const Params& params, Stream stream) {
+  const GradientLists& lists = params.lists;
+  const auto count = static_cast<unsigned>(lists.count);
+  const auto ctas = static_cast<unsigned>((lists.key_tiles + kListThreads / 32 - 1) / (kListThreads / 32));
+  if (lists.q_blocks > 0) {
+    const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(lists.q_blocks), count), .block = dim3(kListThreads)};
+    if (Result<void> done = launch(&read_lists<Params>, of_queries, stream, params); !done) return done;
+  }
+  if (ctas == 0) return {};
+  return launch(&invert_lists<Params>, {.grid = dim3(ctas, count), .block = dim3(kListThreads)}, stream, params);
+}
+
+}  // namespace fovea::gpu::gradient

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Plans of backward passes under a block mask: which blocks fit, the lists from a problem, their workspace.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "gpu/cuda/common/block_plan.hpp"
+#include "gpu/cuda/common/gradient/lists.hpp"
+#include "gpu/cuda/common/gradient/plan.hpp"
+
+namespace fovea::gpu::gradient {
+
+inline constexpr std::int64_t kMostListedHeadDim = 128;
+
+/// Tiles of a kernel that walks lists.
+struct ListedTileRows {
+  int queries = kQueryTile, keys = 128;
+};
+
+/// Says which block masks a kernel does not take.
+inline std::optional<Error> decline_block_mask(const Problem& p, const ListedTileRows& tile) {
+  using detail::declined;
+  constexpr std::int64_t kMostLists = 65535;  // a dimension of a grid
+  if (const std::int64_t most = std::max(p.head_dim_qk, p.head_dim_v); most > kMostListedHeadDim)
+    return declined("head_dim (of a block mask)", most, "at most 128");
+  if (p.block_k % kUnitKeys != 0) return declined("block_k", p.block_k, "a multiple of " + std::to_string(kUnitKeys));
+  if (p.block_q % tile.queries != 0) return declined("block_q", p.block_q, "a multiple of " + std::to_string(tile.queries));
+  if (const std::int64_t tiles = detail::ceil_div(p.max_seq_q, tile.queries); tiles > kMostListedTiles)
+    return declined("q.shape (query tiles under a block mask)", tiles, "at most " + std::to_string(kMostListedTiles));
+  if (const std::int64_t tiles = detail::ceil_div(p.max_seq_k, tile.keys); tiles > kMostListedTiles)
+    return declined("k.shape (key tiles under a block mask)", tiles, "at most " + std::to_string(kMostListedTiles));
+  if (p.partial_block_indices && p.partial_block_indices->shape[3] > kMostListedSlots) {
+    return declined("partial_block_indices.shape[3] (slot)", p.partial_block_indices->shape[3],
+                    "at most " + std::to_string(kMostListedSlots));
+  }
+  if (p.batch * p.heads > kMostLists) return declined("batch * heads (under a block mask)", p.batch * p.heads, "at most 65535");
+  return std::nullopt;
+}
+
+/// All but the arguments of a run and the workspace.
+inline GradientLists gradient_lists(const Problem& p, const ListedTileRows& tile, int group) {
+  const auto own = [&](auto axis) {
+    const auto differs = [&](const TensorDesc& desc) { return desc.shape[axis] != 1 && desc.strides[axis] != 0; };
+    const auto of_list = [&](const std::optional<TensorDesc>& indices, const TensorDesc& counts) {
+      return indices && (differs(*indices) || differs(counts));
+    };
+    return of_list(p.full_block_indices, p.full_block_counts) || of_list(p.partial_block_indices, p.partial_block_counts) ||
+           (p.partial_block_indices && differs(p.partial_block_bits));
+  };
+  const bool own_batch = own(std::size_t{0}), own_head = own(std::size_t{1});
+  const int lists_of_batch = own_head ? static_cast<int>(p.heads) : 1,
+            key_tiles = static_cast<int>(detail::ceil_div(p.max_seq_k, tile.keys));
+  return {.key_rows = tile.keys,
+          .query_rows = tile.queries,
+          .q_blocks = static_cast<int>(detail::ceil_div(p.max_seq_q, p.block_q)),
+          .key_tiles = key_tiles,
+          .query_tiles = static_cast<int>(detail::ceil_div(p.max_seq_q, tile.queries)),
+          .words = detail::ceil_div(key_tiles, 32),
+          .group = group,
+          .of_batch = own_batch ? lists_of_batch : 0,
+          .of_head = own_head ? 1 : 0,
+          .count = lists_of_batch * (own_batch ? static_cast<int>(p.batch) : 1)};
+}
+
+/// Their workspace.
+inline void place_lists(detail::WorkspaceArena& arena, GradientLists& lists, const Problem& p) {
+  const std::int64_t rows = std::int64_t{lists.count} * lists.q_blocks, columns = std::int64_t{lists.count} * lists.key_tiles;
+  lists.listed = arena.take<std::uint32_t>(rows * lists.words);
+  lists.before = arena.take<int>(rows * (lists.words + 1));
+  lists.slots = arena.take<std::uint16_t>(rows * detail::ceil_div(p.max_seq_k, p.block_k));
+  lists.steps = arena.take<ListedStep>(columns * lists.query_tiles);
+  lists.step_counts = arena.take<int>(columns);
+}
+
+/// Adds the arguments of a run.
+inline void fill_lists_of(GradientLists& lists, const Problem& p, const AttentionArgs& args) { lists.of = block_lists(p, args, kUnitKeys); }
+
+}  // namespace fovea::gpu::gradient

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The lists of a block mask as a backward pass reads them: by key tiles. `list_kernels.cuh` makes them.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/cuda/common/block_lists.hpp"
+#include "gpu/cuda/common/gradient/params.hpp"
+
+namespace fovea::gpu::gradient {
+
+/// A key tile has one or two units, each of one key block.
+inline constexpr int kUnitKeys = 64;
+
+/// How a query block lists a key block: as full, not at all, or by a slot of its partial blocks, plus one.
+inline constexpr std::uint16_t kFullBlock = 0, kNotListed = 0xffff;
+
+/// A query tile that lists a key tile.
+struct alignas(8) ListedStep {
+  std::uint16_t query_tile;
+  std::uint16_t place;     // twice its rank among the key tiles that add to dq; plus one for the last of them
+  std::uint16_t slots[2];  // of the units
+
+  __device__ int rank() const { return place >> 1; }
+  __device__ bool is_last() const { return (place & 1) != 0; }
+};
+
+inline constexpr std::int64_t kMostListedTiles = std::int64_t{1} << 15, kMostListedSlots = kNotListed - 1;
+
+/// One list for each head and batch, or fewer where they share lists. Listed: named by a list, and within the band.
+struct GradientLists {
+  BlockLists of{};  // of the call
+  int key_rows = 128, query_rows = kQueryTile;
+  int q_blocks = 0, key_tiles = 0, query_tiles = 0;  // of a sequence
+  int words = 0;                                     // bits of its key tiles
+  int group = 128;                                   // GradientOrder
+  int of_batch = 0, of_head = 0;                     // from a list to the next one, of a batch or a head; 0 where shared
+  int count = 1;
+  // Workspace.
+  std::uint32_t* listed = nullptr;  // [list][q_block][words]: bits of listed key tiles
+  int* before = nullptr;            // [list][q_block][words + 1]: listed key tiles in the words before
+  std::uint16_t* slots = nullptr;   // [list][q_block][key_block]
+  ListedStep* steps = nullptr;      // [list][key_tile][query_tiles], in the order of GradientOrder
+  int* step_counts = nullptr;       // [list][key_tile]
+
+  __host__ __device__ std::int64_t list(int batch, int head) const { return std::int64_t{batch} * of_batch + std::int64_t{head} * of_head; }
+  /// The word with the bit of a pair, which lies in a partial block. The words of the next query are block_k / 32 further.
+  __device__ const std::int32_t* bits(int batch, int head, int token, int key, int slot) const {
+    const int q_block = token / of.block_q, row_words = of.block_k / 32;
+    const std::int64_t block_words = std::int64_t{of.block_q} * row_words;
+    return of.bits + batch * of.of_bits.batch + head * of.of_bits.head + q_block * of.of_bits.q_block + (slot - 1) * block_words +
+           (token - q_block * of.block_q) * row_words + key % of.block_k / 32;
+  }
+};
+
+}  // namespace fovea::gpu::gradient

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Launches of the kernels before and after the MMAs, for the parameters of a leaf.
+#pragma once
+
+#include "gpu/cuda/common/gradient/finish.cuh"
+#include "gpu/cuda/common/gradient/prepare.cuh"
+#include "gpu/cuda/sm90/attention_backward/config.hpp"
+
+namespace fovea::gpu::sm90::attention_backward {
+
+template <class Params>
+Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream) {
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
+                          .block = dim3(kPrepareThreads),
+                          .programmatic = true};
+  return launch(dtype == DType::f16 ? &prepare<__half, Params> : &prepare<__nv_bfloat16, Params>, shape, stream, params);
+}
+
+template <class Params>
+Result<void> launch_finish_of(const Params& params, DType dtype, Stream stream) {
+  constexpr unsigned kCtas = 132;
+  const LaunchShape shape{.grid = dim3(kCtas), .block = dim3(kFinishThreads), .programmatic = true};
+  return launch(dtype == DType::f16 ? &finish<__half, Params> : &finish<__nv_bfloat16, Params>, shape, stream, params);
+}
+
+}  // namespace fovea::gpu::sm90::attention_backward
