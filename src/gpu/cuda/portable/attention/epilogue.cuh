@@ -39,13 +39,14 @@ class Epilogue {
   using Softmax = OnlineSoftmax<Warp, Config::kKeyTile / 2>;
   using Element = typename Config::Element;
   static constexpr int kBlocks = Config::kBlocks, kOut = Config::kHeadDimV / 2;
+  static_assert(kBlocks <= 2);
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_)
       : params(params_),
         storage(storage_),
         work(storage_.work),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+        lane(static_cast<int>(threadIdx.x % 32)),
+        warp_row(static_cast<int>(threadIdx.x / 32) * Config::kWarpRows) {}
 
   /// `out` is relative to 2^(maximum * scale_log2).
   __device__ __forceinline__ void operator()(Softmax (&softmax)[kBlocks], const float (&out)[kBlocks][kOut]) const {
@@ -53,6 +54,8 @@ class Epilogue {
     // Masked values, or all values with an infinite sink, have weight 0, and 0 * NaN is NaN.
     const bool hides = Config::kLists || Config::kMasked || Config::kBiased || work.full_first > work.first || work.full_last < work.last;
     const bool leaks = hides || params.sink != nullptr;
+    // With two blocks a lane stores the lse of one row. With one, this and what else is for two put accumulators into local memory.
+    float own_sum = 0, own_base = 0;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       softmax[b].reduce_sum();
@@ -61,7 +64,12 @@ class Epilogue {
       for (int r = 0; r < 2; ++r) {
         const float base = softmax[b].maximum[r] * scale_log2;
         factor[r] = normaliser(b, r, softmax[b].sum[r], base);
-        store_lse(b, r, lse_of(softmax[b].sum[r], base) * kLn2);
+        if constexpr (kBlocks == 1) {
+          if (lane % 4 == 0) store_lse(b, r, lse_of(softmax[b].sum[r], base) * kLn2);
+        } else if (lane % 4 == 2 * b + r) {
+          own_sum = softmax[b].sum[r];
+          own_base = base;
+        }
       }
       const float keep_factor = Config::kBiased ? params.bias.keep_factor : 1,
                   of_kept[2] = {factor[0] * keep_factor, factor[1] * keep_factor};
@@ -70,12 +78,19 @@ class Epilogue {
       } else {
         stage(b, out[b], of_kept);
       }
+      if (kBlocks > 1 && !leaks) continue;
       const RowPair rows{{lanes_not_finite(out[b], 0), lanes_not_finite(out[b], 1)},
                          {factor[0] * softmax[b].sum[0], factor[1] * softmax[b].sum[1]}};
       if (leaks && (rows.lanes[0] | rows.lanes[1]) != 0) compute_again(params, storage, b, rows);
     }
+    if constexpr (kBlocks > 1) store_lse(lane % 4 / 2, lane % 2, lse_of(own_sum, own_base) * kLn2);
     __syncwarp();  // all of the warp's results are in its queries' place
-    if (params.splits.count == 1) store();
+    if (params.splits.count > 1) return;
+    if (kBlocks > 1 && params.packed_shift == 0 && params.out.aligned && params.head_dim_v == Config::kHeadDimV) {
+      store_whole();
+    } else {
+      store();
+    }
   }
 
  private:
@@ -96,7 +111,7 @@ class Epilogue {
 
   __device__ __forceinline__ void store_lse(int block, int r, float value) const {
     const RowPlace at = place(row(block, r));
-    if (lane % 4 != 0 || at.token >= work.seq_q) return;
+    if (at.token >= work.seq_q) return;
     if (params.splits.count > 1) {
       params.splits.lse[partial_row(at)] = value;
     } else if (params.lse != nullptr) {
@@ -119,6 +134,24 @@ class Epilogue {
     }
   }
 
+  /// The warp's rows of one head, with all columns, by chunks of 16 bytes.
+  __device__ __forceinline__ void store_whole() const {
+    constexpr int kLanes = StagedRows::kSpanChunks, kRowsAtOnce = 32 / kLanes;
+    constexpr int kSpans = Config::kHeadDimV * 2 / StagedRows::kSpanBytes;
+    const int of_row = warp_row + lane / kLanes, column = lane % kLanes * 8, valid = work.seq_q - work.token - of_row;
+    const std::int64_t step = kRowsAtOnce * params.out.strides.row;
+    Element* to = row_of_head<Element>(params.out, work.batch, work.q_begin, work.head) +
+                  std::int64_t{work.token + of_row} * params.out.strides.row + column;
+#pragma unroll
+    for (int i = 0; i < Config::kWarpRows; i += kRowsAtOnce, to += step) {
+#pragma unroll
+      for (int span = 0; span < kSpans; ++span) {
+        const int at = span * StagedRows::kSpanBytes / 2;
+        const uint4 chunk = load_shared_128(staged(of_row + i, column + at));
+        if (i < valid) *reinterpret_cast<uint4*>(to + at) = chunk;
+      }
+    }
+  }
   /// The warp's rows, by chunks of 16 bytes where all rows are aligned to them.
   __device__ __forceinline__ void store() const {
     constexpr int kLanes = StagedRows::kSpanChunks, kRowsAtOnce = 32 / kLanes;

@@ -16,27 +16,24 @@ __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant
   if constexpr (kRuns<Config>) {
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-    bool some = true;
-    if (threadIdx.x < 32) {
-      WorkTile work;
-      some = WorkFinder<Config>(params)(work);
-      if (threadIdx.x == 0) static_cast<WorkTile&>(storage.work) = work;
+    WorkTile work;  // every warp finds it: to wait for one of them takes longer
+    if (!WorkFinder<Config>(params)(work)) return;
+    if (threadIdx.x == 0) {
+      static_cast<WorkTile&>(storage.work) = work;
       if constexpr (Config::kBiased) {
         const std::int64_t* const state = params.bias.dropout_state;
-        if (threadIdx.x == 0 && state != nullptr) storage.work.random = detail::philox_key(state[0], state[1]);
+        if (state != nullptr) storage.work.random = detail::philox_key(state[0], state[1]);
       }
     }
-    if (__syncthreads_and(some) == 0) return;
-    const Loader<Config> load(params, storage);
+    const Loader<Config> load(params, storage, work);
     load.queries();
-    const int last = storage.work.last;
-    if (last > storage.work.first) {
-      const int tile = KeyTiles<Config>(params, storage.work).next(last - 1);
+    if (work.last > work.first) {
+      const int tile = KeyTiles<Config>(params, work).next(work.last - 1);
       load.keys(tile, 0);
       if (Config::kStages == 2) load.values(tile, 0);
     }
     copy_async_commit();
-    Math<Config>{params, storage}(load);
+    Math<Config>{params, storage}(work.first, work.last);
   }
 }
 

@@ -18,17 +18,19 @@ class Math {
   __device__ Math(const Params& params_, Storage<Config>& storage_)
       : params(params_),
         storage(storage_),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
+        lane(static_cast<int>(threadIdx.x % 32)),
+        warp_row(static_cast<int>(threadIdx.x / 32) * Config::kWarpRows) {}
 
-  /// Computes key tiles from the last to the first. Loads of the queries and of the last tile's keys have been issued.
-  __device__ __forceinline__ void operator()(const Loader<Config>& load) {
+  /// Computes key tiles [first, last) from the last to the first. Loads of the queries and of the last tile's keys have been issued.
+  /// The first barrier makes the work tile in shared memory visible.
+  __device__ __forceinline__ void operator()(int first, int last) {
+    const Loader<Config> load(params, storage, storage.work);
     begin();
     if constexpr (kKeepQueries) keep_queries();
-    const int first = storage.work.first;
+    if constexpr (Config::kLists) __syncthreads();
     int stage = 0;
     KeyTiles<Config> tiles(params, storage.work);
-    for (int tile = storage.work.last - 1; tile >= first; --tile) {
+    for (int tile = last - 1; tile >= first; --tile) {
       tiles.advance(tile, first);
       copy_async_wait<0>();
       __syncthreads();  // this tile's keys have arrived, and the tile before has been read
@@ -54,7 +56,7 @@ class Math {
       if (Config::kStages == 2) stage = 1 - stage;
     }
     copy_async_wait<0>();
-    if (first == storage.work.last) __syncthreads();  // queries alone: the epilogue writes where they arrive
+    if (first == last) __syncthreads();  // queries alone: the epilogue writes where they arrive
     Epilogue<Config>(params, storage)(softmax, out);
   }
 
@@ -225,6 +227,22 @@ class Math {
     drop(block, storage.work.random, params.bias.last_dropped, rows, key, __float_as_uint(params.zero));
   }
 
+  /// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first. A bit for each score takes
+  /// fewer instructions than mask_row: predicates are loaded seven at a time.
+  static __device__ __forceinline__ void mask_row_by_bits(float (&block)[kScores], int r, int begin, int end) {
+    static_assert(kScores <= 64);
+    // Scores of the row before a column: the lane has two of every eight columns.
+    const auto before = [](int column) {
+      const int inside = min(max(column, 0), 2 * kScores);
+      return static_cast<unsigned>(inside / 8 * 2 + min(inside % 8, 2));
+    };
+    const std::uint32_t shown = __funnelshift_lc(0, ~0u, before(begin)) & ~__funnelshift_lc(0, ~0u, before(end));
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      if (row_of(i) == r && (shown & 1u << (i / 4 * 2 + i % 2)) == 0) block[i] = kHidden<float>;
+    }
+  }
+
   /// `first_row`: of the query tile, the lane's first row of the block.
   __device__ __forceinline__ void mask(float (&block)[kScores], int first_row, int key) const {
     const WorkTile& work = storage.work;
@@ -232,7 +250,12 @@ class Math {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const WorkTile::Keys seen = work.keys_of(work.token + ((first_row + 8 * r) >> params.packed_shift));
-      mask_row(block, r, seen.begin - column, seen.end - column);
+      const int begin = seen.begin - column, end = seen.end - column;
+      if constexpr (Config::kBiased) {
+        mask_row(block, r, begin, end);  // by bits f16 at head dim 128 spills registers
+      } else {
+        mask_row_by_bits(block, r, begin, end);
+      }
     }
   }
 

@@ -2,6 +2,7 @@
 /// Parameters of the forward kernel.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -9,6 +10,8 @@
 #include "gpu/cuda/common/block_lists.hpp"
 #include "gpu/cuda/common/packed_mask.hpp"
 #include "gpu/cuda/common/score_bias.hpp"
+#include "op/common/band.hpp"
+#include "op/common/division.hpp"
 #include "op/common/strides.hpp"
 
 namespace fovea::gpu::portable::attention {
@@ -27,6 +30,13 @@ constexpr auto* row_of_head(const Rows<Pointer>& rows, int batch, int row, int h
   return static_cast<To*>(rows.data) + batch * rows.strides.batch + row * rows.strides.row + head * rows.strides.head;
 }
 
+/// Numbers by which a CTA finds its work tile without a division.
+struct WorkNumbers {
+  detail::FastDivmod q_tiles{}, heads{};  ///< heads: groups of packed ones
+  detail::FastDivmod heads_per_kv{};
+  detail::NarrowMask mask{};
+};
+
 struct Params : AttentionParams {
   Rows<const void*> q;
   Rows<const void*> k;
@@ -34,6 +44,7 @@ struct Params : AttentionParams {
   Rows<void*> out;
   int q_tiles = 0;         ///< of a sequence; of a ragged batch, the most of all sequences together
   int packed_shift = 0;    ///< log2 of the query heads that share a query tile
+  WorkNumbers numbers{};   ///< work_numbers(); wide_attention has none
   bool transform = false;  ///< ScoreTransform::enabled
   float zero = 0;          ///< unknown to the compiler: OnlineSoftmax orders instructions by it
   float* lse = nullptr;    ///< or null
@@ -43,5 +54,14 @@ struct Params : AttentionParams {
   MaskParams bits{};       ///< of kernels with a packed mask
   ScoreBiasParams bias{};  ///< of kernels with Config::kBiased
 };
+
+/// Once q_tiles, packed_shift and the fields of the problem are set.
+inline WorkNumbers work_numbers(const Params& params) {
+  const auto divmod_by = [](int count) { return detail::FastDivmod(std::max(count, 1)); };  // an empty call may have none
+  return {.q_tiles = divmod_by(params.q_tiles),
+          .heads = divmod_by(params.heads >> params.packed_shift),
+          .heads_per_kv = divmod_by(params.heads_per_kv),
+          .mask = detail::NarrowMask(params.mask)};
+}
 
 }  // namespace fovea::gpu::portable::attention

@@ -162,6 +162,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params_.v = {nullptr, problem_.v, aligned(problem_.v_alignment)};
     params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
     fill_problem(params_, problem_);
+    params_.numbers = work_numbers(params_);
     params_.lse_strides = problem_.lse;
     params_.transform = transforms_scores(problem_) || problem_.has_score_bias();
     // Above 0, so that minus infinity stays so.

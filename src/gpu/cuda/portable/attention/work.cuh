@@ -3,6 +3,8 @@
 /// in L2, and query tiles with most keys first.
 #pragma once
 
+#include <bit>
+
 #include "gpu/cuda/common/block_lists.cuh"
 #include "gpu/cuda/common/work_tile.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
@@ -56,32 +58,52 @@ class WorkFinder {
 
   /// The work tile of this CTA, by a whole warp. False where a ragged batch has fewer than there may be.
   __device__ bool operator()(WorkTile& work) const {
-    const int index = static_cast<int>(blockIdx.x), heads = params.heads >> params.packed_shift;
-    int head = index / params.q_tiles, q_tile = index % params.q_tiles;
-    work.split = head % params.splits.count;
-    head /= params.splits.count;
-    work.batch = head / heads;  // 0 where ragged
-    work.head = head % heads << params.packed_shift;
+    const WorkNumbers& numbers = params.numbers;
+    const int index = static_cast<int>(blockIdx.x);
+    int head = numbers.q_tiles.quotient(index), q_tile = index - head * params.q_tiles;
+    work.split = 0;
+    if (params.splits.count > 1) {
+      work.split = head % params.splits.count;
+      head /= params.splits.count;
+    }
+    work.batch = numbers.heads.quotient(head);  // 0 where ragged
+    work.head = (head - work.batch * numbers.heads.divisor) << params.packed_shift;
     work.q_begin = work.k_begin = 0;
     work.seq_q = params.seq_q;
     work.seq_k = params.seq_k;
     if (params.cu_seqlens_q != nullptr && !seek(work, q_tile)) return false;
-    work.token = (query_tiles(work.seq_q) - 1 - q_tile) * tokens();
-    work.find_keys(params, Config::kRowTile, Config::kKeyTile);
+    work.token = (query_tiles(work.seq_q) - 1 - q_tile) << log2_tokens();
+    find_keys(work);
     if constexpr (Config::kLists) {
       work.done = false;
       work.first = 0;
       work.last = ListedTiles(params.lists, work).count;
     }
-    work.keep_split(params.splits.count);
-    work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, work.head / params.heads_per_kv);
-    work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, work.head / params.heads_per_kv);
+    if (params.splits.count > 1) work.keep_split(params.splits.count);
+    const int kv_head = numbers.heads_per_kv.quotient(work.head);
+    work.keys = row_of_head<typename Config::Element>(params.k, work.batch, work.k_begin, kv_head);
+    work.values = row_of_head<typename Config::ValueElement>(params.v, work.batch, work.k_begin, kv_head);
     return true;
   }
 
  private:
-  __device__ int tokens() const { return Config::kRowTile >> params.packed_shift; }
-  __device__ int query_tiles(int seq_q) const { return (seq_q + tokens() - 1) / tokens(); }
+  static constexpr int kLog2Rows = std::countr_zero(unsigned{Config::kRowTile}), kLog2Keys = std::countr_zero(unsigned{Config::kKeyTile});
+  static_assert(1 << kLog2Rows == Config::kRowTile && 1 << kLog2Keys == Config::kKeyTile);
+
+  /// Tokens of a query tile.
+  __device__ int log2_tokens() const { return kLog2Rows - params.packed_shift; }
+  __device__ int query_tiles(int seq_q) const { return (seq_q + (1 << log2_tokens()) - 1) >> log2_tokens(); }
+
+  __device__ void find_keys(WorkTile& work) const {
+    const detail::NarrowBand band(params.numbers.mask, work.seq_q, work.seq_k);
+    work.low = band.low;
+    work.high = band.high;
+    const detail::NarrowTiles tiles = band.tiles(kLog2Keys, work.token, min(work.token + (1 << log2_tokens()), work.seq_q));
+    work.first = tiles.first;
+    work.last = tiles.last;
+    work.full_first = tiles.full_first;
+    work.full_last = tiles.full_last;
+  }
 
   /// Finds the sequence of the q_tile-th tile of a ragged batch, 32 sequences at a time, and makes q_tile one of that sequence.
   __device__ bool seek(WorkTile& work, int& q_tile) const {

@@ -10,6 +10,7 @@
 #include "gpu/cuda/portable/attention_backward/biased/tuning.hpp"
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
 #include "gpu/runtime.hpp"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
 
@@ -73,9 +74,18 @@ struct Tensor : PlainRows {
   bool aligned = false;  // every row, to 16 bytes
 };
 
+/// Key tiles of a batch that is not ragged: a CTA finds its own without a division.
+struct FixedKeyTiles {
+  int count = 0;                           // of a head; 0 where ragged
+  int low = 0, high = 0;                   // the band: query i sees key j iff low <= j - i <= high
+  int beside = 1;                          // heads whose key tiles are interleaved
+  detail::FastDivmod group{}, kv_heads{};  // group: key tiles of `beside` heads
+};
+
 struct Params : GradientParams {
   static constexpr bool kOrderedDq = false;  // no two CTAs add to the same gradient
   Tensor q, k, v, out, dout, dq, dk, dv;
+  FixedKeyTiles fixed{};     // of the fused kernel
   float* dq_sums = nullptr;  // workspace of the fused kernel: [heads][query_tiles][rows of DqSums]
   ScoreBiasParams bias{};    // of kernels with Config::kBiased, as the next two
   void* dbias = nullptr;     // or null

@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_fused(const
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<FusedStorage<Config>*>(shared);
     if (threadIdx.x == 0) {
-      storage.work = key_rows_at<Config>(params, static_cast<int>(blockIdx.x));
+      const int index = static_cast<int>(blockIdx.x);
+      storage.work = params.fixed.count > 0 ? fixed_key_rows_at<Config>(params, index) : key_rows_at<Config>(params, index);
       find_random(params, storage);
     }
     __syncthreads();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/gradient/plan.hpp"
+#include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/untested.hpp"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
@@ -73,6 +74,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     }
     if (problem.deterministic || problem.batch_invariant) fused_ = false;
     fill_shape(params_, problem, fused_ ? tuning_row().fused.keys() : tuning_row().keys.rows());
+    if (fused_ && !problem.ragged) params_.fixed = fixed_key_tiles(problem);
     params_.row_tiles = static_cast<int>(query_tiles_of(problem, tuning_row().queries.rows()));
     fill_tensors();
     fill_dbias();
@@ -155,6 +157,18 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
       if (!tensor->aligned) names.append(name);
     }
     return names;
+  }
+
+  FixedKeyTiles fixed_key_tiles(const Problem& problem) const {
+    const detail::Band band = detail::make_band(problem.mask, problem.max_seq_q, problem.max_seq_k);
+    FixedKeyTiles tiles{.count = static_cast<int>(detail::ceil_div(problem.max_seq_k, tuning_row().fused.keys())),
+                        .low = static_cast<int>(band.low),
+                        .high = static_cast<int>(band.high)};
+    const bool full = tiles.low <= 1 - problem.max_seq_q && tiles.high >= problem.max_seq_k - 1;
+    tiles.beside = full ? 1 : kHeadsBeside;
+    tiles.group = divmod_by(std::int64_t{tiles.beside} * tiles.count);
+    tiles.kv_heads = divmod_by(problem.kv_heads);
+    return tiles;
   }
 
   void fill_tensors() {

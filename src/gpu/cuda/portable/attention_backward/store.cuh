@@ -28,13 +28,14 @@ class Store {
                                              int warp_row, int first_column = 0) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int begin = kQueries ? work.sequence.q_begin : work.sequence.k_begin;
+    const int first_row = work.row + warp_row + lane_row(lane);
+    auto* at = static_cast<std::uint16_t*>(const_cast<void*>(to.data)) + work.sequence.offset(to.strides, begin, first_row, work.head);
 #pragma unroll
     for (int b = 0; b < Config::kBlocks; ++b) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = work.row + warp_row + 16 * b + lane_row(lane) + 8 * r;
+      for (int r = 0; r < 2; ++r, at += 8 * to.strides.row) {
+        const int row = first_row + 16 * b + 8 * r;
         if (row >= work.rows) continue;
-        auto* at = static_cast<std::uint16_t*>(const_cast<void*>(to.data)) + work.sequence.offset(to.strides, begin, row, work.head);
         float zero = 0;
 #pragma unroll
         for (int i = 2 * r; i < kSums; i += 4) {

@@ -3,6 +3,8 @@
 /// values in L2, and those that see most keys come first. Rows of keys have the order of gradient::key_tile_at.
 #pragma once
 
+#include <bit>
+
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 
@@ -33,6 +35,29 @@ __device__ inline Work query_rows_at(const Params& params, int index) {
   work.high = order.high;
   work.columns = order.key_tiles_of(in_sequence);
   work.none = work.columns.size() == 0;  // prepare has stored zeros
+  return work;
+}
+
+/// The same as key_rows_at, where all sequences have one length.
+template <class Config>
+__device__ __forceinline__ Work fixed_key_rows_at(const Params& params, int index) {
+  constexpr int kLog2Keys = std::countr_zero(unsigned{Config::kRows}), kLog2Queries = std::countr_zero(unsigned{Config::kColumns});
+  static_assert(1 << kLog2Keys == Config::kRows && 1 << kLog2Queries == Config::kColumns);
+  const FixedKeyTiles& fixed = params.fixed;
+  const int group = fixed.group.quotient(index), inside = index - group * fixed.group.divisor, first = group * fixed.beside;
+  const int heads = min(fixed.beside, params.kv_heads * params.batch - first);  // fewer in the last group
+  const int tile = heads == 1 ? inside : heads == kHeadsBeside ? inside / kHeadsBeside : inside / heads;
+  const int head = first + inside - tile * heads, batch = fixed.kv_heads.quotient(head);
+  const int of_sequence = (params.seq_q + kQueryTile - 1) / kQueryTile;
+  Work work{.sequence = {batch, 0, 0, params.seq_q, params.seq_k, batch * of_sequence}, .head = head - batch * params.kv_heads};
+  work.row = tile << kLog2Keys;
+  work.rows = params.seq_k;
+  work.low = -fixed.high;
+  work.high = -fixed.low;
+  const int begin = max(work.row - fixed.high, 0);
+  const int last = min(min(work.row + Config::kRows, params.seq_k) - 1 - fixed.low, params.seq_q - 1);
+  if (fixed.low <= fixed.high && begin <= last) work.columns = {begin >> kLog2Queries, (last >> kLog2Queries) + 1};
+  work.none = work.row >= params.seq_k;
   return work;
 }
 

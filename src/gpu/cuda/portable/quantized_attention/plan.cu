@@ -77,6 +77,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
     params_.v = {nullptr, problem_.v, aligned(problem_.v_alignment)};
     params_.out = {nullptr, problem_.out, aligned(problem_.out_alignment)};
     fill_problem(params_, problem_);
+    params_.numbers = attention::work_numbers(params_);
     params_.lse_strides = problem_.lse;
     params_.scale_log2 = in_base_2(problem_.scale);
     params_.codes = codes_of(problem_);
