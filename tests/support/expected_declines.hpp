@@ -179,6 +179,7 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Attention, "attention/score_bias/", ": got a value"},
     {kSm90E4m3, "attention/score_bias/", ": got a value"},
     {kPortableAttention, "attention/score_bias/", kUntested},
+    {kPortableAttention, "attention/score_bias/f32-", "q.dtype: got f32"},
     {kPortableAttention, "score_bias/bf16-all-512x512", "none at head dims past 256"},
     {kPortableAttention, "score_bias/f16-all-512x512", "none at head dims past 256"},
     {kCdnaAttention, "attention/score_bias/", ": got a value"},

@@ -128,7 +128,7 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
   if (decodes(problem) && problem.q_dtype == DType::bf16 && device.capability < 80) {
-    return declined("q.dtype", "bf16", "f16 with two formats, on compute capability 7.5");
+    return declined("q.dtype", "bf16", "f16 with these formats, on compute capability 7.5");
   }
   if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
