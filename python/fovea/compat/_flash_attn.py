@@ -39,11 +39,20 @@ class Scales(NamedTuple):
 
     def options(self, parts: int = 1) -> dict[str, Any]:
         """The scales of a batch whose sequences are split in so many."""
-        repeated = (scale if scale is None or parts == 1 else scale.repeat_interleave(parts, dim=0) for scale in self)
-        return dict(zip(("q_scale", "k_scale", "v_scale"), repeated, strict=True))
+        return dict(zip(("q_scale", "k_scale", "v_scale"), self.of_parts(parts), strict=True))
+
+    def of_parts(self, parts: int) -> "Scales":
+        """The scales of so many parts of each sequence. Those that all sequences share stay shared."""
+        return Scales(*(scale if scale is None or parts == 1 else _repeated(scale, parts) for scale in self))
 
 
 UNSCALED = Scales()
+
+
+def _repeated(scale: Tensor, parts: int) -> Tensor:
+    if scale.dim() == 2 and scale.stride(0) == 0:
+        return scale[:1].expand(scale.shape[0] * parts, -1)
+    return scale.repeat_interleave(parts, dim=0)
 
 
 class Ragged(NamedTuple):

@@ -11,8 +11,9 @@ from fovea._explain import explain
 from fovea._library import wants_gradients
 from fovea._paged import paged_cache_append
 from fovea.compat._arguments import check, readable, rows
-from fovea.compat._flash_attn import UNSCALED, Scales
-from fovea.compat._flash_attn_cache import E4M3, Cache, Queries, in_16_bits, over_pages
+from fovea.compat._flash_attn import UNSCALED
+from fovea.compat._flash_attn_cache import E4M3, Cache, Queries, in_16_bits
+from fovea.compat._flash_attn_ranges import Range
 
 _planned: set[Any] = set()
 """Calls whose attention has a plan, by all that decides about it."""
@@ -102,30 +103,28 @@ class Append(NamedTuple):
     options: dict[str, Any]
     """Of attention, once they are in the cache."""
 
-    def check(self, queries: Queries, return_lse: bool, scales: Scales) -> None:
+    def check(self, queries: Queries, attend: Any) -> None:
         """Refuses what attention would refuse once the new keys are in the cache."""
         batch, k, q = queries.batch, self.new.k, queries.q
         if k.shape[0] != batch:
             check(False, "k.shape[0]", k.shape[0], f"{batch} (batch of q)")
-        plain = scales == UNSCALED
-        if not plain and k.dtype != E4M3:
+        if attend.scales != UNSCALED and k.dtype != E4M3:
             check(False, "k.dtype", k.dtype, f"{E4M3}, as k_descale is its factor")
         refuse_tangents(("q",), (q,))
         if not torch.compiler.is_compiling():
             for tensor, name in ((self.table, "block_table"), (self.lengths, "cache_seqlens"), (q, "q")):
                 if tensor.data_ptr() % tensor.element_size():
                     check(False, f"{name} (address)", hex(tensor.data_ptr()), f"a multiple of {tensor.element_size()}")
-            plan = self._said(queries, return_lse)
-            if plan not in _planned or not plain or wants_gradients(q):
-                given = queries, self.cache, self.table, self.lengths, self.options
-                explain(over_pages, *given, return_lse=return_lse, scales=scales)
-                if len(_planned) < _MOST_PLANNED:
+            plan = self._said(queries, attend.return_lse)
+            if plan not in _planned or not attend.is_plain or wants_gradients(q):
+                explain(attend, queries, self.lengths + (0 if attend.range.is_whole else k.shape[1]))
+                if attend.is_plain and len(_planned) < _MOST_PLANNED:
                     _planned.add(plan)
         count, room = k.shape[1], self.cache.room
         if count > room:
             check(False, "k.shape[1] (new tokens)", count, f"at most {room} (those of the cache)")
         if self._is_readable():
-            self._check_values(queries.each or 0)
+            self._check_values(queries.each or 0, attend.range)
 
     def _said(self, queries: Queries, return_lse: bool) -> tuple[Any, ...]:
         """All that decides about a plan."""
@@ -138,22 +137,12 @@ class Append(NamedTuple):
     def _is_readable(self) -> bool:
         return readable(self.table) and readable(self.lengths)
 
-    def _check_values(self, seq_q: int) -> None:
+    def _check_values(self, seq_q: int, seen: Range) -> None:
         count, cache, table = self.new.k.shape[1], self.cache, self.table
         ends = [length + count for length in self.lengths.tolist()]
         for index, end in enumerate(ends):
             cache.check_length(f"cache_seqlens[{index}]", end - count, count)
-        if cache.block_table is None or not table.numel():
-            return
-        smallest, largest = table.aminmax()
-        if smallest >= 0 and largest < cache.k.shape[0]:
-            return
-        page, left = cache.k.shape[1], self.options["window"][0]
-        for index, end in enumerate(ends):  # what is written, and what queries see; other blocks may be anything
-            first = 0 if left is None else min(max(end - seq_q - left, 0), end - count)
-            for at in range(first // page, -(-end // page)):
-                block = int(table[index, at])
-                check(0 <= block < cache.k.shape[0], f"block_table[{index}][{at}]", block, f"0 to {cache.k.shape[0] - 1}")
+        seen.check_blocks(cache, table, ends, [seq_q] * len(ends), self.options["window"][0], count)
 
     def __call__(self, q: Tensor) -> Tensor:
         """Writes the new keys and values. Returns q, turned to its positions: all to the first one where no mask counts them."""

@@ -5,8 +5,8 @@ Argument names, order, defaults, layouts and results are FlashAttention-3's. Its
 ``return_attn_probs``; versions of early 2025 always returned both. What differs:
 
 * ``num_splits``, ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` are taken and change nothing: Fovea plans by itself.
-* ``qv``, ``attention_chunk``, ``cache_leftpad`` and ragged new keys raise NotImplementedError, as do new keys together with ragged
-  queries.
+* Ragged new keys raise NotImplementedError, as do new keys together with ragged queries.
+* ``attention_chunk`` has gradients. ``qv`` has none, and takes the head dims 64 of q and k and 512 of v.
 * ``q_descale`` and its like are the scales of float8_e4m3fn tensors.
 * What ``fovea.compat.flash_attn`` says of devices, dtypes, pages and gradients holds here too.
 """
@@ -20,10 +20,13 @@ from fovea._calls import adapted
 from fovea._library import wants_gradients
 from fovea._merge import merge_states
 from fovea.compat._arguments import check, has_own_places, refuse
-from fovea.compat._flash_attn import Ragged, Scales, Scores, dense
+from fovea.compat._flash_attn import Ragged, Scales, Scores
 from fovea.compat._flash_attn_append import appended
 from fovea.compat._flash_attn_cache import Cache
-from fovea.compat._flash_attn_kvcache import cached, ragged_over_cache
+from fovea.compat._flash_attn_chunks import chunk_of, chunked
+from fovea.compat._flash_attn_kvcache import Call, cached, ragged_over_cache
+from fovea.compat._flash_attn_latent import flat_cache
+from fovea.compat._flash_attn_ranges import Range
 
 __all__ = [
     "flash_attn_combine",
@@ -36,7 +39,6 @@ __all__ = [
 
 _Result = Tensor | tuple[Tensor, Tensor]
 _Window = tuple[int | Tensor, int | Tensor]
-_UNEXPRESSED = "Fovea's attention has no such argument"
 _NAMES = {
     "scale": "softmax_scale",
     "window": "window_size",
@@ -44,13 +46,14 @@ _NAMES = {
     "k_scale": "k_descale",
     "v_scale": "v_descale",
 }
+_OF_CACHE = {"k_cache": "k", "v_cache": "v", "kv_len": "cu_seqlens_k"}  # with qv tensors are read as caches
 _MERGED = (torch.float32, torch.float16, torch.bfloat16)
 _ROWS, _FLAT = "batch, seq, head, head_dim", "total, head, head_dim"
 _CACHE = "blocks or batch, page or seq, kv_head, head_dim"
 _ENDS = "batch + 1"
 
 
-@adapted(_NAMES, axes={"q": _ROWS, "k": _ROWS, "v": _ROWS}, error=RuntimeError)
+@adapted(_NAMES | _OF_CACHE, axes={"q": _ROWS, "k": _ROWS, "v": _ROWS}, error=RuntimeError)
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -75,17 +78,24 @@ def flash_attn_func(
     Args:
         q: ``[batch, seq_q, head, dqk]``; k and v ``[batch, seq_k, kv_head, dqk or dv]``. float8_e4m3fn gives bfloat16.
         q_descale: Of float8_e4m3fn: float32 ``[batch, kv_head]``; k_descale and v_descale likewise.
+        qv: ``[batch, seq_q, head, 512]``: scores are ``scale * (q @ k^T + qv @ v^T)``, with 64 as dqk and 512 as dv. Not
+            differentiable. ``softmax_scale`` None is ``576 ** -0.5`` then.
         window_size: ``(left, right)`` keys before and after a query's own position; -1 is no bound.
+        attention_chunk: c > 0: a query sees the keys of its own chunk of c positions alone. The last query is at the position of
+            the last key, and positions begin at 0 with the first key.
         return_attn_probs: Whether to return lse too.
         The others are those of flash-attn 2, or are taken, or refused, as above.
 
     Returns:
         out, or (out, lse float32 ``[batch, head, seq_q]``).
     """
-    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
-    scores = Scores(softmax_scale, causal, window_size, softcap)
-    scales = Scales(q_descale, k_descale, v_descale).options()
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, others=scales, deterministic=deterministic))
+    scores, scales = Scores(softmax_scale, causal, window_size, softcap), Scales(q_descale, k_descale, v_descale)
+    chunk = chunk_of(attention_chunk)
+    if qv is not None:
+        call = Call(scores, return_attn_probs, scales, Range(chunk=chunk), qv)
+        return _result(*cached(q, Cache(k, v, None, None, None), call, None))
+    options = {"return_lse": return_attn_probs, "deterministic": deterministic}
+    return _result(*chunked(q, k, v, scores, chunk, scales=scales, **options))
 
 
 @adapted(
@@ -110,14 +120,17 @@ def flash_attn_qkvpacked_func(
 ) -> _Result:
     """:func:`flash_attn_func` of one tensor ``[batch, seq, 3, head, d]``, or ``[batch, seq, heads of q, k and v, d]`` with
     ``num_heads_q``."""
-    refuse(_UNEXPRESSED, attention_chunk=attention_chunk)
     q, k, v = _heads_of(qkv, num_heads_q)
-    scores = Scores(softmax_scale, causal, window_size, softcap)
-    scales = Scales(q_descale, k_descale, v_descale).options()
-    return _result(*dense(q, k, v, scores, return_lse=return_attn_probs, others=scales, deterministic=deterministic))
+    scores, scales = Scores(softmax_scale, causal, window_size, softcap), Scales(q_descale, k_descale, v_descale)
+    options = {"return_lse": return_attn_probs, "deterministic": deterministic}
+    return _result(*chunked(q, k, v, scores, chunk_of(attention_chunk), scales=scales, **options))
 
 
-@adapted(_NAMES, axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS}, error=RuntimeError)
+@adapted(
+    _NAMES | _OF_CACHE,
+    axes={"q": _FLAT, "k": _FLAT, "v": _FLAT, "cu_seqlens_q": _ENDS, "cu_seqlens_k": _ENDS},
+    error=RuntimeError,
+)
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -152,14 +165,17 @@ def flash_attn_varlen_func(
     Returns:
         out ``[total_q, head, dv]``, or (out, lse float32 ``[head, total_q]``).
     """
-    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk)
-    scores = Scores(softmax_scale, causal, window_size, softcap)
+    scores, scales = Scores(softmax_scale, causal, window_size, softcap), Scales(q_descale, k_descale, v_descale)
+    chunk = chunk_of(attention_chunk)
     lengths, parts = Ragged(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), 1
     if seqused_q is not None or seqused_k is not None:
         lengths, parts = lengths.used(seqused_q, seqused_k)
-    scales = Scales(q_descale, k_descale, v_descale).options(parts)
-    options = {"return_lse": return_attn_probs, "others": scales, "deterministic": deterministic}
-    return _result(*dense(q, k, v, scores, lengths=lengths, **options))
+    if qv is not None:
+        call = Call(scores, return_attn_probs, scales, Range(chunk=chunk), qv)
+        cache = flat_cache(k, v, lengths, max_seqlen_k)
+        return _result(*ragged_over_cache(q, cache, call, lengths.cu_seqlens_q, lengths.max_seqlen_q))
+    options = {"return_lse": return_attn_probs, "deterministic": deterministic}
+    return _result(*chunked(q, k, v, scores, chunk, lengths=lengths, parts=parts, scales=scales, **options))
 
 
 @adapted(
@@ -211,23 +227,26 @@ def flash_attn_with_kvcache(
 
     With ``cu_seqlens_q``, int32 ``[batch + 1]``, q is a ragged batch ``[total_q, head, d]``, and nothing is appended. With
     ``rotary_seqlens``, int32 ``[batch]``, positions of the rotary embedding begin there, and not at ``cache_seqlens``.
+    ``attention_chunk`` counts positions from the first key, which lies behind the padding of ``cache_leftpad``.
+
+    With ``qv``, k_cache and v_cache that are views of one tensor of rows ``[v, k]`` are read in place. Others are copied.
 
     Returns:
         out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``, None, None) with ``return_softmax_lse``:
         FlashAttention-3 has partial results of split keys in the last two places. Of a ragged batch: out like q, and
         lse ``[head, total_q]``.
     """
-    refuse(_UNEXPRESSED, qv=qv, attention_chunk=attention_chunk, cu_seqlens_k_new=cu_seqlens_k_new)
-    refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
+    refuse("new keys are a fixed batch", cu_seqlens_k_new=cu_seqlens_k_new)
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, page_table)
     scores, scales = Scores(softmax_scale, causal, window_size, softcap), Scales(q_descale, k_descale, v_descale)
+    call = Call(scores, return_softmax_lse, scales, Range(cache_leftpad, chunk_of(attention_chunk)), qv)
     if cu_seqlens_q is None:
         new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-        out, lse = cached(q, cache, scores, new, return_softmax_lse, scales)
+        out, lse = cached(q, cache, call, new)
     else:
         refuse("with cu_seqlens_q nothing is appended", k=k, v=v)
         appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
-        out, lse = ragged_over_cache(q, cache, scores, (cu_seqlens_q, max_seqlen_q), return_softmax_lse, scales)
+        out, lse = ragged_over_cache(q, cache, call, cu_seqlens_q, max_seqlen_q)
     return (out, lse, None, None) if return_softmax_lse else out
 
 

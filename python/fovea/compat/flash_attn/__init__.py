@@ -5,8 +5,7 @@ Argument names, order, defaults, layouts and results are flash-attn's; ``fovea.c
 FlashAttention-3. What differs (docs/flash_attn.md has the whole table):
 
 * Tensors may be on the CPU, and float32 or float64 too; pages may have any size; v may have another head dim than q and k.
-* ALiBi and dropout over pages and caches, dropout with ``return_attn_probs``, and ``cache_leftpad`` raise
-  NotImplementedError.
+* ALiBi and dropout over pages and caches, and dropout with ``return_attn_probs`` raise NotImplementedError.
 * A query that sees no key gives 0, and -inf as its lse; flash-attn 2 has +inf there, FlashAttention-3 -inf.
 * lse has a gradient too.
 * In the place of probabilities (``return_attn_probs``) there is an empty tensor, as flash-attn has without dropout.

@@ -11,7 +11,8 @@ from fovea.compat._arguments import check, refuse
 from fovea.compat._flash_attn import Ragged, Scores, dense, paged_varlen
 from fovea.compat._flash_attn_append import appended
 from fovea.compat._flash_attn_cache import Cache
-from fovea.compat._flash_attn_kvcache import cached
+from fovea.compat._flash_attn_kvcache import Call, cached
+from fovea.compat._flash_attn_ranges import Range
 
 __all__ = [
     "flash_attn_func",
@@ -251,7 +252,8 @@ def flash_attn_with_kvcache(
         cache_seqlens: int32 ``[batch]``, or one number: the tokens in the cache before this call's. None: a full cache, or with k
             an empty one.
         cache_batch_idx: int32 ``[batch]``: the row of each sequence in a dense cache, or in the block table.
-        cache_leftpad: None.
+        cache_leftpad: int32 ``[batch]``, of a dense cache: the row where the keys of each sequence begin. ``cache_seqlens`` and the
+            positions of a rotary embedding count the rows before it too. Those may hold anything.
         block_table: int32 ``[batch, max_blocks]``.
         rotary_interleaved: Whether neighbours are turned (0 and 1, 2 and 3, ..), or halves (0 and rotary_dim / 2, ..).
         num_splits: Taken; Fovea chooses.
@@ -262,10 +264,10 @@ def flash_attn_with_kvcache(
         out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``).
     """
     refuse("no ALiBi", alibi_slopes=alibi_slopes)
-    refuse("Fovea's caches begin at their first token", cache_leftpad=cache_leftpad)
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, block_table)
     new = appended(k, v, rotary_cos, rotary_sin, rotary_interleaved)
-    out, lse = cached(q, cache, Scores(softmax_scale, causal, window_size, softcap), new, return_softmax_lse)
+    scores = Scores(softmax_scale, causal, window_size, softcap)
+    out, lse = cached(q, cache, Call(scores, return_softmax_lse, range=Range(cache_leftpad)), new)
     return (out, lse) if return_softmax_lse else out
 
 
