@@ -60,6 +60,9 @@ Result<AnyPlan> plan(const Trial& trial, std::string_view implementation, Device
   return trial.plan({.implementation = implementation}, {.device = device});
 }
 
+/// Memory of a simulated device, at an address that the host cannot follow.
+Workspace workspace_of(std::size_t bytes) { return {bytes == 0 ? nullptr : reinterpret_cast<void*>(kWorkspaceAlignment), bytes}; }
+
 std::string why_not(const Error& error) { return error.declines.empty() ? to_string(error) : std::string(error.declines.at(0).reason); }
 
 TEST(Planning, TakesTheTableOrDeclinesItAsExpected) {
@@ -79,9 +82,8 @@ TEST(Planning, TakesTheTableOrDeclinesItAsExpected) {
         continue;
       }
       ++taken;
-      const HostileWorkspace workspace(planned->workspace_bytes);
       launches().clear();
-      const Result<void> ran = planned->run(workspace.view());
+      const Result<void> ran = planned->run(workspace_of(planned->workspace_bytes));
       EXPECT_TRUE(ran) << to_string(ran.error());
       for (const Launch& launch : launches()) EXPECT_EQ(launch.device, static_cast<int>(i));
     }
@@ -93,9 +95,8 @@ TEST(Planning, LaunchesNothingWhereNothingIsToDo) {
   const auto launched = [](std::string_view name, std::string_view implementation) {
     const auto trial = find_any_case(name)->bind();
     const auto planned = plan(*trial, implementation, fake(0));
-    const HostileWorkspace workspace(planned->workspace_bytes);
     launches().clear();
-    EXPECT_TRUE(planned->run(workspace.view()));
+    EXPECT_TRUE(planned->run(workspace_of(planned->workspace_bytes)));
     return launches().size();
   };
   EXPECT_EQ(launched("latent_attention/empty/bf16-no-queries", "cuda.sm90.latent_attention"), 0U);
@@ -236,9 +237,8 @@ TEST(Planning, HopperQuantisesE4m3ValuesIntoTiles) {
     const auto plan = planned(keys, 0);
     if (!plan) return std::size_t{0};
     const auto tensor = [](std::uintptr_t i) { return reinterpret_cast<std::byte*>(i << 32); };  // which nothing reads
-    const HostileWorkspace workspace(plan->workspace_bytes());
     launches().clear();
-    EXPECT_TRUE(plan->run({.q = tensor(1), .k = tensor(2), .v = tensor(3), .out = tensor(4)}, workspace.view()));
+    EXPECT_TRUE(plan->run({.q = tensor(1), .k = tensor(2), .v = tensor(3), .out = tensor(4)}, workspace_of(plan->workspace_bytes())));
     return launches().size();
   };
   EXPECT_NE(planned(1024, 0)->explain().find("v into key tiles; cuda.sm90"), std::string::npos);
@@ -298,8 +298,7 @@ TEST(Planning, SaysWhatALaunchSaid) {
   const auto trial = find_any_case("latent_attention/decode/bf16-h16")->bind();
   const auto planned = plan(*trial, "cuda.sm90.latent_attention", fake(0));
   ASSERT_TRUE(planned);
-  const HostileWorkspace workspace(planned->workspace_bytes);
-  const Result<void> ran = planned->run(workspace.view());
+  const Result<void> ran = planned->run(workspace_of(planned->workspace_bytes));
   set_launch_status(cudaSuccess);
   ASSERT_FALSE(ran);
   EXPECT_EQ(ran.error().code, ErrorCode::device_error);
