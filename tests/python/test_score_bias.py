@@ -135,6 +135,31 @@ def test_minus_infinity_hides_keys_and_rows(device):
     assert (out[:, 5] == 0).all() and (lse[:, :, 5] == -math.inf).all()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+def test_rows_that_a_bias_hides_give_no_gradient(device, broadcast, sink):
+    """Their dout is NaN, which reaches nothing."""
+    q, k, v = inputs(device, torch.bfloat16)
+    bias = torch.randn(1, 1, 70, 90 if not broadcast else 1)
+    bias[:, :, 5] = -math.inf
+    bias = bias.to(device, torch.bfloat16)
+    given = [tensor.requires_grad_() for tensor in (q, k, v, bias)]
+    sinks = torch.randn(HEADS) if sink else None
+    out = fovea.attention(q, k, v, bias=bias, sink=None if sinks is None else sinks.to(device))
+    dout = torch.randn(2, 70, HEADS, 32)
+    dout[:, 5] = math.nan
+    got = torch.autograd.grad(out, given, dout.to(out))
+    seen = [row for row in range(70) if row != 5]
+    known = [tensor.requires_grad_() for tensor in doubles(*given)]
+    queries, rows = known[0][:, seen], known[3][:, :, seen]
+    want = torch.autograd.grad(exact(queries, *known[1:3], bias=rows, sink=sinks), known, dout[:, seen].bfloat16().double())
+    for name, one, other in zip(("dq", "dk", "dv", "dbias"), got, want, strict=True):
+        assert one.isfinite().all(), name
+        assert (one.cpu().double() - other).norm() < 1.6e-2 * other.norm(), name
+    assert (got[0][:, 5] == 0).all() and (got[3][:, :, 5] == 0).all()
+
+
 @pytest.mark.parametrize(("device", "dtype"), EACH)
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_is_its_formula(device, dtype, causal):

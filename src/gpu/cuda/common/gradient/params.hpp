@@ -28,7 +28,7 @@ struct GradientParams : AttentionParams {
   PlainRows lse;
   PlainRows dlse;  // null without dlse
   int kv_heads = 0;
-  bool leaks = false;      // masked keys or a sink may make results NaN
+  bool leaks = false;      // hidden keys, or rows that a sink or a bias leaves no weight, may make results NaN
   float* dsink = nullptr;  // [heads], or null
   int key_tile = 0;        // keys of a CTA that computes dk and dv
   int query_tiles = 0;

@@ -51,7 +51,7 @@ inline detail::WorkspaceArena arena_at(void* base) { return detail::WorkspaceAre
 inline void fill_shape(GradientParams& params, const Problem& p, int key_tile) {
   fill_problem(params, p);
   params.kv_heads = static_cast<int>(p.kv_heads);
-  params.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink;
+  params.leaks = p.mask.left != kUnbounded || p.mask.right != kUnbounded || p.has_sink || p.has_bias;
   params.scale_log2 = in_base_2(p.scale);
   params.query_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(p, kQueryTile), 1));
   params.key_tile = key_tile;

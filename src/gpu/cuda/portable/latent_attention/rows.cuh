@@ -34,15 +34,17 @@ struct TileRow {
     }
   }
 
-  /// Copies eight columns of the query from `column` on to shared memory; zeros without one.
+  /// Copies eight columns of the query of each span to shared memory; zeros without one.
   __device__ __forceinline__ void copy_chunks(std::uint32_t to, int chunk, int spans) const {
     const bool present = own < work.rows;
     const auto* from = static_cast<const std::uint16_t*>(params.q);
     if (present) from += place().in(params.q_strides) + 8 * chunk;
 #pragma unroll 1
     for (int span = 0; span < spans; ++span) {
-      if (params.q_chunks || !present) {
-        copy_async(to + 128 * span, from + 64 * span, present);
+      if (!present) {  // stored, as an asynchronous copy wants an aligned address even of 0 bytes
+        store_shared_128(to + 128 * span, {});
+      } else if (params.q_chunks) {
+        copy_async(to + 128 * span, from + 64 * span);
       } else {
         copy_units<std::uint16_t>(to + 128 * span, from + 64 * span, 16);
       }

@@ -129,7 +129,9 @@ class BiasMath {
       biased.template differentiate<true>(scores[b], dp[b], natural, OfQuery{*this, b});
       gradient.mask(scores[b], dp[b], first - 16 * b, {work.low, work.high, last_row - 16 * b, last_column});
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) sums[b][i] += dp[b][i];
+      for (int i = 0; i < kScores; ++i) {
+        if (minus_lse[b][row_of(i)] != -INFINITY) sums[b][i] += dp[b][i];  // a row that the bias hides may have a NaN of dout
+      }
     }
   }
   struct OfQuery {
