@@ -52,7 +52,7 @@ struct AttentionDesc {
   std::optional<TensorDesc> full_block_counts{}, full_block_indices{};
   std::optional<TensorDesc> partial_block_counts{}, partial_block_indices{}, partial_block_bits{};
   std::int64_t block_q = 0, block_k = 0;        ///< rows of a query block, keys of a key block
-  std::optional<PackedMaskDesc> packed_mask{};  ///< beside `mask`; the gradient takes none
+  std::optional<PackedMaskDesc> packed_mask{};  ///< beside `mask`
   /// f32 [head] or [batch, head], ALiBi (Press et al. 2022): s -= slope * |j - (i + offset)|, with the mask's offset, after softcap.
   std::optional<TensorDesc> alibi_slopes{};
   /// dtype of out, [batch, head, seq_q, seq_k], of which any extent may be 1: s += bias, after softcap. Any strides; -inf is allowed. The

@@ -59,6 +59,18 @@ struct MaskedSequence {
   std::int64_t begin = 0;
 };
 
+/// That of sequence b, whose rows begin at `first_row` of q, counted through the batch. Nothing in a call without a packed mask.
+std::optional<MaskedSequence> masked_sequence(const auto& core, const auto& args, std::int64_t b, std::int64_t first_row) {
+  if (!core.packed_mask) return std::nullopt;
+  MaskedSequence sequence{.mask = *core.packed_mask, .bytes = args.packed_mask};
+  if (sequence.mask.row_bytes > 0) {
+    sequence.begin = first_row * sequence.mask.row_bytes;
+  } else if (args.mask_indptr != nullptr) {
+    sequence.begin = args.mask_indptr[b];
+  }
+  return sequence;
+}
+
 /// Takes the keys away whose bit for the row is 0. Keys without a bit stay.
 void hide_masked(std::vector<std::int64_t>& keys, const MaskedSequence& sequence, std::int64_t row, std::int64_t seq_k);
 

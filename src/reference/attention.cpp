@@ -98,17 +98,6 @@ void attend_group(const detail::AttentionCore& core, const Inputs& inputs, const
   }
 }
 
-std::optional<MaskedSequence> masked_sequence(const detail::AttentionCore& core, const auto& args, std::int64_t b, std::int64_t first_row) {
-  if (!core.packed_mask) return std::nullopt;
-  MaskedSequence sequence{.mask = *core.packed_mask, .bytes = args.packed_mask};
-  if (sequence.mask.row_bytes > 0) {
-    sequence.begin = first_row * sequence.mask.row_bytes;
-  } else if (args.mask_indptr != nullptr) {
-    sequence.begin = args.mask_indptr[b];
-  }
-  return sequence;
-}
-
 Sequence dense_sequence(const detail::AttentionProblem& problem, const AttentionArgs& args, std::int64_t b) {
   Sequence sequence{.index = b, .first_row = b * problem.max_seq_q, .seq_q = problem.max_seq_q, .seq_k = problem.max_seq_k};
   std::int64_t first_key = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "reference/attend.hpp"
@@ -129,12 +130,15 @@ BackwardOutput attention_backward(const detail::AttentionBackwardProblem& proble
     const Span span = span_of(problem, args.forward, b);
     std::fill_n(result.q_written.begin() + span.q_begin, span.q_size, 1);
     std::fill_n(result.k_written.begin() + span.k_begin, span.k_size, 1);
+    const std::optional<MaskedSequence> packed_mask = masked_sequence(problem, args.forward, b, span.q_begin);
     for (std::int64_t head = 0; head < problem.heads; ++head) {
       Head tensors = load_head(problem, args, b, span, head);
       tensors.batch = b;
       tensors.index = head;
       for (std::int64_t row = 0; row < span.q_size; ++row) {
-        tensors.visible = blocks.seen(visible_keys(problem.mask, row, span.q_size, span.k_size), b, head, row);
+        std::vector<std::int64_t> in_band = visible_keys(problem.mask, row, span.q_size, span.k_size);
+        if (packed_mask) hide_masked(in_band, *packed_mask, row, span.k_size);
+        tensors.visible = blocks.seen(std::move(in_band), b, head, row);
         add_row(problem, args.forward, tensors, row, span, result);
       }
     }

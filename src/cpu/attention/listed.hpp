@@ -53,7 +53,7 @@ struct ListedRows {
 bool add_listed(const BlockLists& lists, const BlockArgs& args, const ListedRows& rows);
 
 /// Words of a row's bits in a key tile.
-inline std::int64_t listed_words(const auto& setup) { return setup.tuning.kv_tile / kKeysOfWord; }
+inline std::int64_t listed_words(const auto& setup) { return (setup.tuning.kv_tile + kKeysOfWord - 1) / kKeysOfWord; }
 
 struct Item;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which queries of a query tile see which keys of a key tile: by the band, and by the lists of a block mask.
+/// Which queries of a query tile see which keys of a key tile: by the band, by the lists of a block mask, and by
+/// the bits of a packed mask.
 #pragma once
 
 #include "cpu/attention_backward/head.hpp"
@@ -11,17 +12,17 @@ struct Pair {
   std::int64_t key = 0, query = 0;  // first ones
   int keys = 0, queries = 0;
   bool masked = false;      // set if some query does not see some key, a tile is not whole, or an element is not finite
-  bool listed = false;      // set if the lists hide some of it: scratch.listed has the bits
+  bool hidden = false;      // set if lists or bits hide some of it: scratch.shown has what they show
   bool finite_keys = true;  // every element of K
   Finite finite{};          // every element of Q and dO
 };
 
-/// Finds what the lists show of the pair, and sets `listed`. False where they show nothing. True without a block mask.
-bool find_listed(const Head& head, Pair& pair);
+/// Finds what the lists and the bits show of the pair, and sets `hidden`. False where they show nothing. True without either.
+bool find_shown(const Head& head, Pair& pair);
 
-/// Of a pair that is `listed`.
-inline bool is_listed(const Head& head, int query, int key) {
-  const std::uint32_t* words = head.scratch.listed + query * listed_words(head.setup);
+/// Of a pair that is `hidden`.
+inline bool is_shown(const Head& head, int query, int key) {
+  const std::uint32_t* words = head.scratch.shown + query * listed_words(head.setup);
   return ((words[key / kKeysOfWord] >> (key % kKeysOfWord)) & 1) != 0;
 }
 
@@ -50,14 +51,14 @@ void for_runs(KeySpan seen, Shows&& shows, F&& f) {
 template <class F>
 void for_queries(const Head& head, const Pair& pair, int key, F&& f) {
   for_runs(
-      head.scratch.visible[key], [&](int query) { return !pair.listed || is_listed(head, query, key); }, f);
+      head.scratch.visible[key], [&](int query) { return !pair.hidden || is_shown(head, query, key); }, f);
 }
 
 /// f(run) for each run of keys that the query sees.
 template <class F>
 void for_keys(const Head& head, const Pair& pair, int query, F&& f) {
   for_runs(
-      keys_of(head, pair, query), [&](int key) { return !pair.listed || is_listed(head, query, key); }, f);
+      keys_of(head, pair, query), [&](int key) { return !pair.hidden || is_shown(head, query, key); }, f);
 }
 
 }  // namespace fovea::cpu

@@ -26,6 +26,7 @@ BackwardCall make_call(const AttentionBackwardArgs& args) {
   call.forward.bias = args.forward.bias;
   call.forward.dropout_state = args.forward.dropout_state;
   call.forward.blocks = block_args(args.forward);
+  call.forward.packed_mask = {args.forward.packed_mask, args.forward.mask_indptr};
   return call;
 }
 
@@ -95,7 +96,7 @@ detail::PlanResult<AttentionBackwardArgs> plan(const AttentionBackwardProblem& p
 constexpr std::string_view kAccepts = "f32, f16, bf16; head dims that are multiples of 8 up to 512";
 constexpr auto kHandled = detail::handles<detail::AttentionBackward>(
     "ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse", "options.batch_invariant",
-    "options.deterministic", "alibi_slopes", "bias", "dropout_p", "dbias", "full_block_indices", "partial_block_indices");
+    "options.deterministic", "alibi_slopes", "bias", "dropout_p", "dbias", "full_block_indices", "partial_block_indices", "packed_mask");
 
 constexpr auto kEntries = Bf16Sets::each([]<class Isa>() { return entry<detail::AttentionBackward, Isa>(kAccepts, kHandled, plan<Isa>); });
 

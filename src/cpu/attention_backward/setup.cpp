@@ -119,7 +119,7 @@ BackwardScratch map_backward_scratch(const BackwardSetup& setup, std::byte* base
   s.exact = arena.take<float>(tile);
   s.visible = arena.take<KeySpan>(t.kv_tile);
   s.blocks = arena.take<RowBlock>(tile);
-  if (setup.forward.blocks) s.listed = arena.take<std::uint32_t>(t.q_tile * listed_words(setup));
+  if (setup.forward.blocks || setup.forward.core.packed_mask) s.shown = arena.take<std::uint32_t>(t.q_tile * listed_words(setup));
   if (bytes != nullptr) *bytes = arena.bytes();
   return s;
 }

@@ -73,7 +73,7 @@ struct BackwardScratch {
   char* kept = nullptr;                           // [chunk_keys][score_stride] whether dropout leaves the pair; null without
   float *ones = nullptr, *exact = nullptr;        // [largest tile]
   KeySpan* visible = nullptr;                     // [kv_tile]
-  std::uint32_t* listed = nullptr;                // [q_tile][kv_tile / 32] bits of listed pairs; null without a block mask
+  std::uint32_t* shown = nullptr;                 // [q_tile][words of a key tile] bits of shown pairs; null without a mask of bits
   RowBlock* blocks = nullptr;                     // [largest tile]
 };
 

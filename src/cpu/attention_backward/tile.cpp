@@ -120,14 +120,14 @@ void add_score_gradients(const Head& head, const Pair& pair, const Chunk& chunk)
   }
 }
 
-/// Replaces what the lists hide by zeros.
-void hide_unlisted(const Head& head, const Chunk& chunk) {
+/// Replaces what lists and bits hide by zeros.
+void hide_unseen(const Head& head, const Chunk& chunk) {
   const BackwardScratch& s = head.scratch;
   const std::int64_t stride = head.extents.score_stride, operand = head.kernels().operand_bytes;
   for (int i = 0; i < chunk.keys; ++i) {
     const int key = chunk.key + i;
     for (int query = s.visible[key].begin; query < s.visible[key].end; ++query) {
-      if (is_listed(head, query, key)) continue;
+      if (is_shown(head, query, key)) continue;
       const std::int64_t at = i * stride + query;
       std::fill_n(s.p + at * operand, operand, std::byte{});
       std::fill_n(s.ds + at * operand, operand, std::byte{});
@@ -155,7 +155,7 @@ void differentiate_softmax(const Head& head, const Pair& pair, const Chunk& chun
                            .dbias = head.dbias != nullptr ? s.dbias : nullptr,
                            .factor = static_cast<float>(core.softcap > 0 ? unit_of_capped(core.softcap) : core.scale),
                            .soft_cap = soft_cap_of(core.scale, core.softcap)});
-  if (pair.listed) hide_unlisted(head, chunk);
+  if (pair.hidden) hide_unseen(head, chunk);
   head.kernels().transpose_gradient({.ds = s.ds,
                                      .to = s.ds_rows + chunk.key * head.kernels().operand_bytes,
                                      .stride = head.extents.score_stride,
@@ -313,13 +313,13 @@ void differentiate_tile(const Head& head, std::int64_t begin, int count) {
   bool loaded = false;
   for (pair.query = first / tuning.q_tile * tuning.q_tile; pair.query < last; pair.query += tuning.q_tile) {
     pair.queries = static_cast<int>(std::min<std::int64_t>(tuning.q_tile, head.sequence.seq_q - pair.query));
-    if (!find_listed(head, pair)) continue;
+    if (!find_shown(head, pair)) continue;
     if (!loaded) pair.finite_keys = load_keys(head, begin, count), loaded = true;
     pair.finite = s.finite[pair.query / tuning.q_tile];
     const bool whole = pair.keys == tuning.kv_tile && pair.queries == tuning.q_tile;
     const bool finite = pair.finite_keys && pair.finite.q && pair.finite.dout;
     const bool seen = pair.key - (pair.query + pair.queries - 1) >= band.low && pair.key + pair.keys - 1 - pair.query <= band.high;
-    pair.masked = !whole || !finite || !seen || pair.listed;
+    pair.masked = !whole || !finite || !seen || pair.hidden;
     differentiate_pair(head, pair);
   }
 }

@@ -33,15 +33,18 @@ inline constexpr auto kDenseFields = [] {
   constexpr auto full_slots = [](const P& p) { return p.full_block_indices && has_elements(*p.full_block_indices); };
   constexpr auto has_partial = [](const P& p) { return p.partial_block_indices && has_elements(p.partial_block_counts); };
   constexpr auto partial_slots = [](const P& p) { return p.partial_block_indices && has_elements(*p.partial_block_indices); };
-  constexpr auto batch_and_one = [](const D& d) { return d.ragged ? d.ragged->batch + 1 : 0; };
+  constexpr auto ends = [](const D& d) { return d.ragged ? d.ragged->batch + 1 : 0; };
+  constexpr auto batch_and_one = [](const D& d) { return (d.ragged ? d.ragged->batch : d.q.shape[0]) + 1; };
+  constexpr auto any_bit = [](const P& p) { return p.total_q > 0 && p.packed_mask->bytes > 0; };
+  constexpr auto segments = [](const P& p) { return p.packed_mask && p.packed_mask->row_bytes == 0 && p.batch > 1; };
   return std::tuple{
       Field<T, &D::q, &C::q, &A::q, &B::q>{.name = "q", .needed = any_q, .alignment = kIts<&P::q_base_alignment>},
       Field<T, &D::k, &C::k, &A::k, &B::k>{"k", any_k, kIts<&P::k_base_alignment>},
       Field<T, &D::v, &C::v, &A::v, &B::v>{"v", any_k, kIts<&P::v_base_alignment>},
       Field<T, &D::out, &C::out, &A::out, &B::out>{"out", any_q, kIts<&P::out_base_alignment>},
       Field<T, &D::lse, &C::lse, &A::lse, &B::lse, &P::has_lse>{"lse", any_q},
-      Field<T, &A::cu_seqlens_q, &B::cu_seqlens_q>{.name = "cu_seqlens_q", .needed = ragged, .count = batch_and_one, .may_be_absent = true},
-      Field<T, &A::cu_seqlens_k, &B::cu_seqlens_k>{.name = "cu_seqlens_k", .needed = ragged, .count = batch_and_one, .may_be_absent = true},
+      Field<T, &A::cu_seqlens_q, &B::cu_seqlens_q>{.name = "cu_seqlens_q", .needed = ragged, .count = ends, .may_be_absent = true},
+      Field<T, &A::cu_seqlens_k, &B::cu_seqlens_k>{.name = "cu_seqlens_k", .needed = ragged, .count = ends, .may_be_absent = true},
       Field<T, &D::ragged, &C::ragged, &P::ragged>{"ragged"},
       Field<T, &D::mask, &C::mask, &P::mask>{.name = "mask", .has_anchor = true},
       Field<T, &D::scale, &C::scale>{"scale"},
@@ -62,6 +65,8 @@ inline constexpr auto kDenseFields = [] {
       Field<T, &D::bias, &C::bias, &A::bias, &B::bias, &P::has_bias>{"bias", any_pair, kIts<&P::bias_alignment>},
       Field<T, &D::dropout_p, &C::dropout_p, &P::dropout_p>{"dropout_p"},
       Field<T, &A::dropout_state, &B::dropout_state>{.name = "dropout_state", .needed = drops, .count = two, .may_be_absent = true},
+      Field<T, &D::packed_mask, &C::packed_mask, &A::packed_mask, &B::packed_mask, &P::packed_mask>{"packed_mask", any_bit},
+      Field<T, &A::mask_indptr, &B::mask_indptr>{.name = "mask_indptr", .needed = segments, .count = batch_and_one, .may_be_absent = true},
   };
 }();
 
@@ -74,18 +79,12 @@ inline constexpr auto kAttentionFields = [] {
   using T = FieldTypes<P, D, A, C, B>;
   constexpr auto kv_heads = [](const D& d) { return extent_from_last(d.k, 2); };
   constexpr auto batch = [](const D& d) { return d.ragged ? d.ragged->batch : d.q.shape[0]; };
-  constexpr auto batch_and_one = [](const D& d) { return (d.ragged ? d.ragged->batch : d.q.shape[0]) + 1; };
-  constexpr auto any_bit = [](const P& p) { return p.total_q > 0 && p.packed_mask->bytes > 0; };
-  constexpr auto segments = [](const P& p) { return p.packed_mask && p.packed_mask->row_bytes == 0 && p.batch > 1; };
   return std::tuple_cat(
       kDenseFields,
       std::tuple{
           Field<T, &D::q_scale, &C::q_scale, &A::q_scale, &B::q_scale, &P::q_scale>{.name = "q_scale", .count = kv_heads, .batch = batch},
           Field<T, &D::k_scale, &C::k_scale, &A::k_scale, &B::k_scale, &P::k_scale>{.name = "k_scale", .count = kv_heads, .batch = batch},
           Field<T, &D::v_scale, &C::v_scale, &A::v_scale, &B::v_scale, &P::v_scale>{.name = "v_scale", .count = kv_heads, .batch = batch},
-          Field<T, &D::packed_mask, &C::packed_mask, &A::packed_mask, &B::packed_mask, &P::packed_mask>{"packed_mask", any_bit},
-          Field<T, &A::mask_indptr, &B::mask_indptr>{
-              .name = "mask_indptr", .needed = segments, .count = batch_and_one, .may_be_absent = true},
       });
 }();
 static_assert(names_every_pointer<AttentionArgs>(kAttentionFields));

@@ -52,7 +52,6 @@ Result<AttentionBackwardProblem> validate(const AttentionBackwardDesc& desc, con
   problem.deterministic = options.deterministic;
   Checker check;
   if (problem.q_dtype == DType::e4m3) return declined("q.dtype", "e4m3", "f32 or f16 or bf16 or f64");
-  if (problem.packed_mask) return declined("packed_mask", "a mask", "none (no gradient takes one)");
   check.expect(problem.has_lse, "forward.lse", "none", "the lse of the forward pass");
   problem.dout = check_gradient(check, "dout", desc.dout, desc.forward.out, false);
   problem.dq = check_gradient(check, "dq", desc.dq, desc.forward.q, true);
