@@ -297,11 +297,11 @@ const std::vector<ExplainedOperation>& explained_operations() {
   const Options rows{"--dtype", "--batch", "--seq-q", "--head-dim"};
   const Options quantised = with(rows, {"--seq-k", "--heads", "--kv-heads"});
   const Options scored = with(quantised, {"--head-dim-v", "--causal", "--window", "--lse"}), capped = with(scored, {"--softcap", "--sink"});
-  const Options dense = with(capped, {"--block-size", "--alibi-slopes", "--bias", "--dropout-p"});
+  const Options dense = with(capped, {"--block-size", "--alibi-slopes", "--bias", "--dropout-p", "--mask-tail"});
   const Options latent_rows = with(rows, {"--format", "--seq-k", "--page"});
   const Options latent_all = with(latent_rows, {"--cache-dtype", "--heads", "--kv-heads", "--lse"});
   static const std::vector<ExplainedOperation> kAll{
-      {"attention", planned<cli::dense, plan_attention>, kDense, with(dense, {"--mask-tail"})},
+      {"attention", planned<cli::dense, plan_attention>, kDense, dense},
       {"attention_backward", planned<backward, plan_attention_backward>, kDense, dense},
       {"paged_attention", planned<paged, plan_paged_attention>, kPaged,
        with(capped, {"--cache-dtype", "--kv-format", "--page", "--mask-tail"})},

@@ -176,11 +176,60 @@ inline std::vector<std::pair<std::string, BackwardCase>> block_cases() {
   return cases;
 }
 
+/// Both layouts of bits, bands and lists beside them, and what no hidden pair may spoil. Some rows see no key, some keys no row does.
+inline std::vector<std::pair<std::string, BackwardCase>> packed_mask_cases() {
+  using Values = BackwardCase::Values;
+  const BackwardCase base{.sequences = {{70, 70}, {70, 70}}, .mask_bits = MaskBits::flat, .values = Values::unseen_nan};
+  const std::vector<Sequence> mixed{{5, 5}, {0, 9}, {64, 64}, {1, 130}, {33, 0}, {17, 149}, {1, 1}, {200, 100}};
+  std::vector<std::pair<std::string, BackwardCase>> cases;
+  const auto add = [&](const std::string& name, const auto& change) {
+    BackwardCase spec = base;
+    change(spec);
+    cases.emplace_back(name, std::move(spec));
+  };
+  add("every-key", [](BackwardCase&) {});
+  add("every-key-rows", [](BackwardCase& spec) { spec.mask_bits = MaskBits::rows, spec.sequences = {{130, 300}}; });
+  add("causal", [](BackwardCase& spec) { spec.mask = causal(), spec.sequences = {{200, 200}}; });
+  add("causal-top-left", [](BackwardCase& spec) { spec.mask = causal(Anchor::top_left), spec.sequences = {{40, 290}}; });
+  add("window", [](BackwardCase& spec) { spec.mask = {.left = 70, .right = 9}, spec.sequences = {{230, 210}}; });
+  add("nobody-sees", [](BackwardCase& spec) { spec.mask = {.left = -50, .right = 2}; });
+  add("tail20", [](BackwardCase& spec) { spec.mask_tail = 20, spec.sequences = {{70, 300}, {70, 300}}; });
+  add("tail100-longer-than-keys", [](BackwardCase& spec) { spec.mask_bits = MaskBits::rows, spec.mask_tail = 100; });
+  add("1x1", [](BackwardCase& spec) { spec.head = spec.kv_head = 64, spec.dqk = 8, spec.dv = 16, spec.sequences = {{1, 1}, {1, 1}}; });
+  for (const Sequence s : {Sequence{1, 150}, {150, 1}, {30, 0}, {0, 30}, {290, 50}, {129, 127}})
+    add(fmt::format("{}x{}", s.q, s.kv), [&](BackwardCase& spec) { spec.sequences = {s, s}; });
+  for (const bool padded : {false, true})
+    for (const bool rows : {false, true})
+      add(fmt::format("ragged-{}{}", rows ? "tail16-rows" : "flat", padded ? "-padded" : ""), [&](BackwardCase& spec) {
+        spec.sequences = mixed, spec.ragged = true, spec.padded = padded, spec.head = 4, spec.mask = causal();
+        if (rows) spec.mask_bits = MaskBits::rows, spec.mask_tail = 16;
+      });
+  for (const auto& [name, values] : {std::pair{"nan-query", Values::nan_query},
+                                     {"nan-key", Values::nan_key},
+                                     {"nan-value", Values::nan_value},
+                                     {"nan-dout", Values::nan_dout},
+                                     {"infinite-key", Values::infinite_key}})
+    add(name, [&, values = values](BackwardCase& spec) { spec.sequences = {{192, 192}}, spec.values = values; });
+  add("6on2-softcap-sink", [](BackwardCase& spec) { spec.head = 6, spec.softcap = 2.5f, spec.sink = true; });
+  add("dlse-padded", [](BackwardCase& spec) { spec.dlse = true, spec.padded = true, spec.mask = causal(); });
+  const auto beside_blocks = [&](const char* name, Blocks blocks, std::int64_t tail) {
+    add(name, [&](BackwardCase& spec) { spec.blocks = blocks, spec.mask_tail = tail, spec.sequences = {{330, 500}, {330, 500}}; });
+  };
+  beside_blocks("blocks", {.q = 128, .k = 128}, 0);
+  beside_blocks("blocks-64", {.q = 64, .k = 64, .own_batch = true}, 300);
+  beside_blocks("blocks-full", {.q = 128, .k = 96, .partial = false}, 0);
+  for (const auto& [dqk, dv] : {std::pair{72, 40}, {192, 128}, {256, 256}, {512, 64}})
+    add(fmt::format("{}x{}-dims", dqk, dv), [&, dqk = dqk, dv = dv](BackwardCase& spec) {
+      spec.dqk = dqk, spec.dv = dv, spec.sequences = {{100, 130}};
+    });
+  return cases;
+}
+
 /// The cases above, by family.
 inline std::vector<std::pair<const char*, std::vector<std::pair<std::string, BackwardCase>>>> families(DType dtype) {
   return {{"edges", edge_cases()},        {"head_dim", large_head_dim_cases()}, {"wide", wide_cases()},
           {"values", not_finite_cases()}, {"vast", vast_cases(dtype)},          {"dlse", dlse_cases()},
-          {"blocks", block_cases()}};
+          {"blocks", block_cases()},      {"packed_mask", packed_mask_cases()}};
 }
 
 inline std::vector<BackwardCase> backward_cases() {

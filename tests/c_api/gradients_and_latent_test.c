@@ -71,20 +71,21 @@ static void add_gradients(const tensors* t, int row, int head, double* dq, doubl
 }
 
 static void test_backward(void) {
+  static const uint8_t bits[SEQ] = {0x01, 0x03, 0x07, 0x0f, 0x1f}; /* the causal mask, as a packed one */
   static tensors t;
   static double dq[SEQ * HEADS * DIM], dk[SEQ * HEADS * DIM], dv[SEQ * HEADS * DIM];
   const int64_t lse_shape[3] = {1, HEADS, SEQ};
   const fovea_tensor lse = fovea_contiguous(FOVEA_F32, 3, lse_shape), all = tensor4(1, SEQ, HEADS, DIM);
   const fovea_mask causal = fovea_causal();
+  const fovea_packed_mask packed = {SEQ, 0, 1};
   fovea_attention_backward_desc desc = {0};
   fovea_attention_backward_args args = {0};
   fovea_plan* plan = NULL;
   unsigned state = 7;
-  int i, row, head;
+  int i, row, head, with_bits;
 
   for (i = 0; i < SEQ * HEADS * DIM; ++i) {
     t.q[i] = noise(&state), t.k[i] = noise(&state), t.v[i] = noise(&state), t.dout[i] = noise(&state);
-    t.dq[i] = t.dk[i] = t.dv[i] = NAN;
   }
   for (i = 0; i < HEADS * SEQ; ++i) t.dlse[i] = noise(&state);
   desc.forward.q = desc.forward.k = desc.forward.v = desc.forward.out = all;
@@ -92,13 +93,17 @@ static void test_backward(void) {
   desc.dout = desc.dq = desc.dk = desc.dv = all;
   args.forward.q = t.q, args.forward.k = t.k, args.forward.v = t.v, args.forward.out = t.out, args.forward.lse = t.lse;
   args.dout = t.dout, args.dlse = t.dlse, args.dq = t.dq, args.dk = t.dk, args.dv = t.dv;
-  RUN(attention, desc.forward, args.forward);
-  RUN(attention_backward, desc, args);
   for (row = 0; row < SEQ; ++row)
     for (head = 0; head < HEADS; ++head) add_gradients(&t, row, head, dq, dk, dv);
-  CHECK_NEAR(t.dq, dq, SEQ * HEADS * DIM);
-  CHECK_NEAR(t.dk, dk, SEQ * HEADS * DIM);
-  CHECK_NEAR(t.dv, dv, SEQ * HEADS * DIM);
+  for (with_bits = 0; with_bits < 2; ++with_bits) {
+    if (with_bits) desc.forward.mask = NULL, desc.forward.packed_mask = &packed, args.forward.packed_mask = bits;
+    for (i = 0; i < SEQ * HEADS * DIM; ++i) t.dq[i] = t.dk[i] = t.dv[i] = NAN;
+    RUN(attention, desc.forward, args.forward);
+    RUN(attention_backward, desc, args);
+    CHECK_NEAR(t.dq, dq, SEQ * HEADS * DIM);
+    CHECK_NEAR(t.dk, dk, SEQ * HEADS * DIM);
+    CHECK_NEAR(t.dv, dv, SEQ * HEADS * DIM);
+  }
 
   desc.forward.lse = NULL;
   CHECK_ERROR(fovea_attention_backward_plan(&desc, NULL, &plan), FOVEA_INVALID_ARGUMENT, "lse");

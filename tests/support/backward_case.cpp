@@ -6,7 +6,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "backward_blocks.hpp"
+#include "backward_masks.hpp"
 #include "fovea/attention_backward.hpp"
 #include "known_gradient.hpp"
 #include "noise.hpp"
@@ -31,7 +31,7 @@ float noise(std::uint64_t tag, std::int64_t flat, std::int64_t head, std::int64_
 
 class BackwardTrial final : public Trial {
  public:
-  explicit BackwardTrial(const BackwardCase& spec) : spec_(spec), blocks_(spec) {
+  explicit BackwardTrial(const BackwardCase& spec) : spec_(spec), masks_(spec) {
     q_begin_ = k_begin_ = {0};
     for (const Sequence& s : spec_.sequences) {
       q_begin_.push_back(q_begin_.back() + s.q);
@@ -51,7 +51,7 @@ class BackwardTrial final : public Trial {
   std::vector<Named> inputs() const override {
     std::vector<Named> list{{"q", q_},     {"k", k_},       {"v", v_},       {"out", out_},           {"dout", dout_},
                             {"lse", lse_}, {"dlse", dlse_}, {"sink", sink_}, {"cu_seqlens_q", cu_q_}, {"cu_seqlens_k", cu_k_}};
-    for (const Named& named : blocks_.inputs()) list.push_back(named);
+    for (const Named& named : masks_.inputs()) list.push_back(named);
     std::erase_if(list, [](const Named& named) { return !named.tensor; });
     return list;
   }
@@ -118,7 +118,7 @@ class BackwardTrial final : public Trial {
   PlainGradients plain(std::size_t b, std::int64_t kv_head) const;
 
   BackwardCase spec_;
-  BackwardBlocks blocks_;
+  BackwardMasks masks_;
   std::vector<std::int64_t> q_begin_{}, k_begin_{};
   AttentionBackwardDesc desc_{};
   AttentionBackwardArgs args_{};
@@ -127,7 +127,7 @@ class BackwardTrial final : public Trial {
 
 void BackwardTrial::allocate() {
   const auto batch = static_cast<std::int64_t>(spec_.sequences.size());
-  const std::int64_t padding = spec_.ragged && spec_.padded ? 3 : 0, gap = spec_.padded ? 3 : 0;
+  const std::int64_t padding = spec_.padding_rows(), gap = spec_.padded ? 3 : 0;
   const auto tensor = [&](std::int64_t total, std::int64_t heads, std::int64_t dim) {
     const TensorDesc desc =
         spec_.ragged ? contiguous(spec_.dtype, {total + padding, heads, dim}) : contiguous(spec_.dtype, {batch, total / batch, heads, dim});
@@ -242,7 +242,7 @@ void BackwardTrial::spoil_unseen() {
       for (std::int64_t head = group(); head-- > 0;) {
         sees_any = false;
         for (std::int64_t key = keys.begin; key < keys.end; ++key)
-          if (blocks_.sees(static_cast<std::int64_t>(b), head, row, key)) seen[index(key)] = 1, sees_any = true;
+          if (masks_.sees(static_cast<std::int64_t>(b), head, row, key)) seen[index(key)] = 1, sees_any = true;
       }
       if (sees_any) continue;
       spoil(q_, q_begin_[b] + row, kInf), spoil(dout_, q_begin_[b] + row, kNan);
@@ -268,7 +268,7 @@ void BackwardTrial::point() {
   args_.dv = dv_.data();
   args_.dsink = dsink_.as<float>();
   args_.dlse = dlse_.as<const float>();
-  blocks_.add_to(desc_.forward, args_.forward);
+  masks_.add_to(desc_.forward, args_.forward);
 }
 
 /// The reference gives out and lse. Large cases take the fastest implementation; the exact gradients come from q, k, v and dout alone.
@@ -296,7 +296,7 @@ reference::BackwardOutput BackwardTrial::exact(std::size_t b, std::int64_t kv_he
   args.forward.k = at(k_, k_begin_[b], kv_head);
   args.forward.v = at(v_, k_begin_[b], kv_head);
   args.dout = at(dout_, q_begin_[b], head);
-  blocks_.add_part(static_cast<std::int64_t>(b), head, group(), desc.forward, args.forward);
+  masks_.add_part(static_cast<std::int64_t>(b), head, group(), desc.forward, args.forward);
   if (spec_.sink) args.forward.sink += head;
   if (spec_.dlse) {
     const TensorDesc& all = dlse_.desc();
@@ -337,7 +337,7 @@ PlainGradients BackwardTrial::plain(std::size_t b, std::int64_t kv_head) const {
     }
     work.add_head({rows(q_, q_begin_[b], s.q, head), rows(out_, q_begin_[b], s.q, head), rows(dout_, q_begin_[b], s.q, head), lse, dlse,
                    spec_.sink ? sink_.at(head) : -kInf, i,
-                   [&](std::int64_t row, std::int64_t key) { return blocks_.sees(static_cast<std::int64_t>(b), head, row, key); }},
+                   [&](std::int64_t row, std::int64_t key) { return masks_.sees(static_cast<std::int64_t>(b), head, row, key); }},
                   gradients);
   }
   gradients.round(spec_.dtype);

@@ -21,12 +21,17 @@ struct BackwardCase {
   bool ragged = false;
   BandMask mask{};
   Blocks blocks{};
+  MaskBits mask_bits = MaskBits::none;
+  std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
   float scale = 0, softcap = 0;
   bool sink = false;  ///< 0.5, -inf, +inf and -1 by head
   bool dlse = false;
   bool padded = false;  ///< gaps in every stride, rows aligned to the element only, rows of no sequence
   Values values = Values::normal;
   Vast vast{};  ///< q and the first channel of K; a row of dout is zero but for one channel, so that gradients of q and K cancel exactly
+
+  /// Rows of no sequence.
+  std::int64_t padding_rows() const { return ragged && padded ? 3 : 0; }
 };
 
 std::unique_ptr<Trial> bind(const BackwardCase& spec);

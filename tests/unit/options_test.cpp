@@ -171,6 +171,7 @@ TEST(Options, OfItsGradient) {
                                            {{"alibi_slopes"}, [](auto& c) { c.desc.forward.alibi_slopes = kSlopes; }},
                                            {{"bias"}, [](auto& c) { c.desc.forward.bias = kBias; }},
                                            {{"dropout_p"}, [](auto& c) { c.desc.forward.dropout_p = 0.5; }},
+                                           {{"packed_mask"}, [](auto& c) { c.desc.forward.packed_mask = PackedMaskDesc{.bytes = 64}; }},
                                            {{"bias", "dbias"}, [](auto& c) { c.desc.forward.bias = c.desc.dbias = kBias; }},
                                            {{"dlse"}, [](auto& c) { c.desc.dlse = kLseTensor; }}},
                                           kValidate);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The block mask of a backward case: lists in hostile memory, made as those of the forward table.
+/// The block mask and the packed mask of a backward case: lists and bits in hostile memory, made as those of the forward table.
 #pragma once
 
 #include <memory>
@@ -10,20 +10,22 @@ namespace fovea::check {
 
 struct BackwardCase;
 
-/// Of a case without a block mask it has no lists, and every row sees every key.
-class BackwardBlocks {
+/// Of a case without either it has nothing, and every row sees every key.
+class BackwardMasks {
  public:
-  explicit BackwardBlocks(const BackwardCase& spec);
+  explicit BackwardMasks(const BackwardCase& spec);
 
   bool sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const;
-  /// Fills in the fields of the lists.
+  /// Fills in the fields of the lists and of the bits.
   void add_to(AttentionDesc& desc, AttentionArgs& args) const;
   /// The same for query heads [head, head + count) of one sequence, as a batch of one.
   void add_part(std::int64_t sequence, std::int64_t head, std::int64_t count, AttentionDesc& desc, AttentionArgs& args) const;
   std::vector<Named> inputs() const;
 
  private:
-  std::unique_ptr<BoundCase> bound_ = std::make_unique<BoundCase>();  // its lists alone
+  void cut_bits(std::int64_t sequence, PackedMaskDesc& desc, AttentionArgs& args) const;
+
+  std::unique_ptr<BoundCase> bound_ = std::make_unique<BoundCase>();  // its masks alone
   std::unique_ptr<Generator> values_{};
   AttentionDesc desc_{};
 };

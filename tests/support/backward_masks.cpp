@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backward_blocks.hpp"
+#include "backward_masks.hpp"
 
 #include "backward_case.hpp"
 
@@ -16,24 +16,29 @@ const std::int32_t* cut(TensorDesc& desc, const HostileTensor& tensor, std::int6
 
 }  // namespace
 
-BackwardBlocks::BackwardBlocks(const BackwardCase& spec) {
+BackwardMasks::BackwardMasks(const BackwardCase& spec) {
   bound_->spec = {.operation = Operation::attention,
                   .head = spec.head,
                   .kv_head = spec.kv_head,
                   .sequences = spec.sequences,
+                  .ragged = spec.ragged,
+                  .padding_rows = spec.padding_rows(),
                   .blocks = spec.blocks,
-                  .layout = spec.padded ? Layout::padded : Layout::contiguous};
+                  .layout = spec.padded ? Layout::padded : Layout::contiguous,
+                  .mask_bits = spec.mask_bits,
+                  .mask_tail = spec.mask_tail};
   values_ = std::make_unique<Generator>(bound_->spec);
-  if (spec.blocks.q == 0) return;
   desc_ = std::get<Request<AttentionDesc, AttentionArgs>>(describe(bound_->spec)).desc;
   bind_blocks(*bound_, *values_, desc_);
+  bind_mask(*bound_);
 }
 
-bool BackwardBlocks::sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const {
-  return bound_->spec.blocks.q == 0 || values_->sees(sequence, head, row, key);
+bool BackwardMasks::sees(std::int64_t sequence, std::int64_t head, std::int64_t row, std::int64_t key) const {
+  const bool listed = bound_->spec.blocks.q == 0 || values_->sees(sequence, head, row, key);
+  return listed && bits_show(bound_->spec, sequence, row, key);
 }
 
-void BackwardBlocks::add_to(AttentionDesc& desc, AttentionArgs& args) const {
+void BackwardMasks::add_to(AttentionDesc& desc, AttentionArgs& args) const {
   desc.full_block_counts = desc_.full_block_counts;
   desc.full_block_indices = desc_.full_block_indices;
   desc.partial_block_counts = desc_.partial_block_counts;
@@ -41,15 +46,17 @@ void BackwardBlocks::add_to(AttentionDesc& desc, AttentionArgs& args) const {
   desc.partial_block_bits = desc_.partial_block_bits;
   desc.block_q = desc_.block_q;
   desc.block_k = desc_.block_k;
+  desc.packed_mask = desc_.packed_mask;
   args.full_block_counts = bound_->full_counts.as<const std::int32_t>();
   args.full_block_indices = bound_->full_indices.as<const std::int32_t>();
   args.partial_block_counts = bound_->partial_counts.as<const std::int32_t>();
   args.partial_block_indices = bound_->partial_indices.as<const std::int32_t>();
   args.partial_block_bits = bound_->partial_bits.as<const std::int32_t>();
+  args.packed_mask = bound_->packed_mask.as<const std::uint8_t>();
+  args.mask_indptr = bound_->mask_indptr.as<const std::int32_t>();
 }
 
-void BackwardBlocks::add_part(std::int64_t sequence, std::int64_t head, std::int64_t count, AttentionDesc& desc,
-                              AttentionArgs& args) const {
+void BackwardMasks::add_part(std::int64_t sequence, std::int64_t head, std::int64_t count, AttentionDesc& desc, AttentionArgs& args) const {
   add_to(desc, args);
   const auto take = [&](std::optional<TensorDesc>& part, const HostileTensor& tensor, const std::int32_t*& data) {
     if (part) data = cut(*part, tensor, sequence, head, count);
@@ -59,14 +66,32 @@ void BackwardBlocks::add_part(std::int64_t sequence, std::int64_t head, std::int
   take(desc.partial_block_counts, bound_->partial_counts, args.partial_block_counts);
   take(desc.partial_block_indices, bound_->partial_indices, args.partial_block_indices);
   take(desc.partial_block_bits, bound_->partial_bits, args.partial_block_bits);
+  if (desc.packed_mask) cut_bits(sequence, *desc.packed_mask, args);
 }
 
-std::vector<Named> BackwardBlocks::inputs() const {
+/// The bytes of one sequence, which need no mask_indptr.
+void BackwardMasks::cut_bits(std::int64_t sequence, PackedMaskDesc& desc, AttentionArgs& args) const {
+  std::int64_t begin = 0;
+  if (desc.row_bytes == 0) {
+    begin = args.mask_indptr[sequence];
+    desc.bytes = args.mask_indptr[sequence + 1] - begin;
+  } else {
+    const std::vector<Sequence>& sequences = bound_->spec.sequences;
+    for (std::int64_t b = 0; b < sequence; ++b) begin += sequences[static_cast<std::size_t>(b)].q * desc.row_bytes;
+    desc.bytes = sequences[static_cast<std::size_t>(sequence)].q * desc.row_bytes;
+  }
+  args.packed_mask += begin;
+  args.mask_indptr = nullptr;
+}
+
+std::vector<Named> BackwardMasks::inputs() const {
   return {{"full_block_counts", bound_->full_counts},
           {"full_block_indices", bound_->full_indices},
           {"partial_block_counts", bound_->partial_counts},
           {"partial_block_indices", bound_->partial_indices},
-          {"partial_block_bits", bound_->partial_bits}};
+          {"partial_block_bits", bound_->partial_bits},
+          {"packed_mask", bound_->packed_mask},
+          {"mask_indptr", bound_->mask_indptr}};
 }
 
 }  // namespace fovea::check
