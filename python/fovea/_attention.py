@@ -122,7 +122,8 @@ def attention(
         packed_mask: Bits of the keys that a query row sees, beside ``causal`` and ``window``: both must let a key be. uint8, the
             lowest bit first. ``[bytes]`` holds the rows of bits one after another, those of sequence b from byte
             ``mask_indptr[b]`` on, as FlashInfer's ``packed_custom_mask``. ``[batch, seq_q, bytes]`` or
-            ``[total_q, bytes]`` holds whole bytes for each row of q (:func:`fovea.tree_mask`).
+            ``[total_q, bytes]`` holds whole bytes for each row of q (:func:`fovea.tree_mask`). Gradients with one are
+            computed on CPUs alone.
         mask_indptr: int32 ``[batch + 1]``, for a flat ``packed_mask``; a single sequence needs none.
         mask_tail: How many of a sequence's last keys have bits; every key before them passes. None is all keys.
         out: Written and returned instead of a new tensor: q's shape with dv, q's dtype (bfloat16 or float32 for float8_e4m3fn).
@@ -155,14 +156,14 @@ def attention(
     Raises:
         ValueError: The call contradicts itself: tensor, field, value and expectation are named.
         NotImplementedError: No implementation accepts it, each with its reason; a tangent is given (forward mode); or a gradient is
-            wanted of float8_e4m3fn inputs, or together with ``out``, ``lse``
-            or ``packed_mask``; torch.vmap as with these; torch.func.grad.
+            wanted of float8_e4m3fn inputs, or together with ``out`` or ``lse``; torch.vmap as with these; torch.func.grad.
 
     Source: FlashAttention (Dao et al. 2022); sinks as in Xiao et al. 2023.
     """
     mask = (*band(causal, window), top_left(anchor))
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options, blocks, given = (implementation or "", batch_invariant), operands_of(block_mask), out
+    bits = (packed_mask, mask_tail, mask_indptr)
     if torch._C._is_any_autocast_enabled():
         q, k, v, out = autocast(q, k, v, out)
         bias = bias if bias is None else bias.to(q.dtype)
@@ -173,8 +174,8 @@ def attention(
         refuse_tangents(("q", "k", "v", "sink", "bias"), (q, k, v, sink, bias))
         refuse_grad_transforms(q, k, v, sink, bias)
         factors = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-        _refuse_with_gradients(q, alibi_slopes, out=out, lse=lse, packed_mask=packed_mask, **factors)
-        both = differentiable_attention(q, k, v, *lengths, *mask, *numbers, *blocks, *terms, *options, deterministic)
+        _refuse_with_gradients(q, alibi_slopes, out=out, lse=lse, **factors)
+        both = differentiable_attention(q, k, v, *lengths, *mask, *numbers, *blocks, *terms, *bits, *options, deterministic)
         return both if return_lse else both[0]
     new = fills(cu_seqlens_q, out, lse)
     if out is None:
@@ -182,8 +183,7 @@ def attention(
     if lse is None and return_lse:
         lse = empty_lse(q)
     scales = (scale_tensor("q_scale", q_scale, q), scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q))
-    bits = (packed_mask, mask_tail, mask_indptr)
-    _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *terms, *scales, *bits, *options, *new)
+    _attention(q, k, v, out, lse, *lengths, *mask, *numbers, *blocks, *terms, *bits, *scales, *options, *new)
     if out is not given and given is not None:
         out = given.copy_(out)
     return out if lse is None else (out, lse)

@@ -11,8 +11,8 @@ from torch import Tensor
 from fovea._block_mask import operands_of
 from fovea._calls import checked
 from fovea._dispatch import OPERATORS
-from fovea._library import band, deterministic_order, empty_lse, empty_out, fills, score_scale, top_left
-from fovea._options import DenseMask, Implementation, Lengths
+from fovea._library import NO_SCALES, band, deterministic_order, empty_lse, empty_out, fills, score_scale, top_left
+from fovea._options import DenseMask, Implementation, Lengths, PackedMask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +22,7 @@ _attention_backward = OPERATORS["attention_backward"]
 differentiable_attention = torch.ops.fovea.differentiable_attention.default
 
 
-class BackwardOptions(Implementation, DenseMask, Lengths, total=False):
+class BackwardOptions(Implementation, DenseMask, Lengths, PackedMask, total=False):
     softcap: float
     dlse: Tensor | None
     deterministic: bool
@@ -68,6 +68,9 @@ def attention_backward(
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    packed_mask: Tensor | None = None,
+    mask_indptr: Tensor | None = None,
+    mask_tail: int | None = None,
     implementation: str | None = None,
     deterministic: bool = False,
     block_mask: Any = None,
@@ -86,6 +89,7 @@ def attention_backward(
         dlse: The gradient of ``lse``, float32 in its shape, with any strides; None is zeros.
         causal, window, anchor, scale, softcap, sink: As in the forward pass.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.
+        packed_mask, mask_indptr, mask_tail: As in the forward pass; on CPUs alone.
         implementation: Forces one of :func:`fovea.implementations` by name.
         deterministic: Whether the results have the same bits from run to run, at the price of some speed. Without, dq may differ
             in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
@@ -107,8 +111,8 @@ def attention_backward(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if dropout_p != 0 and dropout_state is None:
         raise ValueError("dropout_state: got None, want the tensor of the forward pass")
-    terms = (alibi_slopes, bias, dropout_p, dropout_state)
-    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *operands_of(block_mask), *terms)
+    terms, bits = (alibi_slopes, bias, dropout_p, dropout_state), (packed_mask, mask_tail, mask_indptr)
+    forward = (q, k, v, out, lse, *lengths, *mask, score_scale(scale), softcap, sink, *operands_of(block_mask), *terms, *bits)
     gradients = _gradients(forward, dout, dlse, bias_gradient, (implementation or "", deterministic))
     return tuple(gradient for gradient in gradients if gradient is not None)
 
@@ -138,8 +142,7 @@ def new_outputs(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor,
     *forward, implementation, batch_invariant, _deterministic = options
     out, lse = empty_out(q, v), empty_lse(q)
     new = fills(forward[0], None, None)
-    scales, bits = (None,) * 3, (None,) * 3
-    _attention(q, k, v, out, lse, *forward, *scales, *bits, implementation, batch_invariant, *new)
+    _attention(q, k, v, out, lse, *forward, *NO_SCALES, implementation, batch_invariant, *new)
     return out, lse
 
 
@@ -161,7 +164,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     dq, dk, dv, dsink, dbias = _gradients(tuple(forward), dout, dlse, ctx.of_bias, ("", ctx.deterministic))
-    after = len(forward) - 1 - _BIAS + 3  # arguments behind the bias: dropout, and who computes
+    after = len(forward) - 1 - _BIAS + 3  # arguments behind the bias: dropout, bits, and who computes
     return (dq, dk, dv, *(None,) * (_SINK - 5), dsink, *(None,) * (_BIAS - _SINK - 1), dbias, *(None,) * after)
 
 

@@ -37,7 +37,7 @@ def _map_attention(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tu
     call = dict(zip(_NAMES, args, strict=True))
     if call["cu_seqlens_q"] is not None:
         raise NotImplementedError("cu_seqlens_q: got a tensor within torch.vmap, want None (make one ragged batch of all)")
-    for name in ("alibi_slopes", "bias", "dropout_state"):
+    for name in ("alibi_slopes", "bias", "dropout_state", "packed_mask"):
         if call[name] is not None:
             raise NotImplementedError(f"{name}: got a tensor within torch.vmap, want None (map the batch yourself)")
     refuse_grad_transforms(*args[:3], call["sink"])

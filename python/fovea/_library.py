@@ -136,8 +136,11 @@ def score_scale(scale: float | None) -> float:
     return scale
 
 
-NO_TERMS = (None, None, 0.0, None)
-"""``alibi_slopes``, ``bias``, ``dropout_p`` and ``dropout_state`` of an operator's call without them."""
+NO_TERMS = (None, None, 0.0, None, None, None, None)
+"""``alibi_slopes``, ``bias``, ``dropout_p``, ``dropout_state`` and a packed mask's three arguments of a call without them."""
+
+NO_SCALES = (None, None, None)
+"""``q_scale``, ``k_scale`` and ``v_scale``, likewise."""
 
 
 def new_dropout_state(q: Tensor) -> Tensor:

@@ -214,13 +214,15 @@ def test_opcheck():
     operator = torch.ops.fovea.differentiable_attention.default
     mask, options = (None, 0, False, 0.0, 0.0), ("", False, False)
     sink, blocks, terms = torch.randn(4, requires_grad=True), (*(None,) * 5, 0, 0), (None, None, 0.0, None)
-    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *blocks, *terms, *options))
+    no_bits = (None, None, None)
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *blocks, *terms, *no_bits, *options))
     terms = (torch.rand(4), torch.randn(1, 4, 1, 1, requires_grad=True), 0.3, torch.tensor([5, 6]))
-    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *blocks, *terms, *options))
+    bits = (torch.full((q.shape[0], q.shape[1], 1), 0b1101, dtype=torch.uint8), 4, None)
+    torch.library.opcheck(operator, (q, k, v, None, None, None, None, *mask, sink, *blocks, *terms, *bits, *options))
     q, k, v = (torch.randn(7, heads, 16, requires_grad=True) for heads in (4, 2, 2))
     terms = (None, None, 0.0, None)
     ragged = (lengths([2, 4]), lengths([3, 4]), None, None)
-    torch.library.opcheck(operator, (q, k, v, *ragged, *mask, None, *blocks, *terms, *options))
+    torch.library.opcheck(operator, (q, k, v, *ragged, *mask, None, *blocks, *terms, *no_bits, *options))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

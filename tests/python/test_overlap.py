@@ -134,7 +134,7 @@ def test_gradients_over_a_part_of_what_they_are_of():
     q, dq = shifted(room, 8, 11)
     k, lse = rows(8), torch.zeros(8, 4)
     operator = torch.ops.fovea.attention_backward
-    blocks, terms = (*(None,) * 5, 0, 0), (None, None, 0.0, None)
+    blocks, terms = (*(None,) * 5, 0, 0), (None, None, 0.0, None, None, None, None)
     forward = (q, k, k, rows(8), lse, CU, CU, None, None, None, None, False, 0.0, 0.0, None, *blocks, *terms)
     with pytest.raises(ValueError, match=r"args\.dq \(memory\): got a part of q, want memory of its own"):
         operator(*forward, rows(8), None, dq, rows(8), rows(8), None, None, "", False)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import fovea
 from masked import causal_band, ends_of, flat, written_out
@@ -131,7 +132,151 @@ def test_makers_refuse_what_they_cannot_pack():
             call()
 
 
-def test_gradients_take_no_mask():
-    q = torch.randn(1, 3, 2, 16, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="packed_mask: got a value"):
-        fovea.attention(q, q, q, packed_mask=torch.zeros(1, 3, 1, dtype=torch.uint8))
+KERNELS = [i.name for i in fovea.implementations() if i.operation == "attention_backward" and i.backend == "cpu" and i.available]
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2}}
+LENGTHS = [(5, 40), (0, 7), (70, 70), (1, 130), (3, 0), (1, 1), (130, 97)]
+
+
+def bits_of(masks, tail):
+    """A packed mask, flat or by rows over the last `tail` keys; and what it shows together with causality."""
+    if tail is None:
+        packed, indptr = flat(masks)
+        return {"packed_mask": packed, "mask_indptr": indptr}, [mask & causal_band(*mask.shape) for mask in masks]
+    visible = [(mask | (torch.arange(len(mask.T)) < len(mask.T) - tail)) & causal_band(*mask.shape) for mask in masks]
+    rows = [torch.nn.functional.pad(mask, (tail, 0))[:, -tail:] for mask in masks]
+    return {"packed_mask": fovea.pack_mask(torch.cat(rows)), "mask_tail": tail}, visible
+
+
+def exact_gradients(q, k, v, visible, dout, dlse):
+    """Of one sequence, float64. What is hidden is left out, as 0 times NaN is NaN."""
+    leaves = [torch.nan_to_num(each.double()).requires_grad_() for each in (q, k, v)]
+    out, lse = written_out(*leaves, visible)
+    total = (out * dout.double()).sum() + (torch.where(lse == -torch.inf, 0, lse) * dlse.double()).sum()
+    return torch.autograd.grad(total, leaves)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("tail", [None, 33])
+def test_gradients(kernel, dtype, tail):
+    q, k, v, masks = random_case(5, LENGTHS, dtype)
+    for mask in masks:
+        mask[::7], mask[:, 3::5] = False, False
+    bits, visible = bits_of(masks, tail)
+    for b, seen in enumerate(visible):  # rows that see no key, and keys that no row sees
+        q[b][~seen.any(1)], k[b][~seen.any(0)], v[b][~seen.any(0)] = torch.nan, torch.nan, torch.nan
+    lengths = {"cu_seqlens_q": ends_of(q), "cu_seqlens_k": ends_of(k)}
+    options = {"causal": True, **lengths, **bits}
+    tensors = [torch.cat(each) for each in (q, k, v)]
+    out, lse = fovea.attention(*tensors, return_lse=True, **options)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    got = fovea.attention_backward(dout, *tensors, out, lse, dlse=dlse, implementation=kernel, **options)
+    again = fovea.attention_backward(dout, *tensors, out, lse, dlse=dlse, implementation=kernel, **options)
+    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+    for b, seen in enumerate(visible):
+        rows, keys = (slice(*lengths[name][b : b + 2].tolist()) for name in lengths)
+        want = exact_gradients(q[b], k[b], v[b], seen, dout[rows], dlse[rows])
+        unseen = (~seen.any(1), *[~seen.any(0)] * 2)
+        for one, other, at, alone in zip(got, want, (rows, keys, keys), unseen, strict=True):
+            torch.testing.assert_close(one[at].double(), other, **TOLERANCES[dtype])
+            assert not one[at][alone].any()
+
+
+def test_gradients_of_rows_that_see_nothing_are_zero():
+    q, k, v = (torch.full((2, 9, 2, 16), torch.nan, requires_grad=True) for _ in range(3))
+    out = fovea.attention(q, k, v, packed_mask=torch.zeros(2, 9, 2, dtype=torch.uint8))
+    out.sum().backward()
+    assert all(not each.grad.any() for each in (q, k, v))
+
+
+def test_gradients_in_float64():
+    """By finite differences."""
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(1, n, h, 8, dtype=torch.float64, requires_grad=True) for n, h in ((5, 2), (7, 1), (7, 1)))
+    packed = fovea.pack_mask(torch.rand(1, 5, 7) < 0.6)
+    assert torch.autograd.gradcheck(lambda *each: fovea.attention(*each, packed_mask=packed), (q, k, v), atol=1e-5)
+
+
+def fixed_case(dtype=torch.float32):
+    torch.manual_seed(7)
+    tensors = [torch.randn(2, n, h, 32, dtype=dtype, requires_grad=True) for n, h in ((70, 4), (90, 2), (90, 2))]
+    return tensors, torch.rand(2, 70, 90) < 0.5
+
+
+def gradients(function, tensors, dout):
+    return torch.autograd.grad(function(*tensors), tensors, dout)
+
+
+def test_gradients_beside_biases_and_dropout():
+    """A mask hides what a bias of -inf hides, and its gradient is 0 there."""
+    tensors, mask = fixed_case()
+    bias = torch.randn(2, 4, 70, 90)
+    terms = {"alibi_slopes": torch.rand(4), "dropout_p": 0.2, "dropout_state": torch.tensor([3, 4]), "causal": True}
+    dout = torch.randn(2, 70, 4, 32)
+    results = []
+    for hidden, bits in (
+        (bias.masked_fill(~mask[:, None], -torch.inf), {}),
+        (bias.masked_fill(~mask[:, None], torch.nan), {"packed_mask": fovea.pack_mask(mask)}),
+    ):
+        leaves = [*tensors, hidden.requires_grad_()]
+        results.append(gradients(lambda q, k, v, b, bits=bits: fovea.attention(q, k, v, bias=b, **terms, **bits), leaves, dout))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not results[1][3][~mask[:, None].expand_as(bias)].any()
+
+
+def test_gradients_beside_a_block_mask():
+    tensors, mask = fixed_case()
+    blocks = torch.rand(70, 90) < 0.5
+    lists = fovea.BlockMask.from_mask(blocks, block_size=(32, 32))
+    dout = torch.randn(2, 70, 4, 32)
+    got = gradients(lambda *each: fovea.attention(*each, block_mask=lists, packed_mask=fovea.pack_mask(mask)), tensors, dout)
+    want = gradients(lambda *each: fovea.attention(*each, packed_mask=fovea.pack_mask(mask & blocks)), tensors, dout)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_under_checkpoint(reentrant):
+    tensors, mask = fixed_case()
+    packed, dout = fovea.pack_mask(mask), torch.randn(2, 70, 4, 32)
+
+    def function(*each):
+        return fovea.attention(*each, packed_mask=packed)
+
+    got = gradients(function, tensors, dout)
+    checkpoint(function, *tensors, use_reentrant=reentrant).backward(dout)
+    assert all(torch.equal(one, leaf.grad) for one, leaf in zip(got, tensors, strict=True))
+
+
+def test_gradients_of_a_compiled_function():
+    tensors, mask = fixed_case()
+    packed, dout = fovea.pack_mask(mask), torch.randn(2, 70, 4, 32)
+
+    def function(q, k, v, packed):
+        return fovea.attention(q, k, v, packed_mask=packed) * 2.0
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    got, want = (gradients(lambda *each, f=f: f(*each, packed), tensors, dout) for f in (compiled, function))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_gradient_names_bad_masks():
+    q, k = torch.randn(2, 3, 2, 16), torch.randn(2, 9, 2, 16)
+    out, lse = fovea.attention(q, k, k, return_lse=True)
+    for arguments, message in (
+        ({"packed_mask": BITS.bool()}, "packed_mask.dtype: got torch.bool, want torch.uint8 (8 keys a byte)"),
+        ({"mask_tail": 3}, "mask_tail: got 3, want none without packed_mask"),
+        ({"packed_mask": BITS}, "mask_indptr (pointer): got null, want an address"),
+        ({"packed_mask": BITS, "mask_indptr": torch.tensor([0, 4, 2]).int()}, "mask_indptr[2]: got 2, want 4 or more"),
+        ({"packed_mask": BITS, "mask_indptr": torch.zeros(2, dtype=torch.int32)}, "mask_indptr.shape: got [2], want [3]"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            fovea.attention_backward(out, q, k, k, out, lse, **arguments)
+
+
+def test_vmap_takes_no_mask():
+    q, packed = torch.randn(2, 1, 3, 2, 16), torch.zeros(1, 3, 1, dtype=torch.uint8)
+    with pytest.raises(NotImplementedError, match=r"^packed_mask: got a tensor within torch\.vmap, want None"):
+        torch.vmap(lambda each: fovea.attention(each, each, each, packed_mask=packed))(q)

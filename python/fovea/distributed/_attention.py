@@ -15,7 +15,7 @@ from fovea._block_mask import NO_BLOCKS
 from fovea._calls import adapted, untraced
 from fovea._dispatch import refuse_tangents
 from fovea._functorch import is_mapped, refuse_grad_transforms
-from fovea._library import NO_TERMS, band, score_scale, top_left, typed
+from fovea._library import NO_SCALES, NO_TERMS, band, score_scale, top_left, typed
 from fovea._options import DenseMask
 from fovea.distributed._agree import agree
 from fovea.distributed._blocks import Mask
@@ -230,7 +230,7 @@ def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
     scores = (score_scale(options["scale"]), options["softcap"])
     sink = None if inputs.sink is None else inputs.sink.detach()
     try:
-        others = (sink, *NO_BLOCKS, *NO_TERMS, *(None,) * 6)
+        others = (sink, *NO_BLOCKS, *NO_TERMS, *NO_SCALES)
         torch.ops.fovea.explain_attention(q, k, v, out, lse, *ragged, *mask, *scores, *others, "", False)
     except RuntimeError as error:
         raise typed(error) from None

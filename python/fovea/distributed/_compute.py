@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fovea._block_mask import NO_BLOCKS
 from fovea._dispatch import OPERATORS
-from fovea._library import NO_TERMS, deterministic_order
+from fovea._library import NO_SCALES, NO_TERMS, deterministic_order
 from fovea.distributed._blocks import Block, on_device
 
 _attention = OPERATORS["attention"]
@@ -50,7 +50,7 @@ def attend(
     out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), new_lse(q)
     lengths = _lengths(block, q)
     terms = (scores.scale, scores.softcap, sink, *NO_BLOCKS, *NO_TERMS)
-    _attention(q, k, v, out, lse, *lengths, *block.band, True, *terms, *(None,) * 6, "", False)
+    _attention(q, k, v, out, lse, *lengths, *block.band, True, *terms, *NO_SCALES, "", False)
     return out, lse
 
 
