@@ -73,6 +73,15 @@ def test_long_sequences_have_parts(dtype):
     assert exact_rows.differing(whole, exact_rows.paged_chunk(s, 8970, 9000, 16), slice(70, 100))[0] == 0
 
 
+def test_sequences_of_too_many_parts_to_split():
+    """A token alone then adds the parts itself, of two kv heads by turns."""
+    tokens = 257 * 4096
+    s = exact_rows.draw(torch.float32, tokens, {}, dims=(8, 8), heads=(2, 2))
+    s.options.clear()
+    whole = exact_rows.chunk(s, tokens - 9, tokens)
+    assert exact_rows.differing(whole, exact_rows.chunk(s, tokens - 1, tokens), [8])[0] == 0
+
+
 def test_without_it_some_way_differs():
     """Otherwise the comparison sees nothing."""
     fovea.set_exact_rows(False)

@@ -185,7 +185,7 @@ SoftCap soft_cap_of(double scale, double cap) {
 
 Item item_of_head(const Item& item, int head) {
   Item one = item;
-  const std::int64_t row = static_cast<std::int64_t>(head) * item.rows;
+  const std::int64_t row = static_cast<std::int64_t>(head) * item.head_rows;
   one.kv_head += head;
   one.heads = 1;
   one.scratch.q = static_cast<std::byte*>(item.scratch.q) + row * item.extents.q_stride * item.setup.attention->qk_bytes();
@@ -195,6 +195,10 @@ Item item_of_head(const Item& item, int head) {
   one.scratch.scores += row * item.extents.score_stride;
   one.scratch.rescale += row;
   one.factors += head;
+  if (one.scratch.total_acc == nullptr) return one;
+  one.scratch.total_acc += row * item.extents.acc_stride;
+  one.scratch.total_maximum += row;
+  one.scratch.total_sum += row;
   return one;
 }
 
@@ -282,10 +286,10 @@ KeySpan first_run(KeySpan seen, const KeyBits* bits) {
 
 namespace {
 
-/// Number of kv heads that one streamed item takes. In most caches the heads of a token lie side by side, so together they are one run of
-/// memory. SequenceClass one after the other, their rows have holes between them.
+/// Number of kv heads that one item of few rows takes. In most caches the heads of a token lie side by side, so together they are one run of
+/// memory. Taken one after the other, their rows have holes between them.
 std::int64_t heads_together(const Item& item, const Schedule& schedule) {
-  const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.stream_heads, kStreamItemRows / item.rows);
+  const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.few_heads, kItemRows / item.head_rows);
   return ceil_div(heads, ceil_div(heads, most));
 }
 
@@ -308,13 +312,14 @@ void attend(const Setup& setup, const Call& call, std::byte* workspace) {
       item.sequence = sequence_of(setup, call, entry.sequence);
       item.kv_head = i % setup.core.kv_heads;
       item.rows = static_cast<int>(entry.row_end - entry.row_begin);
-      const bool streamed = item.sequence.seq_q * setup.core.group() <= setup.tuning.stream_rows;
-      if (streamed) {
+      const bool few = item.sequence.seq_q * setup.core.group() <= setup.tuning.few_rows, streamed = few && !setup.tuning.packs_few;
+      item.head_rows = static_cast<int>(rows_of_head(setup, item.rows));
+      if (few) {
         const std::int64_t heads = heads_together(item, schedule);
         if (item.kv_head % heads != 0) continue;  // the item of the first of these heads computes them all
         item.heads = static_cast<int>(std::min(heads, setup.core.kv_heads - item.kv_head));
       }
-      std::array<HeadFactors, kStreamItemRows> factors;
+      std::array<HeadFactors, kItemRows> factors;
       item.factors = factors.data();
       for (int head = 0; head < item.heads; ++head) {
         factors[static_cast<std::size_t>(head)] = factors_of(item, item.kv_head + head);

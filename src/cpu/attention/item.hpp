@@ -31,6 +31,7 @@ struct Item {
   std::int64_t kv_head = 0;  // first one
   int heads = 1;
   int rows = 0;                          // of one head
+  int head_rows = 0;                     // from one head's rows to those of the next in scratch memory
   const HeadFactors* factors = nullptr;  // [heads]: their scales may differ
 
   std::int64_t query_of(std::int64_t row) const { return (entry.row_begin + row) / setup.core.group(); }

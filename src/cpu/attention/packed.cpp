@@ -260,6 +260,29 @@ void step(const Item& item, const PackedTile& tile, int begin, int end) {
   for (int i = 0; i < blocks; ++i) weigh_exactly(item, begin, s.blocks[i]);
 }
 
+/// A head of an item. The heads of a tile follow each other, so they share scores and weights.
+Item packed_head(const Item& item, int head) {
+  if (item.heads == 1) return item;
+  Item one = item_of_head(item, head);
+  one.scratch.scores = item.scratch.scores;
+  one.scratch.rescale = item.scratch.rescale;
+  return one;
+}
+
+/// One key tile for one head. `last`: tiles of the item.
+void attend_tile(const Item& item, std::int64_t at, std::int64_t last, bool masked) {
+  const Tuning& tuning = item.setup.tuning;
+  if (item.setup.blocks && !find_listed(item, at * tuning.kv_tile)) return;
+  PackedTile tile = pack_tile(item, at * tuning.kv_tile, masked || item.setup.blocks);
+  if (item.setup.attention->pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)] != nullptr && at + 1 < last) {
+    tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},
+                              item.scratch.k_rows[1]);
+  }
+  if (tile.masked) find_visible(item, tile.origin, tile.keys);
+  for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows)
+    step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
+}
+
 }  // namespace
 
 void attend_packed(const Item& item) {
@@ -269,27 +292,21 @@ void attend_packed(const Item& item) {
       detail::kv_tiles(item.sequence.band, item.query_of(0), item.query_of(item.rows - 1) + 1, item.sequence.seq_k, tuning.kv_tile);
   const std::int64_t first = item.entry.key_begin / tuning.kv_tile, last = ceil_div(item.entry.key_end, tuning.kv_tile);
   const std::int64_t masked_from = first_masked_key(item);
+  const auto for_heads = [&](const auto& f) {
+    for (int head = 0; head < item.heads; ++head) f(packed_head(item, head));
+  };
   if (item.setup.attention->enter != nullptr) item.setup.attention->enter();
   bool has_total = false;
   for (std::int64_t at = first; at < last; ++at) {
     if (item.setup.core.exact_rows && at > first && at * tuning.kv_tile % tuning.split_keys == 0) {
-      if (!has_total) std::fill_n(item.scratch.total_sum, item.rows, 0.0f);
+      if (!has_total) std::fill_n(item.scratch.total_sum, item.heads * item.head_rows, 0.0f);
       has_total = true;
-      add_parts(item);
+      for_heads(add_parts);
     }
-    if (item.setup.blocks && !find_listed(item, at * tuning.kv_tile)) continue;
     const bool in_band = at >= tiles.full_first && at < tiles.full_last && (at + 1) * tuning.kv_tile <= masked_from;
-    const bool masked = !in_band || item.setup.blocks;
-    PackedTile tile = pack_tile(item, at * tuning.kv_tile, masked);
-    if (item.setup.attention->pack_latent[static_cast<std::size_t>(item.setup.core.kv_dtype)] != nullptr && at + 1 < last) {
-      tile.next = locate_latent(item, {(at + 1) * tuning.kv_tile, std::min<std::int64_t>(item.entry.key_end, (at + 2) * tuning.kv_tile)},
-                                item.scratch.k_rows[1]);
-    }
-    if (tile.masked) find_visible(item, tile.origin, tile.keys);
-    for (int begin = 0; begin < item.rows; begin += tuning.chunk_rows)
-      step(item, tile, begin, std::min(begin + tuning.chunk_rows, item.rows));
+    for_heads([&](const Item& one) { attend_tile(one, at, last, !in_band); });
   }
-  if (has_total) take_totals(item);
+  if (has_total) for_heads(take_totals);
   if (item.setup.attention->leave != nullptr) item.setup.attention->leave();
 }
 

@@ -34,7 +34,7 @@ detail::PlanResult<AttentionArgs> plan(const AttentionProblem& problem, Device) 
   Setup setup = make_setup<Isa>(problem, problem.ragged);
   setup.q_scale = problem.q_scale;
   setup.blocks = block_lists(problem);
-  if (setup.blocks) setup.tuning.stream_rows = 0;  // packed tiles alone have lists
+  if (setup.blocks) setup.tuning.few_rows = 0;  // packed tiles alone have lists
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.kv_dtype);
   using State = AttentionState<AttentionProblem, AttentionArgs>;
@@ -53,7 +53,8 @@ std::string describe(const Setup& setup) {
   const Tuning& t = setup.tuning;
   const auto text = [](auto number) { return std::to_string(number); };
   return std::string(setup.attention->arithmetic) + " " + text(setup.attention->block_rows) + "x" + text(setup.attention->panel) +
-         " micro-kernel; up to " + text(t.stream_rows) + " rows streamed by " + text(t.stream_tile) + " keys, more packed " +
+         " micro-kernel; up to " + text(t.few_rows) + " rows " +
+         (t.packs_few ? "of several heads" : "streamed by " + text(t.stream_tile) + " keys") + ", more packed " +
          text(t.q_rows) + " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) +
          " keys; " + (setup.core.exact_rows ? "exact rows; " : "") + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }

@@ -22,10 +22,11 @@ constexpr Tuning choose_tuning(const detail::AttentionCore& core, const Attentio
 
   // A few calls of the micro-kernel share a panel while it is in the first-level cache.
   t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 8 : 2);
-  t.kv_tile = 512;
+  t.kv_tile = core.exact_rows ? 128 : 512;  // few rows of many heads pack a tile of each
+  t.few_rows = 8;
+  t.packs_few = core.exact_rows;
   while (t.kv_tile > 64 && t.kv_tile * dims * kernels.operand_bytes > kernels.tile_bytes) t.kv_tile /= 2;
   t.stream_tile = 128;
-  t.stream_rows = core.exact_rows ? 0 : 8;
   t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
   t.split_keys = static_cast<int>(core.exact_rows ? kExactSplitKeys : kSplitKeys);
 
@@ -75,7 +76,7 @@ Setup make_setup(const detail::AttentionCore& core, bool ragged) {
   Setup setup{.core = core, .ragged = ragged, .attention = bf16 ? Isa::bf16() : &Isa::kernels().attention, .rows = &Isa::kernels().rows};
   setup.threads = threads_of(core);
   setup.tuning = choose_tuning(core, *setup.attention, setup.threads, ragged);
-  if (core.has_score_bias() || core.dropout_p > 0) setup.tuning.stream_rows = 0;  // packed tiles alone have them
+  if (core.has_score_bias() || core.dropout_p > 0) setup.tuning.few_rows = 0;  // packed tiles alone have them
   return setup;
 }
 

@@ -38,13 +38,9 @@ class Builder {
     const std::int64_t rows = s.seq_q * setup_.core.group();
     if (rows == 0) return;
     const detail::KeyRange keys = detail::keys_seen_by_some(s.band, 0, s.seq_q, s.seq_k);
-    if (is_split(setup_, rows, s.seq_k)) {
-      const std::int64_t before = done_.entries;
-      add_parts(s, rows, keys);
-      if (rows <= setup_.tuning.stream_rows) streamed_ += done_.entries - before;
-    } else {
-      add_tiles(s, rows);
-    }
+    const std::int64_t before = done_.entries;
+    is_split(setup_, rows, s.seq_k) ? add_parts(s, rows, keys) : add_tiles(s, rows);
+    if (rows <= setup_.tuning.few_rows) few_ += done_.entries - before;
   }
 
   Schedule finish() {
@@ -55,11 +51,11 @@ class Builder {
     };
     WorkEntry* end = map_.entries + done_.entries;
     if (!std::is_sorted(map_.entries, end, longer)) std::sort(map_.entries, end, before);
-    done_.stream_heads = setup_.core.kv_heads;
+    done_.few_heads = setup_.core.kv_heads;
     // Two conditions: there are enough items for the threads, and the first one, which is the longest, does not keep all others waiting.
-    const auto too_few = [&] { return streamed_ * ceil_div(setup_.core.kv_heads, done_.stream_heads) < 4 * setup_.threads; };
-    const auto too_long = [&] { return map_.entries->cost * done_.stream_heads * setup_.threads > done_.cost; };
-    while (streamed_ > 0 && done_.stream_heads > 1 && (too_few() || too_long())) done_.stream_heads = ceil_div(done_.stream_heads, 2);
+    const auto too_few = [&] { return few_ * ceil_div(setup_.core.kv_heads, done_.few_heads) < 4 * setup_.threads; };
+    const auto too_long = [&] { return map_.entries->cost * done_.few_heads * setup_.threads > done_.cost; };
+    while (few_ > 0 && done_.few_heads > 1 && (too_few() || too_long())) done_.few_heads = ceil_div(done_.few_heads, 2);
     return done_;
   }
 
@@ -104,15 +100,19 @@ class Builder {
   const Setup& setup_;
   const WorkspaceMap& map_;
   Schedule done_{};
-  std::int64_t partials_ = 0, counters_ = 0, streamed_ = 0;
+  std::int64_t partials_ = 0, counters_ = 0, few_ = 0;
 };
 
 }  // namespace
 
+std::int64_t rows_of_head(const Setup& setup, std::int64_t rows) {
+  return setup.tuning.packs_few ? round_up(rows, setup.attention->block_rows) : rows;
+}
+
 Extents::Extents(const Setup& setup) {
   const AttentionKernels& kernels = *setup.attention;
-  const std::int64_t streamed = std::min<std::int64_t>(setup.tuning.stream_rows, setup.core.max_seq_q * setup.core.group());
-  const std::int64_t together = std::min<std::int64_t>(streamed * setup.core.kv_heads, kStreamItemRows);
+  const std::int64_t few = std::min<std::int64_t>(setup.tuning.few_rows, setup.core.max_seq_q * setup.core.group());
+  const std::int64_t together = std::min<std::int64_t>(rows_of_head(setup, few) * setup.core.kv_heads, kItemRows);
   item_rows = std::max<std::int64_t>(together, setup.tuning.q_rows);
   step_rows = std::max<std::int64_t>(together, setup.tuning.chunk_rows);
   constexpr std::int64_t kWidestPiece = 32;  // elements that a kernel takes at once

@@ -55,6 +55,9 @@ struct Scratch {
   float* decoded_kv = nullptr;     // rows of K, then of V, of a cache in a format of codes
 };
 
+/// Rows of scratch memory for the rows of one of several heads. Packed ones are whole blocks, as some kernels store these.
+std::int64_t rows_of_head(const Setup& setup, std::int64_t rows);
+
 /// Sizes that the engine and the map of the workspace share.
 struct Extents {
   explicit Extents(const Setup& setup);
@@ -80,7 +83,7 @@ Scratch map_scratch(const Setup& setup, std::byte* base, std::size_t* bytes = nu
 
 struct Schedule {
   std::int64_t entries = 0, cost = 0;
-  std::int64_t stream_heads = 1;  // most kv heads of one streamed item
+  std::int64_t few_heads = 1;  // most kv heads of one item of few rows
 };
 
 /// Fills map.entries (longest first) and map.counters from the lengths of the call.

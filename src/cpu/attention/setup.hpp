@@ -27,8 +27,9 @@ struct Tuning {
   int q_rows = 0;       ///< query rows (of all heads of a group) that share one packing of K and V
   int chunk_rows = 0;   ///< query rows whose scores are in the cache at once
   int kv_tile = 0;      ///< keys packed at once
-  int stream_rows = 0;  ///< sequences with at most this many rows are streamed, not packed
-  int stream_tile = 0;  ///< keys of one softmax step when streaming
+  int few_rows = 0;        ///< sequences with at most this many rows take several kv heads at once
+  bool packs_few = false;  ///< these are packed as all others, tile by tile and head by head; else they are streamed
+  int stream_tile = 0;     ///< keys of one softmax step when streaming
   int split_rows = 0;   ///< sequences with at most this many rows are split over keys
   int split_keys = 0;   ///< keys of one split, a multiple of both tiles
 };
@@ -45,8 +46,8 @@ inline constexpr std::int64_t kExactSplitKeys = 4096;
 /// split_rows is at most this: no group of heads that memory holds has more.
 inline constexpr std::int64_t kMostSplitRows = 1 << 20;
 
-/// Most rows that are streamed together, over several kv heads.
-inline constexpr int kStreamItemRows = 64;
+/// Most rows of an item of several kv heads.
+inline constexpr int kItemRows = 64;
 
 /// Strides of K or V in bytes. Dense rows have batch, row and head; a cache has block, row (token) and head.
 struct KvStrides {

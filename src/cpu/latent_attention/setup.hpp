@@ -15,7 +15,7 @@ constexpr Tuning choose_latent_tuning(const detail::AttentionCore& core, const A
   t.chunk_rows = kernels.block_rows * (kernels.block_rows <= 8 ? 4 : 2);
   t.kv_tile = kernels.latent_tile;
   const bool packs_from_first_row = kernels.pack_latent[static_cast<std::size_t>(core.kv_dtype)] != nullptr;
-  t.stream_rows = packs_from_first_row || core.exact_rows ? 0 : 8;
+  t.few_rows = packs_from_first_row || core.exact_rows ? 0 : 8;
   t.stream_tile = 64;
   t.split_rows = static_cast<int>(std::clamp<std::int64_t>(group, 16, kMostSplitRows));
   t.split_keys = static_cast<int>(core.exact_rows ? kExactSplitKeys : kSplitKeys);

@@ -36,7 +36,7 @@ Setup int8_setup(const QuantizedAttentionProblem& problem) {
   Setup setup = make_setup<Isa>(problem, problem.ragged);
   setup.attention = &Isa::int8();
   setup.tuning = choose_tuning(problem, *setup.attention, setup.threads, problem.ragged);
-  setup.tuning.stream_rows = 0;  // an operation for prefill: sequences of few rows are packed too
+  setup.tuning.few_rows = 0;  // an operation for prefill: sequences of few rows are packed too
   setup.k = in_bytes(problem.k, problem.kv_dtype);
   setup.v = in_bytes(problem.v, problem.v_dtype);
   setup.int8 =
