@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from inspect import Parameter, signature
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import torch
@@ -304,9 +305,10 @@ def _planner_of(function: Any, keeps: bool) -> Any:
 
     @wraps(function)
     def plan(*args: Any, **kwargs: Any) -> Plan:
-        if kwargs.get("schedule") is not None:
+        if "schedule" in parameters and kwargs.get("schedule") is not None:
             raise ValueError("schedule: got a schedule, want None (a plan has its own: Plan.prepare)")
-        if kwargs.get("dropout_p") and kwargs.get("dropout_state") is None:
+        share = kwargs.get("dropout_p") if "dropout_state" in parameters else None
+        if isinstance(share, Real) and share != 0 and kwargs.get("dropout_state") is None:
             raise ValueError("dropout_state: got None, want a tensor (a plan draws no seed and offset of its own)")
         with _Catch() as catch, torch._C._DisableAutocast():
             result = function(*args, **kwargs)

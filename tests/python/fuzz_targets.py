@@ -12,6 +12,7 @@ import fovea
 import fuzz_core
 import fuzz_distributed
 import fuzz_flash
+import fuzz_flash_attn
 import fuzz_flashinfer
 import judge
 from fovea._dispatch import OPERATORS
@@ -79,5 +80,8 @@ def drop_in(function: Any, make: Any, check: Any, writes: tuple[str, ...], raise
 
 CORE = [core(name) for name in fuzz_core.MAKERS]
 PLANS = [planned(target) for target in CORE if hasattr(fovea, f"plan_{target.function.__name__}")]
-DROP_INS = [drop_in(*each) for each in fuzz_flash.FUNCTIONS + fuzz_flashinfer.FUNCTIONS + fuzz_distributed.FUNCTIONS]
+DROP_INS = [
+    drop_in(*each)
+    for each in fuzz_flash_attn.FUNCTIONS + fuzz_flash.FUNCTIONS + fuzz_flashinfer.FUNCTIONS + fuzz_distributed.FUNCTIONS
+]
 TARGETS = CORE + PLANS + DROP_INS

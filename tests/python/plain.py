@@ -47,6 +47,17 @@ def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softca
     return Expected(out, lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))
 
 
+def in_chunks(q, k, v, chunk, **mask) -> Expected:
+    """One sequence where query position p sees the keys of its own chunk, ``j // chunk == p // chunk``; bottom-right."""
+    parts, before = [attention(q[:0], k, v, **mask)], len(k) - len(q)
+    for row in range(len(q)):
+        position = before + row
+        begin = max(position // chunk * chunk, 0)
+        keys = slice(begin, max(min((position // chunk + 1) * chunk, len(k)), 0))
+        parts.append(attention(q[row : row + 1], k[keys], v[keys], offset=position - begin, **mask))
+    return join(parts)
+
+
 def gradients(dout, q, k, v, out, lse, *, dlse=None, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None):
     """dq, dk, dv and dsink of one sequence by the usual formula in f32, with P and dS rounded as a matrix unit takes them."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]

@@ -18,17 +18,6 @@ MASKS = {
 CHUNKS = [1, 3, 4, 8, 100]
 
 
-def in_chunks(q, k, v, chunk, **mask):
-    """Attention of one sequence: each query row over the keys of its own chunk."""
-    parts, before = [], len(k) - len(q)
-    for row in range(len(q)):
-        position = before + row
-        begin = max(position // chunk * chunk, 0)
-        keys = slice(begin, max(min((position // chunk + 1) * chunk, len(k)), 0))
-        parts.append(plain.attention(q[row : row + 1], k[keys], v[keys], offset=position - begin, **mask))
-    return plain.join(parts)
-
-
 def detached(expected):
     return plain.Expected(*(tensor.detach() for tensor in vars(expected).values()))
 
@@ -62,7 +51,7 @@ def test_chunks_of_a_fixed_batch(seqs, chunk, mask):
     if not seqs[0]:
         return
     exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-    wants = [in_chunks(*(tensor[row] for tensor in exact), chunk, **words) for row in range(2)]
+    wants = [plain.in_chunks(*(tensor[row] for tensor in exact), chunk, **words) for row in range(2)]
     check_each(out, lse, wants)
     check_gradients(out, lse, (q, k, v), exact, wants)
 
@@ -102,7 +91,7 @@ def test_chunks_of_a_ragged_batch(used, chunk, mask):
         count, keys = counts[0][row], counts[1][row]
         assert bool((outs[row][count:] == 0).all()) and bool(lses[row][count:].isneginf().all())
         if count:
-            wants.append(in_chunks(parts[0][:count], parts[1][:keys], parts[2][:keys], chunk, **words))
+            wants.append(plain.in_chunks(parts[0][:count], parts[1][:keys], parts[2][:keys], chunk, **words))
             plain.check(outs[row][:count].detach(), lses[row][:count].detach(), detached(wants[-1]))
     got = torch.autograd.grad(out.sin().sum(), inputs)
     want = torch.autograd.grad(sum(each.out.sin().sum() for each in wants), exact)
@@ -118,7 +107,7 @@ def test_chunks_of_8_bit_tensors(is_shared):
     out = flash_attn_3.flash_attn_func(q, k, v, attention_chunk=3, causal=True, **named)
     for row in range(2):
         exact = [tensor[row].double() * scale[row, :, None] for tensor, scale in zip((q, k, v), scales, strict=True)]
-        plain.check(out[row], None, in_chunks(*exact, 3, right=0))
+        plain.check(out[row], None, plain.in_chunks(*exact, 3, right=0))
 
 
 # ---- attention_chunk of caches -----------------------------------------------------------------------------------------------
@@ -145,11 +134,11 @@ def test_chunks_of_a_cache(form, seq_q, chunk, page, mask):
         flat = torch.cat([rows[:count] for rows, count in zip(q, own, strict=True)])
         ends = {"cu_seqlens_q": lengths(own), "max_seqlen_q": None if chunk == 4 else seq_q}
         out, lse, *_ = flash_attn_3.flash_attn_with_kvcache(flat, *call, **options, **ends)
-        parts = [in_chunks(rows[:count], *pair, chunk, **words) for rows, count, pair in zip(q, own, keys, strict=True) if count]
+        parts = [plain.in_chunks(rows[:count], *pair, chunk, **words) for rows, count, pair in zip(q, own, keys, strict=True)]
         plain.check(out, lse.T, plain.join(parts))
         return
     out, lse, *_ = flash_attn_3.flash_attn_with_kvcache(q, *call, **options)
-    check_each(out, lse, [in_chunks(q[row], *keys[row], chunk, **words) for row in range(5)])
+    check_each(out, lse, [plain.in_chunks(q[row], *keys[row], chunk, **words) for row in range(5)])
 
 
 def test_chunks_of_a_cache_of_one_length_have_gradients():
@@ -157,7 +146,7 @@ def test_chunks_of_a_cache_of_one_length_have_gradients():
     options = {"attention_chunk": 4, "causal": True, "return_softmax_lse": True}
     out, lse, *_ = flash_attn_3.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, **options)
     exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-    wants = [in_chunks(exact[0][row], exact[1][row, :9], exact[2][row, :9], 4, right=0) for row in range(2)]
+    wants = [plain.in_chunks(exact[0][row], exact[1][row, :9], exact[2][row, :9], 4, right=0) for row in range(2)]
     check_each(out, lse, wants)
     check_gradients(out, lse, (q, k, v), exact, wants)
 
@@ -172,7 +161,7 @@ def test_blocks_that_no_chunk_needs_may_be_anything():
         out = flash_attn_3.flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, v, **options)
         for row, count in enumerate(cache.counts.tolist()):
             keys = [torch.cat([x[row, :count], new[row]]) for x, new in ((cache.k, k), (cache.v, v))]
-            plain.check(out[row], None, in_chunks(q[row], *keys, chunk))
+            plain.check(out[row], None, plain.in_chunks(q[row], *keys, chunk))
 
 
 @pytest.mark.parametrize("chunk", [4, 3])
@@ -235,7 +224,7 @@ def test_padding_in_caches_of_other_strides(layout, chunk):
     options = {"cache_batch_idx": index, "cache_leftpad": leftpad, "cache_seqlens": cache.counts[chosen], "causal": True}
     out = flash_attn_3.flash_attn_with_kvcache(q, k_cache, v_cache, attention_chunk=chunk, **options)
     for row, at in enumerate(index.tolist()):
-        want = in_chunks(q[row], *keys[at], chunk or 100, right=0)
+        want = plain.in_chunks(q[row], *keys[at], chunk or 100, right=0)
         plain.check(out[row], None, want)
     smaller = ranges._in_pages(ranges.Cache(k_cache, v_cache, None, None, None), 1)[0]
     assert (smaller.k.data_ptr() == k_cache.data_ptr()) == (layout != "k alone")

@@ -49,6 +49,21 @@ def test_every_tensor_is_checked(label, change):
     assert plan.run() is not None or call.name == "paged_cache_append"
 
 
+@pytest.mark.parametrize("share", [2, 0.5, torch.rand(2)])
+def test_dropout_and_schedules_of_functions_without_them(share):
+    """They are refused as the function refuses them."""
+    with pytest.raises(TypeError, match=r"^paged_attention\(\) got an unexpected keyword argument 'dropout_p'"):
+        fovea.plan_paged_attention(**paged(), dropout_p=share)
+    with pytest.raises(TypeError, match=r"^attention\(\) got an unexpected keyword argument 'schedule'"):
+        fovea.plan_attention(**dense(), schedule=fovea.LatentSchedule())
+    if isinstance(share, torch.Tensor):
+        with pytest.raises(TypeError, match=r"^dropout_p: got torch.Tensor, want a number"):
+            fovea.plan_attention(**dense(), dropout_p=share)
+    else:
+        with pytest.raises(ValueError, match=r"^dropout_state: got None, want a tensor"):
+            fovea.plan_attention(**dense(), dropout_p=share)
+
+
 def test_arguments_that_a_plan_does_not_take():
     call = dense()
     plan = fovea.plan_attention(call["q"], call["k"], call["v"])

@@ -16,10 +16,10 @@ from fovea.compat._flash_attn import UNSCALED, Ragged, Scales, Scores, dense
 
 
 def chunk_of(attention_chunk: Tensor | int) -> int:
-    """The size of chunks; 0 is none."""
+    """The size of chunks; 0 is none. Lengths are int32: larger chunks than those can be are all alike."""
     chunk = integer("attention_chunk", attention_chunk)
     check(chunk >= 0, "attention_chunk", chunk, "0 (no chunks) or more")
-    return chunk
+    return min(chunk, 1 << 31)
 
 
 def chunks_of(rows: int, chunk: int) -> int:

@@ -4,14 +4,13 @@
 Attention gets the same memory in smaller pages, and block tables that begin at the first row of the range.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fovea._library import rows_each
-from fovea.compat._arguments import check, readable
+from fovea.compat._arguments import check, readable, traced
 from fovea.compat._flash_attn_cache import Cache, Queries
 from fovea.compat._flash_attn_chunks import check_ends, chunks_of, cuts
 
@@ -70,9 +69,7 @@ class Range(NamedTuple):
         queries, cache, table, lengths = given
         check(table.dtype == torch.int32, "block_table.dtype", table.dtype, torch.int32)
         begin, lengths = self._without_padding(cache, lengths)
-        page, columns = math.gcd(cache.k.shape[1], self.chunk), cache.room
-        if self.leftpad is not None:
-            page = 1
+        page, columns = 1 if self.leftpad is not None else _divisor(cache.k.shape[1], self.chunk), cache.room
         keys = lengths[:, None]
         if self.chunk:
             queries, starts, keys = _in_chunks(queries, lengths, self.chunk)
@@ -114,16 +111,21 @@ def _in_chunks(queries: Queries, lengths: Tensor, chunk: int) -> tuple[Queries, 
     return queries, keys[:, :-1], keys.diff(dim=1)
 
 
+def _divisor(one: int, other: int) -> int:
+    """The greatest that both have, of numbers that a tracer may not know either."""
+    while other:
+        one, other = other, one % other
+    return one
+
+
 def _in_pages(cache: Cache, page: int) -> tuple[Cache, int]:
     """The same memory in smaller pages, and how many of them there are from one block to the next. Odd strides need a copy."""
     k, v, whole = cache.k, cache.v, cache.k.shape[1]
     if page == whole or not whole:
         return cache, 1
-    ratios = [_pages_between(tensor, page) for tensor in (k, v)]
-    if ratios[0] is None or ratios[0] != ratios[1]:
-        k, v = k.contiguous(), v.contiguous()
-        ratios = [whole // page]
-    each = ratios[0] or 0
+    each, others = _pages_between(k, page), _pages_between(v, page)
+    if each is None or each != others or (each != whole // page and traced(k, v)):  # a compiler misreads some gaps
+        k, v, each = k.contiguous(), v.contiguous(), whole // page
     count = (k.shape[0] - 1) * each + whole // page if k.shape[0] else 0
     check(count < 1 << 31, "k_cache.shape (blocks * page)", count, "below 2^31")
     return cache._replace(k=_paged(k, count, page), v=_paged(v, count, page)), each
@@ -131,8 +133,10 @@ def _in_pages(cache: Cache, page: int) -> tuple[Cache, int]:
 
 def _paged(cache: Tensor, count: int, page: int) -> Tensor:
     """So many pages of memory that a cache has."""
-    strides = page * cache.stride(1), *cache.stride()[1:]
-    return cache.as_strided((count, page, *cache.shape[2:]), strides, cache.storage_offset())
+    shape = count, page, *cache.shape[2:]
+    if count * page == cache.shape[0] * cache.shape[1]:
+        return cache.view(shape)
+    return cache.as_strided(shape, (page * cache.stride(1), *cache.stride()[1:]))
 
 
 def _pages_between(cache: Tensor, page: int) -> int | None:
