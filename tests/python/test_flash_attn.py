@@ -276,7 +276,7 @@ def test_flash_mla(dims):
     ("function", "options", "message"),
     [
         (flash_attn.flash_attn_func, {"dropout_p": 0.1, "return_attn_probs": True}, "^return_attn_probs: got True, want 0"),
-        (flash_attn_3.flash_attn_func, {"qv": torch.ones(4)}, r"^head_dim of q \(with qv\): got 24, want 64"),
+        (flash_attn_3.flash_attn_func, {"qv": torch.ones(4)}, r"^q\.head_dim \(with qv\): got 24, want 64"),
         (flash_attn_3.flash_attn_with_kvcache, {"cu_seqlens_k_new": lengths([1])}, "^cu_seqlens_k_new: got Tensor"),
     ],
 )

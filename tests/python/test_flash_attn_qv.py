@@ -146,7 +146,7 @@ def test_two_views_of_one_tensor_are_not_copied():
         ({"qv": torch.randn(5, 1, 3, 512).half()}, RuntimeError, r"^qv\.dtype: got torch\.float16, want torch\.float32, as q$"),
         ({"softcap": 2.0}, NotImplementedError, r"^softcap: got 2\.0, want 0 \(with qv\)$"),
         ({"k_descale": torch.ones(5, 1)}, NotImplementedError, r"^k_descale: got Tensor, want None \(with qv\)$"),
-        ({"v_cache": torch.randn(5, 8, 1, 128)}, NotImplementedError, r"^head_dim of v \(with qv\): got 128, want 512$"),
+        ({"v_cache": torch.randn(5, 8, 1, 128)}, NotImplementedError, r"^v_cache\.head_dim \(with qv\): got 128, want 512$"),
         (
             {"v_cache": torch.randn(5, 7, 1, 512)},
             RuntimeError,

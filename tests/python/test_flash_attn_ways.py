@@ -175,7 +175,11 @@ def test_qv_without_keys():
     options = {"cache_seqlens": int32(0, 9), "cache_leftpad": int32(0, 9), "qv": qv, "return_softmax_lse": True}
     out, lse, *_ = flash_attn_3.flash_attn_with_kvcache(q, k, v, **options)
     assert is_blind(out, lse)
-    assert is_blind(*flash_attn_3.flash_attn_func(q, k[:, :0], v[:, :0], qv=qv, return_attn_probs=True))
+    options = {"qv": qv, "return_attn_probs": True}
+    for chunk in (0, 4):
+        assert is_blind(*flash_attn_3.flash_attn_func(q, k[:, :0], v[:, :0], attention_chunk=chunk, **options))
+    flat = (q.flatten(0, 1), k[:0].flatten(0, 1), v[:0].flatten(0, 1), lengths([3, 3]), lengths([0, 0]), 3, 0)
+    assert is_blind(*flash_attn_3.flash_attn_varlen_func(*flat, **options | {"qv": qv.flatten(0, 1)}))
 
 
 # ---- positions -----------------------------------------------------------------------------------------------------------------
@@ -230,3 +234,14 @@ def test_chunks_longer_than_any_sequence(chunk):
     torch.testing.assert_close(flash_attn_3.flash_attn_func(q, k, v, **options), want)
     got = flash_attn_3.flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(9, 9), **options)
     torch.testing.assert_close(got, want)
+
+
+# ---- caches that do not go together --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"cache_leftpad": int32(0, 0)}, {"attention_chunk": 4}], ids=["leftpad", "chunk"])
+@pytest.mark.parametrize("shape", [(0, 14), (3, 14), (2, 13)])
+def test_caches_of_unlike_extents(options, shape):
+    k_cache, v_cache = torch.randn(2, 14, 2, 16), torch.randn(*shape, 2, 16)
+    with pytest.raises(RuntimeError, match=r"^v_cache\.shape\[:2\] \(blocks, page\): got \[\d, 1\d\], want \[2, 14\], as k_cache$"):
+        flash_attn_3.flash_attn_with_kvcache(torch.randn(2, 1, 4, 16), k_cache, v_cache, cache_seqlens=int32(5, 5), **options)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fovea._calls import adapted
+from fovea._calls import adapted, from_gate
 from fovea._latent import latent_attention
 from fovea._library import wants_gradients
 from fovea.compat._arguments import bound, check, integer, refuse, traced
@@ -15,14 +15,18 @@ from fovea.compat._flash_attn_cache import Cache, in_16_bits
 from fovea.compat._flash_attn_chunks import check_ends
 
 DIM_V, DIM_K = 512, 64
+_NO_GRADIENT = "no backward pass with qv; use torch.no_grad() or detach()"
 
 
 def check_qv(qv: Tensor, q: Tensor, cache: Cache, softcap: float, scales: Scales) -> None:
     """Refuses what latent attention does not compute, and a qv that does not belong to q."""
     refuse("with qv", softcap=softcap, **scales._asdict())
-    for name, tensor, want in (("q", q, DIM_K), ("k", cache.k, DIM_K), ("v", cache.v, DIM_V)):
+    for name, tensor in (("q", q), ("qv", qv), ("k_cache", cache.k), ("v_cache", cache.v)):
+        if wants_gradients(tensor):
+            raise from_gate(NotImplementedError(f"{name}.requires_grad: got True, want False ({_NO_GRADIENT})"))
+    for name, tensor, want in (("q", q, DIM_K), ("k_cache", cache.k, DIM_K), ("v_cache", cache.v, DIM_V)):
         if tensor.shape[-1] != want:
-            raise NotImplementedError(f"head_dim of {name} (with qv): got {tensor.shape[-1]}, want {want}")
+            raise from_gate(NotImplementedError(f"{name}.head_dim (with qv): got {tensor.shape[-1]}, want {want}"))
     want_shape = [*q.shape[:-1], DIM_V]
     check(list(qv.shape) == want_shape, "qv.shape", list(qv.shape), f"{want_shape}, as q")
     check(qv.dtype == q.dtype, "qv.dtype", qv.dtype, f"{q.dtype}, as q")
@@ -37,12 +41,14 @@ def latent_cache(cache: Cache) -> Cache:
         want = [*cache.k.shape[:3], DIM_V]
         check(list(cache.v.shape) == want, "v_cache.shape", list(cache.v.shape), f"{want}, as k_cache")
         rows = torch.cat([cache.v, cache.k], dim=-1)
+        if not rows.shape[1]:  # which are no pages
+            rows = rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])
     return cache._replace(k=rows, v=rows[..., :DIM_V])
 
 
 def _in_place(k: Tensor, v: Tensor) -> Tensor | None:
     """Rows ``[v, k]`` of one tensor, of which k and v are views."""
-    if traced(k, v) or k.dtype != v.dtype or k.shape[:3] != v.shape[:3] or wants_gradients(k, v):
+    if traced(k, v) or k.dtype != v.dtype or k.shape[:3] != v.shape[:3] or not k.shape[1]:
         return None
     strides = zip(k.shape[:3], k.stride(), v.stride(), strict=False)
     same = all(size == 1 or one == other for size, one, other in strides) and k.stride(-1) == v.stride(-1) == 1

@@ -123,6 +123,7 @@ def _in_pages(cache: Cache, page: int) -> tuple[Cache, int]:
     k, v, whole = cache.k, cache.v, cache.k.shape[1]
     if page == whole or not whole:
         return cache, 1
+    check(v.shape[:2] == k.shape[:2], "v_cache.shape[:2] (blocks, page)", list(v.shape[:2]), f"{list(k.shape[:2])}, as k_cache")
     each, others = _pages_between(k, page), _pages_between(v, page)
     if each is None or each != others or (each != whole // page and traced(k, v)):  # a compiler misreads some gaps
         k, v, each = k.contiguous(), v.contiguous(), whole // page
