@@ -33,7 +33,9 @@ def index_logits(a: SimpleNamespace) -> dict[str, Want]:
             first, last = 0, min(int(a.kv_len[row // queries]) - queries + row % queries + 1, columns)
             last = max(min(last, a.block_table.shape[1] * a.k.shape[1]), 0)
             table = a.block_table[row // queries, : -(-last // a.k.shape[1])].long()  # others hold anything
-            k, scale = a.k[table].flatten(0, 1), a.k_scale[table].flatten()
+            exists = ((table >= 0) & (table < len(a.k)))[:, None]
+            block = torch.where(exists[:, 0], table, 0)
+            k, scale = a.k[block].flatten(0, 1), torch.where(exists, a.k_scale[block], torch.nan).flatten()
         products = a.q[row].double() @ k[first:last].double().T
         parts = torch.where(products < 0, 0.0, products) * a.weights[row].double()[:, None]
         value[row, first:last] = parts.sum(dim=0) * scale[first:last].double()

@@ -22,7 +22,7 @@ LATENT = (64, 512)
 """Head dims of q and k, and of v, that go with qv."""
 
 
-def of_flash_attn_3(draw: Draw, call: Call, *others: str) -> Call:
+def of_flash_attn_3(draw: Draw, call: Call) -> Call:
     """The call with what FlashAttention-3 has beside flash-attn 2: chunks, and qv, for which k and v get other head dims."""
     call |= draw.some(attention_chunk=draw.one_of(1, 3, 4, 8, 100))
     if draw.random() < 0.7:
@@ -30,7 +30,7 @@ def of_flash_attn_3(draw: Draw, call: Call, *others: str) -> Call:
     dtype, rows = call["q"].dtype, call["q"].shape[:-1]
     call.pop("softcap", None)
     call |= {name: draw.rows(*rows, dim, dtype=dtype) for name, dim in zip(("q", "qv"), LATENT, strict=True)}
-    for suffix in ("", *others):
+    for suffix in (suffix for suffix in ("", "_cache") if f"k{suffix}" in call):
         shape = (*call[f"k{suffix}"].shape[:-2], 1)
         both = draw.rows(*shape, sum(LATENT), dtype=dtype)  # k behind v, where a cache is read in place
         k, v = both[..., LATENT[1] :], both[..., : LATENT[1]]
@@ -173,7 +173,7 @@ def flash_kvcache(draw: Draw, table_name: str = "block_table") -> Call:
             angles = torch.rand(20, draw.one_of(4, 8))
             call |= {"rotary_cos": angles.cos().to(dtype), "rotary_sin": angles.sin().to(dtype)}
             call |= draw.some(rotary_interleaved=False)
-    return of_flash_attn_3(draw, call, "_cache") if table_name == "page_table" else call
+    return of_flash_attn_3(draw, call) if table_name == "page_table" else call
 
 
 def turned(x: Tensor, positions: Tensor, a: SimpleNamespace) -> Tensor:

@@ -31,8 +31,8 @@ FOREIGN = {"softmax_scale": 0.1, "window_size": (-1, -1), "is_causal": True, "at
 NUMBERS = (0, -1, 1, 2, 3, 7, 1 << 31, (1 << 31) - 1, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 31), -(1 << 63))
 NUMBERS += (0.0, 0.7, -2.5, 1e-46, 1e39, math.nan, math.inf, -math.inf, True, False, 1e300)
 
-SIZES = ("lengths", "nnz")
-"""Of results: large ones are good, and take all memory."""
+SIZES = {"lengths": math.inf, "nnz": math.inf, "k": 1 << 31}
+"""Of results: large ones are good, and take all memory and time. By name: what is refused."""
 
 
 class Subclass(Tensor):
@@ -99,7 +99,7 @@ def mutate(draw: Draw, call: dict[str, Any], without: Collection[str] = ()) -> s
         put(call, path, changed)
         return f"{label}: {how}"
     changed = other_value(draw, value)
-    if path[0] in SIZES and isinstance(changed, int | float) and changed > 1e6:
+    if isinstance(changed, int | float) and 1e6 < changed < SIZES.get(path[0], 0):
         changed = 1000
     put(call, path, changed)
     return f"{label} = {show(changed)}"
@@ -237,8 +237,9 @@ def marked(draw: Draw, tensor: Tensor, _: Any) -> Tensor | None:
     if tensor.numel() == 0:
         return None
     changed = tensor.clone(memory_format=torch.contiguous_format)
-    value = draw.choice([torch.nan, 3e4] if tensor.is_floating_point() else [-1, -2, 1, 5, 100, 2**31 - 1])
-    info = None if tensor.is_floating_point() or tensor.dtype == torch.bool else torch.iinfo(tensor.dtype)
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    value = draw.choice([-1, -2, 1, 5, 100, 2**31 - 1] if is_integer else [torch.nan, 3e4])
+    info = torch.iinfo(tensor.dtype) if is_integer and tensor.dtype != torch.bool else None
     changed.view(-1)[draw.randrange(tensor.numel())] = value if info is None else max(info.min, min(value, info.max))
     return changed
 
