@@ -11,6 +11,7 @@ namespace {
 
 enum class Cause {
   call,     ///< The implementation runs here, and does not take such a call.
+  option,   ///< The same for an option that it never takes. Its device was not looked at.
   machine,  ///< It is for this backend, and does not run on this device or machine.
   backend,  ///< It is for other devices.
 };
@@ -18,6 +19,7 @@ enum class Cause {
 Cause cause_of(const Decline& decline) {
   const std::string_view reason = decline.reason;
   if (reason.starts_with("device.backend")) return Cause::backend;
+  if (reason.ends_with("(the implementation does not handle it)")) return Cause::option;
   return reason.starts_with("device") || reason.starts_with("not available") ? Cause::machine : Cause::call;
 }
 

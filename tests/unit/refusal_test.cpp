@@ -11,6 +11,7 @@ namespace {
 const Decline kOtherDevice = {"cuda.sm90.attention", "device.backend: got cpu, want cuda"};
 const Decline kOtherMachine = {"cpu.amx.attention", "not available on this machine: needs amx_bf16"};
 const Decline kOtherCapability = {"cuda.sm90.attention", "device (compute capability): got 8.0, want 9.0"};
+const Decline kOption = {"cuda.sm90.attention", "bias: got a value, want none (the implementation does not handle it)"};
 const Decline kDim = {"cpu.avx2.attention", "q.shape (head_dim_qk): got 60, want a multiple of 8"};
 const Decline kType = {"cpu.scalar.attention", "q.dtype: got f64, want f32"};
 constexpr std::string_view kNobody = "; no implementation on this device accepts the call";
@@ -27,6 +28,12 @@ TEST(Refusal, BeginsWithTheReasonOfThisDevice) {
 }
 
 TEST(Refusal, NamesEachChangeOnce) { EXPECT_EQ(refusal_of({kDim, kType, kDim}).message, text_of(kDim.reason + ", or " + kType.reason)); }
+
+TEST(Refusal, PutsOptionsThatOthersHandleLast) {
+  EXPECT_EQ(refusal_of({kOption, kDim}).message, text_of(kDim.reason));
+  EXPECT_EQ(refusal_of({kOption, kDim}).declines.front().implementation, kDim.implementation);
+  EXPECT_EQ(refusal_of({kOtherMachine, kOption}).message, text_of(kOption.reason));
+}
 
 TEST(Refusal, SaysWhatTheMachineLacksWhereTheCallIsRight) {
   EXPECT_EQ(refusal_of({kOtherDevice, kOtherMachine}).message, text_of(kOtherMachine.reason));
