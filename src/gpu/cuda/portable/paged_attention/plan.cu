@@ -103,7 +103,7 @@ std::int64_t flattened_bound(const Problem& problem) {
   return row_tiles * (problem.max_seq_k / kTileKeys + 1);
 }
 
-Result<void> accept_formats(const Problem& problem) {
+Result<void> accept_formats(const Problem& problem, const DeviceProperties& device) {
   if (problem.k_format == KvFormat::rows && problem.v_format == KvFormat::rows) return {};
   if (problem.packed_mask) return declined("packed_mask", "a mask", "none with k_format");
   for (const std::int64_t head_dim : {problem.head_dim_qk, problem.head_dim_v}) {
@@ -114,21 +114,21 @@ Result<void> accept_formats(const Problem& problem) {
   }
   for (const auto& [name, format] : {std::pair{"k_format", problem.k_format}, {"v_format", problem.v_format}}) {
     const KvRowFormat* row = kv_row_format(format);
-    if (row != nullptr && row->scale == KvScale::block_ue8m0 && problem.q_dtype == DType::f16) {
-      return declined(name, row->name, "another with f16 queries");
-    }
+    if (row == nullptr || row->scale != KvScale::block_ue8m0) continue;
+    if (problem.q_dtype == DType::f16) return declined(name, row->name, "another with f16 queries");
+    if (device.capability < 80) return declined(name, row->name, "another on compute capability 7.5");
   }
   return {};
 }
 
 Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   if (problem.q_dtype != DType::f16 && problem.q_dtype != DType::bf16) return declined("q.dtype", name_of(problem.q_dtype), "bf16 or f16");
-  if (Result<void> good = accept_formats(problem); !good) return good;
+  if (Result<void> good = accept_formats(problem, device); !good) return good;
   if (problem.kv_dtype == DType::bf16 && device.capability < 80) {
     return declined("k_cache.dtype", "bf16", "f16 or e4m3, on compute capability 7.5");
   }
   if (decodes(problem) && problem.q_dtype == DType::bf16 && device.capability < 80) {
-    return declined("q.dtype", "bf16", "f16 with these formats, on compute capability 7.5");
+    return declined("q.dtype", "bf16", "f16 with two formats, on compute capability 7.5");
   }
   if (auto reason = detail::decline_widest_head_dims(problem)) return *reason;
   for (const auto& [name, count] : {std::pair{"q.shape (rows and heads)", problem.total_q * problem.heads},
