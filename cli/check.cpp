@@ -11,8 +11,10 @@
 #include "commands.hpp"
 #include "fovea/info.hpp"
 #include "output.hpp"
+#include "problems.hpp"
 #include "run_case.hpp"
 #include "table.hpp"
+#include "values.hpp"
 
 namespace fovea::cli {
 namespace {
@@ -115,7 +117,9 @@ void add_check(CLI::App& program, int& status) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       program.add_subcommand("check", "Run the conformance table on this machine, every implementation forced, against the fp64 reference");
-  command->add_option("--operation", options->operation, "Only this operation, e.g. paged_attention");
+  command->add_option("--operation", options->operation, "Only this operation, e.g. paged_attention")
+      ->check(one_of(operation_names()))
+      ->option_text("NAME");
   command->add_option("--implementation", options->implementation, "Only implementations whose name contains this, e.g. avx2");
   command->add_option("--case", options->name, "Only cases whose name contains this, of any size");
   command->add_flag("--quick", options->quick, "The short table (seconds instead of a minute)")->excludes("--case");

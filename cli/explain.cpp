@@ -57,10 +57,9 @@ void add_explain(CLI::App& program, int& status) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
       program.add_subcommand("explain", "Which implementation a described problem gets, with which tuning, and who declined");
-  const std::vector<std::string> names = operation_names();
   command->add_option("--operation", o->operation, "What is to be computed")
-      ->check(CLI::IsMember(names))
-      ->option_text(fmt::format("{} [attention]", fmt::join(names, "|")));
+      ->check(one_of(operation_names()))
+      ->option_text(fmt::format("{} [attention]", fmt::join(operation_names(), "|")));
   o->size = add_problem_options(*command);
   command->add_option("--device", o->device, "Where; one that is not here by its compute capability or target")
       ->check(device_name())

@@ -194,7 +194,7 @@ void add_lists(CLI::App& command, Options& options) {
   CLI::Option* all = command.add_flag("--all", options.all, "Print every implementation with what it accepts");
   CLI::Option* one =
       command.add_option("--operation", options.operation, "Print the implementations of one operation with what they accept")
-          ->check(CLI::IsMember(operation_names()))
+          ->check(one_of(operation_names()))
           ->option_text("NAME")
           ->excludes(all);
   for (const char* other : {"--json", "--markdown", "--matrix", "--types"}) {

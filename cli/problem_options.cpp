@@ -4,8 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "problem_size.hpp"
 #include "values.hpp"
@@ -13,22 +14,23 @@
 namespace fovea::cli {
 namespace {
 
-std::map<std::string, CacheFormat> formats() {
-  std::map<std::string, CacheFormat> all{{"rows", CacheFormat::rows}};
-  for (const PackedFormat& format : kPackedFormats) all.emplace(format.name, format.format);
+using Enumerators = std::vector<std::pair<std::string, int>>;
+
+Enumerators formats() {
+  Enumerators all{{"rows", static_cast<int>(CacheFormat::rows)}};
+  for (const PackedFormat& format : kPackedFormats) all.emplace_back(format.name, static_cast<int>(format.format));
   return all;
 }
 
-std::map<std::string, KvFormat> kv_formats() {
-  std::map<std::string, KvFormat> all{{"rows", KvFormat::rows}};
-  for (const KvRowFormat& format : kKvFormats) all.emplace(format.name, format.format);
+Enumerators kv_formats() {
+  Enumerators all{{"rows", static_cast<int>(KvFormat::rows)}};
+  for (const KvRowFormat& format : kKvFormats) all.emplace_back(format.name, static_cast<int>(format.format));
   return all;
 }
 
-template <class Format>
-std::string names_of(const std::map<std::string, Format>& formats) {
+std::string names_of(const Enumerators& all) {
   std::string text;
-  for (const auto& [name, format] : formats) text += (text.empty() ? "" : "|") + name;
+  for (const auto& [name, number] : all) text += (text.empty() ? "" : "|") + name;
   return text;
 }
 
@@ -63,17 +65,17 @@ void add_types(CLI::App& command, ProblemSize& s) {
       ->transform(dtype_name())
       ->option_text("f32|f16|bf16|e4m3");
   command.add_option("--format", s.format, "Latent caches: plain rows, or packed ones")
-      ->transform(CLI::CheckedTransformer(all))
+      ->transform(enumerator(all))
       ->option_text(names_of(all) + " [rows; conversions v32_fp8]");
   command.add_option("--extra-format", s.extra, "Sparse: a second cache of this format")
-      ->transform(CLI::CheckedTransformer(all))
+      ->transform(enumerator(all))
       ->option_text("as --format");
 }
 
 void add_kv_format(CLI::App& command, ProblemSize& s) {
   const auto all = kv_formats();
   command.add_option("--kv-format", s.kv, "Paged caches: how rows of K and V are stored")
-      ->transform(CLI::CheckedTransformer(all))
+      ->transform(enumerator(all))
       ->option_text(names_of(all) + " [rows]");
 }
 

@@ -2,12 +2,14 @@
 #include "values.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace fovea::cli {
 namespace {
@@ -93,6 +95,29 @@ CLI::Validator dtype_name() {
               want += fmt::format("{}{} ({}", want.empty() ? "" : ", ", name_of(dtype), others[0]);
               for (std::size_t i = 1; i < others.size() && !others[i].empty(); ++i) want += fmt::format(", {}", others[i]);
               want += ")";
+            }
+            return refusal(text, want);
+          },
+          ""};
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  return {[names = std::move(names)](const std::string& text) {
+            const bool good = std::find(names.begin(), names.end(), text) != names.end();
+            return good ? std::string() : refusal(text, fmt::to_string(fmt::join(names, ", ")));
+          },
+          ""};
+}
+
+CLI::Validator enumerator(std::vector<std::pair<std::string, int>> all) {
+  return {[all = std::move(all)](std::string& text) {
+            std::string want;
+            for (const auto& [name, number] : all) {
+              if (text == name) {
+                text = std::to_string(number);
+                return std::string();
+              }
+              want += (want.empty() ? "" : ", ") + name;
             }
             return refusal(text, want);
           },

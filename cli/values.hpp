@@ -4,6 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "fovea/fovea.hpp"
 
@@ -17,6 +20,10 @@ CLI::Validator number();
 CLI::Validator positive();
 /// A type by our name or a common other one ("f16", "fp16", "float16", "half"), turned into its number.
 CLI::Validator dtype_name();
+/// One of `names`.
+CLI::Validator one_of(std::vector<std::string> names);
+/// The name of an enumerator, turned into its number.
+CLI::Validator enumerator(std::vector<std::pair<std::string, int>> all);
 /// "cpu", "cuda", "cuda:1", "hip", "hip:1" or, without such a device, "sm90" or "gfx942".
 CLI::Validator device_name();
 
