@@ -70,11 +70,14 @@ Table matrix() {
   return table;
 }
 
-/// The caches that differ: of the type of q, in e4m3, and packed.
+/// The caches that differ: of the type of q, in e4m3, in formats of codes, and packed.
 std::vector<std::pair<std::string, ProblemTypes>> caches_of(const ExplainedOperation& operation, DType dtype) {
   std::vector<std::pair<std::string, ProblemTypes>> all{{operation.takes("--page") ? std::string(name_of(dtype)) : "none", {dtype}}};
-  if (dtype != DType::f16 && dtype != DType::bf16) return all;
+  if (dtype == DType::e4m3) return all;
   if (operation.takes("--cache-dtype")) all.push_back({"e4m3", {.dtype = dtype, .cache = DType::e4m3}});
+  if (operation.takes("--kv-format")) {
+    for (const KvRowFormat& format : kKvFormats) all.push_back({fmt::format("`{}`", format.name), {.dtype = dtype, .kv = format.format}});
+  }
   if (!operation.takes("--format")) return all;
   for (const PackedFormat& format : kPackedFormats)
     all.push_back({fmt::format("`{}`", format.name), {.dtype = dtype, .format = format.format}});

@@ -125,6 +125,7 @@ std::shared_ptr<const ProblemSize> usual_problem(const ProblemTypes& types) {
   size.dtype = types.dtype;
   size.cache = types.cache;
   size.format = types.format;
+  size.kv = types.kv;
   return std::make_shared<const ProblemSize>(size);
 }
 

@@ -22,6 +22,7 @@ struct ProblemTypes {
   DType dtype{};
   std::optional<DType> cache{};
   std::optional<CacheFormat> format{};
+  std::optional<KvFormat> kv{};
 };
 
 /// The usual problem of an operation, in these types.
