@@ -12,6 +12,7 @@ Needs: torch and transformers; gguf and accelerate for --model, matplotlib for -
 """
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -154,14 +155,24 @@ def measure(model, tokens: Tensor) -> dict[str, tuple[float, float]]:
     return rows
 
 
+ON_DARK = """@media (prefers-color-scheme: dark) {
+path[style*="fill: #ffffff"] {fill: #12181f !important}
+text {fill: #e6edf3}
+[style*="stroke: #000000"] {stroke: #9aa4af !important}
+}"""
+
+
 def plot(path: Path, points: dict[str, tuple[int, float]], exact: float) -> None:
     import matplotlib
 
-    matplotlib.use("Agg")
+    matplotlib.use("svg")
     from matplotlib import pyplot
 
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "fovea"}
+
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
-    for index, (way, (size, perplexity)) in enumerate(sorted(points.items(), key=lambda point: point[1][1])):
+    rising = sorted(points.items(), key=lambda point: (round(point[1][1], 1), -point[1][0]))
+    for index, (way, (size, perplexity)) in enumerate(rising):
         side, anchor = ((6, 3), "left") if index % 2 else ((-6, 3), "right")  # neighbours do not cover each other
         axes.plot(size, perplexity, "o", color="#b5541c")
         axes.annotate(way, (size, perplexity), xytext=side, ha=anchor, textcoords="offset points", fontsize=8)
@@ -172,7 +183,9 @@ def plot(path: Path, points: dict[str, tuple[int, float]], exact: float) -> None
     axes.set_xlabel("bytes of a token, one layer")
     axes.set_ylabel("perplexity")
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    path.write_text(text.getvalue().replace("</style>", ON_DARK + "</style>", 1))  # for light and dark paper
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -23,6 +23,19 @@ SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cu", ".cuh", ".hip", ".py"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 OPERATORS = "torch.ops.fovea"
 
+# The picture has its own paper, and follows the reader's scheme.
+ON_DARK = """<style>@media (prefers-color-scheme: dark) {
+[fill="white"] {fill: #12181f}
+text {fill: #e6edf3}
+[fill="#eeeeee"] {fill: #2a323b}
+[fill="#dcebf0"] {fill: #173a47}
+[fill="#f6e3cc"] {fill: #4d3820}
+[fill="#777777"] {fill: #9aa4af}
+[stroke="#777777"] {stroke: #9aa4af}
+[stroke="#1f6f8b"] {stroke: #3f9dbd}
+}</style>
+"""
+
 Edges = set[tuple[str, str]]
 
 
@@ -80,11 +93,15 @@ def drawn(svg: str) -> Edges:
     return {tuple(title.split("->")) for title in titles if "->" in title}
 
 
+def on_any_paper(svg: str) -> str:
+    return re.sub(r"(<svg[^>]*>\n)", lambda start: start.group(1) + ON_DARK, svg, count=1)
+
+
 def main() -> int:
     text = graph(reduced(uses(ROOT)))
     svg = subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
     svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.DOTALL)  # Graphviz's version among them
-    (ROOT / PICTURE).write_text(svg, encoding="utf-8")
+    (ROOT / PICTURE).write_text(on_any_paper(svg), encoding="utf-8")
     print(f"{PICTURE}: {len(drawn(svg))} arrows")
     return 0
 

@@ -36,6 +36,13 @@ class DrawArchitecture(unittest.TestCase):
         self.assertGreater(len(tree), 15)
         self.assertEqual(draw_architecture.drawn(svg), tree, "run tools/draw_architecture.py")
 
+    def test_the_picture_follows_the_readers_scheme(self):
+        svg = draw_architecture.on_any_paper('<svg width="1pt"\n viewBox="0 0 1 1">\n<g fill="white"/></svg>')
+        self.assertTrue(svg.startswith('<svg width="1pt"\n viewBox="0 0 1 1">\n<style>@media (prefers-color-scheme: dark)'))
+        for picture in sorted((ROOT / "docs").glob("*.svg")):
+            with self.subTest(picture.name):
+                self.assertIn("prefers-color-scheme: dark", picture.read_text(encoding="utf-8"))
+
 
 if __name__ == "__main__":
     unittest.main()
