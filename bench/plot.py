@@ -208,7 +208,8 @@ def device_list(found: dict[str, tuple[str, str]]) -> str:
         titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
         sections = (f"[{title}]({link}#{anchor(title)})" for title in titles)
         lines.append(f"* **[{name}]({link})**: " + ", ".join(sections))
-    return "## By device\n\n" + "\n".join(lines) + "\n" if lines else ""
+    head = "A page has whole runs of a day. Rows that were timed again since are in [Against the others](peers.md)."
+    return f"## By device\n\n{head}\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
 def write(path: Path, text: str) -> None:
