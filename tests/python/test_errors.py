@@ -269,6 +269,12 @@ def test_unsupported_raises_not_implemented_error():
     assert call["out"].isnan().all() and call["lse"].isnan().all()
 
 
+def test_names_that_the_caller_gave_are_quoted_as_they_are():
+    cache, table, lengths = torch.zeros(1, 16, 2, 64), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match='k_format: got "int8", want rows, int8_token, '):
+        fovea.paged_attention(torch.zeros(1, 2, 64), cache, cache, table, lengths, k_format="int8")
+
+
 E4M3 = torch.float8_e4m3fn
 # 8-bit floats where nothing computes with them, in calls that are right otherwise.
 EIGHT_BITS = [
