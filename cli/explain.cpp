@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "fovea/info.hpp"
 #include "output.hpp"
 #include "problems.hpp"
 #include "values.hpp"
@@ -22,11 +23,14 @@ struct Options {
   bool batch_invariant = false, exact_rows = false, deterministic = false;
 };
 
-/// The device that was named. One that was looked for and not found is said to be so.
+/// The device that was named. One that was looked for and not found is said to be so, and a build without kernels for its kind.
 std::string where(const std::string& name, Device device) {
   if (device.capability == 0) return name;
   const bool not_found = name == name_of(device.backend);
-  return fmt::format("{}as on a device of {}", not_found ? fmt::format("no {} device was found; ", name) : "", described(device));
+  const std::vector<ImplementationInfo> all = implementations();
+  const bool has_kernels = std::any_of(all.begin(), all.end(), [&](const auto& row) { return row.backend == device.backend; });
+  return fmt::format("{}as on a device of {}{}", not_found ? fmt::format("no {} device was found; ", name) : "", described(device),
+                     has_kernels ? "" : fmt::format("; this build has no kernels for {}", name_of(device.backend)));
 }
 
 int explain(const CLI::App& command, const Options& options) {

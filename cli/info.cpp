@@ -176,7 +176,7 @@ void print_machine() {
   if (!missing.empty()) fmt::print("{}\n", missing.text(width()));
   fmt::print(
       "What each implementation accepts: `fovea info --operation NAME`, or `--all`.\n"
-      "What other devices run: `fovea info --matrix`.\n");
+      "What other devices run: `fovea info --matrix`, and in which types: `fovea info --types`.\n");
 }
 
 /// The implementations of an operation, or of all, in the order in which planning asks them.
