@@ -286,8 +286,8 @@ KeySpan first_run(KeySpan seen, const KeyBits* bits) {
 
 namespace {
 
-/// Number of kv heads that one item of few rows takes. In most caches the heads of a token lie side by side, so together they are one run of
-/// memory. Taken one after the other, their rows have holes between them.
+/// Number of kv heads that one item of few rows takes. In most caches the heads of a token lie side by side, so together they are one run
+/// of memory. Taken one after the other, their rows have holes between them.
 std::int64_t heads_together(const Item& item, const Schedule& schedule) {
   const std::int64_t heads = item.setup.core.kv_heads, most = std::min<std::int64_t>(schedule.few_heads, kItemRows / item.head_rows);
   return ceil_div(heads, ceil_div(heads, most));

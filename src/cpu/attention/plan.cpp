@@ -54,9 +54,9 @@ std::string describe(const Setup& setup) {
   const auto text = [](auto number) { return std::to_string(number); };
   return std::string(setup.attention->arithmetic) + " " + text(setup.attention->block_rows) + "x" + text(setup.attention->panel) +
          " micro-kernel; up to " + text(t.few_rows) + " rows " +
-         (t.packs_few ? "of several heads" : "streamed by " + text(t.stream_tile) + " keys") + ", more packed " +
-         text(t.q_rows) + " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) +
-         " keys; " + (setup.core.exact_rows ? "exact rows; " : "") + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
+         (t.packs_few ? "of several heads" : "streamed by " + text(t.stream_tile) + " keys") + ", more packed " + text(t.q_rows) +
+         " rows x " + text(t.kv_tile) + " keys; up to " + text(t.split_rows) + " rows split every " + text(t.split_keys) + " keys; " +
+         (setup.core.exact_rows ? "exact rows; " : "") + text(setup.threads) + (setup.threads == 1 ? " thread" : " threads");
 }
 
 detail::Implementations<detail::Attention> implementations(detail::Attention) { return kEntries; }

@@ -24,14 +24,14 @@ using detail::round_up;
 /// Tile sizes. They decide speed and the grouping of sums, never which keys count. None depends on the batch or the number of threads
 /// except q_rows, and no sum depends on q_rows.
 struct Tuning {
-  int q_rows = 0;       ///< query rows (of all heads of a group) that share one packing of K and V
-  int chunk_rows = 0;   ///< query rows whose scores are in the cache at once
-  int kv_tile = 0;      ///< keys packed at once
+  int q_rows = 0;          ///< query rows (of all heads of a group) that share one packing of K and V
+  int chunk_rows = 0;      ///< query rows whose scores are in the cache at once
+  int kv_tile = 0;         ///< keys packed at once
   int few_rows = 0;        ///< sequences with at most this many rows take several kv heads at once
   bool packs_few = false;  ///< these are packed as all others, tile by tile and head by head; else they are streamed
   int stream_tile = 0;     ///< keys of one softmax step when streaming
-  int split_rows = 0;   ///< sequences with at most this many rows are split over keys
-  int split_keys = 0;   ///< keys of one split, a multiple of both tiles
+  int split_rows = 0;      ///< sequences with at most this many rows are split over keys
+  int split_keys = 0;      ///< keys of one split, a multiple of both tiles
 };
 
 /// q_rows is at least this, unless every sequence is shorter.
