@@ -16,17 +16,14 @@ namespace {
 
 using Enumerators = std::vector<std::pair<std::string, int>>;
 
-Enumerators formats() {
-  Enumerators all{{"rows", static_cast<int>(CacheFormat::rows)}};
-  for (const PackedFormat& format : kPackedFormats) all.emplace_back(format.name, static_cast<int>(format.format));
+/// Plain rows, and the formats of a table.
+template <class Formats>
+Enumerators rows_and(const Formats& formats) {
+  Enumerators all{{"rows", 0}};
+  for (const auto& row : formats) all.emplace_back(row.name, static_cast<int>(row.format));
   return all;
 }
-
-Enumerators kv_formats() {
-  Enumerators all{{"rows", static_cast<int>(KvFormat::rows)}};
-  for (const KvRowFormat& format : kKvFormats) all.emplace_back(format.name, static_cast<int>(format.format));
-  return all;
-}
+static_assert(static_cast<int>(CacheFormat::rows) == 0 && static_cast<int>(KvFormat::rows) == 0);
 
 std::string names_of(const Enumerators& all) {
   std::string text;
@@ -57,7 +54,7 @@ void add_sizes(CLI::App& command, ProblemSize& s) {
 }
 
 void add_types(CLI::App& command, ProblemSize& s) {
-  const auto all = formats();
+  const auto all = rows_and(kPackedFormats);
   command.add_option("--dtype", s.dtype, "Type of q, and of k, v and out")
       ->transform(dtype_name())
       ->option_text("f32|f16|bf16|e4m3|f64 [bf16]");
@@ -73,7 +70,7 @@ void add_types(CLI::App& command, ProblemSize& s) {
 }
 
 void add_kv_format(CLI::App& command, ProblemSize& s) {
-  const auto all = kv_formats();
+  const auto all = rows_and(kKvFormats);
   command.add_option("--kv-format", s.kv, "Paged caches: how rows of K and V are stored")
       ->transform(enumerator(all))
       ->option_text(names_of(all) + " [rows]");

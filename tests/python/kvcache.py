@@ -4,6 +4,10 @@
 import torch
 
 
+def int32(*numbers, device="cpu"):
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
 def lengths(counts):
     return torch.tensor([0, *counts]).cumsum(0).int()
 

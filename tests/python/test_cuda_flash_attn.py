@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """cache_leftpad, attention_chunk and qv of flash-attn's functions on a CUDA device, by the definitions of the tests on CPUs."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flash_attn_interface as flash_attn_3
+import kvcache
 import plain
 from conftest import available
 from kvcache import Cache, lengths, rotated
@@ -27,8 +30,7 @@ def to_device(*tensors):
     return tuple(tensor.to(DEVICE) for tensor in tensors)
 
 
-def int32(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+int32 = partial(kvcache.int32, device=DEVICE)
 
 
 def tensors(*seqs, dtype=torch.bfloat16):

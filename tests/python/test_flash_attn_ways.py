@@ -7,13 +7,9 @@ import torch
 import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flash_attn_interface as flash_attn_3
 import plain
-from kvcache import Cache, lengths, rotated
+from kvcache import Cache, int32, lengths, rotated
 
 INTERFACES = pytest.mark.parametrize("interface", [flash_attn, flash_attn_3], ids=["2", "3"])
-
-
-def int32(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def latent_tensors(batch=2, seq_q=3, seq_k=9):
