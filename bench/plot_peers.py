@@ -122,8 +122,8 @@ in one process unless its last column says two. Its newest measurement counts. L
 are bold.
 
 Gradients since 2026-11-27 are beside cuDNN alone, as no wheel has FlashAttention-3's. Before, FlashAttention-3 was ahead at head
-dim 128 on an H200, 0.80 to 0.99. [Performance](performance.md) has the
-whole runs by device beside their ceilings, and what a case's name says.
+dim 128 on an H200, 0.80 to 0.99. [Performance](performance.md) has whole runs by device beside their ceilings, and says what a
+case's name means.
 """
 
 

@@ -19,7 +19,7 @@ enum class Cause {
 Cause cause_of(const Decline& decline) {
   const std::string_view reason = decline.reason;
   if (reason.starts_with("device.backend")) return Cause::backend;
-  if (reason.ends_with("(the implementation does not handle it)")) return Cause::option;
+  if (reason.ends_with("(the implementation does not handle it)")) return Cause::option;  // plan_with()'s words
   return reason.starts_with("device") || reason.starts_with("not available") ? Cause::machine : Cause::call;
 }
 

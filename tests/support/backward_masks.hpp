@@ -10,7 +10,7 @@ namespace fovea::check {
 
 struct BackwardCase;
 
-/// Of a case without either it has nothing, and every row sees every key.
+/// A case without either has none of them, and every row sees every key.
 class BackwardMasks {
  public:
   explicit BackwardMasks(const BackwardCase& spec);

@@ -269,7 +269,7 @@ Item packed_head(const Item& item, int head) {
   return one;
 }
 
-/// One key tile for one head. `last`: tiles of the item.
+/// The key tile `at`, for one head. `last`: the end of the item's tiles.
 void attend_tile(const Item& item, std::int64_t at, std::int64_t last, bool masked) {
   const Tuning& tuning = item.setup.tuning;
   if (item.setup.blocks && !find_listed(item, at * tuning.kv_tile)) return;
