@@ -4,6 +4,7 @@
 set(FOVEA_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (when nvcc 12.8 or newer is found), ON or OFF")
 set_property(CACHE FOVEA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(FOVEA_CUDA_ARCHITECTURES 75 80 89 90a 100a 120 CACHE STRING "Architectures to build kernels for")
+option(FOVEA_CUDA_SAMPLE "Compile each source for one of its architectures, in turn: shows in less time that all compile" OFF)
 set(fovea_cuda_wanted ${FOVEA_CUDA})
 
 if(FOVEA_CUDA)

@@ -54,6 +54,7 @@ fresh_environment() {
 test_wheel() {
   step "Making the source archive" make_sdist \
     && step "Building a wheel from it" make_wheel "$WHEEL_BUILD/native" "${HERE[@]}" \
+    "FOVEA_CUDA_SAMPLE=$([[ $PRESET == test ]] && echo ON || echo OFF)" \
     && step "A fresh environment" fresh_environment "$WHEEL_BUILD/fresh" || { failed=$((failed + 1)); return; }
   check "The wheel in a fresh environment" try_wheel "$(echo "$WHEEL_BUILD"/native/*.whl)" "$WHEEL_BUILD/fresh/bin/python" \
     --operation paged_attention

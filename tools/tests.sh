@@ -41,6 +41,7 @@ check_compiled() {
 }
 
 run_everything() {
+  if [[ ${1:-} != --full ]]; then PRESET=test BUILD=build/test; fi
   export OMP_WAIT_POLICY=passive  # tests run beside each other: threads that wait must not keep a core
   lint
   test_site

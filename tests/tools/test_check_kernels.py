@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import tempfile
 import unittest
+from pathlib import Path
 
 from tool import load
 
@@ -52,6 +54,21 @@ class CheckKernels(unittest.TestCase):
     def test_a_recorded_stack_is_no_spill(self):
         row = {**ROW, "stack_bytes": 32}
         self.assertEqual(check_kernels.differences({"k": row}, {"k": row}), [])
+
+    def test_a_sample_has_a_kernel_for_one_architecture(self):
+        record = {"sm_75 a": ROW, "sm_80 a": ROW, "sm_80 b": ROW}
+        self.assertEqual(check_kernels.differences({"sm_80 a": ROW, "sm_80 b": ROW}, record, sample=True), [])
+        self.assertEqual(check_kernels.differences({"sm_75 a": ROW}, record, sample=True), ["b: recorded, but not compiled"])
+        self.assertEqual(check_kernels.differences({"sm_90a b": ROW}, {"sm_80 b": ROW}, sample=True), ["sm_90a b: not recorded"])
+
+    def test_a_sample_is_known_by_its_cache(self):
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Path(folder) / "CMakeCache.txt"
+            self.assertFalse(check_kernels.is_sample(Path(folder)))
+            cache.write_text("FOVEA_CUDA_SAMPLE:BOOL=OFF\n", encoding="utf-8")
+            self.assertFalse(check_kernels.is_sample(Path(folder)))
+            cache.write_text("FOVEA_CUDA_SAMPLE:BOOL=ON\n", encoding="utf-8")
+            self.assertTrue(check_kernels.is_sample(Path(folder)))
 
 
 if __name__ == "__main__":
