@@ -23,6 +23,9 @@ struct Place {
   ffi::ScratchAllocator* scratch = nullptr;
 };
 
+/// XLA's handlers refuse a larger alignment.
+constexpr std::size_t kScratchAlignment = 16;
+
 using HostMemory = std::unique_ptr<void, decltype(&std::free)>;
 
 /// Memory for a plan. `host` keeps that of a CPU until the call is done.
@@ -33,11 +36,13 @@ Workspace allocate(std::size_t bytes, const Place& place, HostMemory& host) {
     if (host == nullptr) throw std::bad_alloc();
     return {.data = host.get(), .bytes = bytes};
   }
-  const auto memory = place.scratch->Allocate(bytes, kWorkspaceAlignment);
+  std::size_t space = bytes + kWorkspaceAlignment - kScratchAlignment;
+  const auto memory = place.scratch->Allocate(space, kScratchAlignment);
   if (!memory) {
     throw Exception(Error{.code = ErrorCode::device_error, .message = "XLA has no " + std::to_string(bytes) + " bytes of scratch memory"});
   }
-  return {.data = *memory, .bytes = bytes};
+  void* data = *memory;
+  return {.data = std::align(kWorkspaceAlignment, bytes, data, space), .bytes = bytes};
 }
 
 void check_dtype(const Buffer& buffer, std::string_view name, DType want) {

@@ -11,6 +11,9 @@ jnp = jax.numpy
 fovea_jax = pytest.importorskip("fovea.jax", reason="built without jaxlib", exc_type=ImportError)
 import fovea  # noqa: E402
 
+GPUS = [device for device in jax.devices() if device.platform == "gpu"]
+CPUS = jax.devices("cpu")
+jax.config.update("jax_default_device", CPUS[0])
 RNG = np.random.default_rng(7)
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 
@@ -197,7 +200,7 @@ def test_bad_words_are_refused_while_tracing():
 
 
 def test_devices_of_a_mesh_take_their_part():
-    mesh, parts = jax.make_mesh((2,), ("batch",)), jax.sharding.PartitionSpec("batch")
+    mesh, parts = jax.make_mesh((2,), ("batch",), devices=CPUS), jax.sharding.PartitionSpec("batch")
     q, k, v = (jax.device_put(x, jax.sharding.NamedSharding(mesh, parts)) for x in inputs())
     mapped = jax.shard_map(fovea_jax.attention, mesh=mesh, in_specs=(parts,) * 3, out_specs=parts, check_vma=False)
     out = jax.jit(mapped)(q, k, v)
@@ -205,9 +208,9 @@ def test_devices_of_a_mesh_take_their_part():
     close(out, formula(*(np.asarray(x) for x in (q, k, v)))[0], 2e-6)
 
 
-@pytest.mark.skipif(not any(device.platform == "gpu" for device in jax.devices()), reason="JAX sees no GPU")
+@pytest.mark.skipif(not GPUS, reason="JAX sees no GPU")
 def test_on_a_gpu():
-    q, k, v = inputs(dtype="bfloat16", dims=(128, 128))
+    q, k, v = (jax.device_put(x, GPUS[0]) for x in inputs(dtype="bfloat16", dims=(128, 128)))
     close(fovea_jax.attention(q, k, v, causal=True), formula(q, k, v, right=0)[0], 1.6e-2)
     got = jax.grad(lambda q: fovea_jax.attention(q, k, v, causal=True).astype("float32").sum())(q)
     close(got, jax.grad(lambda q: formula(q, k, v, right=0)[0].sum())(q), 3e-2)
