@@ -77,7 +77,7 @@ def _gate(
                     raise TypeError
             for name, at, taken in ranks:
                 value = args[at] if at < len(args) else kwargs.get(name)
-                if isinstance(value, Tensor) and value.dim() not in taken:
+                if isinstance(value, Tensor) and value.dim() not in taken and not _has_rank(value, taken):
                     raise TypeError
             return function(*args, **kwargs)
         except _CAUGHT as error:
@@ -89,6 +89,11 @@ def _gate(
             raise refused from refused.__cause__
 
     return call  # type: ignore[return-value]
+
+
+def _has_rank(value: Tensor, taken: tuple[int, ...]) -> bool:
+    """By `==`: Dynamo makes the numbers of a closure symbolic under ``dynamic=True``, and then finds none with `in`."""
+    return any(value.dim() == rank for rank in taken)
 
 
 def _refused(

@@ -202,3 +202,12 @@ def latent_pages(q, qv, rows, new, seqlens, leftpad):
 def test_qv(attend, dynamic):
     q, qv, rows, new = (torch.randn(3, seq, heads, dim) for seq, heads, dim in ((2, 3, 64), (2, 3, 512), (16, 1, 576), (2, 1, 576)))
     compiled(attend, [q, qv, rows, new, torch.tensor([5, 7, 9]).int(), torch.tensor([5, 0, 4]).int()], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("interface", INTERFACES.values(), ids=INTERFACES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_function_whose_closure_has_the_module(interface, dynamic):
+    def attend(q):
+        return interface.flash_attn_func(q, q, q, causal=True)
+
+    compiled(attend, [torch.randn(1, 8, 2, 32).bfloat16()], dynamic=dynamic)
