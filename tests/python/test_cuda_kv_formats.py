@@ -28,7 +28,7 @@ def test_attention_beside_the_cpu(name, inline, dtype):
     want = fovea.paged_attention(q.float(), *caches, *rest, return_lse=True, **formats)
     on_device = [of.cuda() for of in (*caches, *rest)]
     if name.startswith("mxfp") and dtype == torch.float16:
-        with pytest.raises(NotImplementedError, match=f"k_format: got {name}, want another with f16 queries"):
+        with pytest.raises(NotImplementedError, match=f"k_format: got {name}, want another with torch.float16 queries"):
             fovea.paged_attention(q.cuda(), *on_device, **moved(formats))
         return
     got = fovea.paged_attention(q.cuda(), *on_device, return_lse=True, **moved(formats))

@@ -13,6 +13,8 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import fovea.integrations.transformers
 from conftest import available
 from examples_as_modules import load
+from fovea.integrations.transformers import KvCache
+from rounded_cache import FORMATS, Rounded, pieces
 
 pytestmark = pytest.mark.skipif(not available("attention", "cuda"), reason="needs a CUDA device")
 needs_pages = pytest.mark.skipif(not available("paged_attention", "cuda"), reason="needs paged attention on a CUDA device")
@@ -154,3 +156,25 @@ def test_continuous_batching(graphs):
     for prompt, result in zip(prompts, results.values(), strict=True):
         assert len(result.generated_tokens) == 24
         check_greedy(model, prompt, result.generated_tokens)
+
+
+@needs_pages
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cache_of_codes(format):
+    ids = tokens(2, 21)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    logits = []
+    for attention, cache in (("fovea", KvCache(format)), ("eager", Rounded(format, format))):
+        model = build(attention).eval()
+        with torch.no_grad():
+            parts = [model(part, attention_mask=mask[:, :end], past_key_values=cache).logits for part, end in pieces(ids)]
+        logits.append(torch.cat(parts, 1)[mask.bool()])
+    torch.testing.assert_close(*logits, atol=LOGIT_TOLERANCE, rtol=0)
+
+
+@needs_pages
+def test_generation_over_codes():
+    ids, options = tokens(2, 9), {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    got, want = (build("fovea").eval().generate(ids, past_key_values=KvCache("int8_token"), **options) for _ in range(2))
+    assert got.shape == (2, 21) and torch.equal(got, want)

@@ -5,44 +5,15 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", minversion="5.0")
-from transformers import DynamicCache
-
-import fovea
 import fovea.integrations.transformers
 from fovea.integrations.transformers import KvCache
+from rounded_cache import FORMATS, Rounded, pieces
 from tiny_models import MODELS
-
-FORMATS = ["int8_token", "e4m3_token", "int4_token", "e5m2", "nvfp4"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     fovea.integrations.transformers.register()
-
-
-class Rounded(DynamicCache):
-    """transformers' own cache, of rows that went through a quantiser."""
-
-    def __init__(self, k_format, v_format):
-        super().__init__()
-        self.formats = k_format, v_format
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        rows = (restored(side, name) for side, name in zip((key_states, value_states), self.formats, strict=True))
-        return super().update(*rows, layer_idx, *args, **kwargs)
-
-
-def restored(rows, name):
-    """Rows as attention reads them: the only key of a sequence has all weight."""
-    batch, heads, tokens, dim = rows.shape
-    flat = rows.transpose(1, 2).flatten(0, 1).contiguous()
-    kind = fovea.kv_formats()[name]
-    (k, k_scales), (v, v_scales) = (kind.empty(batch * tokens, 1, heads, dim) for _ in "kv")
-    formats = {"k_format": name, "v_format": name, "k_scale_cache": k_scales, "v_scale_cache": v_scales}
-    fovea.paged_cache_append(flat, flat, k, v, torch.arange(batch * tokens), **formats)
-    table = torch.arange(batch * tokens, dtype=torch.int32)[:, None]
-    out = fovea.paged_attention(torch.zeros_like(flat), k, v, table, torch.ones(batch * tokens, dtype=torch.int32), **formats)
-    return out.unflatten(0, (batch, tokens)).transpose(1, 2)
 
 
 def pair(name="llama"):
@@ -88,12 +59,6 @@ def test_windows_softcap_and_sinks(name):
     for own, other, (_, end) in zip(got, want, pieces(tokens), strict=True):
         real = mask[:, end - own.shape[1] : end].bool()
         torch.testing.assert_close(own[real], other[real], atol=2e-4, rtol=2e-4)
-
-
-def pieces(tokens):
-    """A prompt in chunks, then single tokens."""
-    ends = [12, 18, 19, 20, 21]
-    return [(tokens[:, begin:end], end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def test_keys_and_values_of_different_formats():

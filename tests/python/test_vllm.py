@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
+from conftest import available
 from fovea.integrations import vllm as integration
 from fovea.integrations.vllm.attention import FoveaBackend, FoveaImpl, FoveaMetadataBuilder, _flash_attn
 from vllm_steps import PAGE, Engine
@@ -45,10 +46,15 @@ LAYERS = {
 }
 
 
+DEVICES = ["cpu", *(["cuda"] if available("paged_attention", "cuda") else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("steps", STEPS)
-def test_steps(steps, layer):
-    engine = Engine(options=LAYERS[layer])
+def test_steps(steps, layer, device):
+    options = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in LAYERS[layer].items()}
+    engine = Engine(options=options, device=device)
     engine.add(3)
     for new in STEPS[steps]:
         check(*engine.step(new))
@@ -62,13 +68,14 @@ def test_dtypes_and_layouts(dtype, cache, packed):
         check(*engine.step(new[:2]), dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache", ["int8_per_token_head", "fp8_per_token_head"])
-def test_scales_of_each_row(cache, dtype):
+def test_scales_of_each_row(cache, dtype, device):
     assert cache in FoveaBackend.supported_kv_cache_dtypes
     if hasattr(_flash_attn(), "get_kv_cache_shape") and Engine().packed:
         assert tuple(FoveaBackend.get_kv_cache_shape(5, PAGE, 2, 32, cache)) == (5, 2, PAGE, 2 * 36)
-    engine = Engine(dtype=dtype, cache_dtype=cache)
+    engine = Engine(dtype=dtype, cache_dtype=cache, device=device)
     engine.add(3)
     for new in STEPS["mixed"]:
         check(*engine.step(new), dtype)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of an engine by hand: what vLLM gives a backend for a batch, and attention by its formula."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from types import SimpleNamespace
 
 import torch
@@ -24,6 +26,17 @@ def _is_packed() -> bool:
     return len(shape) == 4
 
 
+def _on_its_device(method: Callable) -> Callable:
+    """Makes new tensors on the engine's device."""
+
+    @wraps(method)
+    def there(engine, *args, **kwargs):
+        with torch.device(engine.device):
+            return method(engine, *args, **kwargs)
+
+    return there
+
+
 @dataclass
 class Engine:
     """One layer with its cache, of ``blocks`` pages full of NaN, and the sequences that it holds."""
@@ -39,14 +52,16 @@ class Engine:
     options: dict = field(default_factory=dict)
     k_scale: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     v_scale: Tensor = field(default_factory=lambda: torch.tensor(1.0))
+    device: str = "cpu"
 
+    @_on_its_device
     def __post_init__(self):
         self.scale = self.head_size**-0.5
         self.impl = FoveaImpl(
             self.heads, self.head_size, self.scale, self.kv_heads, kv_cache_dtype=self.cache_dtype, **self.options
         )
         self.impl.process_weights_after_loading(self.dtype)
-        self.builder = FoveaMetadataBuilder(SimpleNamespace(), ["layer"], SimpleNamespace(), torch.device("cpu"))
+        self.builder = FoveaMetadataBuilder(SimpleNamespace(), ["layer"], SimpleNamespace(), torch.device(self.device))
         row = self.head_size + (4 if self.cache_dtype in CODES else 0)
         shape = (self.blocks, self.kv_heads, PAGE, 2 * row)
         if not self.packed:
@@ -57,12 +72,13 @@ class Engine:
             self.cache = torch.full(shape, 0x7F, dtype=torch.uint8)  # NaN
         if self.packed:  # [blocks, token, head, K then V] in memory, as vLLM has it
             self.cache = self.cache.transpose(1, 2).contiguous().transpose(1, 2)
-        self.layer = SimpleNamespace(_k_scale=self.k_scale, _v_scale=self.v_scale)
+        self.layer = SimpleNamespace(_k_scale=self.k_scale.to(self.device), _v_scale=self.v_scale.to(self.device))
         self.free = torch.randperm(self.blocks).tolist()
         self.tables: list[list[int]] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
+    @_on_its_device
     def add(self, count: int = 1) -> None:
         for _ in range(count):
             self.tables.append([])
@@ -77,6 +93,7 @@ class Engine:
         self.values.append(self.values[sequence][:tokens])
         return len(self.tables) - 1
 
+    @_on_its_device
     def metadata(self, new: list[int], *, padded: int = 0, causal: bool = True) -> CommonAttentionMetadata:
         """``padded``: sequences without tokens at the end, as those of a captured batch."""
         slots: list[int] = []
@@ -91,7 +108,7 @@ class Engine:
         lengths = [len(keys) + count for keys, count in zip(self.keys, new, strict=True)] + [0] * padded
         return CommonAttentionMetadata(
             query_start_loc=starts,
-            query_start_loc_cpu=starts,
+            query_start_loc_cpu=starts.cpu(),
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             num_reqs=len(lengths),
             num_actual_tokens=sum(new),
@@ -102,6 +119,7 @@ class Engine:
             causal=causal,
         )
 
+    @_on_its_device
     def step(self, new: list[int], *, padded: int = 0, padding: int = 0, causal: bool = True) -> tuple[Tensor, Tensor]:
         """What the layer wrote, and attention by its formula. ``padding``: rows of q, k and v that nobody has."""
         common = self.metadata(new, padded=padded, causal=causal)
@@ -126,6 +144,7 @@ class Engine:
         assert (output[total:] == 7).all()
         return output[:total], torch.cat(want)
 
+    @_on_its_device
     def formula(self, q: Tensor, keys: Tensor, values: Tensor, causal: bool = True) -> Tensor:
         """Attention in float64, the queries being the last tokens."""
         if self.cache_dtype in CODES:
@@ -147,7 +166,7 @@ class Engine:
         scores = scores.masked_fill(~seen, -torch.inf)
         sinks = self.options.get("sinks")
         if sinks is not None:
-            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+            scores = torch.cat([scores, sinks.to(self.device).double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
         weights = scores.softmax(-1)[..., : len(k)].nan_to_num()
         return torch.einsum("hqk,khd->qhd", weights, v)
 
