@@ -2,7 +2,6 @@
 """ALiBi, bias and dropout against their formulas in float64: what they give, and their gradients."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ import torch
 import fovea
 
 HEADS, KV_HEADS = 4, 2
-# GPUs decline these options unless asked: no device has run their kernels as they are.
-ASKED = os.environ.get("FOVEA_UNTESTED_KERNELS") == "1"
-DEVICES = ["cpu", *(["cuda"] if ASKED and torch.cuda.is_available() and torch.version.hip is None else [])]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.hip is None else [])]
 DTYPES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -259,7 +256,7 @@ def test_what_contradicts_the_call_is_said(arguments, message):
         fovea.attention(q, k, v, **arguments)
 
 
-CUDA = [pytest.param("cuda", marks=pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU and FOVEA_UNTESTED_KERNELS=1"))]
+CUDA = [pytest.param("cuda", marks=pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU"))]
 LENGTHS = [(130, 200), (0, 9), (1, 70), (70, 0), (64, 64), (257, 257), (300, 129)]
 TERMS = ["alibi", "bias", "transposed", "keys", "dropout", "all"]
 

@@ -31,7 +31,6 @@ inline constexpr std::string_view kSm90Quantized = "cuda.sm90.quantized_attentio
 inline constexpr std::string_view kCdnaPaged = "hip.cdna.paged_attention", kCdnaAttention = "hip.cdna.attention";
 inline constexpr std::string_view kCdnaLatent = "hip.cdna.latent_attention";
 inline constexpr std::string_view kAmxQuantized = "cpu.amx.quantized_attention", kAmxWhole = "cpu.amx.quantize_and_attend";
-inline constexpr std::string_view kUntested = "FOVEA_UNTESTED_KERNELS: got";
 inline constexpr std::string_view kPast192 = "want at most 192 and 128";
 inline constexpr std::string_view kNoLists = "_block_indices: got a value";
 inline constexpr ExpectedDecline kExpectedDeclines[]{
@@ -181,7 +180,6 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
     {kSm90Blocks, "attention/score_bias/", ": got a value"},
     {kSm90Attention, "attention/score_bias/", ": got a value"},
     {kSm90E4m3, "attention/score_bias/", ": got a value"},
-    {kPortableAttention, "attention/score_bias/", kUntested},
     {kPortableAttention, "attention/score_bias/f32-", "q.dtype: got f32"},
     {kPortableAttention, "score_bias/bf16-all-512x512", "none at head dims past 256"},
     {kPortableAttention, "score_bias/f16-all-512x512", "none at head dims past 256"},
@@ -226,11 +224,8 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
 
 /// A part of the reason. Empty if `implementation` must take the case.
 inline std::string_view expected_decline(const AnyCase& entry, std::string_view implementation) {
-  const char* const untested = std::getenv("FOVEA_UNTESTED_KERNELS");
-  const bool takes_untested = untested != nullptr && untested == std::string_view("1");
   std::string_view reason;
   for (const ExpectedDecline& expected : kExpectedDeclines) {
-    if (takes_untested && expected.reason == kUntested) continue;
     // Of two kernels, the one that declines more.
     const bool half = implementation == kSm90Mixed && expected.implementation == kSm90Paged;
     if ((half || implementation == expected.implementation) && (entry.name + "$").find(expected.part) != std::string::npos)

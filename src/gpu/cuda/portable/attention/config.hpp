@@ -19,7 +19,7 @@ struct TunedConfig {
   using Element = Element_;
   using ValueElement = Element;
   static constexpr bool kMasked = false;
-  static constexpr bool kBiased = false, kTakesBias = false;  // kBiased: ALiBi, dropout or, with kTakesBias, a bias
+  static constexpr bool kBiased = false, kTakesBias = false, kTakesDropout = false;  // kBiased: ALiBi, and what it takes
   static constexpr Tuning kTuning = kRow;
   static constexpr bool kLists = false;  // key tiles are those that lists name (gpu/cuda/common/block_lists.cuh)
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;
@@ -40,7 +40,8 @@ struct MaskedConfig : Config<Element, kIndex> {
 
 template <class Element, int kIndex>
 struct BiasedConfig : TunedConfig<Element, Tuning(kBiasedTunings[kIndex])> {
-  static constexpr bool kBiased = true, kTakesBias = kBiasedTunings[kIndex].takes_bias;
+  static constexpr bool kBiased = true, kTakesBias = kBiasedTunings[kIndex].takes_bias,
+                        kTakesDropout = kBiasedTunings[kIndex].takes_dropout;
 };
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant
     if (!WorkFinder<Config>(params)(work)) return;
     if (threadIdx.x == 0) {
       static_cast<WorkTile&>(storage.work) = work;
-      if constexpr (Config::kBiased) {
+      if constexpr (Config::kTakesDropout) {
         const std::int64_t* const state = params.bias.dropout_state;
         if (state != nullptr) storage.work.random = detail::philox_key(state[0], state[1]);
       }

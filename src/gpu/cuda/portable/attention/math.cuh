@@ -172,7 +172,7 @@ class Math {
       if constexpr (Config::kMasked) hide(scores[b], warp_row + 16 * b + lane_row(lane), tile * Config::kKeyTile);
       const bool grown = softmax[b](scores[b], transform.scale_log2, params.zero);
       softmax[b].quick = false;  // keeping it costs more registers than it saves time
-      if constexpr (Config::kBiased) {
+      if constexpr (Config::kTakesDropout) {
         if (params.bias.dropout_state != nullptr) {
           drop_weights(scores[b], forgotten(warp_row + 16 * b), tile * Config::kKeyTile);
         }

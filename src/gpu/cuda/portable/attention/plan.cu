@@ -10,7 +10,6 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/block_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
-#include "gpu/cuda/common/untested.hpp"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/attention/masked/tuning.hpp"
 #include "gpu/cuda/portable/block_attention/config.hpp"
@@ -86,7 +85,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
       masked_ = masked_index(dqk, dv, shared_bytes);
       tuning_ = row_of_masked(masked_);
     } else {
-      tuning_ = has_score_terms(problem) ? biased_index(dqk, dv, shared_bytes, problem.has_bias) : tuning_index(dqk, dv, shared_bytes);
+      tuning_ = has_score_terms(problem) ? biased_index(dqk, dv, shared_bytes, problem.has_bias, problem.dropout_p > 0)
+                                         : tuning_index(dqk, dv, shared_bytes);
     }
     const Tuning& tuning = tuning_row();
     const int packed = listed ? heads_of_listed_tile(problem, tuning.row_tile())
@@ -209,9 +209,6 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
     if (has_score_terms(problem)) return declined("alibi_slopes, bias or dropout_p", "a value", "none at head dims past 256");
     if (problem.packed_mask) return declined("packed_mask", "a mask", "none at head dims past 256");
     return wide_attention::plan(problem, device, kName);
-  }
-  if (has_score_terms(problem)) {
-    if (auto reason = decline_untested()) return *reason;
   }
   auto state = std::make_shared<State>(problem, device, found);
   if (state->work_tiles() >= kLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");

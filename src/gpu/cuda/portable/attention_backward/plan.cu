@@ -8,7 +8,6 @@
 
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
-#include "gpu/cuda/common/untested.hpp"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -232,7 +231,6 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
   if (has_score_terms(problem)) {
     const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v);
     if (most > kBiasedTunings.back().head_dim_qk) return declined("head_dim (with ALiBi, a bias or dropout)", most, "at most 128");
-    if (auto reason = decline_untested()) return *reason;
   }
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->dbias_ctas() >= kLimit) return declined("bias.shape (tiles)", state->dbias_ctas(), "below 2^30");
