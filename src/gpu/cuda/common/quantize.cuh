@@ -37,8 +37,16 @@ __device__ inline std::uint32_t e4m3_codes(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// Quotients by one scale, rounded so that their e4m3 values are those of correctly rounded quotients. One step of
-/// refinement suffices for all f32 values and scales: all quotients next to midpoints of e4m3 values were tried. Tiny and
+/// Quotients by a constant, correctly rounded where they are normal numbers. It is the compiler's division without its care for others.
+template <int kDivisor>
+__device__ inline float divided_by(float value) {
+  constexpr float kInverse = 1.0f / kDivisor;
+  const float first = value * kInverse;
+  return fmaf(fmaf(-static_cast<float>(kDivisor), first, value), kInverse, first);
+}
+
+/// Quotients by one scale, rounded so that their e4m3, e5m2 and e2m1 values are those of correctly rounded quotients. One step of
+/// refinement suffices for all f32 values and scales: all quotients next to midpoints of these values were tried. Tiny and
 /// huge scales are multiplied by a lift, so that the excess is exact. It has the sign of the scale, which keeps the signs
 /// of zeros. An infinite scale leaves no excess.
 class Divisor {
@@ -51,10 +59,16 @@ class Divisor {
   }
 
   __device__ float divide(float value) const {
+    const float2 both = refined_and_first(value);
+    // An infinity has no excess, and quotients this large saturate.
+    return fabsf(both.y) < 65536.0f ? both.x : both.y;
+  }
+
+  /// The quotient, NaN where it is infinite, and one before the refinement, which has its sign.
+  __device__ float2 refined_and_first(float value) const {
     const float lifted = value * lift_, first = lifted * inverse_;
     const float excess = fmaf(scale_, first, -lifted);
-    // An infinity has no excess, and quotients this large saturate.
-    return fabsf(first) < 512.0f ? fmaf(-excess, inverse_, first) : first;
+    return {fmaf(-excess, inverse_, first), first};
   }
 
  private:

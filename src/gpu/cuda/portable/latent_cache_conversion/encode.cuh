@@ -121,14 +121,6 @@ __device__ inline float choose_scale(float largest, bool exact) {
 
 // ---- e2m1 codes -------------------------------------------------------------------------------------------------------------
 
-/// A sixth of the largest magnitude, correctly rounded wherever the e4m3 scale depends on it. The division is the compiler's, without its
-/// care for tiny numbers.
-__device__ inline float sixth(float value) {
-  constexpr float kInverse = 1.0f / 6.0f;
-  const float first = value * kInverse;
-  return fmaf(fmaf(-6.0f, first, value), kInverse, first);
-}
-
 /// Quotients by an e4m3 scale, as exact as e2m1 needs. A scale has four significant bits, so a quotient that is not a tie of e2m1 is more
 /// than half an ulp away from one. A product with twice the bits of the reciprocal therefore rounds to the same e2m1 value as the correctly
 /// rounded quotient.

@@ -78,7 +78,7 @@ template <class S, class T>
 __device__ inline Encoded<typename S::Codes> encode_e2m1(const Chunk& chunk) {
   const std::uint32_t largest = group_largest<S, T>(chunk);
   const bool nan_group = largest > infinity_bits<T>();
-  const std::uint32_t stored = e4m3_codes(sixth(at_most_finite(magnitude<T>(largest))), 0.0f) & 0xff;
+  const std::uint32_t stored = e4m3_codes(divided_by<6>(at_most_finite(magnitude<T>(largest))), 0.0f) & 0xff;
   const FourBitDivisor divisor(floats_from_halves(halves_from_e4m3(stored)).x);
   float values[S::kValues];
   to_values<T>(chunk, values);

@@ -12,9 +12,9 @@
 namespace fovea::gpu::portable::append {
 
 inline constexpr int kFormatThreads = 128;
-inline constexpr int kRowLanes = 16, kLaneValues = 8;  ///< a row has 16 lanes, each takes 8 neighbours of every 128 values
-inline constexpr int kRowsOfLanes = 2;                 ///< rows whose loads the lanes issue together
-inline constexpr int kWidestRow = 2 * kRowLanes * kLaneValues;
+inline constexpr int kLaneValues = 16;    ///< neighbours of a row that a lane takes
+inline constexpr int kMostRowLanes = 16;  ///< a power of two of lanes shares a row
+inline constexpr int kWidestRow = kMostRowLanes * kLaneValues;
 
 /// K or V. Strides of rows count elements, those of the caches bytes.
 struct FormatSide {
@@ -25,8 +25,8 @@ struct FormatSide {
   std::int64_t row_stride, head_stride, global_stride;
   detail::CacheStrides strides, scale_strides;
   int head_dim;
-  int store_bytes;   ///< at once: 8, 4 or 1, as rows are aligned
-  bool load_packs;   ///< rows are whole packs of 8 values that lie at multiples of 16 bytes
+  int store_bytes;   ///< at once: the codes of a lane, 4 or 1, as rows of the cache are aligned
+  bool load_packs;   ///< rows are whole packs that lie at multiples of 16 bytes
   bool half_scales;  ///< scales are f16
 };
 
@@ -35,8 +35,8 @@ struct FormatParams {
   const std::int64_t* slot_mapping;
   std::int64_t slots, page;
   detail::FastDivmod heads;
-  int rows;  ///< tokens times heads
-  DType dtype{};
+  int rows;       ///< tokens times heads
+  int lanes_log;  ///< of the lanes of a row
 };
 
 }  // namespace fovea::gpu::portable::append

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Quantises new rows of K and V to a format of codes and scales, in one pass. Sixteen lanes share a row, which stays in registers.
+/// Quantises new rows of K and V to a format of codes and scales, in one pass. A few lanes share a row, which stays in registers.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
 #include <limits>
+#include <type_traits>
 
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/quantize.cuh"
+#include "gpu/cuda/common/target.cuh"
+#include "gpu/cuda/portable/paged_cache_append/codes.cuh"
 #include "gpu/cuda/portable/paged_cache_append/format_params.hpp"
 
 namespace fovea::gpu::portable::append {
@@ -16,128 +16,74 @@ namespace fovea::gpu::portable::append {
 inline constexpr float kLargest = std::numeric_limits<float>::max() / 2;  // that counts: no code of its scale is infinite
 inline constexpr float kLeastScale = 1e-6f;
 
-/// Eight values, which the dtype says how to read. `left`: how many there are.
-__device__ __forceinline__ void load_values(float (&to)[kLaneValues], const void* rows, std::int64_t at, int left, const FormatSide& side,
-                                            DType dtype) {
-  const auto as_floats = [&](const uint4& words, const auto& convert) {
-    const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 two = convert(pairs[i]);
-      to[2 * i] = two.x;
-      to[2 * i + 1] = two.y;
-    }
-  };
-  if (side.load_packs && left >= kLaneValues) {
-    if (dtype != DType::f32) {
-      const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(rows) + at);
-      if (dtype == DType::f16) return as_floats(words, [](std::uint32_t pair) { return floats_from_halves(pair); });
-      return as_floats(words, [](std::uint32_t pair) { return float2{__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)}; });
-    }
-    const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(rows) + at);
-    const float4 a = from[0], b = from[1];
-    const float all[] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) to[i] = all[i];
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kLaneValues; ++i) {
-    to[i] = 0;
-    if (i >= left) continue;
-    if (dtype == DType::f32) to[i] = static_cast<const float*>(rows)[at + i];
-    if (dtype == DType::f16) to[i] = __half2float(static_cast<const __half*>(rows)[at + i]);
-    if (dtype == DType::bf16) to[i] = __bfloat162float(static_cast<const __nv_bfloat16*>(rows)[at + i]);
-  }
-}
+/// A lane's values. 16-bit ones stay in pairs until they are needed.
+template <class From>
+struct LaneRow {
+  static constexpr int kPack = 16 / sizeof(From);
 
-/// Over `kLanes` neighbouring lanes. NaN counts for nothing.
-template <int kLanes>
-__device__ __forceinline__ float largest_of(float x) {
+  __device__ __forceinline__ float2 two(int i) const { return two_to_f32<From>(&words[i * sizeof(From) / 4]); }
+
+  /// The first `left` values, and zeros.
+  __device__ __forceinline__ void load(const From* from, int left, bool packs) {
 #pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+    for (std::uint32_t& word : words) word = 0;
+    if (packs) {
+#pragma unroll
+      for (int i = 0; i < kLaneValues; i += kPack) {
+        if (i < left) *reinterpret_cast<uint4*>(&words[i * sizeof(From) / 4]) = *reinterpret_cast<const uint4*>(from + i);
+      }
+      return;
+    }
+    using Bits = std::conditional_t<sizeof(From) == 4, std::uint32_t, std::uint16_t>;
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) {
+      if (i < left) words[i * sizeof(From) / 4] |= std::uint32_t{reinterpret_cast<const Bits*>(from)[i]} << (i * sizeof(From) % 4 * 8);
+    }
+  }
+
+  alignas(16) std::uint32_t words[kLaneValues * sizeof(From) / 4];
+};
+
+/// Over `lanes` neighbours, a power of two. NaN counts for nothing.
+template <int kMostLanes>
+__device__ __forceinline__ float largest_of(float x, int lanes = kMostLanes) {
+#pragma unroll
+  for (int distance = kMostLanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance & (lanes - 1)));
   return x;
 }
-__device__ __forceinline__ float largest_size(const float (&values)[kLaneValues]) {
-  float largest = 0;
-#pragma unroll
-  for (const float x : values) largest = fmaxf(largest, fabsf(x));
-  return largest;
+
+/// The exponent of the smallest power of two at or above a magnitude, plus 127, from 0 to 254. That of zero is 127.
+__device__ __forceinline__ std::uint32_t ue8m0_at_least(float x) {
+  const std::uint32_t bits = __float_as_uint(x);
+  return bits == 0 ? 127 : bits <= 0x00400000u ? 0 : (bits + 0x007fffffu) >> 23;
 }
 
-/// A number below 2^22 added to kRounding is rounded to an integer, nearest even, which the lowest bits of the sum hold. It takes a quarter
-/// of a conversion's time.
-inline constexpr float kRounding = 0x1.8p23f;
-
-/// Rounded to nearest even between the bounds: the lowest bits. NaN becomes the upper one.
-__device__ __forceinline__ std::uint32_t rounded_bits(float x, float least, float most) {
-  return __float_as_uint(fmaxf(fminf(x, most), least) + kRounding);
-}
-
-/// The nearest e2m1 code, ties to even. Codes up to 4 are 0.5 apart, up to 6 are 1 apart. NaN becomes the largest.
-__device__ __forceinline__ std::uint32_t e2m1_code(float x) {
-  const float size = fminf(fabsf(x), 6.0f);
-  const float steps = size < 2 ? 2 * size : size < 4 ? size : size / 2;
-  const std::uint32_t first = size < 2 ? 0 : size < 4 ? 2 : 4;
-  return (__float_as_uint(steps + kRounding) & 7) + first + (__float_as_uint(x) >> 28 & 8);
-}
-
-/// The exponent of the smallest power of two at or above a positive number, plus 127, from 0 to 254.
-__device__ __forceinline__ int ue8m0_at_least(float x) {
-  const int bits = __float_as_int(x), exponent = bits >> 23, fraction = bits & 0x7fffff;
-  if (exponent == 0) return fraction > 0x400000 ? 1 : 0;
-  return min(exponent + (fraction != 0), 254);
-}
-
-constexpr KvCode code_of(KvFormat format) { return kv_row_format(format)->code; }
-constexpr float largest_code(KvCode code) { return code == KvCode::i8 ? 127.0f : code == KvCode::e4m3 ? 448.0f : 6.0f; }
-
-/// Eight codes, in the low bytes of two words, or in one.
-template <KvCode kCode, class Quotient>
-__device__ __forceinline__ uint2 codes_of(const float (&values)[kLaneValues], const Quotient& quotient) {
-  std::uint32_t words[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < kLaneValues; i += 2) {
-    const float a = quotient(values[i]), b = quotient(values[i + 1]);
-    if constexpr (kCode == KvCode::u4) {
-      words[0] |= ((rounded_bits(a, 0, 15) & 15) | (rounded_bits(b, 0, 15) & 15) << 4) << (4 * i);
-    } else if constexpr (kCode == KvCode::e2m1) {
-      words[0] |= (e2m1_code(a) | e2m1_code(b) << 4) << (4 * i);
-    } else {
-      std::uint32_t two;
-      if constexpr (kCode == KvCode::i8) {
-        two = __byte_perm(rounded_bits(a, -128, 127), rounded_bits(b, -128, 127), 0x0040) & 0xffff;
-      } else {
-        two = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kCode == KvCode::e4m3 ? __NV_E4M3 : __NV_E5M2);
-      }
-      words[i / 4] |= two << (8 * (i % 4));
-    }
-  }
-  return {words[0], words[1]};
-}
+constexpr int largest_code(KvCode code) { return code == KvCode::i8 ? 127 : code == KvCode::e4m3 ? 448 : 6; }
 
 /// Stores the first `bytes` of a lane's codes.
-__device__ __forceinline__ void store_codes(std::byte* to, uint2 codes, int bytes, int at_once) {
-  if (at_once == 8 && bytes == 8) {
-    *reinterpret_cast<uint2*>(to) = codes;
+template <int kWords>
+__device__ __forceinline__ void store_codes(std::byte* to, const Pack<std::uint32_t, kWords>& words, int bytes, int at_once) {
+  if (at_once == 4 * kWords && bytes == 4 * kWords) {
+    *reinterpret_cast<Pack<std::uint32_t, kWords>*>(to) = words;
   } else if (at_once >= 4 && bytes % 4 == 0) {
-    if (bytes > 0) *reinterpret_cast<std::uint32_t*>(to) = codes.x;
-    if (bytes > 4) *reinterpret_cast<std::uint32_t*>(to + 4) = codes.y;
-  } else {
-    const std::uint32_t words[2] = {codes.x, codes.y};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < bytes) to[i] = static_cast<std::byte>(words[i / 4] >> (8 * (i % 4)));
+    for (int i = 0; i < kWords; ++i) {
+      if (4 * i < bytes) *reinterpret_cast<std::uint32_t*>(to + 4 * i) = words.element[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+      if (i < bytes) to[i] = static_cast<std::byte>(words.element[i / 4] >> (8 * (i % 4)));
     }
   }
 }
 
 /// One row, by its lanes.
-template <KvFormat kFormat, int kPacks>
+template <KvFormat kFormat, class From>
 class FormatRow {
  public:
-  __device__ __forceinline__ FormatRow(const FormatSide& side_, const float (&values_)[kPacks][kLaneValues], int head_, int lane_)
-      : side(side_), values(values_), head(head_), lane(lane_) {}
+  __device__ __forceinline__ FormatRow(const FormatSide& side_, const LaneRow<From>& values_, float global_, int lane_, int lanes_)
+      : side(side_), values(values_), global(global_), lane(lane_), lanes(lanes_), left(side_.head_dim - lane_ * kLaneValues) {}
 
   /// `codes`, `scales`: of the row. All lanes of a warp call it; only those with `wanted` store.
   __device__ __forceinline__ void store(std::byte* codes, std::byte* scales, bool wanted) const {
@@ -145,33 +91,51 @@ class FormatRow {
       store_token(codes, scales, wanted);
     } else if constexpr (kRow.scale == KvScale::token_zero) {
       store_int4(codes, scales, wanted);
-    } else if constexpr (kRow.scale == KvScale::none) {
-      const float global = global_scale();
-#pragma unroll
-      for (int pack = 0; pack < kPacks; ++pack) store_pack(codes, pack, wanted, [&](float x) { return x / global; });
+    } else if constexpr (kRow.scale == KvScale::block_e4m3) {
+      store_e4m3_groups(codes, scales, wanted);
+    } else if constexpr (kRow.scale == KvScale::block_ue8m0) {
+      store_ue8m0_groups(codes, scales, wanted);
     } else {
-      store_groups(codes, scales, wanted);
+      const Divisor divisor(global);
+      store_values(codes, wanted, [&](float x) { return divisor.divide(x); });
     }
   }
 
  private:
   static constexpr KvRowFormat kRow = *kv_row_format(kFormat);
+  static constexpr int kGroupLanes = kRow.group / kLaneValues;  // neighbours, which share the scale of a group
 
-  __device__ float global_scale() const { return side.global == nullptr ? 1.0f : side.global[head * side.global_stride]; }
+  __device__ __forceinline__ float largest_size() const {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kLaneValues; i += 2) largest = fmaxf(fmaxf(largest, fabsf(values.two(i).x)), fabsf(values.two(i).y));
+    return largest;
+  }
 
-  template <class Quotient>
-  __device__ __forceinline__ void store_pack(std::byte* codes, int pack, bool wanted, const Quotient& quotient) const {
-    const int first = (pack * kRowLanes + lane) * kLaneValues, left = min(side.head_dim - first, kLaneValues);
+  /// `quotient(value)` is coded. `mask`: bits of a word that stay.
+  template <class QuotientOf>
+  __device__ __forceinline__ void store_values(std::byte* codes, bool wanted, const QuotientOf& quotient, std::uint32_t mask = ~0u) const {
     if (!wanted || left <= 0) return;
-    store_codes(codes + first * kRow.code_bits() / 8, codes_of<kRow.code>(values[pack], quotient), left * kRow.code_bits() / 8,
-                side.store_bytes);
+    constexpr int kCount = kWordCodes<kRow.code>, kWords = kLaneValues / kCount;
+    Pack<std::uint32_t, kWords> words;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const auto at = [&](int i) -> Quotient {
+        const float2 two = values.two(word * kCount + i / 2 * 2);
+        return quotient(i % 2 == 0 ? two.x : two.y);
+      };
+      if constexpr (kCount == 8) {
+        words.element[word] = word_of_codes<kRow.code, 8>({at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)}) & mask;
+      } else {
+        words.element[word] = word_of_codes<kRow.code, 4>({at(0), at(1), at(2), at(3)}) & mask;
+      }
+    }
+    store_codes(codes + lane * (4 * kWords), words, min(left, kLaneValues) * kRow.code_bits() / 8, side.store_bytes);
   }
 
   __device__ __forceinline__ void store_token(std::byte* codes, std::byte* scales, bool wanted) const {
-    float largest = 0;
-#pragma unroll
-    for (const auto& pack : values) largest = fmaxf(largest, largest_size(pack));
-    float scale = fmaxf(fminf(largest_of<kRowLanes>(largest), kLargest) / largest_code(kRow.code), kLeastScale);
+    const float largest = fminf(largest_of<kMostRowLanes>(largest_size(), lanes), kLargest);
+    float scale = fmaxf(divided_by<largest_code(kRow.code)>(largest), kLeastScale);
     const __half half = __float2half_rn(fminf(scale, 65504.0f));
     if (side.half_scales) scale = __half2float(half);
     if (wanted && lane == 0) {
@@ -182,98 +146,97 @@ class FormatRow {
       }
     }
     const float inverse = 1 / scale;
-#pragma unroll
-    for (int pack = 0; pack < kPacks; ++pack) store_pack(codes, pack, wanted, [&](float x) { return x * inverse; });
+    store_values(codes, wanted, [&](float x) { return x * inverse; });
   }
 
   __device__ __forceinline__ void store_int4(std::byte* codes, std::byte* scales, bool wanted) const {
     float most = 0, least = 0;  // least: its negative
 #pragma unroll
-    for (const auto& pack : values) {
-#pragma unroll
-      for (const float x : pack) {
-        most = fmaxf(most, x);
-        least = fmaxf(least, -x);
-      }
+    for (int i = 0; i < kLaneValues; i += 2) {
+      const float2 two = values.two(i);
+      most = fmaxf(fmaxf(most, two.x), two.y);
+      least = fmaxf(fmaxf(least, -two.x), -two.y);
     }
-    most = fminf(largest_of<kRowLanes>(most), kLargest);
-    least = fminf(largest_of<kRowLanes>(least), kLargest);
-    const float scale = fmaxf((most + least) / 15.0f, kLeastScale);
-    const std::uint32_t zero = rounded_bits(least / scale, 0, 15) & 15;
+    most = fminf(largest_of<kMostRowLanes>(most, lanes), kLargest);
+    least = fminf(largest_of<kMostRowLanes>(least, lanes), kLargest);
+    const float scale = fmaxf(divided_by<15>(most + least), kLeastScale);
+    const std::uint32_t zero = min(integer_of<KvCode::u4>(least / scale), 15u);
     if (wanted && lane == 0) *reinterpret_cast<std::uint32_t*>(scales) = (__float_as_uint(scale) & ~15u) | zero;
-    const float inverse = 1 / scale;
-#pragma unroll
-    for (int pack = 0; pack < kPacks; ++pack) {
-      store_pack(codes, pack, wanted, [&](float x) { return fmaf(x, inverse, static_cast<float>(zero)); });
-    }
+    const float inverse = 1 / scale, offset = static_cast<float>(zero);
+    store_values(codes, wanted, [&](float x) { return fmaf(x, inverse, offset); });
   }
 
-  /// Neighbouring lanes share a group's scale.
-  __device__ __forceinline__ void store_groups(std::byte* codes, std::byte* scales, bool wanted) const {
-    constexpr int kGroupLanes = kRow.group / kLaneValues;
-    const float global = kRow.has_global ? global_scale() : 1.0f;
-#pragma unroll
-    for (int pack = 0; pack < kPacks; ++pack) {
-      const float most = fminf(largest_of<kGroupLanes>(largest_size(values[pack])), kLargest) / largest_code(kRow.code);
-      std::uint32_t code;
-      float scale;
-      if constexpr (kRow.scale == KvScale::block_e4m3) {
-        code = e4m3_codes(fabsf(most / global), 0) & 0xff;
-        scale = floats_from_halves(halves_from_e4m3(code)).x * global;
-      } else {
-        code = most == 0 ? 127 : static_cast<std::uint32_t>(ue8m0_at_least(most));
-        scale = f32_from_ue8m0(code);
-      }
-      const int first = (pack * kRowLanes + lane) * kLaneValues;
-      if (wanted && first < side.head_dim && lane % kGroupLanes == 0) scales[first / kRow.group] = static_cast<std::byte>(code);
-      // The inverse of a power of two is exact. Divisor gives the e2m1 codes of a division: all quotients next to ties were tried.
-      const float inverse = 1 / scale;
-      const Divisor divisor(scale);
-      const auto quotient = [&](float x) { return kRow.scale == KvScale::block_e4m3 ? divisor.divide(x) : x * inverse; };
-      store_pack(codes, pack, wanted, [&](float x) { return scale == 0 ? 0.0f : quotient(x); });
-    }
+  /// A twofold scale makes halves of quotients.
+  __device__ __forceinline__ void store_e4m3_groups(std::byte* codes, std::byte* scales, bool wanted) const {
+    static_assert(kGroupLanes <= 1);
+    const float largest = fminf(largest_size(), kLargest);
+    const std::uint32_t code = e4m3_codes(fabsf(divided_by<6>(largest) / global), 0) & 0xff;
+    if (wanted && left > 0) scales[lane] = static_cast<std::byte>(code);
+    const float scale = floats_from_halves(halves_from_e4m3(code)).x * global;
+    const Divisor divisor(2 * scale);
+    const auto half = [&](float x) {
+      const float2 both = divisor.refined_and_first(x);
+      return Quotient(both.x, both.y);
+    };
+    store_values(codes, wanted, half, scale == 0 ? 0 : ~0u);
+  }
+
+  /// The inverse of a power of two is one too.
+  __device__ __forceinline__ void store_ue8m0_groups(std::byte* codes, std::byte* scales, bool wanted) const {
+    const float largest = fminf(largest_of<kGroupLanes>(largest_size()), kLargest);
+    const std::uint32_t code = ue8m0_at_least(divided_by<largest_code(kRow.code)>(largest));
+    if (wanted && left > 0 && lane % kGroupLanes == 0) scales[lane / kGroupLanes] = static_cast<std::byte>(code);
+    const float inverse = f32_from_ue8m0(254 - code) * (kRow.code == KvCode::e2m1 ? 0.5f : 1.0f);
+    store_values(codes, wanted, [&](float x) { return x * inverse; });
   }
 
   const FormatSide& side;
-  const float (&values)[kPacks][kLaneValues];
-  const int head, lane;
+  const LaneRow<From>& values;
+  const float global;
+  const int lane, lanes, left;
 };
 
-/// Lanes take kRowsOfLanes rows of tokens times heads. Rows are loaded before their slots are known.
-template <KvFormat kFormat, int kPacks>
-__global__ void __launch_bounds__(kFormatThreads) append_format(const __grid_constant__ FormatParams params) {
+/// Where a row lies, from the start of each tensor of a cache.
+struct RowPlace {
+  std::int64_t codes, scales;
+};
+inline constexpr std::int64_t kNowhere = std::numeric_limits<std::int64_t>::min();
+
+/// The host does not see the slots: a slot outside the cache is skipped, as -1 is.
+__device__ __forceinline__ RowPlace place_of(const FormatParams& params, const FormatSide& side, int row) {
+  const int token = params.heads.quotient(row), head = row - token * params.heads.divisor;
+  const std::int64_t slot = row < params.rows ? params.slot_mapping[token] : -1;
+  if (slot < 0 || slot >= params.slots) return {kNowhere, 0};
+  const std::int64_t block = slot / params.page, position = slot - block * params.page;
+  const auto offset = [&](const detail::CacheStrides& strides) {
+    return block * strides.block + position * strides.token + head * strides.head;
+  };
+  return {offset(side.strides), offset(side.scale_strides)};
+}
+
+inline constexpr int kFormatBlocks = kTarget == 75 ? 8 : 12;  // of a multiprocessor, at most 40 registers a thread from 8.0 on
+
+/// Lanes take a row of a token and a head. Rows are loaded before their slots are known.
+template <KvFormat kFormat, class From>
+__global__ void __launch_bounds__(kFormatThreads, kFormatBlocks) append_format(const __grid_constant__ FormatParams params) {
+  __shared__ RowPlace places[kFormatThreads];  // [row of the block]
   const FormatSide& side = params.sides[blockIdx.y];
-  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
-  const int first =
-      (static_cast<int>(blockIdx.x) * (kFormatThreads / kRowLanes) + static_cast<int>(threadIdx.x) / kRowLanes) * kRowsOfLanes;
-  float values[kRowsOfLanes][kPacks][kLaneValues];
-  std::int64_t slots[kRowsOfLanes];
-#pragma unroll
-  for (int i = 0; i < kRowsOfLanes; ++i) {
-    const int row = first + i, token = params.heads.quotient(row), head = row - token * params.heads.divisor;
-    slots[i] = -1;
-    const std::int64_t at = token * side.row_stride + head * side.head_stride;
-#pragma unroll
-    for (int pack = 0; pack < kPacks; ++pack) {
-      const int column = (pack * kRowLanes + lane) * kLaneValues;
-      load_values(values[i][pack], side.rows, at + column, row < params.rows ? side.head_dim - column : 0, side, params.dtype);
-    }
-    if (row < params.rows) slots[i] = params.slot_mapping[token];
-  }
-#pragma unroll
-  for (int i = 0; i < kRowsOfLanes; ++i) {
-    const int row = first + i, token = params.heads.quotient(row), head = row - token * params.heads.divisor;
-    const bool wanted = slots[i] >= 0 && slots[i] < params.slots;
-    const std::int64_t slot = wanted ? slots[i] : 0;
-    const bool is_short = params.slots <= 0x7fffffff;
-    const std::int64_t block = is_short ? static_cast<unsigned>(slot) / static_cast<unsigned>(params.page) : slot / params.page;
-    const std::int64_t position = slot - block * params.page;
-    const auto place = [&](std::byte* data, const detail::CacheStrides& strides) {
-      return data + block * strides.block + position * strides.token + head * strides.head;
-    };
-    FormatRow<kFormat, kPacks>(side, values[i], head, lane)
-        .store(place(side.cache, side.strides), place(side.scales, side.scale_strides), wanted);
-  }
+  const int thread = static_cast<int>(threadIdx.x), lanes = 1 << params.lanes_log, lane = thread & (lanes - 1);
+  const int block_rows = kFormatThreads >> params.lanes_log, begin = static_cast<int>(blockIdx.x) * block_rows;
+  const int own = thread >> params.lanes_log, row = begin + own;
+  const int token = params.heads.quotient(row), head = row - token * params.heads.divisor;
+
+  const From* from = static_cast<const From*>(side.rows) + token * side.row_stride + head * side.head_stride + lane * kLaneValues;
+  LaneRow<From> values;
+  values.load(from, row < params.rows ? side.head_dim - lane * kLaneValues : 0, side.load_packs);
+  const bool has_global = kv_row_format(kFormat)->has_global && side.global != nullptr;
+  const float global = has_global ? side.global[head * side.global_stride] : 1.0f;
+  if (thread < block_rows) places[thread] = place_of(params, side, begin + thread);
+  __syncthreads();
+
+  const RowPlace place = places[own];
+  FormatRow<kFormat, From>(side, values, global, lane, lanes)
+      .store(side.cache + place.codes, side.scales + place.scales, place.codes != kNowhere);
 }
 
 }  // namespace fovea::gpu::portable::append
