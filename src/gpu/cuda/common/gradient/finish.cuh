@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish(const __grid_constant__
   }
   for (int ticket = blockIdx.x; ticket < params.key_tiles * params.kv_heads; ticket += gridDim.x) {
     if (params.dkv_not_finite[ticket] == 0) continue;
-    const KeyTile tile = key_tile_at(params, params.key_tile, ticket);
+    const KeyTile tile = tile_at_ticket(params, params.key_tile, ticket);
     const ExactRows<Element, Params, kBiased> rows(params, tile.sequence);
     for (int key = tile.begin + warp; key < min(tile.begin + params.key_tile, rows.at.seq_k); key += warps) rows.key(key, tile.kv_head);
   }

@@ -2,14 +2,13 @@
 /// The kernels that make the lists of a block mask by key tiles, before those of a backward pass.
 #pragma once
 
+#include "gpu/cuda/common/gradient/list_order.cuh"
 #include "gpu/cuda/common/gradient/lists.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/runtime.hpp"
 
 namespace fovea::gpu::gradient {
-
-inline constexpr int kListThreads = 128;
 
 /// The order of tiles, where the tiles of queries are blocks.
 __device__ inline detail::GradientOrder order_of_blocks(const GradientLists& lists, const AttentionParams& params) {
@@ -82,50 +81,21 @@ __global__ void __launch_bounds__(kListThreads) read_lists(const __grid_constant
   ReadLists{params.lists, params, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)}();
 }
 
-/// How many listed key tiles of a query block come before one, in the order in which they add to dq.
-__device__ inline int listed_rank(const GradientLists& lists, const detail::GradientOrder& order, std::int64_t row, int key_tile,
-                                  int q_block) {
-  const auto below = [&](int tile) {
-    const std::uint32_t rest = tile % 32 != 0 ? lists.listed[row * lists.words + tile / 32] & ((1u << tile % 32) - 1) : 0;
-    return lists.before[row * (lists.words + 1) + tile / 32] + __popc(rest);
-  };
-  if (!order.full()) return below(key_tile);
-  const detail::GradientOrder::Range within = order.group_of(key_tile);
-  const int newest = order.first_of_group(within, q_block);
-  if (key_tile <= newest) return below(within.first) + below(newest + 1) - below(key_tile + 1);
-  return below(newest + 1) + below(within.last) - below(key_tile + 1);
-}
-
-/// The steps of a key tile, by a warp. A lane has a query block at a time.
-__device__ inline void write_steps(const GradientLists& lists, const detail::GradientOrder& order, int list, int key_tile) {
+/// The places of a key tile's blocks among its steps, by a warp. A lane has a query block at a time.
+__device__ inline void place_blocks(const GradientLists& lists, const detail::GradientOrder& order, int list, int key_tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32, blocks = order.query_tiles_of(key_tile).size();
   const int tiles_of_block = lists.of.block_q / lists.query_rows;
-  const auto slot_of = [&](std::int64_t row, int unit) {
-    const int key = key_tile * lists.key_rows + unit * kUnitKeys, block = key / lists.of.block_k;
-    const bool present = unit * kUnitKeys < lists.key_rows && block < lists.of.key_blocks;
-    return present ? lists.slots[row * lists.of.key_blocks + block] : kNotListed;
-  };
-  const std::int64_t of_key_tile = std::int64_t{list} * lists.key_tiles + key_tile;
-  ListedStep* const steps = lists.steps + of_key_tile * lists.query_tiles;
   int count = 0;
   for (int first = 0; first < blocks; first += 32) {
     const int q_block = first + lane < blocks ? order.query_tile_at(key_tile, first + lane) : 0;
     const std::int64_t row = std::int64_t{list} * lists.q_blocks + q_block;
-    const bool is_listed = first + lane < blocks && (lists.listed[row * lists.words + key_tile / 32] >> key_tile % 32 & 1) != 0;
-    const int begin = q_block * tiles_of_block, tiles = is_listed ? min(tiles_of_block, lists.query_tiles - begin) : 0;
+    const bool is_listed = first + lane < blocks && lists.is_listed(row, key_tile);
+    const int tiles = is_listed ? min(tiles_of_block, lists.query_tiles - q_block * tiles_of_block) : 0;
     const int end = count + Warp::inclusive_sum(tiles);
-    if (is_listed) {
-      const int rank = listed_rank(lists, order, row, key_tile, q_block);
-      const bool is_last = rank + 1 == lists.before[row * (lists.words + 1) + lists.words];
-      ListedStep step{.place = static_cast<std::uint16_t>(2 * rank + (is_last ? 1 : 0)), .slots = {slot_of(row, 0), slot_of(row, 1)}};
-      for (int i = 0; i < tiles; ++i) {
-        step.query_tile = static_cast<std::uint16_t>(begin + i);
-        steps[end - tiles + i] = step;
-      }
-    }
+    if (is_listed) lists.places[row * lists.key_tiles + key_tile] = static_cast<std::uint16_t>(end - tiles);
     count = __shfl_sync(~0u, end, 31);
   }
-  if (lane == 0) lists.step_counts[of_key_tile] = count;
+  if (lane == 0) lists.step_counts[std::int64_t{list} * lists.key_tiles + key_tile] = count;
 }
 
 /// A warp for each key tile and list.
@@ -133,21 +103,32 @@ template <class Params>
 __global__ void __launch_bounds__(kListThreads) invert_lists(const __grid_constant__ Params params) {
   const int key_tile = static_cast<int>(blockIdx.x * kListThreads + threadIdx.x) / 32;
   if (key_tile >= params.lists.key_tiles) return;
-  write_steps(params.lists, order_of_blocks(params.lists, params), static_cast<int>(blockIdx.y), key_tile);
+  place_blocks(params.lists, order_of_blocks(params.lists, params), static_cast<int>(blockIdx.y), key_tile);
 }
 
-/// Makes the lists by key tiles in the workspace. All that reads them comes later in the stream.
+/// Makes the lists by key tiles in the workspace, but for their steps. All that reads them comes later in the stream.
 template <class Params>
 Result<void> make_lists(const Params& params, Stream stream) {
   const GradientLists& lists = params.lists;
-  const auto count = static_cast<unsigned>(lists.count);
+  const auto count = static_cast<unsigned>(lists.count), kv_heads = static_cast<unsigned>(params.batch * params.kv_heads);
   const auto ctas = static_cast<unsigned>((lists.key_tiles + kListThreads / 32 - 1) / (kListThreads / 32));
   if (lists.q_blocks > 0) {
     const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(lists.q_blocks), count), .block = dim3(kListThreads)};
     if (Result<void> done = launch(&read_lists<Params>, of_queries, stream, params); !done) return done;
   }
   if (ctas == 0) return {};
-  return launch(&invert_lists<Params>, {.grid = dim3(ctas, count), .block = dim3(kListThreads)}, stream, params);
+  const LaunchShape of_keys{.grid = dim3(ctas, count), .block = dim3(kListThreads)};
+  if (Result<void> done = launch(&invert_lists<Params>, of_keys, stream, params); !done) return done;
+  return launch(&order_tiles<Params>, {.grid = dim3(kv_heads), .block = dim3(kOrderThreads)}, stream, params);
+}
+
+/// Adds the steps, after a kernel that has run TileSchedule.
+template <class Params>
+Result<void> make_steps(const Params& params, Stream stream) {
+  const GradientLists& lists = params.lists;
+  if (lists.q_blocks == 0 || lists.key_tiles == 0) return {};
+  const dim3 grid(static_cast<unsigned>(lists.q_blocks), static_cast<unsigned>(params.batch * params.heads));
+  return launch(&write_steps<Params>, {.grid = grid, .block = dim3(kListThreads)}, stream, params);
 }
 
 }  // namespace fovea::gpu::gradient

@@ -23,7 +23,7 @@ struct ListedTileRows {
 /// Says which block masks a kernel does not take.
 inline std::optional<Error> decline_block_mask(const Problem& p, const ListedTileRows& tile) {
   using detail::declined;
-  constexpr std::int64_t kMostLists = 65535;  // a dimension of a grid
+  constexpr std::int64_t kMostLists = 65534;  // a dimension of a grid, less one
   if (const std::int64_t most = std::max(p.head_dim_qk, p.head_dim_v); most > kMostListedHeadDim)
     return declined("head_dim (of a block mask)", most, "at most 128");
   if (p.block_k % kUnitKeys != 0) return declined("block_k", p.block_k, "a multiple of " + std::to_string(kUnitKeys));
@@ -32,16 +32,18 @@ inline std::optional<Error> decline_block_mask(const Problem& p, const ListedTil
     return declined("q.shape (query tiles under a block mask)", tiles, "at most " + std::to_string(kMostListedTiles));
   if (const std::int64_t tiles = detail::ceil_div(p.max_seq_k, tile.keys); tiles > kMostListedTiles)
     return declined("k.shape (key tiles under a block mask)", tiles, "at most " + std::to_string(kMostListedTiles));
+  if (const std::int64_t steps = detail::ceil_div(p.max_seq_q, tile.queries) * p.group(); steps > kMostListedSteps)
+    return declined("q.shape (query tiles of a kv head under a block mask)", steps, "at most " + std::to_string(kMostListedSteps));
   if (p.partial_block_indices && p.partial_block_indices->shape[3] > kMostListedSlots) {
     return declined("partial_block_indices.shape[3] (slot)", p.partial_block_indices->shape[3],
                     "at most " + std::to_string(kMostListedSlots));
   }
-  if (p.batch * p.heads > kMostLists) return declined("batch * heads (under a block mask)", p.batch * p.heads, "at most 65535");
+  if (p.batch * p.heads > kMostLists) return declined("batch * heads (under a block mask)", p.batch * p.heads, "at most 65534");
   return std::nullopt;
 }
 
 /// All but the arguments of a run and the workspace.
-inline GradientLists gradient_lists(const Problem& p, const ListedTileRows& tile, int group) {
+inline GradientLists gradient_lists(const Problem& p, const ListedTileRows& tile, int group, int ctas) {
   const auto own = [&](auto axis) {
     const auto differs = [&](const TensorDesc& desc) { return desc.shape[axis] != 1 && desc.strides[axis] != 0; };
     const auto of_list = [&](const std::optional<TensorDesc>& indices, const TensorDesc& counts) {
@@ -60,6 +62,8 @@ inline GradientLists gradient_lists(const Problem& p, const ListedTileRows& tile
           .query_tiles = static_cast<int>(detail::ceil_div(p.max_seq_q, tile.queries)),
           .words = detail::ceil_div(key_tiles, 32),
           .group = group,
+          .ctas = ctas,
+          .heads = static_cast<int>(p.heads),
           .of_batch = own_batch ? lists_of_batch : 0,
           .of_head = own_head ? 1 : 0,
           .count = lists_of_batch * (own_batch ? static_cast<int>(p.batch) : 1)};
@@ -71,8 +75,11 @@ inline void place_lists(detail::WorkspaceArena& arena, GradientLists& lists, con
   lists.listed = arena.take<std::uint32_t>(rows * lists.words);
   lists.before = arena.take<int>(rows * (lists.words + 1));
   lists.slots = arena.take<std::uint16_t>(rows * detail::ceil_div(p.max_seq_k, p.block_k));
-  lists.steps = arena.take<ListedStep>(columns * lists.query_tiles);
+  lists.places = arena.take<std::uint16_t>(rows * lists.key_tiles);
   lists.step_counts = arena.take<int>(columns);
+  lists.order = arena.take<std::uint16_t>(p.batch * p.kv_heads * lists.key_tiles);
+  lists.begins = arena.take<std::int64_t>(p.batch * p.kv_heads * lists.key_tiles);
+  lists.steps = arena.take<ListedStep>(p.batch * p.heads * lists.key_tiles * lists.query_tiles);
 }
 
 /// Adds the arguments of a run.

@@ -3,14 +3,15 @@
 #pragma once
 
 #include "gpu/cuda/common/gradient/lists.hpp"
+#include "gpu/cuda/common/gradient/sequence.cuh"
 
 namespace fovea::gpu::gradient {
 
-/// The query tiles of a key tile, head after head of its kv head.
+/// The query tiles of a key tile, head after head of its kv head. A step is read one ahead.
 class ListedTileScheduler {
  public:
-  __device__ ListedTileScheduler(const GradientLists& lists_, int batch, int first_head, int heads, int key_tile_)
-      : lists(lists_), list(lists_.list(batch, first_head)), key_tile(key_tile_), last(first_head + heads - 1), head_(first_head) {
+  __device__ ListedTileScheduler(const GradientLists& lists_, int batch_, int first_head, int heads, int key_tile_)
+      : lists(lists_), batch(batch_), key_tile(key_tile_), last(first_head + heads - 1), head(first_head) {
     begin();
   }
 
@@ -22,41 +23,62 @@ class ListedTileScheduler {
     return sum;
   }
 
-  __device__ int head() const { return head_; }
-  __device__ ListedStep step() const { return now; }
-  __device__ void advance() {
-    if (--left == 0) {
-      if (head_ == last) return;
-      ++head_;
-      list += lists.of_head;
+  struct HeadStep {
+    int head;
+    ListedStep step;
+  };
+  __device__ HeadStep next() {
+    const HeadStep now{head, unpacked(ahead)};
+    if (--left > 0) {
+      ahead = *++at;
+    } else if (head < last) {
+      ++head;
       begin();
-    } else {
-      now = ahead;
-      ++at;
-      if (left > 1) ahead = at[1];
     }
+    return now;
   }
 
  private:
+  static __device__ ListedStep unpacked(uint2 step) {
+    return {.query_tile = static_cast<std::uint16_t>(step.x),
+            .place = static_cast<std::uint16_t>(step.x >> 16),
+            .slots = {static_cast<std::uint16_t>(step.y), static_cast<std::uint16_t>(step.y >> 16)}};
+  }
   /// At the first step of the head, or of the next one that has steps.
   __device__ void begin() {
-    for (;; ++head_, list += lists.of_head) {
-      const std::int64_t row = list * lists.key_tiles + key_tile;
-      left = lists.step_counts[row];
-      at = lists.steps + row * lists.query_tiles;
-      if (left > 0 || head_ == last) break;
+    for (;; ++head) {
+      left = lists.step_counts[lists.list(batch, head) * lists.key_tiles + key_tile];
+      if (left > 0 || head == last) break;
     }
-    if (left > 0) now = at[0];
-    if (left > 1) ahead = at[1];
+    at = reinterpret_cast<const uint2*>(lists.steps_of(batch, head, key_tile));
+    if (left > 0) ahead = *at;
   }
 
   const GradientLists& lists;
-  std::int64_t list;
-  const int key_tile, last;
-  int head_, left = 0;
-  const ListedStep* at = nullptr;
-  ListedStep now{}, ahead{};
+  const int batch, key_tile, last;
+  int head, left = 0;
+  const uint2* at = nullptr;
+  uint2 ahead{};
 };
+
+/// Steps of a key tile of a kv head.
+template <class Params>
+__device__ inline int steps_of_key_tile(const Params& params, int batch, int kv_head, int key_tile) {
+  return ListedTileScheduler::count(params.lists, batch, kv_head * params.heads_per_kv, params.heads_per_kv, key_tile);
+}
+
+/// The key tile of a CTA. Under a block mask, the key tiles of a head have the order of the lists.
+template <class Params>
+__device__ inline KeyTile tile_at_ticket(const Params& params, int rows, int ticket) {
+  KeyTile tile = key_tile_at(params, rows, ticket);
+  if constexpr (Params::kLists) {
+    if (tile.none) return tile;
+    const GradientLists& lists = params.lists;
+    tile.index = lists.order[(std::int64_t{tile.sequence.batch} * params.kv_heads + tile.kv_head) * lists.key_tiles + tile.index];
+    tile.begin = tile.index * rows;
+  }
+  return tile;
+}
 
 /// Whether the lists show a key to a query, whatever the band says.
 __device__ inline bool lists_show(const GradientLists& lists, int batch, int head, int token, int key) {

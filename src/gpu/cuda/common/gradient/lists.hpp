@@ -25,7 +25,8 @@ struct alignas(8) ListedStep {
   __device__ bool is_last() const { return (place & 1) != 0; }
 };
 
-inline constexpr std::int64_t kMostListedTiles = std::int64_t{1} << 15, kMostListedSlots = kNotListed - 1;
+inline constexpr std::int64_t kMostListedTiles = std::int64_t{1} << 15, kMostListedSlots = kNotListed - 1,
+                              kMostListedSteps = std::int64_t{1} << 22;  // of a CTA
 
 /// One list for each head and batch, or fewer where they share lists. Listed: named by a list, and within the band.
 struct GradientLists {
@@ -34,16 +35,35 @@ struct GradientLists {
   int q_blocks = 0, key_tiles = 0, query_tiles = 0;  // of a sequence
   int words = 0;                                     // bits of its key tiles
   int group = 128;                                   // GradientOrder
+  int ctas = 1;                                      // that a device surely runs at a time
+  int heads = 1;                                     // of a batch
   int of_batch = 0, of_head = 0;                     // from a list to the next one, of a batch or a head; 0 where shared
   int count = 1;
   // Workspace.
   std::uint32_t* listed = nullptr;  // [list][q_block][words]: bits of listed key tiles
   int* before = nullptr;            // [list][q_block][words + 1]: listed key tiles in the words before
   std::uint16_t* slots = nullptr;   // [list][q_block][key_block]
-  ListedStep* steps = nullptr;      // [list][key_tile][query_tiles], in the order of GradientOrder
+  std::uint16_t* places = nullptr;  // [list][q_block][key_tile]: the first step of the block among those of the key tile
   int* step_counts = nullptr;       // [list][key_tile]
+  std::uint16_t* order = nullptr;   // [batch][kv_head][key_tile]: key tiles in the order of tickets
+  std::int64_t* begins = nullptr;   // [batch][kv_head][key_tile]: when its CTA begins, in steps (TileSchedule)
+  ListedStep* steps = nullptr;      // [batch][head][key_tile][query_tiles], in the order of GradientOrder
 
   __host__ __device__ std::int64_t list(int batch, int head) const { return std::int64_t{batch} * of_batch + std::int64_t{head} * of_head; }
+  /// `row`: of a list and a query block.
+  __device__ bool is_listed(std::int64_t row, int key_tile) const {
+    return (listed[row * words + key_tile / 32] >> key_tile % 32 & 1) != 0;
+  }
+  /// How many listed key tiles of the row come before one.
+  __device__ int listed_before(std::int64_t row, int key_tile) const {
+    const std::uint32_t rest = key_tile % 32 != 0 ? listed[row * words + key_tile / 32] & ((1u << key_tile % 32) - 1) : 0;
+    return before[row * (words + 1) + key_tile / 32] + __popc(rest);
+  }
+  __device__ int listed_count(std::int64_t row) const { return before[row * (words + 1) + words]; }
+  /// The steps of a key tile, of one query head.
+  __device__ ListedStep* steps_of(int batch, int head, int key_tile) const {
+    return steps + ((std::int64_t{batch} * heads + head) * key_tiles + key_tile) * query_tiles;
+  }
   /// The word with the bit of a pair, which lies in a partial block. The words of the next query are block_k / 32 further.
   __device__ const std::int32_t* bits(int batch, int head, int token, int key, int slot) const {
     const int q_block = token / of.block_q, row_words = of.block_k / 32;

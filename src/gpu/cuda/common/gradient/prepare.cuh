@@ -5,6 +5,7 @@
 
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/gradient/list_order.cuh"
 #include "gpu/cuda/common/gradient/lists.cuh"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/target.cuh"
@@ -95,12 +96,25 @@ __device__ inline bool sees_nothing(const Params& params, const Sequence& at, in
   }
 }
 
-/// A CTA for each query tile and head. kAligned: rows of out, dout and dq are, to 16 bytes.
+/// Runs TileSchedule in one CTA. All query tiles together take about as long.
+template <class Params>
+__device__ __forceinline__ void schedule(const Params& params) {
+  using Schedule = TileSchedule<kPrepareThreads, Params>;
+  __shared__ typename Schedule::Storage storage;
+  if (blockIdx.x == 0) Schedule(params, storage)();
+}
+
+/// A CTA for each query tile and head; with lists, a row of CTAs before them. kAligned: rows of out, dout and dq are, to 16 bytes.
 template <class Element, class Params, bool kAligned = true>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
   grid_dependency_wait();
   launch_dependents();
-  const int head = blockIdx.y, tile = blockIdx.x;
+  int head = blockIdx.y;
+  if constexpr (Params::kLists) {
+    if (head == 0) return schedule(params);
+    --head;
+  }
+  const int tile = blockIdx.x;
   const std::int64_t cell = std::int64_t{head} * params.query_tiles + tile;
   clear(params, cell);
   const Sequence at = sequence(params, sequence_at(params, params.cu_seqlens_q, params.seq_q, kQueryTile, tile));

@@ -33,7 +33,7 @@ __device__ __forceinline__ void differentiate_keys_at_ticket(const typename Conf
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v, &params.dout}) prefetch_tensor_map(&rows->map);
     grid_dependency_wait();
     ticket_of_cta = atomicAdd(params.ticket, 1);
-    storage.tile = key_tile_at(params, Config::kKeyTile, ticket_of_cta);
+    storage.tile = tile_at_ticket(params, Config::kKeyTile, ticket_of_cta);
     storage.step_count = step_count_of<Config>(params, storage.tile);
   }
   __syncthreads();

@@ -47,9 +47,8 @@ class ListedStepScheduler {
         query_tiles(params.query_tiles),
         scheduler(params.lists, tile_.sequence.batch, tile_.kv_head * params.heads_per_kv, params.heads_per_kv, tile_.index) {}
   __device__ ListedTileStep next() {
-    const ListedStep now = scheduler.step();
-    const int head = scheduler.head(), batch = tile.sequence.batch;
-    scheduler.advance();
+    const auto [head, now] = scheduler.next();
+    const int batch = tile.sequence.batch;
     const int cell = head * query_tiles + tile.sequence.query_tile + now.query_tile;
     ListedTileStep step{{head, now.query_tile, cell, now.rank(), now.is_last()}, 0, {}};
 #pragma unroll

@@ -82,7 +82,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     params_.row_tiles = static_cast<int>(std::max<std::int64_t>(query_tiles_of(problem, kRowTile), 1));
     if (problem.has_block_mask()) {
       params_.leaks = !has_no_rows(problem);
-      params_.lists = gradient_lists(problem, {kQueryTile, params_.key_tile}, params_.group);
+      params_.lists = gradient_lists(problem, {kQueryTile, params_.key_tile}, params_.group, properties.multiprocessors);
     }
     workspace_bytes = place_workspace(params_, nullptr);
   }

@@ -10,9 +10,10 @@ namespace fovea::gpu::sm90::attention_backward {
 
 template <class Params>
 Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream) {
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
-                          .block = dim3(kPrepareThreads),
-                          .programmatic = true};
+  const LaunchShape shape{
+      .grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads + (Params::kLists ? 1 : 0))),
+      .block = dim3(kPrepareThreads),
+      .programmatic = true};
   return launch(dtype == DType::f16 ? &prepare<__half, Params> : &prepare<__nv_bfloat16, Params>, shape, stream, params);
 }
 

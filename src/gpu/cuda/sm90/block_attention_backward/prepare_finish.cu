@@ -8,7 +8,8 @@ namespace fovea::gpu::sm90::block_attention_backward {
 
 Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
   if (Result<void> made = gradient::make_lists(params, stream); !made) return made;
-  return attention_backward::launch_prepare_of(params, dtype, stream);
+  if (Result<void> prepared = attention_backward::launch_prepare_of(params, dtype, stream); !prepared) return prepared;
+  return gradient::make_steps(params, stream);
 }
 
 Result<void> launch_finish(const Params& params, DType dtype, Stream stream) {
