@@ -66,5 +66,33 @@ TEST(ExactRows, EveryCallHasTheSameTilesOnHopper) {
   }
 }
 
+/// Of decodes of 8 kv heads. Their workspace is monotone in all bounds, also where more sequences have another kernel.
+TEST(ExactRows, FewSequencesAreComputedByColumnsOnHopper) {
+  const auto planned = [](std::int64_t batch, std::int64_t tokens, std::int64_t blocks) {
+    TensorDesc q = contiguous(DType::bf16, {batch * tokens, 32, 128}), cache = contiguous(DType::bf16, {100000, 64, 8, 128});
+    q.alignment = cache.alignment = 16;
+    const TensorDesc table = contiguous(DType::i32, {batch, blocks});
+    return plan_paged_attention({.q = q, .k_cache = cache, .v_cache = cache, .block_table = table, .out = q, .max_seq_q = tokens},
+                                {Backend::cuda, 0}, {.exact_rows = true})
+        .value();
+  };
+  const auto by_columns = [&](auto... bounds) { return planned(bounds...).explain().find("columns to a CTA") != std::string::npos; };
+  EXPECT_TRUE(by_columns(1, 1, 128));
+  EXPECT_TRUE(by_columns(4, 4, 128));
+  EXPECT_FALSE(by_columns(64, 1, 128));    // sequences for all multiprocessors
+  EXPECT_FALSE(by_columns(1, 5, 128));     // 20 query rows
+  EXPECT_FALSE(by_columns(4, 4, 100000));  // a workspace of gigabytes
+  for (const std::int64_t batch : {1, 3, 4, 64}) {
+    for (const std::int64_t tokens : {1, 4, 300}) {
+      for (const std::int64_t blocks : {1, 128, 5000, 100000}) {
+        const std::size_t bytes = planned(batch, tokens, blocks).workspace_bytes();
+        EXPECT_LE(bytes, planned(batch + 1, tokens, blocks).workspace_bytes()) << batch << " " << tokens << " " << blocks;
+        EXPECT_LE(bytes, planned(batch, tokens + 1, blocks).workspace_bytes()) << batch << " " << tokens << " " << blocks;
+        EXPECT_LE(bytes, planned(batch, tokens, blocks + 100).workspace_bytes()) << batch << " " << tokens << " " << blocks;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea::check

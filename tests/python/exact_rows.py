@@ -108,11 +108,15 @@ def compare(s, page):
     begin, end = sorted(random.sample(range(s.tokens + 1), 2))
     rows, group = slice(begin, end), s.q.shape[1] // s.k.shape[1]
     single = sorted(random.sample(range(s.tokens), min(s.tokens, 12)))
+    last = random.randint(1, s.tokens)
+    few = slice(max(last - random.randint(1, max(16 // group, 1)), 0), last)
     return {
         "ragged": differing(whole, ragged(s, begin, end), rows),
         "chunk": differing(whole, chunk(s, begin, end), rows),
         "paged prefill": differing(whole, paged_chunk(s, begin, end, page), rows),
         "paged decode": differing(whole, decode(s, single, page), single),
+        "one token": differing(whole, decode(s, single[-1:], page), single[-1:]),
+        "few tokens": differing(whole, paged_chunk(s, few.start, last, page), few),
         "one kv head": differing(whole, one_head(s, begin, end), rows, slice(-group, None)),
     }
 

@@ -61,6 +61,32 @@ def test_all_ways_give_the_same_bits_on_cuda(dtype):
     assert compared > 100000
 
 
+@pytest.mark.skipif(HOPPER["attention"] not in available("attention", "cuda"), reason="needs Hopper")
+@pytest.mark.parametrize("tokens, dim, heads", [(9000, 64, (2, 1)), (20000, 256, (4, 2)), (70000, 128, (8, 2))])
+def test_long_sequences_on_cuda(tokens, dim, heads):
+    """Few tokens alone have kernels of their own."""
+    s = exact_rows.draw(torch.bfloat16, tokens, {}, dims=(dim, dim), heads=heads, device="cuda", finite=True)
+    s.options.pop("window", None)
+    first = tokens - 100
+    whole = exact_rows.chunk(s, first, tokens)
+    for rows in ([first], [tokens - 51, tokens - 1]):
+        assert exact_rows.differing(whole, exact_rows.decode(s, rows, 64), [row - first for row in rows])[0] == 0
+    assert exact_rows.differing(whole, exact_rows.paged_chunk(s, tokens - 3, tokens, 16), slice(97, 100))[0] == 0
+
+
+@pytest.mark.skipif(HOPPER["attention"] not in available("attention", "cuda"), reason="needs Hopper")
+def test_hidden_values_that_are_not_finite():
+    """Of few tokens alone: rows before such a value do not notice, and the others agree with a prompt."""
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        s = exact_rows.draw(torch.bfloat16, 700, {}, dims=(128, 128), heads=(8, 2), device="cuda")
+        s.options.clear()
+        s.v[350, 1, 5] = bad
+        whole, _ = s.attend(s.q[None], s.k[None], s.v[None])
+        for begin in (346, 348, 350, 352):
+            out, _ = exact_rows.paged_chunk(s, begin, begin + 4, 16)
+            torch.testing.assert_close(out, whole[begin : begin + 4], atol=0.02, rtol=0.02, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_long_sequences_have_parts(dtype):
     """A token alone is split over keys, a prompt is not."""

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/paged_attention/columns/plan.hpp"
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
 #include "gpu/cuda/sm90/paged_attention/masked/tuning.hpp"
 #include "gpu/plan_state.hpp"
@@ -128,9 +130,13 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params_.blocks = static_cast<int>(problem.blocks);
     params_.box_rows = box_rows(problem.page, tuning_row().key_tile);
     if (problem.sequences == detail::SequenceClass::prefill) params_.prefill_from = static_cast<int>(problem.prefill_from);
+    if (!problem.exact_rows) return;
+    columns_ = columns::call_of(problem, kernel_, properties.multiprocessors);
+    workspace_bytes = columns::workspace_bytes(problem, kernel_, properties.multiprocessors);
   }
 
   std::string tuning() const override {
+    if (columns_) return tiles_text(tuning_row(), 1, 1) + columns_->tuning();
     const std::string boxes = ", keys in boxes of " + std::to_string(params_.box_rows);
     return tiles_text(tuning_row(), params_.packed(), 1) + boxes;
   }
@@ -138,18 +144,29 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
  private:
   bool is_empty() const override { return problem_.batch == 0 || problem_.total_q == 0 || problem_.max_seq_q == 0; }
 
-  Result<void> compute(const PagedAttentionArgs& args, Workspace, Stream stream, bool) const override {
+  Result<void> compute(const PagedAttentionArgs& args, Workspace workspace, Stream stream, bool) const override {
     Params params = params_;
-    if (Result<void> good = fill(params, args); !good) return good;
+    fill_arguments(params, args);
+    if (columns_) return compute_by_columns(params, workspace, stream);
+    if (Result<void> good = fill_maps(params); !good) return good;
     const Launch launch =
         problem_.packed_mask ? launch_of_masked(problem_.q_dtype) : launch_of(problem_.q_dtype, transforms_scores(problem_), kernel_);
     return launch(params, ctas_, device_.ordinal, stream);
   }
 
+  Result<void> compute_by_columns(const Params& filled, Workspace workspace, Stream stream) const {
+    columns::Params params{filled};
+    params.transform = transforms_scores(problem_);
+    params.kv_heads = static_cast<int>(problem_.kv_heads);
+    columns::take(params, problem_, problem_.batch * problem_.kv_heads, tuning_row().key_tile, static_cast<std::byte*>(workspace.data));
+    const auto launch = problem_.q_dtype == DType::f16 ? &columns::launch_columns<__half> : &columns::launch_columns<__nv_bfloat16>;
+    return launch(params, columns_->kernel, columns_->groups, columns_->ctas_of_cell, device_.ordinal, stream);
+  }
+
   const attention::Tuning& tuning_row() const { return tuning_of(kernel_); }
 
-  /// Sets the fields that a run knows.
-  Result<void> fill(Params& params, const PagedAttentionArgs& args) const {
+  /// Sets the fields that a run knows, but for tensor maps.
+  void fill_arguments(Params& params, const PagedAttentionArgs& args) const {
     const int packed = params.packed();
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = problem_.blocks > 0;  // a tensor without rows has no memory
@@ -157,7 +174,17 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     params.k = rows_of(tensors[1], any_keys ? args.k_cache : args.q, kGroupRows);
     params.v = rows_of(tensors[2], any_keys ? args.v_cache : args.q, kGroupRows);
     params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
-    if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
+    params.block_table = args.block_table;
+    params.kv_len = args.kv_len;
+    params.cu_seqlens_q = args.cu_seqlens_q;
+    params.sink = problem_.has_sink ? args.sink : nullptr;
+    params.lse = problem_.has_lse ? args.lse : nullptr;
+    if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
+  }
+
+  Result<void> fill_maps(Params& params) const {
+    const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
+    if (Result<void> good = encode_rows(params.q, tensors[0], params.packed()); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
     if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
@@ -165,12 +192,6 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     const Result<CUtensorMap> outside = encode_nan_rows(params.k, problem_.kv_dtype);
     if (!outside) return outside.error();
     params.outside = *outside;
-    params.block_table = args.block_table;
-    params.kv_len = args.kv_len;
-    params.cu_seqlens_q = args.cu_seqlens_q;
-    params.sink = problem_.has_sink ? args.sink : nullptr;
-    params.lse = problem_.has_lse ? args.lse : nullptr;
-    if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
     return {};
   }
 
@@ -198,6 +219,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
   }
 
   int kernel_;
+  std::optional<columns::Call> columns_;  ///< in place of all that follows
   int ctas_ = 0;
   Params params_{};
 };
