@@ -96,6 +96,17 @@ __device__ inline bool sees_nothing(const Params& params, const Sequence& at, in
   }
 }
 
+/// Adds up the shares of a CTA's rows in the gradient of the sink.
+__device__ __forceinline__ void store_sink_part(float of_sink, float& all) {
+  __shared__ float parts[kPrepareThreads / kRowLanes];
+  if (threadIdx.x % kRowLanes == 0) parts[threadIdx.x / kRowLanes] = of_sink;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0;
+  for (const float part : parts) sum += part;
+  all = sum;
+}
+
 /// Runs TileSchedule in one CTA. All query tiles together take about as long.
 template <class Params>
 __device__ __forceinline__ void schedule(const Params& params) {
@@ -162,13 +173,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant
     stats.delta[row] = delta[round];
   }
   if (params.sink == nullptr) return;
-  __shared__ float parts[kPrepareThreads / kRowLanes];
-  if (threadIdx.x % kRowLanes == 0) parts[threadIdx.x / kRowLanes] = of_sink;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  float all = 0;
-  for (const float part : parts) all += part;
-  params.sink_parts[cell] = all;
+  store_sink_part(of_sink, params.sink_parts[cell]);
 }
 
 }  // namespace fovea::gpu::gradient
