@@ -55,15 +55,28 @@ int explain(const CLI::App& command, const Options& options) {
   return kOk;
 }
 
+/// The names of the operations, a few on each line.
+std::string operation_lines() {
+  constexpr std::size_t kWidth = 78;
+  std::string text;
+  std::size_t used = kWidth;
+  for (const std::string& name : operation_names()) {
+    const bool fits = used + 2 + name.size() <= kWidth;
+    text += fits ? ", " + name : (text.empty() ? "\n  " : ",\n  ") + name;
+    used = fits ? used + 2 + name.size() : 2 + name.size();
+  }
+  return text;
+}
+
 }  // namespace
 
 void add_explain(CLI::App& program, int& status) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
       program.add_subcommand("explain", "Which implementation a described problem gets, with which tuning, and who declined");
-  command->add_option("--operation", o->operation, "What is to be computed")
+  command->add_option("--operation", o->operation, "What is to be computed, of the names below")
       ->check(one_of(operation_names()))
-      ->option_text(fmt::format("{} [attention]", fmt::join(operation_names(), "|")));
+      ->option_text("NAME [attention]");
   o->size = add_problem_options(*command);
   command->add_option("--device", o->device, "Where; one that is not here by its compute capability or target")
       ->check(device_name())
@@ -72,7 +85,8 @@ void add_explain(CLI::App& program, int& status) {
   command->add_flag("--exact-rows", o->exact_rows, "Rows with the same bits in dense, ragged and paged attention");
   command->add_flag("--deterministic", o->deterministic, "Gradients with the same bits from run to run");
   command->add_option("--implementation", o->implementation, "Force one by name");
-  command->footer("Exit status 2 when the description is wrong or nothing accepts it; the message says why.");
+  command->footer("Operations:" + operation_lines() +
+                  "\nExit status 2 when the description is wrong or nothing accepts it; the message says why.");
   command->callback([o, command, &status] { status = explain(*command, *o); });
 }
 
