@@ -13,6 +13,7 @@ Needs: torch and transformers; gguf and accelerate for --model, matplotlib for -
 
 import argparse
 import io
+import json
 import math
 import os
 import sys
@@ -188,6 +189,24 @@ def plot(path: Path, points: dict[str, tuple[int, float]], exact: float) -> None
     path.write_text(text.getvalue().replace("</style>", ON_DARK + "</style>", 1))  # for light and dark paper
 
 
+def write(
+    options: argparse.Namespace, rows: dict[str, tuple[float, float]], points: dict[str, tuple[int, float]], tokens: Tensor
+) -> None:
+    measured = [
+        {"cache": way, "bytes_per_token": points[way][0], "perplexity": round(perplexity, 4), "same_tokens": round(same, 4)}
+        for way, (perplexity, same) in rows.items()
+    ]
+    model = options.model.name if options.model else "a small random model"
+    about = {
+        "model": model,
+        "windows": len(tokens),
+        "tokens_of_window": tokens.shape[1],
+        "device": options.device,
+        "torch": torch.__version__,
+    }
+    options.out.write_text(json.dumps(about | {"rows": measured}, indent=1) + "\n")
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: a small random model)")
@@ -196,6 +215,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="sequences of the timed decode (default: %(default)s)")
     parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens of each (default: %(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw perplexity over bytes")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the perplexities as JSON")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=device, help="cpu or cuda (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -226,6 +246,8 @@ def main(options: argparse.Namespace) -> int:
     exact = rows[WAYS[0]][0]
     if options.plot:
         plot(options.plot, points, exact)
+    if options.out:
+        write(options, rows, points, tokens)
     passed = abs(rows["bfloat16"][0] / exact - 1) < 0.01 and abs(rows["int8_token"][0] / exact - 1) < 0.01
     print("passed" if passed else "FAILED")
     return 0 if passed else 1
