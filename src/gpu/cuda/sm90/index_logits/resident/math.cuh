@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The math warpgroups. Each takes 64 keys of a stage against all resident queries: products with their heads, max(0, .), and the
-/// weighted sum over heads.
+/// The math warpgroups. Each takes 64 keys of a stage against a bank of the resident queries: products with their heads, max(0, .), and
+/// the weighted sum over heads.
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
@@ -16,7 +16,8 @@ class Math {
   __device__ Math(Storage<Config>& storage_, const Params& params_, int warpgroup_)
       : storage(storage_),
         params(params_),
-        warpgroup(warpgroup_),
+        first_row(warpgroup_ % Config::kKeyGroups * kMmaRows),
+        bank(warpgroup_ / Config::kKeyGroups),
         warp(uniform(static_cast<int>(threadIdx.x) / 32 % 4)),
         lane(lane_index()) {}
 
@@ -33,8 +34,7 @@ class Math {
   }
 
  private:
-  static constexpr int kBanks = Config::kBanks, kHeadTiles = Config::kHeads / 8, kQueries = Config::kQueriesOfBank;
-  static constexpr int kWeights = Config::kQueries * kHeadTiles;
+  static constexpr int kHeadTiles = Config::kHeads / 8, kQueries = Config::kQueriesOfBank, kWeights = kQueries * kHeadTiles;
   static_assert(kQueries % 2 == 0, "a lane stores the logits of every other query of a bank");
 
   __device__ __forceinline__ void release(std::uint64_t& empty) {
@@ -44,59 +44,43 @@ class Math {
   __device__ __forceinline__ void load_weights() {
 #pragma unroll
     for (int i = 0; i < kWeights; ++i) {
-      weights[i] = *reinterpret_cast<const float2*>(&storage.weights[q_at.stage][i * 8 + lane % 4 * 2]);
+      weights[i] = *reinterpret_cast<const float2*>(&storage.weights[q_at.stage][bank * Config::kColumns + i * 8 + lane % 4 * 2]);
     }
   }
   __device__ __forceinline__ void wait_for_keys() { barrier_wait(shared_address(&storage.k_full[k_at.stage]), k_at.parity); }
 
-  /// All stages of a tile. The MMAs of a bank run beside the sums of the other one. Products of the first bank are complete where the loop
-  /// begins: ptxas lets none be in flight there.
+  /// All stages of a tile. The sums of a warpgroup run beside the MMAs of the others.
   __device__ __forceinline__ void score() {
     first_key = tile.first_key;
-    wait_for_keys();
-    multiply<0>();
-    finish<0>();
-    for (int left = tile.stages;;) {
-      multiply<1>();
+    for (int left = tile.stages; left > 0; --left, first_key += Config::kKeys) {
+      wait_for_keys();
+      multiply();
       scale = storage.scales[k_at.stage][key_of_lane()];
-      add<0>();
-      finish<1>();
+      wgmma_wait<0>();
+      fence_operand(products);
       release(storage.k_empty[k_at.stage]);
       k_at.advance();
-      if (--left == 0) break;
-      wait_for_keys();
-      multiply<0>();
-      add<1>();
-      first_key += Config::kKeys;
-      finish<0>();
+      add();
     }
-    add<1>();
   }
 
-  template <int kBank>
   __device__ __forceinline__ void multiply() {
-    const std::uint64_t a = smem_descriptor(shared_address(storage.k[k_at.stage]) + warpgroup * kMmaRows * kDim, 16, kGroupBytes);
-    const std::uint64_t b = smem_descriptor(shared_address(storage.q[q_at.stage]) + kBank * Config::kColumns * kDim, 16, kGroupBytes);
-    fence_operand(products[kBank]);
+    const std::uint64_t a = smem_descriptor(shared_address(storage.k[k_at.stage]) + first_row * kDim, 16, kGroupBytes);
+    const std::uint64_t b = smem_descriptor(shared_address(storage.q[q_at.stage]) + bank * Config::kColumns * kDim, 16, kGroupBytes);
+    fence_operand(products);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 32; ++step) {
-      Wgmma<__nv_fp8_e4m3, Config::kColumns>::template ss<Major::k>(products[kBank], advance_descriptor(a, step * 32),
+      Wgmma<__nv_fp8_e4m3, Config::kColumns>::template ss<Major::k>(products, advance_descriptor(a, step * 32),
                                                                     advance_descriptor(b, step * 32), step > 0);
     }
     wgmma_commit();
   }
-  template <int kBank>
-  __device__ __forceinline__ void finish() {
-    wgmma_wait<0>();
-    fence_operand(products[kBank]);
-  }
 
   /// Within a stage.
-  __device__ __forceinline__ int key_of_lane() const { return warpgroup * kMmaRows + warp * 16 + lane % 2 * 8 + lane / 4; }
+  __device__ __forceinline__ int key_of_lane() const { return first_row + warp * 16 + lane % 2 * 8 + lane / 4; }
 
   /// max(0, x) w is min(-x, 0) (-w). NaN stays.
-  template <int kBank>
   __device__ __forceinline__ void add() {
     float of_query[kQueries];
 #pragma unroll
@@ -104,10 +88,10 @@ class Math {
       float sums[2][2] = {};  // of each row of the lane, two chains
 #pragma unroll
       for (int i = 0; i < kHeadTiles; ++i) {
-        const float2 weight = weights[(kBank * kQueries + query) * kHeadTiles + i];
+        const float2 weight = weights[query * kHeadTiles + i];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float product = products[kBank][4 * (query * kHeadTiles + i) + e];
+          const float product = products[4 * (query * kHeadTiles + i) + e];
           sums[e / 2][e % 2] += Warp::min_or_nan(-product, 0.0f) * (e % 2 == 0 ? weight.x : weight.y);
         }
       }
@@ -115,7 +99,7 @@ class Math {
     }
 #pragma unroll
     for (int query = 0; query < kQueries; query += 2) {
-      store(kBank * kQueries + query + lane / 2 % 2, exchanged<2>(of_query[query], of_query[query + 1]));
+      store(bank * kQueries + query + lane / 2 % 2, exchanged<2>(of_query[query], of_query[query + 1]));
     }
   }
   /// The sum of a over this lane and the one at a distance if the lane is the first of them, else that of b.
@@ -136,12 +120,13 @@ class Math {
 
   Storage<Config>& storage;
   const Params& params;
-  const int warpgroup, warp, lane;
+  const int first_row, bank;  ///< of the warpgroup's keys in a stage; of its queries
+  const int warp, lane;
   PipelineState<Config::kQueryStages> q_at;
   PipelineState<Config::kKeyStages> k_at;
   QueryTile tile;
   int first_key;
-  float products[kBanks][Config::kColumns / 2], scale;
+  float products[Config::kColumns / 2], scale;
   float2 weights[kWeights];  ///< of the lane's columns, negative
 };
 

@@ -12,14 +12,15 @@
 
 namespace fovea::gpu::sm90::indexer::resident {
 
-/// `kHeads`: columns of an MMA that a query takes. Products of a stage of keys come in banks, each with half of the resident queries.
+/// `kHeads`: columns of an MMA that a query takes. Each warpgroup multiplies a group of a stage's keys with a bank, half of the resident
+/// queries.
 template <int kHeads_>
 struct Config {
-  static constexpr int kHeads = kHeads_, kColumns = 128, kBanks = 2, kWarpgroups = 2;
+  static constexpr int kHeads = kHeads_, kColumns = 128, kBanks = 2, kKeyGroups = 2, kWarpgroups = kBanks * kKeyGroups;
   static constexpr int kQueriesOfBank = kColumns / kHeads, kQueries = kBanks * kQueriesOfBank;
-  static constexpr int kKeys = kWarpgroups * kMmaRows;      ///< of a stage
+  static constexpr int kKeys = kKeyGroups * kMmaRows;       ///< of a stage
   static constexpr int kThreads = 128 * (kWarpgroups + 1);  ///< the first warpgroup loads
-  static constexpr int kLoadRegisters = 40, kMathRegisters = 232;
+  static constexpr int kLoadRegisters = 32, kMathRegisters = 112;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kQueries * kHeads * kDim;
   static constexpr int kQueryStages = 2, kKeyStages = 9;
 };
