@@ -7,6 +7,7 @@
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/portable/latent_attention/config.hpp"
 #include "gpu/cuda/portable/latent_attention/work.cuh"
+#include "op/common/division.hpp"
 
 namespace fovea::gpu::portable::latent_attention {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 using paged_attention::RowState;
 
 constexpr int kCombineThreads = kValueDim / 4, kAtOnce = 8;  // a thread has four columns, and loads of as many splits in flight
+constexpr int kSplitsOfBlock = 8;  // few splits begin a query tile, and a block for each takes longer to launch than it computes
 
 /// A row over the splits from `begin` to `last`; its columns are not normalised.
 struct CombinedRow {
@@ -50,12 +52,8 @@ __device__ void store(const Params& params, const RowPlace& place, const Combine
   }
 }
 
-/// Grid (row of a query tile, split, kv head). A split begins one query tile at most that it does not end.
-__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ Params params, int row_tile) {
-  const int row = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y), kv_head = static_cast<int>(blockIdx.z);
-  grid_dependency_wait();
-  const WorkTile& work = params.unfinished[split * params.kv_heads + kv_head];
-  if (row >= work.rows) return;
+/// Combines a row of the query tile that `split` begins and does not end.
+__device__ void combine_row(const Params& params, const WorkTile& work, int row, int split, int kv_head, int row_tile) {
   const float scale_log2 = score_transform(params).scale_log2;
   const int last = work.last_split;
   CombinedRow combined;
@@ -81,11 +79,25 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
   store(params, RowPlace(params, work, kv_head, work.row + row), combined, scale_log2);
 }
 
+/// Grid (row of a query tile, group of splits, kv head). A split begins one query tile at most that it does not end.
+__global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant__ Params params, int row_tile) {
+  const int row = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.z);
+  const int first = static_cast<int>(blockIdx.y) * kSplitsOfBlock, own = first + static_cast<int>(threadIdx.x) % 32;
+  const auto unfinished = [&](int split) -> const WorkTile& { return params.unfinished[split * params.kv_heads + kv_head]; };
+  grid_dependency_wait();
+  const bool has_row = own < min(first + kSplitsOfBlock, params.splits) && row < unfinished(own).rows;
+  for (unsigned begun = __ballot_sync(~0u, has_row); begun != 0; begun &= begun - 1) {
+    const int split = first + __ffs(static_cast<int>(begun)) - 1;
+    combine_row(params, unfinished(split), row, split, kv_head, row_tile);
+  }
+}
+
 }  // namespace
 
 Result<void> launch_combine(const Params& params, int row_tile, Stream stream) {
   const LaunchShape shape{
-      .grid = dim3(static_cast<unsigned>(row_tile), static_cast<unsigned>(params.splits), static_cast<unsigned>(params.kv_heads)),
+      .grid = dim3(static_cast<unsigned>(row_tile), static_cast<unsigned>(detail::ceil_div(params.splits, kSplitsOfBlock)),
+                   static_cast<unsigned>(params.kv_heads)),
       .block = dim3(kCombineThreads),
       .programmatic = true};
   return launch(&combine, shape, stream, params, row_tile);
