@@ -149,6 +149,28 @@ class Gradients(Blocks):
         return worst
 
 
+class PortableGradients(Gradients):
+    """The portable kernels, beside themselves without lists: with the order of sums that lists have, and with none."""
+
+    def backward(self, mask: fovea.BlockMask | None, deterministic: bool = True) -> tuple[Tensor, ...]:
+        q, k, v = (each.detach() for each in self.inputs)
+        name = "lists" if mask else "dense"
+        if name not in self.made:
+            self.made[name] = fovea.attention(q, k, v, block_mask=mask, return_lse=True)
+        kernel = "cuda.portable.attention_backward" if DEVICE == "cuda" else None
+        options = {"block_mask": mask, "implementation": kernel, "deterministic": deterministic}
+        return fovea.attention_backward(self.dout, q, k, v, *self.made[name], **options)
+
+    def run(self, schedule: None = None, out: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.backward(self.mask)
+
+    def dense(self) -> tuple[Tensor, ...]:
+        return self.backward(None)
+
+    def peers(self, shared: bool) -> dict[str, Callable[[], object]]:
+        return {"dense": self.dense, "dense in any order": partial(self.backward, None, deterministic=False)}
+
+
 def main() -> None:
     bench = Bench("block-masks", __doc__)
 
@@ -156,9 +178,10 @@ def main() -> None:
         made = subject(case)
         row = bench.row(made)
         share = made.flops / made.dense_flops
-        return row | {"share": share, "of_dense_rate": row["by_turns"]["dense"] * share}
+        rates = {"dense": "of_dense_rate", "dense in any order": "of_dense_rate_in_any_order"}
+        return row | {"share": share} | {rates[peer]: ratio * share for peer, ratio in row["by_turns"].items() if peer in rates}
 
-    for name, subject in (("forward", Blocks), ("backward", Gradients)):
+    for name, subject in (("forward", Blocks), ("backward", Gradients), ("portable backward", PortableGradients)):
         bench.rows(CASES, partial(measure, subject=subject), bench.results.setdefault(name, []), f"{name} ")
     bench.finish()
 

@@ -171,7 +171,11 @@ inline std::vector<std::pair<std::string, BackwardCase>> block_cases() {
     add(name, [&, values = values](BackwardCase& spec) { spec.blocks = small, spec.values = values; });
   add("6on2-softcap-sink", [](BackwardCase& spec) { spec.head = 6, spec.softcap = 2.5f, spec.sink = true; });
   add("dlse-padded", [](BackwardCase& spec) { spec.dlse = true, spec.padded = true, spec.mask = causal(); });
+  add("128-dims", [](BackwardCase& spec) { spec.dqk = spec.dv = 128, spec.head = 4; });
+  add("96x128-dims-64-causal", [&](BackwardCase& spec) { spec.blocks = small, spec.dqk = 96, spec.dv = 128, spec.mask = causal(); });
+  add("128-dims-unseen-nan", [&](BackwardCase& spec) { spec.dqk = spec.dv = 128, spec.values = Values::unseen_nan; });
   add("192x128-dims", [](BackwardCase& spec) { spec.dqk = 192, spec.dv = 128, spec.head = 4; });
+  add("256-dims-64", [&](BackwardCase& spec) { spec.blocks = small, spec.dqk = spec.dv = 256, spec.mask = causal(), spec.softcap = 3; });
   add("512-dims", [&](BackwardCase& spec) { spec.dqk = spec.dv = 512, spec.sequences = {{150, 130}}; });
   return cases;
 }

@@ -19,10 +19,10 @@ def device(request):
     return request.param
 
 
-def tensors(device, seq_q=SEQ, seq_k=SEQ):
+def tensors(device, seq_q=SEQ, seq_k=SEQ, dim=DIM):
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    q = torch.randn(BATCH, seq_q, HEAD, DIM, device=device).to(dtype)
-    k, v = (torch.randn(BATCH, seq_k, KV_HEAD, DIM, device=device).to(dtype) for _ in range(2))
+    q = torch.randn(BATCH, seq_q, HEAD, dim, device=device).to(dtype)
+    k, v = (torch.randn(BATCH, seq_k, KV_HEAD, dim, device=device).to(dtype) for _ in range(2))
     return q, k, v
 
 
@@ -204,24 +204,38 @@ def test_gradients_where_lists_are_odd():
 
 
 SIZES = [(64, 64), (128, 128), (64, 128), (192, 64)]
-hopper = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
+KERNELS = [
+    each.name
+    for each in fovea.implementations()
+    if each.operation == "attention_backward" and each.name.startswith("cuda.") and each.available
+]
+every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
-def close_gradients(inputs, out, dout, mask):
-    """Gradients of `out` against those of the formula."""
-    got = torch.autograd.grad(out, inputs, dout, retain_graph=True)
+def gradients(inputs, mask, dout, kernel):
+    """By one kernel, which must give the same bits again."""
+    q, k, v = (each.detach() for each in inputs)
+    out, lse = fovea.attention(q, k, v, block_mask=mask, return_lse=True)
+    got, again = (fovea.attention_backward(dout, q, k, v, out, lse, block_mask=mask, implementation=kernel) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(got, again, strict=True))
+    return got
+
+
+def close_gradients(inputs, got, dout, mask):
+    """Gradients against those of the formula."""
     want = torch.autograd.grad(exact(*inputs, mask)[0], inputs, dout.double())
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=3e-2, atol=3e-2)
 
 
-@hopper
+@every_kernel
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_gradients_on_a_gpu(size, own):
+@pytest.mark.parametrize("dim", [DIM, 128])
+def test_gradients_on_a_gpu(kernel, size, own, dim):
     """Full, partial and absent blocks at random, also a query and a key block that nobody lists."""
     seq_q, seq_k = 330, 500
-    inputs = [each.requires_grad_() for each in tensors("cuda", seq_q, seq_k)]
+    inputs = [each.requires_grad_() for each in tensors("cuda", seq_q, seq_k, dim)]
     torch.manual_seed(7)
     shape = (BATCH, HEAD) if own else (1, 1)
     kinds = torch.randint(3, (*shape, -(-seq_q // size[0]), -(-seq_k // size[1])), device="cuda")
@@ -230,15 +244,14 @@ def test_gradients_on_a_gpu(size, own):
     pairs = (kinds == 2) | (kinds == 1) & (torch.rand(kinds.shape, device="cuda") < 0.5)
     mask = fovea.BlockMask.from_mask(pairs, block_size=size)
     out = fovea.attention(*inputs, block_mask=mask)
-    close_gradients(inputs, out, torch.randn_like(out), pairs)
     dout = torch.randn_like(out)
-    runs = [torch.autograd.grad(out, inputs, dout, retain_graph=True) for _ in range(2)]
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+    close_gradients(inputs, gradients(inputs, mask, dout, kernel), dout, pairs)
+    close_gradients(inputs, torch.autograd.grad(out, inputs, dout), dout, pairs)
 
 
-@hopper
+@every_kernel
 @pytest.mark.parametrize("size", SIZES[:2], ids=str)
-def test_gradients_on_a_gpu_where_lists_are_odd(size):
+def test_gradients_on_a_gpu_where_lists_are_odd(kernel, size):
     """Numbers of no block, counts beyond the slots and below 0."""
     inputs = [each.requires_grad_() for each in tensors("cuda", 5 * size[0] - 3, 3 * size[1] - 1)]
     indices = torch.tensor(
@@ -247,33 +260,33 @@ def test_gradients_on_a_gpu_where_lists_are_odd(size):
     counts = torch.tensor([3, 3, 99, -5, 0], dtype=torch.int32, device="cuda")
     listed = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.bool, device="cuda")
     mask = fovea.BlockMask(counts[None, None], indices[None, None], block_size=size)
-    out = fovea.attention(*inputs, block_mask=mask)
-    whole = listed.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)[: out.shape[1], : inputs[1].shape[1]]
-    close_gradients(inputs, out, torch.randn_like(out), whole)
+    whole = listed.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)[: inputs[0].shape[1], : inputs[1].shape[1]]
+    dout = torch.randn_like(inputs[0])
+    close_gradients(inputs, gradients(inputs, mask, dout, kernel), dout, whole)
 
 
-@hopper
+@every_kernel
 @pytest.mark.parametrize("size", SIZES[:2], ids=str)
-def test_a_graph_replays_gradients_over_other_lists(size):
+def test_a_graph_replays_gradients_over_other_lists(kernel, size):
     q, k, v = tensors("cuda", 4 * size[0], 4 * size[1])
     blocks = torch.eye(4, dtype=torch.bool, device="cuda")
     masks = [fovea.BlockMask.from_blocks(each, size) for each in (blocks, ~blocks)]
     held = fovea.BlockMask(torch.zeros_like(masks[1].full_counts), torch.zeros_like(masks[1].full_indices), block_size=size)
 
-    def gradients(mask):
+    def differentiate(mask):
         out, lse = fovea.attention(q, k, v, block_mask=mask, return_lse=True)
-        return fovea.attention_backward(out, q, k, v, out, lse, block_mask=mask)
+        return fovea.attention_backward(out, q, k, v, out, lse, block_mask=mask, implementation=kernel)
 
-    gradients(held)
+    differentiate(held)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = gradients(held)
+        got = differentiate(held)
     for mask in masks:
         held.full_counts.copy_(mask.full_counts)
         held.full_indices[..., : mask.full_indices.shape[-1]].copy_(mask.full_indices)
         graph.replay()
-        for one, other in zip(got, gradients(mask), strict=True):
+        for one, other in zip(got, differentiate(mask), strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 

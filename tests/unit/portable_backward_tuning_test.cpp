@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
+#include "gpu/cuda/portable/block_attention_backward/tuning.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
 namespace {
@@ -52,6 +53,26 @@ TEST(PortableBackwardTuning, GradientsFitIntoRegisters) {
     EXPECT_LE(row.queries.blocks * (row.head_dim_qk / 2 + row.queries.columns), 192);
     EXPECT_LE(row.keys.blocks * (dims / 2 + row.keys.columns), 192);
   }
+}
+
+/// Of a gradient under a block mask, for each size of blocks.
+TEST(PortableBackwardTuning, EveryBlockHasARowThatFitsAndDividesIt) {
+  namespace listed = block_attention_backward;
+  for (const Gradients of : {Gradients::dq, Gradients::dk_dv, Gradients::dk, Gradients::dv})
+    for (std::int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
+      for (std::int64_t block = 64; block <= 512; block += 64)
+        for (const int kilobytes : kDevices) {
+          if (of != Gradients::dq && (of == Gradients::dk_dv) != listed::keys_at_once(head_dim)) continue;
+          const int index = listed::tuning_index(of, head_dim, block, kilobytes * kKilobyte);
+          ASSERT_LT(static_cast<std::size_t>(index), listed::kTunings.size());
+          const listed::Tuning& chosen = listed::kTunings[static_cast<std::size_t>(index)];
+          EXPECT_TRUE(chosen.of == of && chosen.head_dim >= head_dim && block % chosen.tiles.rows() == 0);
+          EXPECT_EQ(chosen.head_dim, head_dim > 128 ? 256 : head_dim > 64 ? 128 : 64);
+          EXPECT_LE(chosen.resident * (chosen.shared_bytes() + kKilobyte), (kilobytes + 1) * kKilobyte);
+          if (block % 128 == 0 && kilobytes == 227 && of == Gradients::dq && head_dim <= 128) {
+            EXPECT_EQ(chosen.tiles.rows(), 128);
+          }
+        }
 }
 
 }  // namespace

@@ -122,13 +122,32 @@ Result<void> make_lists(const Params& params, Stream stream) {
   return launch(&order_tiles<Params>, {.grid = dim3(kv_heads), .block = dim3(kOrderThreads)}, stream, params);
 }
 
-/// Adds the steps, after a kernel that has run TileSchedule.
+/// The steps of one query block and list, and its key tiles by number, where there is no order: a CTA for each.
+template <class Params>
+__global__ void __launch_bounds__(kListThreads) write_plain_steps(const __grid_constant__ Params params) {
+  const GradientLists& lists = params.lists;
+  const int list = static_cast<int>(blockIdx.y), q_block = static_cast<int>(blockIdx.x), heads = lists.of_head != 0 ? params.heads : 1;
+  const std::int64_t row = std::int64_t{list} * lists.q_blocks + q_block;
+  const StepWriter write(lists, list / heads, list % heads, q_block);
+  for (int key_tile = static_cast<int>(threadIdx.x); key_tile < lists.key_tiles; key_tile += kListThreads) {
+    if (!lists.is_listed(row, key_tile)) continue;
+    write(key_tile, 0);
+    lists.tiles[row * lists.most_listed + lists.listed_before(row, key_tile)] = {key_tile, write.slot_of(key_tile, 0)};
+  }
+}
+
+/// Adds the steps; with an order, after a kernel that has run TileSchedule.
 template <class Params>
 Result<void> make_steps(const Params& params, Stream stream) {
   const GradientLists& lists = params.lists;
   if (lists.q_blocks == 0 || lists.key_tiles == 0) return {};
-  const dim3 grid(static_cast<unsigned>(lists.q_blocks), static_cast<unsigned>(params.batch * params.heads));
-  return launch(&write_steps<Params>, {.grid = grid, .block = dim3(kListThreads)}, stream, params);
+  const int sets = Params::kOrderedDq ? params.batch * params.heads : lists.count;
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(lists.q_blocks), static_cast<unsigned>(sets)), .block = dim3(kListThreads)};
+  if constexpr (Params::kOrderedDq) {
+    return launch(&write_steps<Params>, shape, stream, params);
+  } else {
+    return launch(&write_plain_steps<Params>, shape, stream, params);
+  }
 }
 
 }  // namespace fovea::gpu::gradient

@@ -142,14 +142,42 @@ class TileSchedule {
   const int count;
 };
 
-/// The steps of one query block and head, by all threads of a CTA.
+/// The steps of one query block and head at the key tiles that it lists.
+class StepWriter {
+ public:
+  __device__ StepWriter(const GradientLists& lists_, int batch_, int head_, int q_block_)
+      : lists(lists_), batch(batch_), head(head_), q_block(q_block_), row(lists_.list(batch_, head_) * lists_.q_blocks + q_block_) {}
+
+  __device__ void operator()(int key_tile, int place) const {
+    ListedStep step{.place = static_cast<std::uint16_t>(place), .slots = {slot_of(key_tile, 0), slot_of(key_tile, 1)}};
+    const int tiles_of_block = lists.of.block_q / lists.query_rows, first = q_block * tiles_of_block;
+    ListedStep* const to = lists.steps_of(batch, head, key_tile) + lists.places[row * lists.key_tiles + key_tile];
+    for (int i = 0; i < min(tiles_of_block, lists.query_tiles - first); ++i) {
+      step.query_tile = static_cast<std::uint16_t>(first + i);
+      to[i] = step;
+    }
+  }
+  /// How the block lists a unit of a key tile.
+  __device__ std::uint16_t slot_of(int key_tile, int unit) const {
+    const int key = key_tile * lists.key_rows + unit * kUnitKeys, block = key / lists.of.block_k;
+    const bool present = unit * kUnitKeys < lists.key_rows && block < lists.of.key_blocks;
+    return present ? lists.slots[row * lists.of.key_blocks + block] : kNotListed;
+  }
+
+ private:
+  const GradientLists& lists;
+  const int batch, head, q_block;
+  const std::int64_t row;
+};
+
+/// The same in the order of the schedule, by all threads of a CTA.
 template <class Params>
 class WriteSteps {
  public:
   static constexpr int kWindow = 1024;
 
-  __device__ WriteSteps(const Params& params_, int batch_, int head_, int q_block_)
-      : params(params_), lists(params_.lists), batch(batch_), head(head_), q_block(q_block_) {
+  __device__ WriteSteps(const Params& params_, int batch_, int head_, int q_block)
+      : params(params_), lists(params_.lists), batch(batch_), head(head_), write(params_.lists, batch_, head_, q_block) {
     row = lists.list(batch, head) * lists.q_blocks + q_block;
     count = lists.listed_count(row);
   }
@@ -166,7 +194,7 @@ class WriteSteps {
         if (!listed) continue;
         for (int i = 0; i < min(kWindow, count - begin); ++i) rank += times[i] < time || (times[i] == time && begin + i < place) ? 1 : 0;
       }
-      if (listed) write(key_tile, rank);
+      if (listed) write(key_tile, 2 * rank + (rank + 1 == count ? 1 : 0));
     }
   }
 
@@ -188,24 +216,11 @@ class WriteSteps {
     }
     __syncthreads();
   }
-  __device__ void write(int key_tile, int rank) const {
-    const auto slot_of = [&](int unit) {
-      const int key = key_tile * lists.key_rows + unit * kUnitKeys, block = key / lists.of.block_k;
-      const bool present = unit * kUnitKeys < lists.key_rows && block < lists.of.key_blocks;
-      return present ? lists.slots[row * lists.of.key_blocks + block] : kNotListed;
-    };
-    ListedStep step{.place = static_cast<std::uint16_t>(2 * rank + (rank + 1 == count ? 1 : 0)), .slots = {slot_of(0), slot_of(1)}};
-    const int tiles_of_block = lists.of.block_q / lists.query_rows, first = q_block * tiles_of_block;
-    ListedStep* const to = lists.steps_of(batch, head, key_tile) + lists.places[row * lists.key_tiles + key_tile];
-    for (int i = 0; i < min(tiles_of_block, lists.query_tiles - first); ++i) {
-      step.query_tile = static_cast<std::uint16_t>(first + i);
-      to[i] = step;
-    }
-  }
 
   const Params& params;
   const GradientLists& lists;
-  const int batch, head, q_block;
+  const int batch, head;
+  const StepWriter write;
   std::int64_t row;
   int count;
 };

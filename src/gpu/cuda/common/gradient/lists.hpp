@@ -28,6 +28,16 @@ struct alignas(8) ListedStep {
 inline constexpr std::int64_t kMostListedTiles = std::int64_t{1} << 15, kMostListedSlots = kNotListed - 1,
                               kMostListedSteps = std::int64_t{1} << 22;  // of a CTA
 
+/// A key tile that a query block lists, and how it lists the key block around it.
+struct ListedKeyTile {
+  std::uint32_t word = 0;
+
+  ListedKeyTile() = default;
+  __device__ ListedKeyTile(int tile, std::uint16_t slot) : word(static_cast<std::uint32_t>(tile) | std::uint32_t{slot} << 16) {}
+  __device__ int tile() const { return static_cast<int>(word & 0xffff); }
+  __device__ int slot() const { return static_cast<int>(word >> 16); }
+};
+
 /// One list for each head and batch, or fewer where they share lists. Listed: named by a list, and within the band.
 struct GradientLists {
   BlockLists of{};  // of the call
@@ -35,8 +45,9 @@ struct GradientLists {
   int q_blocks = 0, key_tiles = 0, query_tiles = 0;  // of a sequence
   int words = 0;                                     // bits of its key tiles
   int group = 128;                                   // GradientOrder
-  int ctas = 1;                                      // that a device surely runs at a time
-  int heads = 1;                                     // of a batch
+  int ctas = 0;                                      // that a device surely runs at a time; 0: key tiles need no order (list_order.cuh)
+  int steps_of_batch = 0, steps_of_head = 0;         // from the steps of a batch item or a head to the next one's; 0 where shared
+  int most_listed = 0;                               // key tiles of a query block, at most
   int of_batch = 0, of_head = 0;                     // from a list to the next one, of a batch or a head; 0 where shared
   int count = 1;
   // Workspace.
@@ -47,7 +58,8 @@ struct GradientLists {
   int* step_counts = nullptr;       // [list][key_tile]
   std::uint16_t* order = nullptr;   // [batch][kv_head][key_tile]: key tiles in the order of tickets
   std::int64_t* begins = nullptr;   // [batch][kv_head][key_tile]: when its CTA begins, in steps (TileSchedule)
-  ListedStep* steps = nullptr;      // [batch][head][key_tile][query_tiles], in the order of GradientOrder
+  ListedStep* steps = nullptr;      // [list][key_tile][query_tiles], in the order of GradientOrder; of all heads where there is an order
+  ListedKeyTile* tiles = nullptr;   // [list][q_block][most_listed]: by number, where there is no order
 
   __host__ __device__ std::int64_t list(int batch, int head) const { return std::int64_t{batch} * of_batch + std::int64_t{head} * of_head; }
   /// `row`: of a list and a query block.
@@ -62,7 +74,7 @@ struct GradientLists {
   __device__ int listed_count(std::int64_t row) const { return before[row * (words + 1) + words]; }
   /// The steps of a key tile, of one query head.
   __device__ ListedStep* steps_of(int batch, int head, int key_tile) const {
-    return steps + ((std::int64_t{batch} * heads + head) * key_tiles + key_tile) * query_tiles;
+    return steps + ((std::int64_t{batch} * steps_of_batch + std::int64_t{head} * steps_of_head) * key_tiles + key_tile) * query_tiles;
   }
   /// The word with the bit of a pair, which lies in a partial block. The words of the next query are block_k / 32 further.
   __device__ const std::int32_t* bits(int batch, int head, int token, int key, int slot) const {

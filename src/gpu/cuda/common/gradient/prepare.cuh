@@ -115,13 +115,14 @@ __device__ __forceinline__ void schedule(const Params& params) {
   if (blockIdx.x == 0) Schedule(params, storage)();
 }
 
-/// A CTA for each query tile and head; with lists, a row of CTAs before them. kAligned: rows of out, dout and dq are, to 16 bytes.
+/// A CTA for each query tile and head; with lists and an order of key tiles, a row of CTAs before them. kAligned: rows of out, dout and dq
+/// are, to 16 bytes.
 template <class Element, class Params, bool kAligned = true>
 __global__ void __launch_bounds__(kPrepareThreads) prepare(const __grid_constant__ Params params) {
   grid_dependency_wait();
   launch_dependents();
   int head = blockIdx.y;
-  if constexpr (Params::kLists) {
+  if constexpr (Params::kLists && Params::kOrderedDq) {
     if (head == 0) return schedule(params);
     --head;
   }

@@ -14,13 +14,14 @@
 
 namespace fovea::gpu::portable::attention_backward {
 
-/// Gradients that a kernel computes: those of its rows.
-enum class Gradients { dq, dk_dv, dk, dv };
+struct Params;
 
 template <class Element_, Tuning kTuning, Gradients kGradients>
 struct TunedConfig {
   using Element = Element_;
+  using Params = attention_backward::Params;
   static constexpr bool kBiased = false;  // ALiBi, a bias or dropout
+  static constexpr bool kLists = false;   // a block mask lists tiles
   static constexpr bool kRowsAreQueries = kGradients == Gradients::dq;
   static constexpr bool kOfScores = kGradients != Gradients::dv;                                    // dq or dk: by ds
   static constexpr bool kOfValues = kGradients == Gradients::dv || kGradients == Gradients::dk_dv;  // dv: by p
@@ -47,6 +48,7 @@ struct DqSums;
 template <class Element_, Tuning kTuning>
 struct FusedConfig {
   using Element = Element_;
+  using Params = attention_backward::Params;
   static constexpr bool kBiased = false;
   static constexpr bool kRowsAreQueries = false, kOfScores = true, kOfValues = true;
   static constexpr int kHeadDimQk = kTuning.head_dim_qk, kHeadDimV = kTuning.head_dim_v;

@@ -22,7 +22,7 @@ __device__ __forceinline__ void find_random(const Params& params, Storage<Config
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(Config::kThreads) differentiate(const __grid_constant__ typename Config::Params params) {
   if constexpr (kRuns<Config>) {
     extern __shared__ __align__(128) std::byte shared[];
     auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_fused(const
 }
 
 template <class Config>
-Result<void> launch_one(const Params& params, int ordinal, Stream stream) {
+Result<void> launch_one(const typename Config::Params& params, int ordinal, Stream stream) {
   constexpr int kMost = Tuning::kOtherBytes + (Config::kBiased ? Tuning::kBiasedBytes : 0);
   static_assert(sizeof(Work) + sizeof(Storage<Config>::stats) <= kMost);
   static_assert(!Config::kBiased || sizeof(Storage<Config>) <= 99 * 1024);

@@ -42,11 +42,6 @@ struct Storage {
   Work work;
 };
 
-/// A tile of columns, and the head that it is of.
-struct Step {
-  int head, tile;
-};
-
 template <class Config>
 class Loader {
  public:

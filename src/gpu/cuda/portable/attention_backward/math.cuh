@@ -5,6 +5,8 @@
 
 #include "gpu/cuda/portable/attention_backward/biased/scores.cuh"
 #include "gpu/cuda/portable/attention_backward/gemm.cuh"
+#include "gpu/cuda/portable/attention_backward/listed_bits.cuh"
+#include "gpu/cuda/portable/attention_backward/listed_steps.cuh"
 #include "gpu/cuda/portable/attention_backward/load.cuh"
 #include "gpu/cuda/portable/attention_backward/scores.cuh"
 #include "gpu/cuda/portable/attention_backward/store.cuh"
@@ -14,6 +16,8 @@ namespace fovea::gpu::portable::attention_backward {
 template <class Config>
 class Math {
  public:
+  using Params = typename Config::Params;
+
   __device__ Math(const Params& params_, Storage<Config>& storage_)
       : params(params_),
         storage(storage_),
@@ -21,30 +25,10 @@ class Math {
         warp_row(static_cast<int>(threadIdx.x) / 32 * Config::kWarpRows) {}
 
   __device__ __forceinline__ void operator()(const Loader<Config>& load) {
-    const int first = storage.work.columns.first, last = storage.work.columns.last, heads = kQueries ? 1 : params.heads_per_kv;
-    Step step{kQueries ? storage.work.head / params.heads_per_kv : storage.work.head * heads, first};
-    int left = heads * (last - first), stage = 0;
-    load.rows();
-    if (left > 0) load.columns(step, 0);
-    copy_async_commit();
-    begin();
-    for (; left > 0; --left) {
-      const Step now = step;
-      if (++step.tile == last) step = {step.head + 1, first};
-      copy_async_wait<0>();
-      __syncthreads();  // this tile has arrived, and the one before has been read
-      if (Config::kStages == 2) {
-        if (left > 1) load.columns(step, 1 - stage);
-        copy_async_commit();
-      }
-      if (sees(now.tile)) add(now, stage);
-      if (Config::kStages == 2) {
-        stage = 1 - stage;
-      } else {
-        __syncthreads();  // the tile has been read
-        if (left > 1) load.columns(step, 0);
-        copy_async_commit();
-      }
+    if constexpr (Config::kLists) {
+      listed_columns(load);
+    } else {
+      all_columns(load);
     }
     copy_async_wait<0>();
     const Store<Config> store(params, storage);
@@ -58,6 +42,54 @@ class Math {
   static constexpr bool kQueries = Config::kRowsAreQueries;
   static constexpr int kBlocks = Config::kBlocks, kScores = Config::kColumns / 2;  // accumulators of a lane for a block
   using Gemm = WarpGemm<Element, kBlocks, Config::kColumns>;
+
+  __device__ __forceinline__ void all_columns(const Loader<Config>& load) {
+    const int first = storage.work.columns.first, last = storage.work.columns.last, heads = kQueries ? 1 : params.heads_per_kv;
+    Step step{kQueries ? storage.work.head / params.heads_per_kv : storage.work.head * heads, first};
+    int left = heads * (last - first), stage = 0;
+    load.rows();
+    if (left > 0) load.columns(step, 0);
+    copy_async_commit();
+    begin();
+    for (; left > 0; --left) {
+      const Step now = step;
+      if (++step.tile == last) step = {step.head + 1, first};
+      turn(
+          load, now, step, [&] { return left > 1; }, stage);
+    }
+  }
+  __device__ __forceinline__ void listed_columns(const Loader<Config>& load) {
+    ListedSteps<Config> steps(params, storage.work);
+    int stage = 0;
+    load.rows();
+    if (steps.any()) load.columns(steps.step, 0);
+    copy_async_commit();
+    begin();
+    while (steps.any()) {
+      const ListedColumns now = steps.step;
+      steps.advance();
+      turn(
+          load, now, steps.step, [&] { return steps.any(); }, stage);
+    }
+  }
+  /// Adds the columns of a step, and loads those of the next one.
+  template <class Step, class More>
+  __device__ __forceinline__ void turn(const Loader<Config>& load, const Step& now, const Step& next, const More& more, int& stage) {
+    copy_async_wait<0>();
+    __syncthreads();  // this tile has arrived, and the one before has been read
+    if (Config::kStages == 2) {
+      if (more()) load.columns(next, 1 - stage);
+      copy_async_commit();
+    }
+    if (sees(now.tile)) add(now, stage);
+    if (Config::kStages == 2) {
+      stage = 1 - stage;
+    } else {
+      __syncthreads();  // the tile has been read
+      if (more()) load.columns(next, 0);
+      copy_async_commit();
+    }
+  }
 
   __device__ __forceinline__ void begin() {
     clear(of_scores);
@@ -96,11 +128,14 @@ class Math {
   }
 
   /// Adds a tile of columns to the gradient.
+  template <class Step>
   __device__ __forceinline__ void add(Step step, int stage) {
     const int tile = step.tile;
     float scores[kBlocks][kScores], dp[kBlocks][kScores];
     std::uint32_t p[kBlocks][kScores / 2], ds[kBlocks][kScores / 2];
     const ScoreGradient<Config::kOfScores> gradient{params};
+    BitsOf<Config> bits;
+    if constexpr (Config::kLists) bits.load(step.bits, params.lists.of.block_k / 32, warp_row);
     Gemm::template gemm_ss<Config::kHeadDimQk>(scores, storage.rows_qk, warp_row, storage.columns_qk[stage]);
     if constexpr (Config::kOfScores) {
       Gemm::template gemm_ss<Config::kHeadDimV>(dp, storage.rows_v, warp_row, storage.columns_v[stage]);
@@ -119,6 +154,7 @@ class Math {
       if (first - (Config::kWarpRows - 1) < storage.work.low || first + Config::kColumns - 1 > storage.work.high) {
         gradient.mask(scores[b], dp[b], first - 16 * b, {storage.work.low, storage.work.high});
       }
+      if constexpr (Config::kLists) bits.keep(b, scores[b], dp[b]);
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
         if constexpr (Config::kOfValues) p[b][i / 2] = pack<Element>(scores[b][i], scores[b][i + 1]);

@@ -5,10 +5,13 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "gpu/cuda/common/gradient/list_plan.hpp"
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
+#include "gpu/cuda/portable/block_attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/plan_state.hpp"
 #include "op/attention_backward/problem.hpp"
@@ -18,6 +21,7 @@ namespace attention_backward {
 namespace {
 
 using detail::declined;
+namespace listed = block_attention_backward;
 
 constexpr std::string_view kName = "cuda.portable.attention_backward";
 constexpr int kLowest = 80;                             // asynchronous copies, bf16
@@ -30,6 +34,9 @@ Result<void> accept(const Problem& problem) {
                                     {"batch", problem.batch}}) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
+  if (!problem.has_block_mask()) return {};
+  if (has_score_terms(problem)) return declined("alibi_slopes, bias or dropout_p", "a value", "none beside a packed or block mask");
+  if (auto reason = decline_block_mask(problem, {kQueryTile, kUnitKeys})) return *reason;
   return {};
 }
 
@@ -59,22 +66,30 @@ Launch launch_of_biased(DType dtype, int tuning) {
   return dtype == DType::f16 ? launch_of_biased<__half, kOf>(tuning) : launch_of_biased<__nv_bfloat16, kOf>(tuning);
 }
 
+using ListedLaunch = Result<void> (*)(const listed::Params&, int, Stream);
+
+template <class Element>
+ListedLaunch listed_launch_of(int tuning) {
+  return function_of_row<listed::kTunings.size()>(tuning,
+                                                  [](auto row) -> ListedLaunch { return &listed::launch_listed<Element, row.value>; });
+}
+ListedLaunch listed_launch_of(DType dtype, int tuning) {
+  return dtype == DType::f16 ? listed_launch_of<__half>(tuning) : listed_launch_of<__nv_bfloat16>(tuning);
+}
+
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    const int shared_bytes = properties.shared_bytes_per_block;
-    if (biased()) {
-      tuning_ = biased_index(problem.head_dim_qk, problem.head_dim_v);
-      fused_ = biased_fused_bytes(tuning_row()) <= shared_bytes && problem.softcap == 0;  // for which registers do not suffice
-    } else {
-      tuning_ = tuning_index(problem.head_dim_qk, problem.head_dim_v, shared_bytes);
-      fused_ = tuning_row().fused.key_warps > 0;
-    }
+    choose_tiles(properties.shared_bytes_per_block);
     if (problem.deterministic || problem.batch_invariant) fused_ = false;
-    fill_shape(params_, problem, fused_ ? tuning_row().fused.keys() : tuning_row().keys.rows());
+    fill_shape(params_, problem, fused_ ? row_.fused.keys() : row_.keys.rows());
     if (fused_ && !problem.ragged) params_.fixed = fixed_key_tiles(problem);
-    params_.row_tiles = static_cast<int>(query_tiles_of(problem, tuning_row().queries.rows()));
+    params_.row_tiles = static_cast<int>(query_tiles_of(problem, row_.queries.rows()));
+    if (problem.has_block_mask()) {
+      params_.leaks = !has_no_rows(problem);
+      params_.lists = gradient_lists(problem, {kQueryTile, params_.key_tile}, 1, 0);
+    }
     fill_tensors();
     fill_dbias();
     workspace_bytes = place_workspace(params_, nullptr);
@@ -89,7 +104,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
   std::string tuning() const override {
-    const Tuning& row = tuning_row();
+    const Tuning& row = row_;
     const auto tiles = [](const Tiles& of, std::string_view rows, std::string_view columns) {
       return std::to_string(of.rows()).append(rows).append(" x ") + std::to_string(of.columns).append(columns);
     };
@@ -101,6 +116,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
       text = "dq by " + tiles(row.queries, " queries", " keys") + ", dk and dv by " + tiles(row.keys, " keys", " queries");
     }
     text += ", for head dims up to " + std::to_string(row.head_dim_qk) + "/" + std::to_string(row.head_dim_v);
+    if (problem_.has_block_mask()) text += ", of listed tiles";
     const std::string slow = unaligned();
     if (!slow.empty()) text.append(", by single elements:").append(slow);
     return text;
@@ -112,10 +128,37 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink && problem_.dbias_elements == 0; }
   bool biased() const { return has_score_terms(problem_); }
 
+  void choose_tiles(int shared_bytes) {
+    const Problem& p = problem_;
+    if (biased()) {
+      tuning_ = biased_index(p.head_dim_qk, p.head_dim_v);
+      row_ = kBiasedTunings[static_cast<std::size_t>(tuning_)];
+      fused_ = biased_fused_bytes(row_) <= shared_bytes && p.softcap == 0;  // for which registers do not suffice
+    } else if (p.has_block_mask()) {
+      const std::int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
+      const auto index = [&](Gradients of, std::int64_t block) { return listed::tuning_index(of, head_dim, block, shared_bytes); };
+      const bool at_once = listed::keys_at_once(head_dim);
+      listed_rows_ = {index(Gradients::dq, p.block_q), index(at_once ? Gradients::dk_dv : Gradients::dk, p.block_k)};
+      row_ = listed::kTunings[static_cast<std::size_t>(listed_rows_[0])].dense();
+      row_.keys = listed::kTunings[static_cast<std::size_t>(listed_rows_[1])].tiles;
+      if (!at_once) listed_rows_.push_back(index(Gradients::dv, p.block_k));
+    } else {
+      tuning_ = tuning_index(p.head_dim_qk, p.head_dim_v, shared_bytes);
+      row_ = kTunings[static_cast<std::size_t>(tuning_)];
+      fused_ = row_.fused.key_warps > 0;
+    }
+  }
+
   Result<void> compute(const AttentionBackwardArgs& args, Workspace workspace, Stream stream, bool) const override {
-    Params params = params_;
+    listed::Params params = params_;
     place_workspace(params, workspace.data);
     fill(params, args);
+    if (problem_.has_block_mask() && !has_no_rows(problem_)) return compute_listed(params, stream);
+    return compute_dense(params, stream);
+  }
+
+  /// `params` has the type of dense kernels: with another one, calls find the launches beside that type.
+  Result<void> compute_dense(const Params& params, Stream stream) const {
     const DType dtype = problem_.q_dtype;
     if (!has_no_rows(problem_)) {
       if (Result<void> done = launch_prepare(params, dtype, stream); !done) return done;
@@ -129,16 +172,20 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     return (biased() ? launch_finish_biased : launch_finish)(params, dtype, multiprocessors_, stream);
   }
 
+  Result<void> compute_listed(const listed::Params& params, Stream stream) const {
+    const DType dtype = problem_.q_dtype;
+    if (Result<void> done = listed::launch_prepare(params, dtype, stream); !done) return done;
+    for (const int row : listed_rows_) {
+      if (Result<void> done = listed_launch_of(dtype, row)(params, device_.ordinal, stream); !done) return done;
+    }
+    return listed::launch_finish(params, dtype, multiprocessors_, stream);
+  }
+
   Launch launch() const {
     const DType dtype = problem_.q_dtype;
     if (!biased()) return dtype == DType::f16 ? launch_of<__half>(tuning_, fused_) : launch_of<__nv_bfloat16>(tuning_, fused_);
     if (fused_) return launch_of_biased<BiasedLaunch::fused>(dtype, tuning_);
     return launch_of_biased<BiasedLaunch::separate>(dtype, tuning_);
-  }
-
-  const Tuning& tuning_row() const {
-    const auto row = static_cast<std::size_t>(tuning_);
-    return biased() ? kBiasedTunings[row] : kTunings[row];
   }
 
   /// The tensors whose rows are not aligned to 16 bytes.
@@ -160,7 +207,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   FixedKeyTiles fixed_key_tiles(const Problem& problem) const {
     const detail::Band band = detail::make_band(problem.mask, problem.max_seq_q, problem.max_seq_k);
-    FixedKeyTiles tiles{.count = static_cast<int>(detail::ceil_div(problem.max_seq_k, tuning_row().fused.keys())),
+    FixedKeyTiles tiles{.count = static_cast<int>(detail::ceil_div(problem.max_seq_k, row_.fused.keys())),
                         .low = static_cast<int>(band.low),
                         .high = static_cast<int>(band.high)};
     const bool full = tiles.low <= 1 - problem.max_seq_q && tiles.high >= problem.max_seq_k - 1;
@@ -196,17 +243,19 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
   /// Returns its bytes.
-  std::size_t place_workspace(Params& params, void* base) const {
+  std::size_t place_workspace(listed::Params& params, void* base) const {
     detail::WorkspaceArena arena = arena_at(base);
     place_shared(arena, params, problem_.has_sink);
     const std::int64_t queries = std::int64_t{params.heads} * params.query_tiles * kQueryTile;
-    params.dq_sums = arena.take<float>(fused_ ? queries * tuning_row().head_dim_qk : 0);
+    params.dq_sums = arena.take<float>(fused_ ? queries * row_.head_dim_qk : 0);
+    if (problem_.has_block_mask()) place_lists(arena, params.lists, problem_);
     return arena.bytes();
   }
 
   /// Adds the arguments of a run.
-  void fill(Params& params, const AttentionBackwardArgs& args) const {
+  void fill(listed::Params& params, const AttentionBackwardArgs& args) const {
     fill_run(params, problem_, args);
+    if (problem_.has_block_mask()) fill_lists_of(params.lists, problem_, args.forward);
     params.q.data = args.forward.q;
     params.k.data = args.forward.k;
     params.v.data = args.forward.v;
@@ -220,9 +269,11 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   }
 
   int multiprocessors_;
-  int tuning_ = 0;
+  int tuning_ = 0;                  // of the dense kernels
+  std::vector<int> listed_rows_{};  // of those for block masks: dq first, then dk
+  Tuning row_{};
   bool fused_ = false;  // one kernel for all gradients, whose sums of dq have no order
-  Params params_{};
+  listed::Params params_{};
 };
 
 detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
@@ -242,9 +293,9 @@ detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device de
 constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; any strides",
-    detail::handles<detail::AttentionBackward>("ragged", "mask.left", "mask.right", "mask.anchor (top_left)", "softcap", "sink", "dlse",
-                                               "alibi_slopes", "bias", "dropout_p", "dbias", "options.batch_invariant",
-                                               "options.deterministic"),
+    detail::handles<detail::AttentionBackward>("ragged", "full_block_indices", "partial_block_indices", "mask.left", "mask.right",
+                                               "mask.anchor (top_left)", "softcap", "sink", "dlse", "alibi_slopes", "bias", "dropout_p",
+                                               "dbias", "options.batch_invariant", "options.deterministic"),
     Backend::cuda,
     unavailable<kLowest, kAnyLater>,
     plan};

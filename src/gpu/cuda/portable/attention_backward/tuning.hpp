@@ -12,6 +12,9 @@ namespace fovea::gpu::portable::attention_backward {
 
 inline constexpr int kWarps = 4;  // of a CTA
 
+/// Gradients that a kernel computes: those of its rows.
+enum class Gradients { dq, dk_dv, dk, dv };
+
 /// A CTA keeps rows of two tensors and their gradient, and reads columns of two tensors tile by tile.
 struct Tiles {
   int blocks = 1;    ///< of 16 rows, of each warp: what it reads of the columns serves all of them

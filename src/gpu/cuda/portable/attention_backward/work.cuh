@@ -5,7 +5,7 @@
 
 #include <bit>
 
-#include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/gradient/lists.cuh"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -21,8 +21,13 @@ struct Work {
   bool none = true;
 };
 
+/// A tile of columns, and the head that it is of.
+struct Step {
+  int head, tile;
+};
+
 template <class Config>
-__device__ inline Work query_rows_at(const Params& params, int index) {
+__device__ inline Work query_rows_at(const typename Config::Params& params, int index) {
   const int tile = params.row_tiles - 1 - index % params.row_tiles;
   const int b = sequence_at(params, params.cu_seqlens_q, params.seq_q, Config::kRows, tile);
   Work work{.sequence = sequence(params, b), .head = index / params.row_tiles};
@@ -35,6 +40,7 @@ __device__ inline Work query_rows_at(const Params& params, int index) {
   work.high = order.high;
   work.columns = order.key_tiles_of(in_sequence);
   work.none = work.columns.size() == 0;  // prepare has stored zeros
+  if constexpr (Config::kLists) work.none = lists_are_empty(params.lists, b, work.head, work.row);
   return work;
 }
 
@@ -62,8 +68,8 @@ __device__ __forceinline__ Work fixed_key_rows_at(const Params& params, int inde
 }
 
 template <class Config>
-__device__ inline Work key_rows_at(const Params& params, int index) {
-  const KeyTile tile = key_tile_at(params, Config::kRows, index);
+__device__ inline Work key_rows_at(const typename Config::Params& params, int index) {
+  const KeyTile tile = tile_at_ticket(params, Config::kRows, index);
   const detail::GradientOrder order = order_of(params, tile.sequence, Config::kRows, Config::kColumns);
   return {.sequence = tile.sequence,
           .head = tile.kv_head,

@@ -44,6 +44,8 @@ Result<void> accept(const Problem& problem) {
   // With a sink that takes nearly all of a row, P underflows in f16, but P times delta of dlse does not.
   if (problem.q_dtype == DType::f16 && problem.has_sink && problem.has_dlse) return declined("dlse", "with a sink in f16", "bf16, or none");
   if (problem.has_block_mask()) {
+    if (const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v); most > listed::kTunings.back().head_dim_qk)
+      return declined("head_dim (of a block mask)", most, "at most 128");
     if (auto reason = decline_block_mask(problem, {kQueryTile, kTunings[0].key_tile})) return *reason;
   }
   return dense::accept_dense(problem, tensors_of(problem));

@@ -3,6 +3,7 @@
 /// columns are queries or channels.
 #pragma once
 
+#include "gpu/cuda/common/gradient/query_bits.cuh"
 #include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
@@ -29,34 +30,6 @@ __device__ __forceinline__ void mask_keys(float (&scores)[kQueryTile / 2], int f
     keep_columns(scores, r, difference - high, difference - low);
   }
 }
-
-/// Bits of a step's pairs, of a partial block: for each query of the tile a word with the keys of the warp.
-struct StepBits {
-  bool partial = false;
-  std::uint32_t words[2];  // of the queries `lane` and `lane + 32`
-
-  /// `bits`: of a ListedTileStep. `key`: the warp's first, of the unit.
-  __device__ __forceinline__ void load(const std::int32_t* bits, int row_words, int key) {
-    partial = bits != nullptr;
-    if (!partial) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int word = __ldg(bits + (lane_index() + 32 * i) * row_words + key / 32);
-      words[i] = static_cast<std::uint32_t>(word) >> key % 32;
-    }
-  }
-  /// Zeroes pairs whose bits are 0.
-  __device__ __forceinline__ void keep(float (&scores)[kQueryTile / 2]) const {
-    if (!partial) return;
-#pragma unroll
-    for (int i = 0; i < kQueryTile / 2; i += i % 2 == 0 ? 1 : 3) {
-      const int query = column_of(i) % 32 + lane_column(lane_index());
-      const std::uint32_t keys = __shfl_sync(~0u, words[column_of(i) / 32], query) >> lane_index() / 4;
-      if ((keys & 1) == 0) scores[i] = 0;
-      if ((keys >> 8 & 1) == 0) scores[i + 2] = 0;
-    }
-  }
-};
 
 struct NoBits {};
 
@@ -168,7 +141,7 @@ class Scores {
     }
     if constexpr (Config::kLists) {
       const ListedTileStep& step = storage.steps[index % Storage<Config>::kSteps];
-      bits.load(step.bits[warpgroup], params.lists.of.block_k / 32, thread_index() % 128 / 32 * 16);
+      bits.load(step.bits[warpgroup], params.lists.of.block_k / 32, thread_index() % 128 / 32 * 16, lane_index);
     }
   }
 
@@ -181,7 +154,7 @@ class Scores {
     });
     const int query = uniform(storage.steps[index % Storage<Config>::kSteps].query_tile) * kQueryTile;
     mask_keys(scores, storage.tile.begin + warpgroup * 64 - query, low, high);
-    if constexpr (Config::kLists) bits.keep(scores);
+    if constexpr (Config::kLists) bits.keep(0, lane_index, [&](int i) { scores[i] = 0; });
     round_to<Element>(p, scores);
     if constexpr (Config::kSoftcap) round_to<Element>(ds, scores, slope);
   }
@@ -258,7 +231,7 @@ class Scores {
   float scores[kScores], dp[kBoth ? kScores : 1], dk[kDk], dv[kDv];
   std::uint32_t p[kScores / 2], ds[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];
-  std::conditional_t<Config::kLists, StepBits, NoBits> bits;
+  std::conditional_t<Config::kLists, QueryBits<kQueryTile>, NoBits> bits;
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The kernels before and after those of the gradients.
+#include "gpu/cuda/common/gradient/list_kernels.cuh"
+#include "gpu/cuda/portable/attention_backward/prepare_finish.cuh"
+#include "gpu/cuda/portable/block_attention_backward/config.hpp"
+
+namespace fovea::gpu::portable::block_attention_backward {
+
+Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
+  if (Result<void> made = gradient::make_lists(params, stream); !made) return made;
+  if (Result<void> prepared = attention_backward::launch_prepare_of(params, dtype, stream); !prepared) return prepared;
+  return gradient::make_steps(params, stream);
+}
+
+Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream) {
+  return attention_backward::launch_finish_of<false>(params, dtype, multiprocessors, stream);
+}
+
+}  // namespace fovea::gpu::portable::block_attention_backward
