@@ -27,6 +27,8 @@ function(fovea_instances variable folder suffix TABLE)
   set(type_of_e4m3codes E4m3Codes)
   set(type_of_int4codes Int4Codes)
   set(type_of_nvfp4codes Nvfp4Codes)
+  set(type_of_mxfp4codes Mxfp4Codes)
+  set(type_of_mxfp8codes Mxfp8Codes)
   get_filename_component(header ${folder}/tuning.hpp ABSOLUTE)  # one name for each file that configuring depends on
   fovea_row_names(names ${header} ${TABLE})
   list(LENGTH names ROWS)

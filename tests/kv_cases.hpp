@@ -80,6 +80,17 @@ inline void kv_option_rows(Table& table, const KvRowFormat& format) {
   }
 }
 
+/// Scales that are powers of two: blocks of one row differ by up to 2^19, values are near 2^-60, and zeros have the scale 1.
+inline void kv_power_rows(Table& table, const KvRowFormat& format) {
+  if (format.scale != KvScale::block_ue8m0) return;
+  Case spread = with_formats(paged(DType::bf16, DType::bf16, {{1, 300}, {1, 75}, {34, 75}, {2, 33}}), format.format, format.format);
+  spread.values = Values::spread;
+  add(table, fmt::format("kv/{}-spread", format.name), spread, Tier::quick);
+  add(table, fmt::format("kv/{}-spread-d256x128", format.name), with_dims(spread, 256, 128), Tier::quick);
+  spread.sequences = {{1, 3000}, {4, 1100}};
+  add(table, fmt::format("kv/{}-spread-split", format.name), with_heads(with_dims(spread, 128, 128), 8, 2), Tier::quick);
+}
+
 inline void kv_append_rows(Table& table, const KvRowFormat& format) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     Case base = sized({.operation = Operation::paged_cache_append, .sequences = {{41, 0}}, .lse = false}, dtype);
@@ -129,9 +140,11 @@ inline void kv_cases(Table& table) {
     kv_format_rows(table, format);
     kv_layout_rows(table, format);
     kv_option_rows(table, format);
+    kv_power_rows(table, format);
     kv_append_rows(table, format);
   }
-  for (const KvFormat format : {KvFormat::int8_token, KvFormat::e4m3_token, KvFormat::int4_token, KvFormat::nvfp4}) {
+  for (const KvFormat format :
+       {KvFormat::int8_token, KvFormat::e4m3_token, KvFormat::int4_token, KvFormat::nvfp4, KvFormat::mxfp4, KvFormat::mxfp8}) {
     Case spec = with_formats(paged(DType::bf16, DType::bf16, std::vector<Sequence>(16, Sequence{1, 4096})), format, format);
     spec.lse = false;
     add(table, fmt::format("bench/kv/{}-decode-bf16-d128-h32x8-page16-b16-kv4096", name_of(format)),
@@ -149,6 +162,7 @@ inline void kv_cases(Table& table) {
   mixed("e4m3-rows-int4", KvFormat::rows, KvFormat::int4_token, DType::e4m3);
   mixed("e4m3-token-rows", KvFormat::e4m3_token, KvFormat::rows, DType::bf16);
   mixed("e5m2-mxfp8", KvFormat::e5m2, KvFormat::mxfp8, DType::bf16);
+  mixed("e5m2-mxfp8-f16", KvFormat::e5m2, KvFormat::mxfp8, DType::f16, DType::f16);
   mixed("rows-int8-f16", KvFormat::rows, KvFormat::int8_token, DType::f16, DType::f16);
   mixed("int4-nvfp4-f16", KvFormat::int4_token, KvFormat::nvfp4, DType::f16, DType::f16);
   mixed_layouts(table, mixed("int8-nvfp4", KvFormat::int8_token, KvFormat::nvfp4, DType::bf16));

@@ -33,7 +33,7 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
   if (implementation == kPortablePaged && device.capability < 80) {
     const auto named = [&](std::string_view part) { return entry.name.find(part) != std::string::npos; };
     if (named("/bf16-") && !named("/bf16-on-")) return "k_cache.dtype: got bf16, want f16";
-    if ((named("/kv/mxfp") || named("-mxfp")) && !named("-f16")) return "want another on compute capability 7.5";
+    if (named("-mxfp") && !named("-f16")) return "want another on compute capability 7.5";
     if (named("/kv/mixed-") && !named("-f16")) return "got bf16, want f16";
     constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16"};
     return std::any_of(kLarge.begin(), kLarge.end(), named) ? "want at most 128" : "";

@@ -37,6 +37,7 @@ enum class Values : std::uint8_t {
   nan_value,      ///< a NaN in a V row that some queries see
   nan_key,        ///< a NaN in a K row that some queries see
   loud_nan,       ///< scores near a million, whose rounding depends on the order of sums; V of 1 and -1 with a NaN as of nan_value
+  spread,         ///< blocks of 32 channels of a token differ by powers of two; V is tiny; some blocks and whole tokens of V are zeros
   nan_tail,       ///< as loud, and NaN in the last third of K and V, which no row of these cases sees
 };
 
@@ -99,6 +100,7 @@ struct Case {
   MaskBits mask_bits = MaskBits::none;
   std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
   bool alibi = false;          ///< slopes by head, in a ragged batch by sequence and head
+  bool wild_slopes = false;    ///< 0, negative and steep ones among them
   BiasShape bias = BiasShape::none;
   double dropout = 0;
   KvFormat k_format = KvFormat::rows, v_format = KvFormat::rows;  ///< of paged caches; plain rows have kv_dtype

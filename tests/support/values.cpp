@@ -22,6 +22,9 @@ float loudness(const Case& spec, DType dtype) {
 
 bool in_tail(Index at, std::int64_t kv_len) { return at.token >= kv_len - kv_len / 3; }
 
+/// The size of a block of 32 channels in Values::spread, 1 to 2^-19.
+float size_of_block(std::uint64_t hash) { return std::ldexp(1.0f, -static_cast<int>(hash % 20)); }
+
 }  // namespace
 
 Generator::Generator(const Case& spec) : spec_(spec), seed_(0x2545f4914f6cdd1du) {
@@ -79,6 +82,7 @@ float Generator::k(Index at, std::int64_t kv_len) const {
   if (spec_.values == Values::ties) at.token = 0;
   const float noise = normal(2, at);
   if (spec_.values == Values::nan_tail && in_tail(at, kv_len)) return kNaN;
+  if (spec_.values == Values::spread) return size_of_block(hash(8, at.sequence, at.token, at.head, at.channel / 32)) * noise;
   return aimed() ? target_score(at, kv_len) * key_per_score_ + 0.02f * noise : loudness(spec_, spec_.kv_dtype) * noise;
 }
 
@@ -88,6 +92,10 @@ float Generator::v(Index at, std::int64_t kv_len) const {
   if (spec_.values == Values::nan_tail && in_tail(at, kv_len)) return kNaN;
   if (spec_.values == Values::positive) return 1.0f + 0.1f * normal(3, at);
   if (is_loud(spec_)) return std::copysign(1.0f, normal(3, at));
+  if (spec_.values == Values::spread) {
+    const std::uint64_t block = hash(10, at.sequence, at.token, at.head, at.channel / 32);
+    return at.token % 7 == 3 || block / 20 % 5 == 0 ? 0.0f : size_of_block(block) * std::ldexp(normal(3, at), -60);
+  }
   return normal(3, at);
 }
 
@@ -111,6 +119,8 @@ bool Generator::sees(std::int64_t sequence, std::int64_t head, std::int64_t row,
 }
 
 float Generator::slope(std::int64_t sequence, std::int64_t head) const {
+  constexpr float kWild[] = {0.5f, 300.0f, -0.02f, 0.9f, 0.0f};
+  if (spec_.wild_slopes) return kWild[(2 * sequence + head) % 5];
   return 0.01f * static_cast<float>(1 + (7 * sequence + 3 * head) % 20);
 }
 

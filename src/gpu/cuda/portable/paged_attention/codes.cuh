@@ -83,18 +83,30 @@ template <>
 struct NibbleCodes<Nvfp4Codes> {
   template <int kIndex>
   static __device__ __forceinline__ std::uint32_t halves(std::uint32_t word) {
-    constexpr int kShift = 12 - 4 * kIndex;
-    const std::uint32_t size = kIndex == 3 ? word >> 3 : word << (kShift - 3 & 31);
-    return ((word << kShift) & 0x80008000u) | (size & 0x0e000e00u);
+    const std::uint32_t bytes = upper_bytes<kIndex % 2>(word);
+    return (kIndex < 2 ? bytes << 8 : bytes) & 0x8e008e00u;
+  }
+
+ private:
+  /// Upper bytes of the halves of even or odd codes, with other bits between. Two pairs share them.
+  template <int kOdd>
+  static __device__ __forceinline__ std::uint32_t upper_bytes(std::uint32_t word) {
+    const std::uint32_t signs = kOdd ? word : word << 4, sizes = kOdd ? word >> 3 : word << 1;
+    std::uint32_t bytes;  // the compiler would mask each pair by itself
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(bytes) : "r"(signs), "r"(sizes), "n"(0x80808080));  // signs where the mask has ones
+    return bytes;
   }
 };
 
-/// What a column's or key's halves are multiplied by to be codes, or values before a global scale. Odd int4 codes of a byte lie four bits
-/// higher than even ones.
+template <>
+struct NibbleCodes<Mxfp4Codes> : NibbleCodes<Nvfp4Codes> {};
+
+/// What a column's or key's halves are multiplied by to be codes, or values before a global scale. e2m1 codes have one unit. Odd int4 codes
+/// of a byte lie four bits higher than even ones.
 template <class Cache>
 __device__ constexpr float code_unit(int odd) {
   if constexpr (CacheFormat<Cache>::kZeroPoints) return odd ? 0x1p20f : 0x1p24f;
-  return CacheFormat<Cache>::kBlockScales ? 0x1p14f : 1.0f;
+  return CacheFormat<Cache>::kBits == 4 ? 0x1p14f : 1.0f;
 }
 
 }  // namespace fovea::gpu::portable::paged_attention

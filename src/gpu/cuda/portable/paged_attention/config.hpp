@@ -27,8 +27,9 @@ struct Config {
   static constexpr bool kMasked = false;
   using Format = CacheFormat<Cache>;
   static constexpr bool kQuantised = Format::kBits < 16;
-  static constexpr bool kCoded = std::is_empty_v<Cache>;                                        // a type of formats.hpp
-  static constexpr bool kScaledKeys = Format::kTokenScales || Format::kBlockScales;             // scales lie beside codes
+  static constexpr bool kCoded = std::is_empty_v<Cache>;                                                     // a type of formats.hpp
+  static constexpr bool kScaledKeys = Format::kTokenScales || Format::kBlockScales || Format::kBlockPowers;  // scales lie beside codes
+  static constexpr bool kWeighted = Format::kTokenScales || Format::kBlockPowers;               // probabilities take scales of values
   static constexpr bool kDecodes = StoredElement<Cache>::kDecoded;                              // while loading
   using Element = std::conditional_t<kQuantised, __half, typename StoredElement<Cache>::Type>;  // operands of MMAs
   static constexpr bool kOwnKeys = has_own_keys(kRowTile_);
@@ -38,16 +39,19 @@ struct Config {
   static constexpr int kKeyTiles = kScaledKeys && !kDecodes && kOwnKeys && kHeadDim <= 128 ? 2 : 1;  // of a stage, computed together
   static constexpr int kWarpKeys = kKeyTiles * kGroupKeys, kStageKeys = kKeyTiles * kTileKeys;
   static constexpr int kRowBytes = kHeadDim * Format::kBits / 8, kTileBytes = kStageKeys * kRowBytes;
-  static constexpr int kKeyScales = Format::kTokenScales ? 4 : Format::kBlockScales ? kHeadDim / 16 : 0;  // bytes of a key's
-  static constexpr int kStageBytes = 2 * (kTileBytes + kStageKeys * kKeyScales);  // keys, values, scales of keys, of values
-  static constexpr int kResults = kOwnKeys ? kWarps : 1;                          // results of a row
-  static constexpr int kResultRow = kHeadDim + (kNarrow ? 4 : 8);                 // floats; the padding spreads rows over banks
+  static constexpr int kPowers = Format::kBlockPowers ? kHeadDim / 32 : 0;                                      // of a key
+  static constexpr int kKeyScales = Format::kTokenScales ? 4 : Format::kBlockScales ? kHeadDim / 16 : kPowers;  // bytes of a key's
+  static constexpr int kPowerBytes = kStageKeys * (4 + 2) * kPowers;  // of BlockPowers: f32 of keys, halves of values
+  static constexpr int kStageBytes = 2 * (kTileBytes + kStageKeys * kKeyScales) + kPowerBytes;  // keys, values, scales of each, powers
+  static constexpr int kResults = kOwnKeys ? kWarps : 1;                                        // results of a row
+  static constexpr int kResultRow = kHeadDim + (kNarrow ? 4 : 8);  // floats; the padding spreads rows over banks
   /// Lanes of a result row, and a lane's quads of neighbouring columns in it. A warp has several of 16 rows at once: one after another
   /// they would wait for memory as often.
   static constexpr int kRowLanes = kRowTile == kMiddleRows ? 8 : 32, kQuads = (kHeadDim / 4 + kRowLanes - 1) / kRowLanes;
   static constexpr int kResultBytes = kResults * kRowTile * kResultRow * static_cast<int>(sizeof(float));
   /// CTAs of a multiprocessor. Conversions of values depend on each other: eight warps do not hide their latency.
   static constexpr int kMostCtas = kQuantised && kNarrow && kHeadDim <= 128 ? 3 : 2;
+  static_assert(kKeyScales % 4 == 0);  // words
   static_assert(kHeadDim % 64 == 0 && (kNarrow || kResults * kRowTile == 16 * kWarps));
 };
 

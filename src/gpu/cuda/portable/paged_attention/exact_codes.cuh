@@ -25,6 +25,9 @@ struct CodedRow {
     const auto byte = static_cast<unsigned>(codes[column * CacheFormat<Format>::kBits / 8]);
     if constexpr (CacheFormat<Format>::kBits == 4) return nibble(column, byte >> (column % 2 * 4) & 0xf);
     if constexpr (std::is_same_v<Format, E5m2Codes>) return __half2float(__ushort_as_half(static_cast<unsigned short>(byte << 8)));
+    if constexpr (CacheFormat<Format>::kBlockPowers) {
+      return floats_from_halves(halves_from_e4m3(byte)).x * f32_from_ue8m0(static_cast<unsigned>(scales[column / 32]));
+    }
     const float scale = half ? __half2float(*reinterpret_cast<const __half*>(scales)) : *reinterpret_cast<const float*>(scales);
     if constexpr (std::is_same_v<Format, Int8Codes>) return static_cast<float>(static_cast<signed char>(byte)) * scale;
     return __half2float(__ushort_as_half(halves_from_e4m3(byte) & 0xffff)) * scale;
@@ -36,8 +39,9 @@ struct CodedRow {
       const unsigned bits = *reinterpret_cast<const unsigned*>(scales);
       return (static_cast<float>(code) - static_cast<float>(bits & 0xf)) * __uint_as_float(bits & ~0xfu);
     } else {
-      const auto scale = static_cast<unsigned>(scales[column / 16]);
       const float value = floats_from_halves(halves_from_e2m1(code)).x * kE2m1Unit;
+      if constexpr (CacheFormat<Format>::kBlockPowers) return value * f32_from_ue8m0(static_cast<unsigned>(scales[column / 32]));
+      const auto scale = static_cast<unsigned>(scales[column / 16]);
       return value * floats_from_halves(halves_from_e4m3(scale)).x;
     }
   }

@@ -22,7 +22,7 @@ class WideMath {
 
   __device__ __forceinline__ void clear() {
     softmax.begin();
-    if constexpr (Config::Format::kTokenScales) weights.begin();
+    if constexpr (Config::kWeighted) weights.begin();
 #pragma unroll
     for (float& x : out) x = 0;
   }
@@ -37,13 +37,14 @@ class WideMath {
       seen[r] = VisibleKeys::of_row(params, *work, row(r));
       factor[r] = 1;
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row(r)];
-      if constexpr (Config::Format::kBlockScales) factor[r] *= code_unit<typename Config::Cache>(0);
+      if constexpr (Config::Format::kBlockScales || Config::Format::kBlockPowers) factor[r] *= code_unit<typename Config::Cache>(0);
       if constexpr (Config::Format::kZeroPoints) sum[r] = storage.factors[Config::kRowTile + row(r)];
     }
   }
 
   __device__ __forceinline__ void operator()(int tile, int stage) {
     if (first_row >= work->rows) return;
+    if constexpr (Config::Format::kBlockPowers) asm volatile("" : "+r"(lane));  // as in NarrowMath
     float scores[kScores];
     const std::uint32_t k_scales = storage.scales(stage), v_scales = k_scales + Config::kStageKeys * Config::kKeyScales;
     compute_scores(scores, storage.keys(stage), k_scales);
@@ -66,7 +67,7 @@ class WideMath {
     if constexpr (Config::kMasked) hide(scores, tile * kTileKeys);
     bool grown = softmax(scores, score.scale_log2, params.zero);
     softmax.quick = false;
-    if constexpr (Config::Format::kTokenScales) {
+    if constexpr (Config::kWeighted) {
       const auto scale_of = [&](int i) { return TokenScale<Config>::of_value(v_scales, of_tile + column_of(i)).factor; };
       grown = weights(scores, scale_of, grown, softmax.rescale);
     }
@@ -93,7 +94,7 @@ class WideMath {
             float& at = to[Math::column(i / 8, i / 4 % 2, lane_column(lane) + j)];
             at = out[i + j];
             if constexpr (Config::kScaledKeys) at *= code_unit<typename Config::Cache>(i / 4 % 2);
-            if constexpr (Config::Format::kTokenScales) at = (at - zeros) * weights.power(r);
+            if constexpr (Config::kWeighted) at = (at - zeros) * weights.power(r);
           }
         } else {
           *reinterpret_cast<float2*>(to + Math::column(i / 8, i / 4 % 2, lane_column(lane))) = {out[i], out[i + 1]};
@@ -135,10 +136,14 @@ class WideMath {
       for (int n = 0; n < kKeys / 16; ++n) {
         typename Math::Fragments k;
         Math::keys(k, keys, first_key + 16 * n, load, lane, scales);
+        if constexpr (Config::Format::kBlockPowers) {
+          BlockPowers<Config>::add_products_of_queries(&scores[8 * n], q, k, scales, first_key + 16 * n + lane_column(lane), load);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Math::kSteps; ++i) {
-          mma<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
-          mma<Element>(&scores[8 * n + 4], q[i], k[i][1], k[i][3]);
+          for (int i = 0; i < Math::kSteps; ++i) {
+            mma<Element>(&scores[8 * n], q[i], k[i][0], k[i][2]);
+            mma<Element>(&scores[8 * n + 4], q[i], k[i][1], k[i][3]);
+          }
         }
       }
     }
@@ -165,11 +170,15 @@ class WideMath {
       for (int load = 0; load < Math::kLoads; ++load) {
         typename Math::Fragments v;
         Math::values(v, values, first_key + 16 * n, load, lane, scales);
+        float* to = &out[8 * load * Math::kSteps];
+        if constexpr (Config::Format::kBlockPowers) {
+          BlockPowers<Config>::add_values(to, v, p, scales, first_key + 16 * n + lane_column(lane), load);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Math::kSteps; ++i) {
-          float* to = &out[8 * (load * Math::kSteps + i)];
-          mma<Element>(to, p, v[i][0], v[i][2]);
-          mma<Element>(to + 4, p, v[i][1], v[i][3]);
+          for (int i = 0; i < Math::kSteps; ++i) {
+            mma<Element>(to + 8 * i, p, v[i][0], v[i][2]);
+            mma<Element>(to + 8 * i + 4, p, v[i][1], v[i][3]);
+          }
         }
       }
     }
@@ -178,7 +187,8 @@ class WideMath {
   const Params& params;
   const ScoreTransform<Warp> score;
   Storage<Config>& storage;
-  const int warp, first_row, first_key, lane;
+  const int warp, first_row, first_key;
+  int lane;
   const WorkTile* work = nullptr;
   FullTiles full{};
   VisibleKeys seen[2];
@@ -186,7 +196,7 @@ class WideMath {
   float factor[2], sum[2];
   float out[kOut];
   OnlineSoftmax<Warp, kScores> softmax;
-  ValueWeights<Warp, kScores> weights;
+  ValueWeights<Warp, kScores, Config::Format::kBlockPowers> weights;
 };
 
 template <class Config>

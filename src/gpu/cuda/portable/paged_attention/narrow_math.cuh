@@ -2,6 +2,7 @@
 /// The MMAs and the softmax of a warp with up to eight query rows. Accumulators stay in registers.
 #pragma once
 
+#include "gpu/cuda/portable/paged_attention/block_powers.cuh"
 #include "gpu/cuda/portable/paged_attention/scores.cuh"
 #include "gpu/cuda/portable/paged_attention/value_weights.cuh"
 
@@ -34,7 +35,7 @@ class NarrowMath {
 
   __device__ __forceinline__ void clear() {
     softmax.begin();
-    if constexpr (Config::Format::kTokenScales) weights.begin();
+    if constexpr (Config::kWeighted) weights.begin();
 #pragma unroll
     for (auto& step : out) {
 #pragma unroll
@@ -54,7 +55,7 @@ class NarrowMath {
       seen[r] = VisibleKeys::of_row(params, *work, row);
       factor[r] = 1;
       if constexpr (Config::kQuantised) factor[r] = storage.factors[row];
-      if constexpr (Config::Format::kBlockScales) factor[r] *= code_unit<typename Config::Cache>(0);
+      if constexpr (Config::Format::kBlockScales || Config::Format::kBlockPowers) factor[r] *= code_unit<typename Config::Cache>(0);
       if constexpr (Config::Format::kZeroPoints) sum[r] = storage.factors[Config::kRowTile + row];
     }
   }
@@ -65,6 +66,7 @@ class NarrowMath {
     const std::uint32_t k_scales = storage.scales(stage), v_scales = k_scales + Config::kStageKeys * Config::kKeyScales;
     const int of_stage = warp * Config::kWarpKeys + lane_row(lane);
     compute_scores(scores, storage.keys(stage), k_scales);
+    if constexpr (Config::Format::kBlockPowers) BlockPowers<Config>::prepare_values(storage, stage);
     if constexpr (Config::Format::kTokenScales) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) {
@@ -84,7 +86,8 @@ class NarrowMath {
     bool grown = softmax(scores, score.scale_log2, params.zero);
     softmax.quick = false;
     float zero[kScores / 2];
-    if constexpr (Config::Format::kTokenScales) {
+    if constexpr (Config::Format::kBlockPowers) __syncwarp();
+    if constexpr (Config::kWeighted) {
       float factors[kScores / 2];
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
@@ -122,7 +125,7 @@ class NarrowMath {
           float& at = to[Math::column(step, second, lane_row(lane))];
           at = out[step][2 * second + r];
           if constexpr (Config::kScaledKeys) at *= code_unit<typename Config::Cache>(second);
-          if constexpr (Config::Format::kTokenScales) at = (at - zeros) * weights.power(r);
+          if constexpr (Config::kWeighted) at = (at - zeros) * weights.power(r);
         }
       }
     }
@@ -157,12 +160,17 @@ class NarrowMath {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         typename Math::Fragments k;
-        Math::keys(k, keys, warp * Config::kWarpKeys + group * kGroupKeys, load, lane, scales);
+        const int first = warp * Config::kWarpKeys + group * kGroupKeys;
+        Math::keys(k, keys, first, load, lane, scales);
+        if constexpr (Config::Format::kBlockPowers) {
+          BlockPowers<Config>::add_products_of_keys(sums[group], k, q, scales, first + lane_row(lane), load);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Math::kSteps; ++i) {
-          const int step = load * Math::kSteps + i;
-          const auto& b = kKeepsQueries ? queries[step] : q[i];
-          mma<Element>(sums[group][step % 2], k[i], b[0], b[1]);
+          for (int i = 0; i < Math::kSteps; ++i) {
+            const int step = load * Math::kSteps + i;
+            const auto& b = kKeepsQueries ? queries[step] : q[i];
+            mma<Element>(sums[group][step % 2], k[i], b[0], b[1]);
+          }
         }
       }
     }
@@ -193,9 +201,14 @@ class NarrowMath {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
         typename Math::Fragments v;
-        Math::values(v, values, warp * Config::kWarpKeys + group * kGroupKeys, load, lane, scales);
+        const int first = warp * Config::kWarpKeys + group * kGroupKeys;
+        Math::values(v, values, first, load, lane, scales);
+        if constexpr (Config::Format::kBlockPowers) {
+          BlockPowers<Config>::add_values(&out[load * Math::kSteps], v, b[group], scales, first + lane_column(lane), load);
+        } else {
 #pragma unroll
-        for (int i = 0; i < Math::kSteps; ++i) mma<Element>(out[load * Math::kSteps + i], v[i], b[group][0], b[group][1]);
+          for (int i = 0; i < Math::kSteps; ++i) mma<Element>(out[load * Math::kSteps + i], v[i], b[group][0], b[group][1]);
+        }
       }
     }
   }
@@ -212,7 +225,7 @@ class NarrowMath {
   std::uint32_t queries[kKeepsQueries ? kSteps : 1][2];
   float out[kSteps][4];
   OnlineSoftmax<ColumnWarp, kScores> softmax;
-  ValueWeights<ColumnWarp, kScores> weights;
+  ValueWeights<ColumnWarp, kScores, Config::Format::kBlockPowers> weights;
 };
 
 }  // namespace fovea::gpu::portable::paged_attention

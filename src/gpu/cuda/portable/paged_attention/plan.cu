@@ -68,11 +68,8 @@ const Entry& decoded_entry_of(std::int64_t head_dim, std::int64_t rows) {
   });
 }
 
-/// Whether rows are decoded as they are loaded: two formats, and scales that are powers of two.
-bool decodes(const Problem& problem) {
-  const auto by_powers = [](KvFormat format) { return format == KvFormat::mxfp4 || format == KvFormat::mxfp8; };
-  return problem.k_format != problem.v_format || by_powers(problem.k_format);
-}
+/// Whether rows are decoded as they are loaded.
+bool decodes(const Problem& problem) { return problem.k_format != problem.v_format; }
 
 const Entry& entry_of(const Problem& problem) {
   const std::int64_t head_dim = std::max(problem.head_dim_qk, problem.head_dim_v);
@@ -86,8 +83,10 @@ const Entry& entry_of(const Problem& problem) {
     case KvFormat::int8_token: return entry_of<Int8Codes>(head_dim, rows);
     case KvFormat::e4m3_token: return entry_of<E4m3Codes>(head_dim, rows);
     case KvFormat::e5m2: return entry_of<E5m2Codes>(head_dim, rows);
-    case KvFormat::int4_token: return entry_of<Int4Codes, kNibbleTunings>(head_dim, rows);
-    case KvFormat::nvfp4: return entry_of<Nvfp4Codes, kNibbleTunings>(head_dim, rows);
+    case KvFormat::int4_token: return entry_of<Int4Codes, kTuningsFrom128>(head_dim, rows);
+    case KvFormat::nvfp4: return entry_of<Nvfp4Codes, kTuningsFrom128>(head_dim, rows);
+    case KvFormat::mxfp4: return entry_of<Mxfp4Codes, kTuningsFrom128>(head_dim, rows);
+    case KvFormat::mxfp8: return entry_of<Mxfp8Codes, kTuningsFrom128>(head_dim, rows);
     default: break;
   }
   return problem.kv_dtype == DType::e4m3  ? entry_of<__nv_fp8_e4m3>(head_dim, rows)
@@ -112,6 +111,7 @@ Result<void> accept_formats(const Problem& problem, const DeviceProperties& devi
       return declined("head_dim", head_dim, "a multiple of 16, with codes of 4 bits");
     }
   }
+  if (!decodes(problem)) return {};
   for (const auto& [name, format] : {std::pair{"k_format", problem.k_format}, {"v_format", problem.v_format}}) {
     const KvRowFormat* row = kv_row_format(format);
     if (row == nullptr || row->scale != KvScale::block_ue8m0) continue;

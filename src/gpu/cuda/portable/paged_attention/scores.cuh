@@ -55,7 +55,7 @@ struct TokenScale {
   }
   /// Its zero point is not multiplied.
   __device__ static TokenScale of_value(std::uint32_t scales, int key) {
-    const std::uint32_t bits = load_shared_32(scales + 4 * key);
+    const std::uint32_t bits = load_shared_32(scales + Config::kKeyScales * key);
     if constexpr (Config::Format::kZeroPoints) return {__uint_as_float(bits & ~0xfu), static_cast<float>(bits & 0xf)};
     return {__uint_as_float(bits), 0};
   }

@@ -21,6 +21,17 @@ __device__ inline std::uint32_t load_shared_32(std::uint32_t shared) {
   return x;
 }
 
+/// Neighbouring words.
+template <int kCount>
+__device__ __forceinline__ void load_shared_words(std::uint32_t (&to)[kCount], std::uint32_t shared) {
+  static_assert(kCount == 1 || kCount == 2);
+  if constexpr (kCount == 1) {
+    to[0] = load_shared_32(shared);
+  } else {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(shared) : "memory");
+  }
+}
+
 template <class Config>
 struct Storage {
   alignas(128) std::byte q[2 * Config::kRowTile * Config::kHeadDim];  // QueryRows
@@ -31,7 +42,7 @@ struct Storage {
   /// Keys and values of a stage, in CacheRows. The stages follow this struct.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
   __device__ std::uint32_t values(int stage) const { return keys(stage) + Config::kTileBytes; }
-  /// Scales of the keys, Config::kKeyScales bytes each, then those of the values.
+  /// Scales of the keys, Config::kKeyScales bytes each, then those of the values, then BlockPowers.
   __device__ std::uint32_t scales(int stage) const { return keys(stage) + 2 * Config::kTileBytes; }
   /// Results of a row over one warp's keys, or over all keys. They overwrite the stages.
   __device__ float* results(int of, int row) {

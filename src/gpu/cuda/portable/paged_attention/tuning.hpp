@@ -36,8 +36,8 @@ inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"128", {128}},
     {"256", {256}},
 });
-/// Those of 4-bit codes, whose rows would be too short for smaller head dims.
-inline constexpr auto kNibbleTunings = std::to_array<Named<Tuning>>({
+/// Those of 4-bit codes, whose rows would be too short for smaller head dims, and of mxfp8.
+inline constexpr auto kTuningsFrom128 = std::to_array<Named<Tuning>>({
     {"128", {128}},
     {"256", {256}},
 });

@@ -9,8 +9,8 @@
 namespace fovea::gpu::portable::paged_attention {
 
 /// The products of a row are divided by a power of two that follows the largest of them, as scales may have any size. `Lanes`: as in
-/// softmax.cuh; score i belongs to row i / 2 % 2.
-template <class Lanes, int kScores>
+/// softmax.cuh; score i belongs to row i / 2 % 2. `kFinite`: all scales are.
+template <class Lanes, int kScores, bool kFinite>
 class ValueWeights {
  public:
   float zeros[2];  // the lane's sums of weights times zero points
@@ -30,7 +30,7 @@ class ValueWeights {
     float most[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
-      p[i] = p[i] == 0 ? 0 : p[i] * scale_of(i);  // a hidden key's scale may be NaN
+      p[i] = !kFinite && p[i] == 0 ? 0 : p[i] * scale_of(i);  // a hidden key's scale may be NaN
       most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(p[i]));
     }
     const bool moved = Lanes::any(most[0] * inverse[0] > kMost || most[1] * inverse[1] > kMost) || grown;
