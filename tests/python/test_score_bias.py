@@ -258,7 +258,7 @@ def test_what_contradicts_the_call_is_said(arguments, message):
 
 CUDA = [pytest.param("cuda", marks=pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU"))]
 LENGTHS = [(130, 200), (0, 9), (1, 70), (70, 0), (64, 64), (257, 257), (300, 129)]
-TERMS = ["alibi", "bias", "transposed", "keys", "dropout", "all"]
+TERMS = ["alibi", "wild", "bias", "transposed", "keys", "dropout", "all"]
 
 
 def ragged(device, dtype, head_dim):
@@ -285,6 +285,8 @@ def terms_of(name, device, dtype):
         terms["bias"] = biases[name].to(device, dtype)
     if name in ("alibi", "all"):
         terms["alibi_slopes"] = torch.rand(7, HEADS, generator=generator).to(device)
+    if name == "wild":
+        terms["alibi_slopes"] = torch.tensor([0.5, -0.01, 0.0, 3.0]).repeat(7, HEADS // 4).to(device)
     if name in ("dropout", "all"):
         terms |= {"dropout_p": 0.3, "dropout_state": torch.tensor([2**62 + 1, -5], device=device)}
     return terms

@@ -10,6 +10,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
+#include "gpu/cuda/sm90/attention/alibi/config.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
 #include "gpu/cuda/sm90/block_attention/plan.hpp"
@@ -53,16 +54,37 @@ Launch wide_launch_of(DType dtype, bool transform, int tuning) {
   return transform ? wide_launch_of<__nv_bfloat16, true>(tuning) : wide_launch_of<__nv_bfloat16, false>(tuning);
 }
 
+using AlibiLaunch = Result<void> (*)(const alibi::Params&, int, int, Stream);
+
+template <class Element>
+AlibiLaunch alibi_launch_of(int tuning) {
+  return function_of_row<alibi::kTunings.size()>(
+      tuning, [](auto row) -> AlibiLaunch { return &alibi::launch_with_alibi<alibi::Config<Element, row.value>>; });
+}
+AlibiLaunch alibi_launch_of(DType dtype, int tuning) {
+  return dtype == DType::f16 ? alibi_launch_of<__half>(tuning) : alibi_launch_of<__nv_bfloat16>(tuning);
+}
+
+/// Declines problems with ALiBi that are left to others.
+Result<void> accept_alibi(const Problem& p) {
+  if (p.exact_rows) return declined("alibi_slopes", "slopes", "none with exact rows");
+  if (auto reason = detail::decline_head_dims(p)) return *reason;
+  // A work tile has one slope. Few rows of several heads are faster where heads share a tile.
+  if (const int packed = packed_heads(p.group(), p.max_seq_q, dense::kWarpgroupRows, dense::kWarpgroupRows); packed > 1)
+    return declined("q.shape (rows, with alibi_slopes)", p.max_seq_q, "more, or one query head to a kv head");
+  return {};
+}
+
 class State final : public PlanState<Problem, AttentionArgs> {
  public:
   State(const Problem& problem, Device device, const DeviceProperties& properties)
       : PlanState(problem.q_dtype == DType::e4m3 ? kName8Bit : kName, problem, device), multiprocessors_(properties.multiprocessors) {
-    if (!is_wide()) one_wave_ = one_wave::call_of(problem, multiprocessors_);
+    if (!is_wide() && !problem.has_alibi_slopes) one_wave_ = one_wave::call_of(problem, multiprocessors_);
     index_ = row_for(problem);
     const Tuning& tuning = tuning_row();
     // A box of several heads needs a stride between them; a warpgroup's rows are loaded as one box.
     const int most = problem.q.head == 0 ? 1 : dense::kWarpgroupRows;
-    const int packed = packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
+    const int packed = problem.has_alibi_slopes ? 1 : packed_heads(problem.group(), problem.max_seq_q, tuning.row_tile(), most);
     const std::int64_t tokens = tuning.cluster * tuning.row_tile() / packed;  // of a cluster
     const std::int64_t q_tiles = detail::ceil_div(problem.max_seq_q, tokens), heads = problem.heads / packed * problem.batch;
     const std::int64_t key_tiles = detail::ceil_div(most_keys(problem, tokens), tuning.key_tile);
@@ -81,7 +103,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     splits_.head_dim_v = static_cast<int>(std::min(problem.head_dim_v, kMostColumns));
     params_.lse_strides = problem.lse;
     // Above 0, so that minus infinity stays so.
-    params_.scale_log2 = in_base_2(problem.scale, std::numeric_limits<float>::min());
+    params_.scale_log2 = in_base_2(has_natural_alibi() ? 1.0 : problem.scale, std::numeric_limits<float>::min());
     draws_ = !one_wave_ && dense::draws_tickets(problem, work_tiles_, packed, multiprocessors_);
     params_.tickets.section_keys = dense::section_keys(problem);
     if (draws_ && !problem.ragged) params_.sections = dense::section_order(problem, tokens, packed);
@@ -93,7 +115,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
   std::int64_t work_tiles() const { return work_tiles_; }
   std::string tuning() const override {
     if (one_wave_) return one_wave_->tuning();
-    return tiles_text(tuning_row(), params_.packed(), splits_.count).append(is_8bit() ? kE4m3Products : "");
+    return tiles_text(tuning_row(), params_.packed(), splits_.count)
+        .append(is_8bit() ? kE4m3Products : "")
+        .append(problem_.has_alibi_slopes ? ", with ALiBi" : "");
   }
 
  private:
@@ -129,11 +153,20 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.partial_out = splits.out;
     params.partial_lse = splits.lse;
     if (Result<void> good = fill(params, args); !good) return good;
-    const bool transform = transforms_scores(problem_);
     if (Result<void> good = prepare_tickets(params, workspace, stream); !good) return good;
-    const Launch launch = is_wide() ? wide_launch_of(problem_.q_dtype, transform, index_) : launch_of(problem_.q_dtype, transform, index_);
-    Result<void> done = launch(params, ctas(), device_.ordinal, stream);
+    Result<void> done = launch(params, args, stream);
     return done && splits.count > 1 ? launch_combine<true>(splits, problem_.out_dtype, stream) : done;
+  }
+
+  Result<void> launch(const Params& params, const AttentionArgs& args, Stream stream) const {
+    const DType dtype = problem_.q_dtype;
+    if (problem_.has_alibi_slopes) {
+      const alibi::Params with{params, dense::alibi_of(problem_, args.alibi_slopes)};
+      return alibi_launch_of(dtype, index_)(with, ctas(), device_.ordinal, stream);
+    }
+    const bool transform = transforms_scores(problem_);
+    const Launch launch = is_wide() ? wide_launch_of(dtype, transform, index_) : launch_of(dtype, transform, index_);
+    return launch(params, ctas(), device_.ordinal, stream);
   }
 
   /// Has CTAs draw tickets, which are behind all else in the workspace.
@@ -168,7 +201,11 @@ class State final : public PlanState<Problem, AttentionArgs> {
 
   bool is_8bit() const { return size_of(problem_.q_dtype) == 1; }
   bool is_wide() const { return std::max(problem_.head_dim_qk, problem_.head_dim_v) > detail::kMaxHeadDim; }
-  Rows tunings() const { return is_wide() ? Rows(wide_attention::kTunings) : tunings_of(is_8bit()); }
+  bool has_natural_alibi() const { return problem_.has_alibi_slopes && dense::has_natural_scores(problem_); }
+  Rows tunings() const {
+    if (problem_.has_alibi_slopes) return alibi::kTunings;
+    return is_wide() ? Rows(wide_attention::kTunings) : tunings_of(is_8bit());
+  }
   const Tuning& tuning_row() const { return tunings()[static_cast<std::size_t>(index_)]; }
   /// Clusters, or CTAs without them, that the device runs at once.
   int clusters() const { return multiprocessors_ / tuning_row().cluster; }
@@ -213,6 +250,9 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
   const bool narrow = k8Bit || problem.exact_rows;
   if (auto reason = narrow ? detail::decline_head_dims(problem) : detail::decline_widest_head_dims(problem)) return *reason;
   if (Result<void> good = dense::accept_dense(problem, dense::forward_tensors(problem, problem.out_dtype)); !good) return good.error();
+  if (problem.has_alibi_slopes) {
+    if (Result<void> good = accept_alibi(problem); !good) return good.error();
+  }
   auto state = std::make_shared<State>(problem, device, *properties(device));
   if (state->work_tiles() >= kCountLimit) return declined("q.shape (work tiles)", state->work_tiles(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<AttentionArgs>>(std::move(state));
@@ -221,8 +261,8 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
 using Row = detail::Implementation<detail::Attention>;
 constexpr Row kRows[]{
     {kName, "f16, bf16; head dims that are multiples of 8 up to 512; rows aligned to 16 bytes",
-     detail::handles<detail::Attention>(kScoreOptions, "ragged", "options.batch_invariant", "options.exact_rows"), Backend::cuda,
-     unavailable<kCapability, kCapability>, plan<false>},
+     detail::handles<detail::Attention>(kScoreOptions, "ragged", "alibi_slopes", "options.batch_invariant", "options.exact_rows"),
+     Backend::cuda, unavailable<kCapability, kCapability>, plan<false>},
     {kName8Bit, "e4m3; head dims up to 256; rows aligned to 16 bytes; probabilities are rounded to e4m3",
      detail::handles<detail::Attention>(kScoreOptions, "ragged", "q_scale", "k_scale", "v_scale", "options.batch_invariant"), Backend::cuda,
      unavailable<kCapability, kCapability>, plan<true>},

@@ -12,13 +12,24 @@
 
 namespace fovea::gpu::sm90::attention_backward {
 
+/// Where a CTA keeps its ticket. With ALiBi, dynamic shared memory leaves no room for any other.
+template <class Config>
+__device__ __forceinline__ int& ticket_place(Storage<Config>& storage) {
+  if constexpr (dense::kAlibi<Config>) {
+    return storage.alibi.ticket;
+  } else {
+    __shared__ int ticket;
+    return ticket;
+  }
+}
+
 /// A CTA for each key tile. Tickets order CTAs: one may wait for those that began before it, and for its
 /// group of those after it.
 template <class Config>
 __device__ __forceinline__ void differentiate_keys_at_ticket(const typename Config::Params& params) {
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  __shared__ int ticket_of_cta;
+  int& ticket_of_cta = ticket_place(storage);
   constexpr int kScoreWarps = 4 * Config::kScoreWarpgroups, kDqWarps = Config::kDqInScoreWarpgroups ? kScoreWarps : 4;
   if (threadIdx.x == 0) {
     barrier_init(shared_address(&storage.kv_full), 1);
@@ -66,7 +77,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
 
 template <class Config, auto kKernel>
 Result<void> launch_combined(const typename Config::Params& params, int ordinal, Stream stream) {
-  static_assert(sizeof(Storage<Config>) <= 226 * 1024);
+  static_assert(sizeof(Storage<Config>) <= (dense::kAlibi<Config> ? 227 : 226) * 1024);
   if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
                           .block = dim3(Config::kThreads),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cuda/common/gradient/lists.cuh"
+#include "gpu/cuda/sm90/attention_backward/alibi/bias.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
 #include "gpu/cuda/sm90/clipped_rows.cuh"
 
@@ -69,6 +70,9 @@ class ListedStepScheduler {
   ListedTileScheduler scheduler;
 };
 
+template <class Config>
+using DenseSteps = std::conditional_t<dense::kAlibi<Config>, SlopedSteps<StepScheduler<Config>>, StepScheduler<Config>>;
+
 /// Steps of a key tile.
 template <class Config>
 __device__ inline int step_count_of(const typename Config::Params& params, const KeyTile& tile) {
@@ -91,7 +95,7 @@ __device__ inline void load_tiles(const typename Config::Params& params, Storage
   load_clipped<Config::kSlicesQk>(shared_address(storage.k), Config::kKeySliceBytes, params.k, keys, kv_full);
   load_clipped<Config::kSlicesV>(shared_address(storage.v), Config::kKeySliceBytes, params.v, keys, kv_full);
 
-  std::conditional_t<Config::kLists, ListedStepScheduler, StepScheduler<Config>> scheduler(params, tile);
+  std::conditional_t<Config::kLists, ListedStepScheduler, DenseSteps<Config>> scheduler(params, tile);
   PipelineState<Config::kStages> ring;
   for (int i = 0; i < storage.step_count; ++i, ring.advance()) {
     const StepOf<Config> step = scheduler.next();

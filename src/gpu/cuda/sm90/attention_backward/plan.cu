@@ -8,9 +8,11 @@
 
 #include "gpu/cuda/common/gradient/list_plan.hpp"
 #include "gpu/cuda/common/gradient/plan.hpp"
+#include "gpu/cuda/sm90/attention_backward/alibi/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/separate_dq/query_tile.cuh"
 #include "gpu/cuda/sm90/block_attention_backward/config.hpp"
+#include "gpu/cuda/sm90/dense/alibi.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
 #include "gpu/plan_state.hpp"
@@ -39,6 +41,17 @@ std::array<RowsDesc, kTensors> tensors_of(const Problem& p) {
            {"dv", p.q_dtype, p.dv, k.rows, p.kv_heads, k.batch, p.head_dim_v, p.dv_alignment}}};
 }
 
+/// Declines problems with ALiBi that are left to others.
+Result<void> accept_alibi(const Problem& problem) {
+  if (problem.has_block_mask()) return declined("alibi_slopes", "slopes", "none beside a block mask");
+  if (problem.softcap != 0) return declined("softcap (with alibi_slopes)", detail::number_text(problem.softcap), "none");
+  if (dense::has_natural_scores(problem))
+    return declined("scale (with alibi_slopes)", detail::number_text(problem.scale), "from 2^-60 to 2^60");
+  const std::int64_t widest = std::max(problem.head_dim_qk, problem.head_dim_v);
+  if (widest > alibi::kTunings.back().head_dim_qk) return declined("head_dim (with alibi_slopes)", widest, "at most 128");
+  return {};
+}
+
 Result<void> accept(const Problem& problem) {
   if (Result<void> good = accept_shared(problem); !good) return good;
   // With a sink that takes nearly all of a row, P underflows in f16, but P times delta of dlse does not.
@@ -47,6 +60,9 @@ Result<void> accept(const Problem& problem) {
     if (const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v); most > listed::kTunings.back().head_dim_qk)
       return declined("head_dim (of a block mask)", most, "at most 128");
     if (auto reason = decline_block_mask(problem, {kQueryTile, kTunings[0].key_tile})) return *reason;
+  }
+  if (problem.has_alibi_slopes) {
+    if (Result<void> good = accept_alibi(problem); !good) return good;
   }
   return dense::accept_dense(problem, tensors_of(problem));
 }
@@ -61,6 +77,17 @@ Launch launch_of(int tuning) {
 Launch launch_of(DType dtype, bool softcap, int tuning) {
   if (dtype == DType::f16) return softcap ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
   return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
+}
+
+using AlibiLaunch = Result<void> (*)(const alibi::Params&, int, Stream);
+
+template <class Element>
+AlibiLaunch alibi_launch_of(int tuning) {
+  return function_of_row<alibi::kTunings.size()>(
+      tuning, [](auto row) -> AlibiLaunch { return &alibi::launch_with_alibi<alibi::Config<Element, row.value>>; });
+}
+AlibiLaunch alibi_launch_of(DType dtype, int tuning) {
+  return dtype == DType::f16 ? alibi_launch_of<__half>(tuning) : alibi_launch_of<__nv_bfloat16>(tuning);
 }
 
 using ListedLaunch = Result<void> (*)(const listed::Params&, int, Stream);
@@ -97,6 +124,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     if (tuning_row().separate_dq())
       text += ", dq by a separate kernel with 128 queries x " + std::to_string(tuning_row().dq_key_tile) + " keys";
     if (problem_.has_block_mask()) text += ", of listed tiles";
+    if (problem_.has_alibi_slopes) text += ", with ALiBi";
     return text;
   }
 
@@ -108,6 +136,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     place_workspace(params, workspace.data);
     if (Result<void> good = fill(params, args); !good) return good;
     if (problem_.has_block_mask() && !has_no_rows(problem_)) return compute_listed(params, stream);
+    if (problem_.has_alibi_slopes && !has_no_rows(problem_)) return compute_with_alibi(params, args, stream);
     return compute_dense(params, stream);
   }
 
@@ -119,6 +148,15 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
       if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
     }
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
+  }
+
+  Result<void> compute_with_alibi(const Params& params, const AttentionBackwardArgs& args, Stream stream) const {
+    if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
+    const alibi::Params with{params, {problem_, args.forward}, static_cast<float>(1 / problem_.scale)};
+    if (params.key_tiles > 0) {
+      if (Result<void> done = alibi_launch_of(problem_.q_dtype, tuning_)(with, device_.ordinal, stream); !done) return done;
+    }
+    return params.leaks || params.dsink != nullptr ? alibi::launch_finish(with, problem_.q_dtype, stream) : Result<void>{};
   }
 
   Result<void> compute_listed(const listed::Params& params, Stream stream) const {
@@ -198,8 +236,8 @@ constexpr detail::Implementation<detail::AttentionBackward> kRow{
     kName,
     "f16, bf16; head dims that are multiples of 8 up to 256; rows aligned to 16 bytes",
     detail::handles<detail::AttentionBackward>("ragged", "full_block_indices", "partial_block_indices", "mask.left", "mask.right",
-                                               "mask.anchor (top_left)", "softcap", "sink", "dlse", "options.batch_invariant",
-                                               "options.deterministic"),
+                                               "mask.anchor (top_left)", "softcap", "sink", "dlse", "alibi_slopes",
+                                               "options.batch_invariant", "options.deterministic"),
     Backend::cuda,
     unavailable<kCapability, kCapability>,
     plan};

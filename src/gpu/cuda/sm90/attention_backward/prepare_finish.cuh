@@ -17,11 +17,12 @@ Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream)
   return launch(dtype == DType::f16 ? &prepare<__half, Params> : &prepare<__nv_bfloat16, Params>, shape, stream, params);
 }
 
-template <class Params>
+/// `kBiased`: Params has a bias.
+template <class Params, bool kBiased = false>
 Result<void> launch_finish_of(const Params& params, DType dtype, Stream stream) {
   constexpr unsigned kCtas = 132;
   const LaunchShape shape{.grid = dim3(kCtas), .block = dim3(kFinishThreads), .programmatic = true};
-  return launch(dtype == DType::f16 ? &finish<__half, Params> : &finish<__nv_bfloat16, Params>, shape, stream, params);
+  return launch(dtype == DType::f16 ? &finish<__half, Params, kBiased> : &finish<__nv_bfloat16, Params, kBiased>, shape, stream, params);
 }
 
 }  // namespace fovea::gpu::sm90::attention_backward

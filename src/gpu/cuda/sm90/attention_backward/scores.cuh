@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/common/gradient/query_bits.cuh"
+#include "gpu/cuda/sm90/attention_backward/alibi/bias.cuh"
 #include "gpu/cuda/sm90/attention_backward/dq.cuh"
 #include "gpu/cuda/sm90/attention_backward/score_math.cuh"
 #include "gpu/cuda/sm90/attention_backward/storage.cuh"
@@ -48,6 +49,7 @@ class Scores {
     const detail::GradientOrder order = order_of(params, storage.tile.sequence, Config::kKeyTile);
     low = order.low;
     high = order.high;
+    if constexpr (dense::kAlibi<Config>) bias.begin(params, storage.tile, warpgroup * 64 + thread_index() % 128 / 32 * 16, high);
     const int count = storage.step_count;
     if constexpr (kAhead) {
       if (count > 0) steps_ahead(count);
@@ -131,10 +133,18 @@ class Scores {
     return true;
   }
 
-  /// Issues S of the stage, and dP with kBoth. Loads the bits of a partial block beside them.
+  /// Issues S of the stage, with ALiBi, and dP with kBoth. Loads the bits of a partial block beside them.
   __device__ __forceinline__ void begin([[maybe_unused]] int index) {
     barrier_wait(shared_address(&storage.q_full[ring.stage]), ring.parity);
-    gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), queries_of(storage.q[ring.stage]));
+    const SlicedTile q = queries_of(storage.q[ring.stage]);
+    if constexpr (dense::kAlibi<Config>) {
+      dense::issue_product<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
+      const auto& operand = bias.operand_of(storage.steps[index % Storage<Config>::kSteps]);
+      wgmma_fence();
+      dense::issue_numbers<Element, kQueryTile>(scores, operand, storage.query_numbers.descriptor());
+    } else {
+      gemm_ss<Element, Config::kHeadDimQk, kQueryTile>(scores, keys_of(storage.k), q);
+    }
     if constexpr (kBoth) {
       barrier_wait(shared_address(&storage.dout_full[ring.stage]), ring.parity);
       gemm_ss<Element, Config::kHeadDimV, kQueryTile>(dp, keys_of(storage.v), queries_of(storage.dout[ring.stage]));
@@ -148,6 +158,7 @@ class Scores {
   /// P from S.
   __device__ __forceinline__ void weigh(int index) {
     const RowStats& stats = storage.stats[ring.stage];
+    if constexpr (dense::kAlibi<Config>) bias.complete(storage.steps[index % Storage<Config>::kSteps], scores);
     exponentiate<Config::kSoftcap>(params, uniform(stats.natural) != 0, scores, ColumnStats(stats.minus_lse), [&](int i, Weight weight) {
       scores[i] = weight.p;
       if constexpr (Config::kSoftcap) slope[i] = weight.slope;
@@ -232,6 +243,7 @@ class Scores {
   std::uint32_t p[kScores / 2], ds[kScores / 2];
   float slope[Config::kSoftcap ? kScores : 1];
   std::conditional_t<Config::kLists, QueryBits<kQueryTile>, NoBits> bits;
+  [[no_unique_address]] std::conditional_t<dense::kAlibi<Config>, StepBias<Config>, NoStepBias> bias;
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

@@ -9,6 +9,8 @@
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/dense/alibi_terms.cuh"
+#include "gpu/cuda/sm90/dense/biased_gemm.cuh"
 
 namespace fovea::gpu::sm90::attention_backward {
 
@@ -31,8 +33,25 @@ struct ListedTileStep : Step {
   unsigned listed;              // a bit for each unit, of which one is set
   const std::int32_t* bits[2];  // from the query tile's first row and the unit's first key on; null: of a full block
 };
+/// A step with ALiBi.
+struct SlopedStep : Step {
+  float slope, mma_slope;  // in units of products; mma_slope: 0 where no MMA can add the bias
+  int apart;               // the CTA's first key less the key at distance 0 of the first query
+};
 template <class Config>
-using StepOf = std::conditional_t<Config::kLists, ListedTileStep, Step>;
+using StepOf = std::conditional_t<Config::kLists, ListedTileStep, std::conditional_t<dense::kAlibi<Config>, SlopedStep, Step>>;
+
+/// ALiBi's data before all tiles (FirstDataOf in dense/storage.cuh says why). Operand b of its MMA has parts of keys and of slopes,
+/// which are sums of two elements.
+template <class Element>
+struct AlibiStorage {
+  dense::NumberTile<Element, kQueryTile, 2, 2> query_numbers;
+};
+struct AlibiTicket {
+  int ticket;
+};
+struct NoAlibiStorage {};
+struct NoAlibiTicket {};
 
 /// What an emitter adds: Step::cell and Step::rank. A cell of -1 ends the emitter.
 struct Emission {
@@ -77,7 +96,10 @@ struct Tiles : Extra<Config, QueryGradientTiles, RolesTiles> {
 };
 
 template <class Config>
-struct Storage : Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarriers> {
+using FirstStorage = std::conditional_t<dense::kAlibi<Config>, AlibiStorage<typename Config::Element>, NoAlibiStorage>;
+
+template <class Config>
+struct Storage : FirstStorage<Config>, Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarriers> {
   static constexpr int kSteps = 8;  // dQ is at most four steps behind the producer
   RowStats stats[Config::kStages];
   KeyTile tile;
@@ -86,6 +108,7 @@ struct Storage : Tiles<Config>, Extra<Config, QueryGradientBarriers, RolesBarrie
   // full: the producer's lane arrives, and TMA completes its bytes; score warps wait.
   // empty: a lane of each score warp arrives; the producer waits.
   alignas(8) std::uint64_t kv_full, q_full[Config::kStages], dout_full[Config::kStages], empty[Config::kStages];
+  [[no_unique_address]] std::conditional_t<dense::kAlibi<Config>, AlibiTicket, NoAlibiTicket> alibi;
 };
 
 }  // namespace fovea::gpu::sm90::attention_backward

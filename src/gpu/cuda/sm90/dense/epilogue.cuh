@@ -5,6 +5,7 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/dense/alibi.cuh"
 #include "gpu/cuda/sm90/dense/e4m3_softmax.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
@@ -23,7 +24,10 @@ class Epilogue {
  public:
   using Range = std::conditional_t<Config::k8BitValues, E4m3SumRange, FloatRange>;
   static constexpr int kScores = Config::kKeyTile / 2;
-  using Softmax = std::conditional_t<(Config::kRawStages > 0), E4m3Softmax<kScores>, OnlineSoftmax<Warp, kScores, Range>>;
+  static constexpr int kAhead = std::is_same_v<typename Config::Element, __half> ? 6 : 24;  // f16 has no small probabilities
+  using Softmax =
+      std::conditional_t<kAlibi<Config>, AlibiSoftmax<kScores, kAhead>,
+                         std::conditional_t<(Config::kRawStages > 0), E4m3Softmax<kScores>, OnlineSoftmax<Warp, kScores, Range>>>;
   static constexpr int kOut = Config::kHeadDimV / 2;
 
   using Params = typename Config::Params;

@@ -2,9 +2,12 @@
 /// One row of a work tile by scalar arithmetic (gpu/cuda/common/exact_row.cuh), and the scales of scores.
 #pragma once
 
+#include <cfloat>
+
 #include "gpu/common/score_transform.cuh"
 #include "gpu/cuda/common/exact_row.cuh"
 #include "gpu/cuda/common/packed_mask.cuh"
+#include "gpu/cuda/sm90/dense/alibi_terms.cuh"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 
@@ -84,6 +87,10 @@ struct ExactRow {
     const gpu::ExactRow<Element> exact{q, params.head_dim_qk, params.head_dim_v};
     const typename Config::Keys row_of(params, work, kv_head);
     const WorkTile::Keys seen = work.own_keys_of(at.token, key_tile);
+    if constexpr (kAlibi<Config>) {
+      exact(seen.begin, seen.end, scale.log2, row_of, biased_score(), columns);
+      return;
+    }
     const auto score_of = [&](float score, int) {
       if (Config::k8Bit) score *= scale.factor;
       return Config::kTransform ? transformed(params, score) : score;
@@ -94,6 +101,17 @@ struct ExactRow {
     } else {
       exact(seen.begin, seen.end, scale.log2, row_of, score_of, columns);
     }
+  }
+
+ private:
+  /// A score with ALiBi, which is finite unless it is NaN: the softmax of a row has no weight for minus infinity.
+  __device__ auto biased_score() const {
+    const float slope = slope_of(params, work) * params.alibi.units_of_slope;
+    return [slope, diagonal = at.token + diagonal_offset(params, work), &params = params](float product, int key) {
+      const float score = params.alibi.natural ? transformed(params, product) : product;
+      const float sum = fmaf(-slope, fabsf(static_cast<float>(key - diagonal)), score);
+      return sum == -INFINITY ? -FLT_MAX : sum;
+    };
   }
 };
 

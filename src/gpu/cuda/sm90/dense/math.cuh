@@ -184,6 +184,7 @@ class Math {
     tile = uniform(current->last) - 1;
     full_first = uniform(current->full_first);
     full_last = uniform(current->full_last);
+    if constexpr (kAlibi<Config>) alibi.begin(params, *current, part() * kWarpgroupRows + thread_index() % 128 / 32 * 16);
     return uniform(current->done) == 0;
   }
 
@@ -202,7 +203,13 @@ class Math {
     barrier_wait(shared_address(&storage.k_full[keys.stage]), keys.parity);
     if constexpr (kListed<Config>) find_listed_tile();
     const SlicedTile k{shared_address(storage.k[keys.stage]), Config::kKeySliceStep, Config::kKeyGroupBytes};
-    gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(score_accumulators(), {queries, Config::kQuerySliceBytes}, k);
+    if constexpr (kAlibi<Config>) {
+      const auto& slope = alibi.operand_of(tile);
+      issue_product<Element, Config::kHeadDimQk, Config::kKeyTile>(scores, {queries, Config::kQuerySliceBytes}, k);
+      issue_numbers<Element, Config::kKeyTile>(scores, slope, storage.key_numbers.descriptor());
+    } else {
+      gemm_ss<Element, Config::kHeadDimQk, Config::kKeyTile>(score_accumulators(), {queries, Config::kQuerySliceBytes}, k);
+    }
   }
 
   /// Reads which tile the lists name here, and its bits, which arrive beside the MMAs.
@@ -277,9 +284,19 @@ class Math {
     if constexpr (Config::kCodes) {
       return int_scores.to_probabilities(scores, softmax, edge,
                                          [&](int(&hidden)[kScores]) { mask(hidden, *current, key_tile() * Config::kKeyTile); });
+    } else if constexpr (kAlibi<Config>) {
+      return add_alibi(edge);
     } else {
       return transform_scores(edge);
     }
+  }
+  __device__ __forceinline__ bool add_alibi(bool edge) {
+    float shift[2];
+    alibi.release_operand();
+    alibi.find_shift(tile, shift);
+    if (alibi.is_mixed(tile)) alibi.complete(params, scores, tile, shift);
+    if (edge) mask(scores, *current, tile * Config::kKeyTile);
+    return softmax(scores, shift, alibi.is_right(tile), params.scale_log2, params.zero);
   }
   __device__ __forceinline__ bool transform_scores(bool edge) {
     if constexpr (Config::kTransform) {
@@ -349,6 +366,7 @@ class Math {
   IntScores int_scores;
   PipelineState<Config::kKeyStages> keys;
   PipelineState<Config::kValueStages> values;
+  [[no_unique_address]] std::conditional_t<kAlibi<Config>, Alibi<Config>, NoAlibi> alibi;
   [[no_unique_address]] std::conditional_t<kListed<Config>, ListedBits<Config::kKeyTile>, NoLists> listed;
 };
 

@@ -47,6 +47,19 @@ inline constexpr bool kMasked = requires {
 /// Config::WorkTileData of kernels that keep nothing in shared memory beside the work tile itself.
 struct NoWorkTileData {};
 
+/// A kernel's data before all tiles. Memcheck takes an operand without swizzle for as many bytes as it has elements, whatever its
+/// strides. An operand whose elements are read twice therefore has other memory behind it.
+template <class Config>
+struct FirstDataOf {
+  struct None {};
+  using Type = None;
+};
+template <class Config>
+requires requires { typename Config::FirstData; }
+struct FirstDataOf<Config> {
+  using Type = typename Config::FirstData;
+};
+
 inline constexpr int kTransposingWarps = 2;
 
 /// Slices of key tiles of e4m3 values by rows, which transpose_values.cuh makes value tiles.
@@ -68,7 +81,7 @@ struct RawValues<Config, 0> {
 };
 
 template <class Config>
-struct Storage {
+struct Storage : FirstDataOf<Config>::Type {
   static constexpr int kWarpgroups = Config::kTuning.warpgroups, kQuerySlots = Config::kQueryBuffers * kWarpgroups;
 
   alignas(1024) std::byte q[kQuerySlots][Config::kQueryBytes];           // (slice, row, 64), of a warpgroup
