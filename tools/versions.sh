@@ -59,7 +59,16 @@ test_vllm() {
 
 fetch_vllm() {
   "$VENV/bin/pip" install --disable-pip-version-check --quiet --no-deps --target "$1/packages" -r tools/requirements-vllm.txt \
-    && "$VENV/bin/python" tools/fetch_python_files.py "vllm==$2" "$1/site"
+    && no_platform "$1/site" && "$VENV/bin/python" tools/fetch_python_files.py "vllm==$2" "$1/site"
+}
+
+# no_platform FOLDER: a plug-in of vLLM by which it finds no GPU. Its platform of GPUs needs the kernels; the tests take tensors there.
+no_platform() {
+  local info=$1/no_platform-0.dist-info
+  mkdir -p "$info"
+  printf 'Metadata-Version: 2.1\nName: no-platform\nVersion: 0\n' > "$info/METADATA"
+  printf '[vllm.platform_plugins]\nnone = no_platform:none\n' > "$info/entry_points.txt"
+  printf 'def none() -> str:\n    return "vllm.platforms.interface.UnspecifiedPlatform"\n' > "$1/no_platform.py"
 }
 
 # test_sglang [VERSION..]: likewise.

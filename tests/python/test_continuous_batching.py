@@ -38,9 +38,9 @@ def decode_steps(monkeypatch):
     """The lengths that paged attention was called with."""
     seen, real = [], fovea.paged_attention
 
-    def watched(q, k_cache, v_cache, block_table, kv_len, **options):
+    def watched(q, k_cache, v_cache, block_table, kv_len, cu_seqlens_q, **options):
         seen.append(kv_len.tolist())
-        return real(q, k_cache, v_cache, block_table, kv_len, **options)
+        return real(q, k_cache, v_cache, block_table, kv_len, cu_seqlens_q, **options)
 
     monkeypatch.setattr(fovea, "paged_attention", watched)
     return seen
@@ -82,6 +82,7 @@ def test_padding_sequences_of_a_decode_step():
         "v_cache": cache[1],
         "block_table": torch.tensor([[2, -1], [-1, -1], [-1, -1]], dtype=torch.int32),
         "cu_seq_lens_k": torch.tensor([0, 1, 1, 1], dtype=torch.int32),
+        "cu_seq_lens_q": torch.tensor([0, 1, 1, 1], dtype=torch.int32),
     }
     out = decode(q, (k, v), call, {"window": (None, 0), "scale": None, "softcap": 0.0, "sink": None})[0]
     torch.testing.assert_close(out[0], v[0, 0].repeat_interleave(2, 0))

@@ -8,7 +8,7 @@ import fovea.compat.flash_attn as flash_attn
 import fovea.compat.flashinfer as flashinfer
 import plain
 from conftest import available
-from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Pages, Prefill, Ragged, check
+from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, Decode, Nvfp4Pages, Pages, Prefill, Ragged, check
 from fovea.compat.custom_attn import custom_paged_attn
 from fovea.compat.flash_attn import bert_padding
 
@@ -44,6 +44,40 @@ def test_decode(layout, form, page, where):
     out, lse = wrapper.run(on_gpu, cache, return_lse=True, sinks=sinks.cuda())
     want = pages.expect(q[:, None].float(), right=0, left=100, softcap=5.0, sink=sinks)
     check(out.cpu(), lse.cpu(), want, sinks)
+
+
+@pytest.mark.parametrize(("layout", "form"), LAYOUTS)
+def test_nvfp4_pages(layout, form):
+    """The bytes of an append are the CPU's, by pages and by slots, and both wrappers read them."""
+    pages, slots = Nvfp4Pages(layout, form), []
+    for sequence, position in zip(*(numbers.tolist() for numbers in pages.where), strict=True):
+        page = int(pages.indices[pages.indptr[sequence] + position // pages.PAGE])
+        slots.append(page * pages.PAGE + position % pages.PAGE)
+    for by_slots in (False, True):
+        there = pages.empty_on("cuda")
+        if by_slots:
+            factors = (torch.tensor([factor], device="cuda") for factor in pages.factors)
+            append = flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+            append(there.k, there.v, torch.tensor(slots, device="cuda"), there.cache, there.scales, *factors, layout)
+        else:
+            there.append()
+        assert torch.equal(there.whole_codes.cpu(), pages.whole_codes)
+        assert torch.equal(there.whole_scales.cpu(), pages.whole_scales)
+    q = torch.randn(6, HEADS, pages.DIM).to(DTYPE)
+    options = {"q_data_type": DTYPE}
+    out, lse = there.plan(Decode(q.cuda(), layout), **options).run(q[:3].cuda(), there.cache, **there.run_options)
+    check(out.cpu(), lse.cpu(), pages.expect(q[:3, None].float()))
+    lengths = [2, 0, 4]
+    wrapper = there.plan(Prefill(q.cuda(), layout), torch.tensor([0, 2, 2, 6]), causal=True, **options)
+    out, lse = wrapper.run(q.cuda(), there.cache, **there.run_options)
+    check(out.cpu(), lse.cpu(), pages.expect(q.float().split(lengths), right=0))
+    rows = [torch.zeros(3, 9, KV_HEADS, pages.DIM, dtype=DTYPE, device="cuda") for _ in "kv"]
+    table = torch.tensor([[*pages.indices[:2], -1], [-1, -1, -1], [*pages.indices[2:5]]], device="cuda")
+    factors = (torch.tensor([factor], device="cuda") for factor in pages.factors)
+    seq_lens = torch.tensor(pages.LENGTHS, dtype=torch.int32, device="cuda")
+    flashinfer.nvfp4_kv_dequantize_paged(there.cache, there.scales, table, seq_lens, *factors, *rows, kv_layout=layout)
+    for found, want in zip(rows, pages.rows(), strict=True):
+        assert all(torch.equal(a[: len(b)].cpu().double(), b) for a, b in zip(found, want, strict=True))
 
 
 def replay_over(wrapper, plans, q, cache, plan):

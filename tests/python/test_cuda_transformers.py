@@ -7,8 +7,9 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", minversion="5.23")
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 
 import fovea.integrations.transformers
 from conftest import available
@@ -39,9 +40,14 @@ def registered():
     fovea.integrations.transformers.register()
 
 
-def build(attention, dtype=torch.bfloat16):
+def build(attention, dtype=torch.bfloat16, window=None):
     torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES)).to("cuda", dtype)
+    kind = (
+        LlamaForCausalLM(LlamaConfig(**SIZES))
+        if window is None
+        else MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window))
+    )
+    model = kind.to("cuda", dtype)
     model.set_attn_implementation(attention)
     return model
 
@@ -112,10 +118,11 @@ def test_packed_sequences_are_their_own():
 
 
 @torch.inference_mode()
-def check_greedy(model, prompt, generated, logits=None):
-    """Every token is eager attention's choice after those before it, or a near tie."""
-    model.set_attn_implementation("eager")
-    scores = model(torch.tensor([prompt + generated[:-1]], device="cuda")).logits[0, len(prompt) - 1 :].float()
+def check_greedy(model, prompt, generated, logits=None, format=None):
+    """Every token is eager attention's choice after those before it, or a near tie. With a format: over a cache of codes."""
+    model.set_attn_implementation("eager" if format is None else "fovea")
+    cache = {} if format is None else {"past_key_values": KvCache(format)}
+    scores = model(torch.tensor([prompt + generated[:-1]], device="cuda"), **cache).logits[0, len(prompt) - 1 :].float()
     chosen = scores.gather(1, torch.tensor(generated, device="cuda")[:, None])[:, 0]
     assert (scores.max(-1).values - chosen).max() <= LOGIT_TOLERANCE
     if logits is not None:
@@ -156,6 +163,44 @@ def test_continuous_batching(graphs):
     for prompt, result in zip(prompts, results.values(), strict=True):
         assert len(result.generated_tokens) == 24
         check_greedy(model, prompt, result.generated_tokens)
+
+
+def over_codes(format, prompts, window=None, **options):
+    """Through pages of codes: tokens of a KvCache in the same format, or near ties."""
+    fovea.integrations.transformers.register("fovea_codes", k_format=format)
+    model = build("fovea_codes", window=window).eval()
+    greedy = GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    paged = ContinuousBatchingConfig(page_size=16, max_batch_tokens=128, max_blocks_per_request=16, **options)
+    warmup = bool(options.get("use_cuda_graph"))
+    results = model.generate_batch(prompts, generation_config=greedy, continuous_batching_config=paged, warmup=warmup)
+    for prompt, result in zip(prompts, results.values(), strict=True):
+        assert result.error is None and len(result.generated_tokens) == 24
+        check_greedy(model, prompt, result.generated_tokens, format=format)
+
+
+@needs_pages
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("format", [*FORMATS, "mxfp4"])
+def test_continuous_batching_over_codes(format, graphs):
+    over_codes(format, [row.tolist() for row in tokens(1, 300)[0].split([150, 1, 16, 133])], num_blocks=128, use_cuda_graph=graphs)
+
+
+@needs_pages
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("window", [16, 40])
+def test_continuous_batching_over_rings_of_codes(window, graphs):
+    prompts = [row.tolist() for row in tokens(1, 300)[0].split([150, 1, 16, 133])]
+    over_codes("int8_token", prompts, window, num_blocks=64, use_cuda_graph=graphs)
+
+
+@needs_pages
+def test_codes_move_to_the_host(monkeypatch):
+    """Room for two of four sequences: the others wait in pinned memory, byte for byte."""
+    moved, real = [], OffloadingManager._offload_to_cpu
+    monkeypatch.setattr(OffloadingManager, "_offload_to_cpu", lambda *args: moved.append(real(*args)) or moved[-1])
+    prompts = [row.tolist() for row in tokens(1, 400)[0].split(100)]
+    over_codes("int8_token", prompts, num_blocks=28, use_cuda_graph=False, cpu_offload_space=0.05)
+    assert any(moved)
 
 
 @needs_pages

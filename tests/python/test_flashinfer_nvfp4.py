@@ -6,88 +6,10 @@ import torch
 
 import fovea.compat.flashinfer as flashinfer
 import plain
-from flashinfer_pages import HEADS, KV_HEADS, LAYOUTS, LOG2E, WORKSPACE, Decode, Prefill
+from flashinfer_pages import E4M3, FP4, HEADS, KV_HEADS, LAYOUTS, LOG2E, WORKSPACE, Decode, Nvfp4Pages, Prefill, decoded
 from fovea.compat.flashinfer import fp4_quantization
 
-DIM, PAGE, LENGTHS = 32, 4, [5, 0, 9]
-SHAPE = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM}
-FP4, E4M3 = torch.uint8, torch.float8_e4m3fn
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-
-
-def decoded(codes, scales, factor):
-    """The formula of a row, in double precision."""
-    numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).int()
-    return E2M1[numbers] * scales.view(E4M3).double().repeat_interleave(16, -1) * factor
-
-
-class Nvfp4Pages:
-    """Pages full of NaN scales, and rows that were appended to them."""
-
-    def __init__(self, layout="NHD", form="two", factors=(0.5, 0.25)):
-        counts = [-(-length // PAGE) for length in LENGTHS]
-        total = sum(counts) + 2
-        self.layout, self.factors = layout, factors
-        self.indptr = torch.tensor([0, *counts]).cumsum(0).int()
-        self.indices = torch.randperm(total)[: sum(counts)].int()
-        self.last = torch.tensor([(length - 1) % PAGE + 1 if length else 0 for length in LENGTHS], dtype=torch.int32)
-        self.cache, self.scales = (self.whole(total, width, form) for width in (DIM // 2, DIM // 16))
-        self.scales = self.viewed(self.scales, E4M3)
-        self.k, self.v = (torch.randn(sum(LENGTHS), KV_HEADS, DIM).bfloat16() for _ in "kv")
-        ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-        lengths = flashinfer.get_seq_lens(self.indptr, self.last, PAGE)
-        self.where = flashinfer.get_batch_indices_positions(ends, lengths, sum(LENGTHS))
-        self.append()
-
-    def whole(self, total, width, form):
-        shape = (total, 2, PAGE, KV_HEADS, width) if self.layout == "NHD" else (total, 2, KV_HEADS, PAGE, width)
-        whole = torch.full(shape, 255, dtype=FP4)
-        return whole if form == "one" else tuple(whole.unbind(1))
-
-    def viewed(self, cache, dtype):
-        return cache.view(dtype) if isinstance(cache, torch.Tensor) else tuple(side.view(dtype) for side in cache)
-
-    def append(self, **changed):
-        arguments = {
-            "append_key": self.k,
-            "append_value": self.v,
-            "batch_indices": self.where[0],
-            "positions": self.where[1],
-            "paged_kv_cache": self.cache,
-            "kv_cache_sf": self.scales,
-            "kv_indices": self.indices,
-            "kv_indptr": self.indptr,
-            "kv_last_page_len": self.last,
-            "k_scale": self.factors[0],
-            "v_scale": self.factors[1],
-            "kv_layout": self.layout,
-        }
-        flashinfer.nvfp4_quantize_append_paged_kv_cache(*(arguments | changed).values())
-
-    def rows(self):
-        """The values of each sequence, decoded, K and V."""
-        sides = []
-        for side, factor in enumerate(self.factors):
-            both = self.cache, self.viewed(self.scales, FP4)
-            codes, scales = (of[:, side] if isinstance(of, torch.Tensor) else of[side] for of in both)
-            if self.layout == "HND":
-                codes, scales = codes.transpose(1, 2), scales.transpose(1, 2)
-            pages = [self.indices[a:b].long() for a, b in zip(self.indptr, self.indptr[1:], strict=False)]
-            values = decoded(codes, scales, factor)
-            sides.append([values[each].flatten(0, 1)[:length] for each, length in zip(pages, LENGTHS, strict=True)])
-        return sides
-
-    def plan(self, wrapper, *ends, **options):
-        options = {"q_data_type": torch.float32, "kv_data_type": FP4} | options
-        wrapper.plan(*ends, self.indptr, self.indices, self.last, *SHAPE.values(), PAGE, **options)
-        return wrapper
-
-    def expect(self, queries, **mask):
-        return plain.join([plain.attention(*each, **mask) for each in zip(queries, *self.rows(), strict=True)])
-
-    @property
-    def run_options(self):
-        return {"kv_cache_sf": self.scales, "k_scale": self.factors[0], "v_scale": self.factors[1], "return_lse": True}
+DIM, PAGE, LENGTHS = Nvfp4Pages.DIM, Nvfp4Pages.PAGE, Nvfp4Pages.LENGTHS
 
 
 @pytest.mark.parametrize(("layout", "form"), LAYOUTS)
@@ -108,6 +30,41 @@ def test_prefill_with_scales_as_tensors():
     plain.check(out, lse / LOG2E, pages.expect(q.split(lengths), right=0))
     given = torch.empty_like(out)
     assert wrapper.run(q, pages.cache, **pages.run_options, out=given)[0] is given and torch.allclose(given, out, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layout", "form"), LAYOUTS)
+@pytest.mark.parametrize("factors", [(0.5, 0.25), tuple(torch.tensor([0.5, 0.25]).split(1))])
+def test_append_by_slots(layout, form, factors):
+    """Skipped rows are left alone, and so are rows after the last slot."""
+    pages = Nvfp4Pages(layout, form)
+    want = [side.clone() for side in (pages.whole_codes, pages.whole_scales)]
+    for side in (pages.whole_codes, pages.whole_scales):
+        side.fill_(255)
+    sequence, position = (numbers.long() for numbers in pages.where)
+    slots = pages.indices[pages.indptr[sequence] + position // PAGE].long() * PAGE + position % PAGE
+    k, v = (torch.cat([side, torch.full((2, KV_HEADS, DIM), torch.nan, dtype=side.dtype)]) for side in (pages.k, pages.v))
+    append = flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+    append(k, v, torch.full_like(slots, -7), pages.cache, pages.scales, *factors, layout)
+    assert (pages.whole_codes == 255).all()
+    append(k, v, slots.int(), pages.cache, pages.scales, *factors, layout)
+    assert torch.equal(pages.whole_codes, want[0]) and torch.equal(pages.whole_scales, want[1])
+
+
+@pytest.mark.parametrize(("layout", "form"), LAYOUTS)
+def test_pages_to_rows(layout, form):
+    """Longer than a block table says, and longer than a sequence: those tokens stay as they are."""
+    pages = Nvfp4Pages(layout, form)
+    table = torch.tensor([[*pages.indices[:2], 99], [-1, -1, -1], [*pages.indices[2:5]]])
+    outs = [torch.full((3, 17, KV_HEADS, DIM), 7.0, dtype=torch.bfloat16) for _ in "kv"]
+    factors = (torch.tensor([factor]) for factor in pages.factors)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    flashinfer.nvfp4_kv_dequantize_paged(pages.cache, pages.scales, table, lengths, *factors, *outs, kv_layout=layout)
+    for out, rows in zip(outs, pages.rows(), strict=True):
+        for found, values, length in zip(out, rows, LENGTHS, strict=True):
+            assert torch.equal(found[:length].double(), values) and (found[length:] == 7).all()
+    factors = (torch.tensor([factor]) for factor in pages.factors)
+    flashinfer.nvfp4_kv_dequantize_paged(pages.cache, pages.scales, table, lengths + 20, *factors, *outs, kv_layout=layout)
+    assert (outs[0][0, 8:] == 7).all() and (outs[1][1] == 7).all() and (outs[1][2, 12:] == 7).all()
 
 
 def test_rows_there_and_back():
@@ -137,6 +94,15 @@ def test_what_is_refused():
         pages.append(kv_cache_sf=pages.viewed(pages.scales, FP4))
     with pytest.raises(ValueError, match=r"^paged_kv_cache\[0\]\.dtype: got torch\.float8_e4m3fn, want torch\.uint8$"):
         pages.append(paged_kv_cache=pages.viewed(pages.cache, E4M3))
+    by_slots = flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+    with pytest.raises(ValueError, match=r"^append_key\.shape\[0\]: got 14, want 15 or more"):
+        by_slots(pages.k, pages.v, torch.zeros(15).long(), pages.cache, pages.scales, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"^v_scale\.shape: got \[2\], want \[1\]"):
+        by_slots(pages.k, pages.v, torch.zeros(14).long(), pages.cache, pages.scales, 1.0, torch.ones(2))
+    table, one = torch.zeros(3, 3, dtype=torch.int32), torch.ones(1)
+    with pytest.raises(ValueError, match=r"^output_v\.shape: got \[3, 4, 2, 48\], want \[3, 4, 2, 32\]"):
+        outs = torch.zeros(3, 4, KV_HEADS, DIM), torch.zeros(3, 4, KV_HEADS, 48)
+        flashinfer.nvfp4_kv_dequantize_paged(pages.cache, pages.scales, table, table[0], one, one, *outs)
     with pytest.raises(ValueError, match=r"^input\.shape\[1\]: got 24, want a multiple of 16$"):
         flashinfer.nvfp4_kv_quantize(torch.randn(2, 24), torch.ones(1))
     with pytest.raises(ValueError, match=r"^block_scales\.shape: got \[2, 3\], want \[2, 2\]$"):

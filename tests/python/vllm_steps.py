@@ -172,11 +172,15 @@ class Engine:
 
 
 def _with_scales(rows: Tensor, format: str) -> Tensor:
-    """What a cache of codes holds of them, with a scale for each row."""
-    most = 127 if format == "int8_token" else 448
-    scale = (rows.float().abs().amax(-1, keepdim=True) / most).clamp(min=1e-6)
-    codes = rows.float() * (1 / scale)
-    return (codes.round() if format == "int8_token" else codes.clamp(-448, 448).to(torch.float8_e4m3fn)).double() * scale
+    """What a cache of codes holds of them, with a scale for each row.
+
+    torch divides by a number in another way on GPUs, which rounds codes between two numbers differently.
+    """
+    most, values = 127 if format == "int8_token" else 448, rows.float().cpu()
+    scale = (values.abs().amax(-1, keepdim=True) / most).clamp(min=1e-6)
+    codes = values * (1 / scale)
+    codes = codes.round() if format == "int8_token" else codes.clamp(-448, 448).to(torch.float8_e4m3fn)
+    return (codes.double() * scale).to(rows.device)
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:

@@ -35,11 +35,17 @@ class KvCache(Cache):
             k_format: A name of :func:`fovea.kv_formats`, of keys.
             v_format: Of values; that of keys if None.
         """
-        formats = (k_format, k_format if v_format is None else v_format)
-        for name, got in zip(("k_format", "v_format"), formats, strict=True):
-            if got not in fovea.kv_formats():
-                raise ValueError(f"{name}: got {got!r}, want one of {', '.join(fovea.kv_formats())}")
+        formats = formats_of(k_format, v_format)
         super().__init__(layer_class_to_replicate=lambda: CodesLayer(*formats))  # type: ignore[arg-type]
+
+
+def formats_of(k_format: str, v_format: str | None) -> tuple[str, str]:
+    """Those of keys and of values."""
+    formats = (k_format, k_format if v_format is None else v_format)
+    for name, got in zip(("k_format", "v_format"), formats, strict=True):
+        if got not in fovea.kv_formats():
+            raise ValueError(f"{name}: got {got!r}, want one of {', '.join(fovea.kv_formats())}")
+    return formats
 
 
 class CodesLayer(CacheLayerMixin):

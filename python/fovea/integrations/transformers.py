@@ -17,7 +17,7 @@ its paged cache in place, by block tables; in steps with longer queries transfor
 windows have no block tables there.
 
 ``past_key_values=KvCache("int8_token")`` keeps keys and values in a format of :func:`fovea.kv_formats`, which attention reads in
-place.
+place. ``register("fovea_int8", k_format="int8_token")`` makes a name whose models do so in ``generate_batch``.
 
 ``torch.compile(model, fullgraph=True)`` and ``torch.export`` trace through, with and without a cache. Nobody can look at a mask's
 values then, so a compiled model refuses masks of the model's own when it is traced, and padding between tokens when it runs.
@@ -66,16 +66,23 @@ _NAMES = {
 
 
 @adapted()
-def register(name: str = "fovea", *, implementation: str | None = None) -> None:
+def register(
+    name: str = "fovea", *, implementation: str | None = None, k_format: str | None = None, v_format: str | None = None
+) -> None:
     """Makes ``attn_implementation=name`` available to every model that uses transformers' attention interface.
 
     Args:
         name: What to call it.
         implementation: Forces one of :func:`fovea.implementations` by name.
+        k_format: A name of :func:`fovea.kv_formats`, of the keys that ``generate_batch`` stores; None is the model's dtype.
+        v_format: Of values; that of keys if None.
     """
+    if k_format is None and v_format is not None:
+        raise ValueError(f"k_format: got None, want a format, as v_format is {v_format!r}")
+    formats = None if k_format is None else _code_cache.formats_of(k_format, v_format)
     AttentionInterface.register(name, partial(attention_forward, implementation=implementation))
     AttentionMaskInterface.register(name, band_mask)
-    _continuous_batching.admit(name)
+    _continuous_batching.admit(name, formats)
 
 
 @adapted()
@@ -169,9 +176,10 @@ def attention_forward(
     Returns:
         ``[batch, seq_q, head, dim]``, and None for the attention weights, which are never formed.
     """
-    _refuse_extras(dropout if cache is not None else 0.0, kwargs)
+    paged = cache is not None or _continuous_batching.in_pages(kwargs)
+    _refuse_extras(dropout if paged else 0.0, kwargs)
     _check_shapes(query, key, value)
-    _check_lists(module, key.shape[2] if cache is None else None, kwargs)
+    _check_lists(module, None if paged else key.shape[2], kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options: dict[str, Any] = {
         "scale": scaling,
@@ -191,8 +199,8 @@ def attention_forward(
     if cache is not None:
         key, value = _continuous_batching.update(cache, module.layer_idx, key, value, kwargs)
     q, k, v = (_token_major(tensor) for tensor in (query, key, value))
-    if kwargs.get("block_table") is not None:
-        return _continuous_batching.decode(q, (k, v), kwargs, options | {"window": _window(causal, sliding_window)}), None
+    if _continuous_batching.in_pages(kwargs):
+        return _continuous_batching.attend(q, (k, v), kwargs, options | {"window": _window(causal, sliding_window)}), None
     lengths = _lengths(q, k, attention_mask, kwargs)
     if lengths is not None:
         flat = (tensor.flatten(0, 1) for tensor in (q, k, v))

@@ -17,12 +17,13 @@ from fovea.compat.flashinfer.decode import (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     single_decode_with_kv_cache,
 )
-from fovea.compat.flashinfer.fp4_quantization import nvfp4_kv_dequantize, nvfp4_kv_quantize
+from fovea.compat.flashinfer.fp4_quantization import nvfp4_kv_dequantize, nvfp4_kv_dequantize_paged, nvfp4_kv_quantize
 from fovea.compat.flashinfer.page import (
     append_paged_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
     nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
 )
 from fovea.compat.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
@@ -51,8 +52,10 @@ __all__ = [
     "merge_state_in_place",
     "merge_states",
     "nvfp4_kv_dequantize",
+    "nvfp4_kv_dequantize_paged",
     "nvfp4_kv_quantize",
     "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
     "page",
     "prefill",
     "single_decode_with_kv_cache",

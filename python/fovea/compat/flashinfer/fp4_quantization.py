@@ -8,12 +8,21 @@ from fovea._calls import adapted
 from fovea._kv_format import kv_formats
 from fovea._paged import paged_cache_append
 from fovea.compat._arguments import rows
-from fovea.compat.flashinfer._plan import nvfp4
-from fovea.compat.flashinfer._terms import FOUR_BITS, want
+from fovea.compat.flashinfer._plan import nvfp4, want_integers
+from fovea.compat.flashinfer._terms import FOUR_BITS, Cache, want
+from fovea.compat.flashinfer.page import nvfp4_pages
 
-__all__ = ["nvfp4_kv_dequantize", "nvfp4_kv_quantize"]
+__all__ = ["nvfp4_kv_dequantize", "nvfp4_kv_dequantize_paged", "nvfp4_kv_quantize"]
 
 _GROUP = kv_formats()["nvfp4"].group
+_PAGED_AXES = {
+    "block_tables": "batch, pages",
+    "seq_lens": "batch",
+    "k_scale": "1",
+    "v_scale": "1",
+    "output_k": "batch, seq, head, dim",
+    "output_v": "batch, seq, head, dim",
+}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -50,7 +59,55 @@ def nvfp4_kv_dequantize(
     want(dim % _GROUP == 0, "fp4_data.shape[1]", dim // 2, f"a multiple of {_GROUP // 2}")
     shape = [count, dim // _GROUP]
     want(list(block_scales.shape) == shape, "block_scales.shape", list(block_scales.shape), shape)
-    values = torch.tensor(_E2M1, device=fp4_data.device)
-    codes = torch.stack([fp4_data & 15, fp4_data >> 4], -1).flatten(1)
-    scales = block_scales.view(torch.float8_e4m3fn).float() * global_scale
-    return (values[codes.int()].unflatten(1, (-1, _GROUP)) * scales[..., None]).flatten(1).to(output_dtype)
+    return _decoded(fp4_data, block_scales, global_scale).to(output_dtype)
+
+
+@adapted(axes=_PAGED_AXES)
+def nvfp4_kv_dequantize_paged(
+    paged_kv_cache: Cache,
+    kv_cache_sf: Cache,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    output_k: Tensor,
+    output_v: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """Writes the keys and values of NVFP4 pages to ``[batch, seq, kv_head, dim]``. Tokens from ``seq_lens[b]`` on stay as they are.
+
+    Args:
+        paged_kv_cache: As in :func:`fovea.compat.flashinfer.nvfp4_quantize_append_paged_kv_cache`; kv_cache_sf too.
+        block_tables: ``[batch, pages]``, numbers of pages. A token that has none in the cache stays as it is.
+        k_scale: float32 ``[1]``, as v_scale: a value is ``code * block scale * k_scale``.
+        output_k: float16 or bfloat16, as output_v.
+    """
+    both = nvfp4_pages(paged_kv_cache, kv_cache_sf, kv_layout)
+    codes, scales = both[:2], both[2:]
+    want_integers({"block_tables": block_tables, "seq_lens": seq_lens}, codes[0].device)
+    batch, seq = output_k.shape[:2]
+    for name, tensor in (("block_tables", block_tables), ("seq_lens", seq_lens)):
+        want(tensor.shape[0] == batch, f"{name}.shape[0]", tensor.shape[0], f"{batch} (output_k.shape[0])")
+    count, page = codes[0].shape[0], max(codes[0].shape[1], 1)
+    position = torch.arange(seq, device=codes[0].device)
+    missing = max(0, -(-seq // page) - block_tables.shape[1])
+    number = torch.nn.functional.pad(block_tables.long(), (0, missing), value=-1)[:, position // page]
+    written = (position < seq_lens[:, None]) & (number >= 0) & (number < count)
+    outs, factors = {"output_k": output_k, "output_v": output_v}, (k_scale, v_scale)
+    for side, (name, out) in enumerate(outs.items()):
+        heads, dim = codes[side].shape[2], 2 * codes[side].shape[3]
+        want(list(out.shape) == [batch, seq, heads, dim], f"{name}.shape", list(out.shape), [batch, seq, heads, dim])
+        blocks = [*codes[side].shape[:3], dim // _GROUP]
+        want(list(scales[side].shape) == blocks, f"kv_cache_sf[{side}].shape", list(scales[side].shape), f"{blocks} in order NHD")
+    if not count:
+        return
+    for side, out in enumerate(outs.values()):
+        rows_of = (cache.view(FOUR_BITS)[number.clamp(0, count - 1), position % page] for cache in (codes[side], scales[side]))
+        out.copy_(torch.where(written[..., None, None], _decoded(*rows_of, factors[side]).to(out.dtype), out))
+
+
+def _decoded(codes: Tensor, scales: Tensor, factor: Tensor) -> Tensor:
+    """float32 ``[.., dim]``."""
+    numbers = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).int()
+    values = torch.tensor(_E2M1, device=codes.device)[numbers].unflatten(-1, (-1, _GROUP))
+    return (values * (scales.view(torch.float8_e4m3fn).float() * factor)[..., None]).flatten(-2)

@@ -17,7 +17,13 @@ from fovea.compat._arguments import readable, rows
 from fovea.compat.flashinfer._plan import INT32_MAX, checked_indptr, checked_lengths, nvfp4, want_integers
 from fovea.compat.flashinfer._terms import FOUR_BITS, INDPTR, ROWS, Cache, pages_of, want, want_sizes
 
-__all__ = ["append_paged_kv_cache", "get_batch_indices_positions", "get_seq_lens", "nvfp4_quantize_append_paged_kv_cache"]
+__all__ = [
+    "append_paged_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+]
 
 _APPEND_NAMES = {
     "k": "append_key",
@@ -35,6 +41,9 @@ _APPEND_AXES = {
     "kv_indptr": INDPTR,
     "kv_last_page_len": "batch",
 }
+_SCALE_NAMES = {"k_scale_cache": "kv_cache_sf", "v_scale_cache": "kv_cache_sf"}
+_SLOT_NAMES = {name: theirs for name, theirs in _APPEND_NAMES.items() if name != "slot_mapping"} | _SCALE_NAMES
+_SLOT_AXES = {"append_key": ROWS, "append_value": ROWS, "slot_mapping": "tokens"}
 
 
 @adapted(axes={"kv_indptr": INDPTR, "kv_last_page_len": "batch"})
@@ -125,7 +134,7 @@ def append_paged_kv_cache(
     paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots)
 
 
-@adapted(_APPEND_NAMES | {"k_scale_cache": "kv_cache_sf", "v_scale_cache": "kv_cache_sf"}, axes=_APPEND_AXES)
+@adapted(_APPEND_NAMES | _SCALE_NAMES, axes=_APPEND_AXES)
 def nvfp4_quantize_append_paged_kv_cache(
     append_key: Tensor,
     append_value: Tensor,
@@ -147,20 +156,57 @@ def nvfp4_quantize_append_paged_kv_cache(
         k_scale, v_scale: The factors that the wrappers' run() gets too: finite, above 0.
         The others are those of :func:`append_paged_kv_cache`.
     """
-    k_cache, v_cache = pages_of(paged_kv_cache, kv_layout)
-    k_scales, v_scales = pages_of(kv_cache_sf, kv_layout, "kv_cache_sf")
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        want(math.isfinite(scale) and scale > 0, name, scale, "a finite number above 0")
-    for name, tensor, dtype in (
-        ("paged_kv_cache[0]", k_cache, FOUR_BITS),
-        ("paged_kv_cache[1]", v_cache, FOUR_BITS),
-        ("kv_cache_sf[0]", k_scales, torch.float8_e4m3fn),
-        ("kv_cache_sf[1]", v_scales, torch.float8_e4m3fn),
-    ):
-        want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, dtype)
+    k_cache, v_cache, k_scales, v_scales = nvfp4_pages(paged_kv_cache, kv_cache_sf, kv_layout)
+    _want_factors(k_scale=k_scale, v_scale=v_scale)
     slots = _slots(append_key.shape[0], k_cache, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
     options = {"k_scale": k_scale, "v_scale": v_scale, **nvfp4(k_scales, v_scales)}
     paged_cache_append(rows(append_key), rows(append_value), k_cache, v_cache, slots, **options)
+
+
+@adapted(_SLOT_NAMES, axes=_SLOT_AXES)
+def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+    append_key: Tensor,
+    append_value: Tensor,
+    slot_mapping: Tensor,
+    paged_kv_cache: Cache,
+    kv_cache_sf: Cache,
+    k_scale: Tensor | float,
+    v_scale: Tensor | float,
+    kv_layout: str = "NHD",
+) -> None:
+    """:func:`nvfp4_quantize_append_paged_kv_cache` for rows whose slots are known: ``page number * page + token``.
+
+    Args:
+        append_key: ``[rows, kv_head, dim]``; append_value likewise. Rows after those of slot_mapping are padding.
+        slot_mapping: ``[tokens]``; a negative one skips a row.
+        k_scale, v_scale: Numbers, or float32 tensors of one element, which a CUDA graph reads when it runs.
+    """
+    k_cache, v_cache, k_scales, v_scales = nvfp4_pages(paged_kv_cache, kv_cache_sf, kv_layout)
+    _want_factors(k_scale=k_scale, v_scale=v_scale)
+    want_integers({"slot_mapping": slot_mapping}, k_cache.device)
+    count = slot_mapping.shape[0]
+    for name, tensor in (("append_key", append_key), ("append_value", append_value)):
+        want(tensor.shape[0] >= count, f"{name}.shape[0]", tensor.shape[0], f"{count} or more (slot_mapping.shape[0])")
+    k, v = rows(append_key[:count]), rows(append_value[:count])
+    options = {"k_scale": k_scale, "v_scale": v_scale, **nvfp4(k_scales, v_scales)}
+    paged_cache_append(k, v, k_cache, v_cache, slot_mapping.long().clamp(min=-1), **options)
+
+
+def nvfp4_pages(paged_kv_cache: Cache, kv_cache_sf: Cache, kv_layout: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes of K and of V, and their scales, ``[pages, page, kv_head, ..]``."""
+    both = *pages_of(paged_kv_cache, kv_layout), *pages_of(kv_cache_sf, kv_layout, "kv_cache_sf")
+    names = ("paged_kv_cache[0]", "paged_kv_cache[1]", "kv_cache_sf[0]", "kv_cache_sf[1]")
+    for name, tensor, dtype in zip(names, both, [FOUR_BITS] * 2 + [torch.float8_e4m3fn] * 2, strict=True):
+        want(tensor.dtype == dtype, f"{name}.dtype", tensor.dtype, dtype)
+    return both
+
+
+def _want_factors(**scales: Tensor | float) -> None:
+    for name, scale in scales.items():
+        if isinstance(scale, Tensor):
+            want(scale.numel() == 1, f"{name}.shape", list(scale.shape), "[1]")
+        else:
+            want(math.isfinite(scale) and scale > 0, name, scale, "a finite number above 0")
 
 
 def _slots(
