@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.23")
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingAsyncIOs
 from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
 
 import fovea.integrations.transformers
@@ -38,6 +39,21 @@ LOGIT_TOLERANCE = 0.05  # of logits of about 1, in bfloat16; eager's choice may 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     fovea.integrations.transformers.register()
+
+
+@pytest.fixture(autouse=True)
+def inputs_are_reset_before_they_are_copied(monkeypatch):
+    """transformers zeroes the inputs of a manager on one stream and copies new ones on another, which does not wait for it."""
+
+    def waits(method):
+        def waiting(ios, *args, **kwargs):
+            method(ios, *args, **kwargs)
+            torch.cuda.synchronize()
+
+        return waiting
+
+    for method in (ContinuousBatchingAsyncIOs.__init__, ContinuousBatchingAsyncIOs.reset):
+        monkeypatch.setattr(ContinuousBatchingAsyncIOs, method.__name__, waits(method))
 
 
 def build(attention, dtype=torch.bfloat16, window=None):
