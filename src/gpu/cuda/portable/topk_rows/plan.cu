@@ -14,16 +14,31 @@ namespace fovea::gpu::portable {
 namespace {
 
 using detail::TopkRowsProblem;
-using Kernel = void (*)(topk::Params);
+using Launch = Result<void> (*)(const topk::Params& params, unsigned ctas, int ordinal, Stream stream);
 
 constexpr std::string_view kName = "cuda.portable.topk_rows";
 constexpr std::int64_t kMostRows = std::int64_t{1} << 30;
 constexpr std::int64_t kColumnsOfPart = 131072;  // at least
 
-template <bool kAligned>
-Kernel kernel_of(DType dtype) {
-  if (dtype == DType::f32) return topk::select<float, kAligned>;
-  return dtype == DType::f16 ? topk::select<__half, kAligned> : topk::select<__nv_bfloat16, kAligned>;
+std::size_t shared_bytes(int ring_packs) { return sizeof(topk::Shared) + std::size_t{topk::kThreads} * topk::kPackBytes * ring_packs; }
+
+/// As many as fit beside the CTAs of a multiprocessor, each of which takes a KiB more.
+int ring_packs_of(const DeviceProperties& device) {
+  const int ctas = topk::ctas_of_multiprocessor(device.capability);
+  const int room = device.shared_bytes_per_multiprocessor / ctas - 1024 - static_cast<int>(sizeof(topk::Shared));
+  return std::clamp(room / (topk::kThreads * topk::kPackBytes), 1, topk::kMostRingPacks);
+}
+
+template <class T>
+Result<void> launch_select(const topk::Params& params, unsigned ctas, int ordinal, Stream stream) {
+  if (Result<void> good = allow_shared_bytes<&topk::select<T>>(ordinal, shared_bytes(params.ring_packs)); !good) return good;
+  const LaunchShape shape{.grid = dim3(ctas), .block = dim3(topk::kThreads), .shared_bytes = shared_bytes(params.ring_packs)};
+  return launch(topk::select<T>, shape, stream, params);
+}
+
+Launch launch_of(DType dtype) {
+  if (dtype == DType::f32) return launch_select<float>;
+  return dtype == DType::f16 ? launch_select<__half> : launch_select<__nv_bfloat16>;
 }
 
 /// Few long rows are split, so that more multiprocessors read. Joining costs more than that gains below some 10^5 columns a part.
@@ -36,15 +51,13 @@ class State final : public PlanState<TopkRowsProblem, TopkRowsArgs> {
  public:
   State(const TopkRowsProblem& problem, Device device)
       : PlanState(kName, problem, device),
-        aligned_(problem.row_alignment % 16 == 0),
-        parts_(parts_of(problem, properties(device)->multiprocessors)) {
+        ordinal_(device.ordinal),
+        parts_(parts_of(problem, properties(device)->multiprocessors)),
+        ring_packs_(ring_packs_of(*properties(device))) {
     if (parts_ > 1) workspace_bytes = static_cast<std::size_t>(problem.rows * parts_ * problem.k) * sizeof(topk::Key);
   }
 
-  std::string tuning() const override {
-    return std::to_string(parts_) + (parts_ == 1 ? " part" : " parts") + " a row, " +
-           (aligned_ ? "16 bytes a load" : "element by element: rows are not aligned to 16 bytes");
-  }
+  std::string tuning() const override { return std::to_string(parts_) + (parts_ == 1 ? " part" : " parts") + " a row"; }
 
  private:
   bool is_empty() const override { return problem_.rows * problem_.k == 0; }
@@ -65,18 +78,18 @@ class State final : public PlanState<TopkRowsProblem, TopkRowsArgs> {
                               .max_blocks = problem_.max_blocks,
                               .page = problem_.page,
                               .k = static_cast<unsigned>(problem_.k),
-                              .parts = parts_,
-                              .rows_of_sequence = static_cast<int>(problem_.batch > 0 ? problem_.rows / problem_.batch : 1),
+                              .parts = static_cast<unsigned>(parts_),
+                              .rows_of_sequence = static_cast<unsigned>(problem_.batch > 0 ? problem_.rows / problem_.batch : 1),
+                              .element_bytes = static_cast<unsigned>(size_of(problem_.dtype)),
+                              .ring_packs = ring_packs_,
                               .sorted = problem_.sorted};
-    const dim3 block(topk::kThreads), rows(static_cast<unsigned>(problem_.rows)), grid(rows.x * static_cast<unsigned>(parts_));
-    const Kernel kernel = aligned_ ? kernel_of<true>(problem_.dtype) : kernel_of<false>(problem_.dtype);
-    const Result<void> selected = launch(kernel, {.grid = grid, .block = block}, stream, params);
+    const auto rows = static_cast<unsigned>(problem_.rows);
+    const Result<void> selected = launch_of(problem_.dtype)(params, rows * params.parts, ordinal_, stream);
     if (!selected || parts_ == 1) return selected;
-    return launch(topk::join, {.grid = rows, .block = block}, stream, params);
+    return launch(topk::join, {.grid = dim3(rows), .block = dim3(topk::kThreads)}, stream, params);
   }
 
-  bool aligned_;
-  int parts_;
+  int ordinal_, parts_, ring_packs_;
 };
 
 detail::PlanResult<TopkRowsArgs> plan(const TopkRowsProblem& problem, Device device) {
