@@ -15,7 +15,7 @@ class BlockPowers {
   static constexpr int kPowers = Config::kPowers, kBlockChunks = 2 * Config::Format::kBits / 8, kTogether = 4 / kBlockChunks;
 
  public:
-  /// Before MMAs. NarrowMath prepares values itself, once products of keys wait for MMAs.
+  /// Called by all warps. NarrowMath prepares values itself, beside the MMAs of keys.
   static __device__ __forceinline__ void prepare(const Storage<Config>& storage, int stage) {
     prepare_keys(storage, stage);
     if constexpr (!Config::kNarrow) prepare_values(storage, stage);

@@ -14,8 +14,8 @@ namespace fovea::gpu::portable::paged_attention {
 /// have one call site each: instruction cache misses wait behind the copies of all CTAs. `find_next` finds the next
 /// work tile.
 template <class Config, class FindNext>
-__device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, Loader<Config>& load, Math<Config>& math,
-                                        const WorkTile& work, const WorkTile& next, const FindNext& find_next) {
+__device__ __forceinline__ void compute(const Params& params, Loader<Config>& load, Math<Config>& math, const WorkTile& work,
+                                        const WorkTile& next, const FindNext& find_next) {
   constexpr int kStep = Config::kKeyTiles;
   const int ahead = (params.stages - 1) * kStep, first = work.first, last = work.last;
   load.begin(work);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
       math.begin(work);
       find_next();
     }
-    if constexpr (Config::Format::kBlockPowers) BlockPowers<Config>::prepare(storage, stage);
+    load.prepare_scales(stage);
     math(tile, stage);
     if (++stage == params.stages) stage = 0;
   }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void attend(const Params& params, Storage<Config>& st
 #pragma unroll 1
   for (int index = 0; !storage.works[index % 2].is_none(); ++index) {
     const WorkTile& work = storage.works[index % 2];
-    compute(params, storage, load, math, work, storage.works[(index + 1) % 2], [&] { find(index + 1); });
+    compute(params, load, math, work, storage.works[(index + 1) % 2], [&] { find(index + 1); });
     __syncthreads();  // results go where keys and values were
     math.store();
     __syncthreads();

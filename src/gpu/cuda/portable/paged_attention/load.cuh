@@ -6,6 +6,7 @@
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/portable/paged_attention/block_powers.cuh"
 #include "gpu/cuda/portable/paged_attention/decoded/rows.cuh"
 #include "gpu/cuda/portable/paged_attention/operands.cuh"
 
@@ -94,6 +95,11 @@ class Loader {
       else
         copy_group(first, block, stage);
     }
+  }
+
+  /// Called once a stage has arrived.
+  __device__ __forceinline__ void prepare_scales(int stage) const {
+    if constexpr (Config::Format::kBlockPowers) BlockPowers<Config>::prepare(storage, stage);
   }
 
   /// Converts the queries of e4m3 caches to halves, times a power of two, in the column order of such keys (Operands::keys).
