@@ -35,7 +35,7 @@ std::string_view device_decline(const AnyCase& entry, std::string_view implement
     if (named("/bf16-") && !named("/bf16-on-")) return "k_cache.dtype: got bf16, want f16";
     if (named("-mxfp") && !named("-f16")) return "want another on compute capability 7.5";
     if (named("/kv/mixed-") && !named("-f16")) return "got bf16, want f16";
-    constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16"};
+    constexpr std::array kLarge{"-256x256", "-192x128", "-128x192", "-8x256", "-248x16", "-d256x128"};
     return std::any_of(kLarge.begin(), kLarge.end(), named) ? "want at most 128" : "";
   }
   if (implementation == kSm100Attention && device.capability != 100) return "device (compute capability): got ";
