@@ -78,7 +78,7 @@ class Layer:
         self.batch = self.call(range(case.batch), case.past, case.new)
 
     def call(self, sequences: Any, past: int, new: int) -> dict[str, Any]:
-        """What the manager passes to every layer."""
+        """The arguments that the manager passes to every layer."""
         kind, keys, count = self.allocator.layer_type, self.allocator.get_seqlen_k(past, new), len(sequences)
         ends = torch.arange(count + 1, dtype=torch.int32, device=DEVICE)
         call: dict[str, Any] = {"cu_seq_lens_q": ends * new, "cu_seq_lens_k": {kind: ends * keys}, "block_table": None}

@@ -126,7 +126,7 @@ class CodesAllocator(FullAttentionCacheAllocator):
         return Pages(k, v, {"k_format": k_format, "v_format": v_format, "k_scale_cache": k_scales, "v_scale_cache": v_scales})
 
     def step(self, call: dict[str, Any]) -> Step:
-        """What the manager says of a batch. Every number stays on the device."""
+        """Turns the manager's lists of a batch into slots and tables. Every number stays on the device."""
         starts = call["cu_seq_lens_k"][self.layer_type].to(torch.int32)
         kv_len, tables = starts.diff(), call.get("block_table")
         if tables is not None:  # a token of each
@@ -238,7 +238,7 @@ _ALLOCATORS = {FULL_ATTENTION: CodesAllocator, SLIDING_ATTENTION: WindowCodesAll
 
 
 def _constructor(kinds: dict[str, Any]) -> FunctionType:
-    """That of the base class, with other allocators in its scope. It sizes blocks and memory by what they say."""
+    """The base class's constructor with other allocators in its scope. It sizes blocks and memory by what they say."""
     names = {
         "ATTN_TYPE_TO_ALLOCATOR": kinds,
         "FullAttentionCacheAllocator": kinds[FULL_ATTENTION],
