@@ -103,6 +103,23 @@ inline std::vector<IndexCase> index_cases() {
       {.rows = 580, .heads = 70, .tokens = 6200, .ranges = {{0, 9}, {380, 390}, {3000, 2000}, {6190, 6300}, {2300, 2320}}}, Tier::full);
   add("long", "paged-151-each", {.rows = 604, .heads = 2, .kv_len = {1600, 3, 149, 900}, .page = 24}, Tier::full);
   add("long", "paged-5000", {.rows = 3, .heads = 64, .kv_len = {5000, 17, 2500}}, Tier::full);
+  // More groups of queries than a block has threads.
+  add("long", "rows5200-140", {.rows = 5200, .heads = 1, .tokens = 140, .ranges = {{0, 9}, {80, 140}, {30, 20}, {1, 129}, {128, 140}}},
+      Tier::full);
+  add("long", "rows2601-131", {.rows = 2601, .heads = 33, .tokens = 131, .ranges = {{60, 131}, {120, 131}, {0, 5}, {7, 7}}}, Tier::full);
+  std::vector<std::int32_t> lengths(601);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int32_t>(i * 37 % 70);
+  add("long", "paged-601-sequences", {.rows = 601, .heads = 3, .kv_len = lengths, .page = 8}, Tier::full);
+  // Columns far from those that are seen.
+  for (const bool keep : {false, true}) {
+    const char* suffix = keep ? "-kept" : "";
+    add("long", fmt::format("rows3-9000{}", suffix),
+        {.rows = 3, .heads = 8, .tokens = 9000, .ranges = {{0, 10}, {8990, 9000}, {4000, 4500}}, .keep_outside = keep}, Tier::full);
+    add("long", fmt::format("rows20-9000{}", suffix),
+        {.rows = 20, .heads = 16, .tokens = 9000, .ranges = {{8000, 8100}, {8010, 8090}, {100, 200}}, .keep_outside = keep}, Tier::full);
+    add("long", fmt::format("paged-9000{}", suffix),
+        {.rows = 6, .heads = 33, .kv_len = {70, 5000, 0}, .columns = 9000, .keep_outside = keep}, Tier::full);
+  }
   add("bench", "h64-rows16-8192", {.rows = 16, .heads = 64, .tokens = 8192, .gap = 0}, Tier::bench);
   return table;
 }

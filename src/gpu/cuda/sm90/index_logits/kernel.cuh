@@ -18,12 +18,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid
     prefetch_tensor_map(&params.q);
     prefetch_tensor_map(&params.k);
   }
+  find_share<Config>(storage, params);
   __syncthreads();
   if (warp < 4) {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (warp == 0) load_queries(storage, params);
     if (warp == 1) load_keys(storage, params);
-    if (warp >= 2) store_unseen<Config>(params, static_cast<int>(threadIdx.x) - 64);
+    if (warp == 2) store_outside<Config>(params);
+    if (warp == 3) store_unseen(storage, params);
   } else {
     warpgroup_reg_alloc<Config::kMathRegisters>();
     Math<Config>(storage, params, warp / 4 - 1).run();

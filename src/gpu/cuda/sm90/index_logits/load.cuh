@@ -9,23 +9,16 @@
 
 namespace fovea::gpu::sm90::indexer {
 
-__device__ inline void store_logit(const Params& params, std::int64_t row, int column, float logit) {
-  const std::int64_t at = row * params.shape.out_row + column;
+/// `at`: elements from the first logit.
+__device__ inline void store_logit_at(const Params& params, std::int64_t at, float logit) {
   if (params.bf16_out) {
     static_cast<__nv_bfloat16*>(params.args.out)[at] = __float2bfloat16(logit);
   } else {
     static_cast<float*>(params.args.out)[at] = logit;
   }
 }
-
-/// The block and the token in it of a column that `row` might see. Block -1 is not one of the cache.
-__device__ inline int2 place_of(const Params& params, int row, int column) {
-  const detail::IndexLogitsShape& shape = params.shape;
-  if (!shape.paged) return {0, column};
-  const int page = static_cast<int>(shape.page), block = column / page, sequence = row / static_cast<int>(shape.rows_of_sequence());
-  if (column >= shape.columns || block >= shape.max_blocks) return {-1, 0};
-  const int number = params.args.block_table[sequence * shape.table_stride + block];
-  return {number < shape.blocks ? max(number, -1) : -1, column - block * page};
+__device__ inline void store_logit(const Params& params, std::int64_t row, int column, float logit) {
+  store_logit_at(params, row * params.shape.out_row + column, logit);
 }
 
 /// Boxes outside of the keys arrive as zeros.
@@ -41,11 +34,11 @@ __device__ void load_keys(Storage<Config>& storage, const Params& params) {
     }
     __syncwarp();
   };
-  for (WorkTile<Config> work(params); work.valid(); work.next()) {
+  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
     if (work.rows_seeing == 0) continue;
-    begin_tile({work.rows_seeing, work.first_row, work.first_key}, Config::kKeyBytes);
+    begin_tile({work.rows_seeing, work.group.first_row, work.first_key}, Config::kKeyBytes);
     for (int key = lane * params.box; key < Config::kKeys; key += 32 * params.box) {
-      const int2 place = place_of(params, work.first_row, work.first_key + key);
+      const int2 place = place_of(params, work.group.first_row, work.first_key + key);
       tma_load(shared_address(storage.k[at.stage]) + key * kDim, &params.k, {0, place.y, 0, 0, place.x},
                shared_address(&storage.k_full[at.stage]));
     }
@@ -58,9 +51,9 @@ template <class Config>
 __device__ void load_queries(Storage<Config>& storage, const Params& params) {
   const int lane = lane_index(), heads = static_cast<int>(params.shape.heads);
   PipelineState<Config::kQueryStages> at;
-  for (WorkTile<Config> work(params); work.valid(); work.next()) {
+  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
     for (unsigned rows = work.rows_seeing; rows != 0; rows &= rows - 1) {
-      const int place = __ffs(static_cast<int>(rows)) - 1, row = work.first_row + place;
+      const int place = __ffs(static_cast<int>(rows)) - 1, row = work.group.first_row + place;
       const int2 seen = {__shfl_sync(~0u, work.seen.x, place), __shfl_sync(~0u, work.seen.y, place)};
       for (int first = 0; first < heads; first += Config::kHeads) {
         constexpr int kOwn = Config::kHeads / 32;
@@ -87,15 +80,15 @@ __device__ void load_queries(Storage<Config>& storage, const Params& params) {
   }
 }
 
-/// Rows that see no key of a tile get -inf, from the threads of two warps.
+/// -inf for the rows of a group that see no key of a tile, by a warp.
 template <class Config>
-__device__ void store_unseen(const Params& params, int thread) {
+__device__ void store_unseen(const Storage<Config>& storage, const Params& params) {
   if (params.shape.keep_outside) return;
-  for (WorkTile<Config> work(params); work.valid(); work.next()) {
-    for (int row = 0; row < work.rows; ++row) {
+  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
+    for (int row = 0; row < work.group.rows; ++row) {
       if ((work.rows_seeing >> row & 1) != 0) continue;
-      const int end = min(work.first_key + Config::kKeys, static_cast<int>(params.shape.columns));
-      for (int column = work.first_key + thread; column < end; column += 64) store_logit(params, work.first_row + row, column, -INFINITY);
+      store_outside(params, work.group.first_row + row, work.first_key,
+                    min(work.first_key + Config::kKeys, static_cast<int>(params.shape.columns)));
     }
   }
 }

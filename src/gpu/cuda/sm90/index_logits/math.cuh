@@ -29,6 +29,7 @@ class Math {
       barrier_wait(shared_address(&storage.k_full[tile_at.stage]), tile_at.parity);
       const KeyTile tile = storage.tiles[tile_at.stage];
       if (tile.rows == 0) return;
+      scale = load_scale(tile, tile.first_key + key_of_lane());
       load_keys(shared_address(storage.k[tile_at.stage]));
       release(storage.k_empty[tile_at.stage]);
       tile_at.advance();
@@ -69,7 +70,6 @@ class Math {
 
   /// All queries that see keys of the tile.
   __device__ __forceinline__ void score(const KeyTile& tile) {
-    const float scale = load_scale(tile, tile.first_key + key_of_lane());
     const int heads = static_cast<int>(params.shape.heads);
     unsigned rows = tile.rows;
     int first_head = 0, steps = __popc(rows) * ((heads + Config::kHeads - 1) / Config::kHeads);
@@ -93,7 +93,7 @@ class Math {
       add<1>();
       first_head += Config::kHeads;
       if (first_head >= heads) {
-        store(tile, tile.first_row + __ffs(static_cast<int>(rows)) - 1, storage.seen[stage], scale);
+        store(tile, tile.first_row + __ffs(static_cast<int>(rows)) - 1, storage.seen[stage]);
         clear();
         rows &= rows - 1;
         first_head = 0;
@@ -145,7 +145,7 @@ class Math {
     sums[kMma][1] += odd[1];
   }
 
-  __device__ __forceinline__ void store(const KeyTile& tile, int row, int2 seen, float scale) {
+  __device__ __forceinline__ void store(const KeyTile& tile, int row, int2 seen) {
     const auto exchanged = [](bool second, float a, float b, int distance) {  // one's own, and the other lane's of the same key
       return (second ? b : a) + __shfl_xor_sync(~0u, second ? a : b, distance);
     };
@@ -163,6 +163,7 @@ class Math {
   const int warpgroup, warp, lane;
   PipelineState<Config::kQueryStages> at;
   std::uint32_t keys[kMmas][kSteps][4];
+  float scale;  ///< of the key whose logits the lane stores
   float products[kMmas][Config::kHeads / 2], sums[kMmas][2];
   float2 weights[kHeadTiles];  ///< of the lane's columns, negative
 };

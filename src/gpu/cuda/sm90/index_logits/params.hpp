@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "fovea/indexer.hpp"
+#include "op/common/division.hpp"
 #include "op/index_logits/problem.hpp"
 
 namespace fovea::gpu::sm90::indexer {
@@ -21,21 +22,28 @@ inline constexpr int kMostBox = 64;
 template <int kHeads_>
 struct Config {
   static constexpr int kHeads = kHeads_, kWarpgroups = 3;
-  static constexpr int kMmas = 2;                               ///< along the keys of a warpgroup
-  static constexpr int kKeys = kWarpgroups * kMmas * kMmaRows;  ///< of a work tile
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);      ///< the first warpgroup loads
+  static constexpr bool kPaged = true;                                              ///< keys may be
+  static constexpr int kMmas = 2;                                                   ///< along the keys of a warpgroup
+  static constexpr int kKeys = kWarpgroups * kMmas * kMmaRows, kStageKeys = kKeys;  ///< of a work tile
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);                          ///< the first warpgroup loads
   static constexpr int kLoadRegisters = 56, kMathRegisters = 152;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kHeads * kDim;
   static constexpr int kKeyStages = 2, kQueryStages = 8;
+  /// Keys arrive while about one query is multiplied with them.
+  static constexpr int stage_cost(int rows) { return rows + 1; }
 };
 
-/// Work tiles are key tiles, of every group of rows. A group has rows of one sequence; all rows of flat keys are one sequence.
+/// A group has rows of one sequence. All rows of flat keys are one sequence.
 struct Params {
   CUtensorMap q, k;
   IndexLogitsArgs args;  ///< those in use; null otherwise
   detail::IndexLogitsShape shape;
-  int work_tiles, key_tiles, keys_of_tile, rows_of_group, groups_of_sequence;
-  int box;  ///< keys of a TMA box, all of one page
+  detail::FastDivmod page, sequence_rows, sequence_groups;  ///< tokens of a page, queries of a sequence and groups of them
+  int room;                                                 ///< columns that the block table has blocks for
+  int groups, rows_of_group;                                ///< of all sequences; at most, of one
+  int ctas;
+  std::uint32_t share;  ///< 2^32 / ctas
+  int box;              ///< keys of a TMA box, all of one page
   bool bf16_out;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -35,26 +36,28 @@ int box_of(const IndexLogitsProblem& problem) {
 struct Kernel {
   int heads;    ///< columns of an MMA that a query takes
   int queries;  ///< that are resident; 0: keys are
-  int keys;     ///< of a stage, or of a work tile whose keys are resident
-  Result<void> (*launch)(const Params& params, int ctas, int ordinal, Stream stream);
+  int keys;     ///< of a stage, or that are resident
+  int (*stage_cost)(int rows);
+  Result<void> (*launch)(const Params& params, int ordinal, Stream stream);
 };
 
 template <auto kKernel, class Config, class Storage>
-Result<void> launch_kernel(const Params& params, int ctas, int ordinal, Stream stream) {
+Result<void> launch_kernel(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage) <= 227 * 1024);
   if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage)); !good) return good;
-  return launch(kKernel, {.grid = dim3(ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage)}, stream, params);
+  return launch(kKernel, {.grid = dim3(params.ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage)}, stream, params);
 }
 
 template <int kHeads>
 constexpr Kernel with_resident_keys() {
   using C = Config<kHeads>;
-  return {kHeads, 0, C::kKeys, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
+  return {kHeads, 0, C::kKeys, &C::stage_cost, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
 }
 template <int kHeads>
 constexpr Kernel with_resident_queries() {
   using C = indexer::resident::Config<kHeads>;
-  return {kHeads, C::kQueries, C::kKeys, &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
+  return {kHeads, C::kQueries, C::kKeys, &C::stage_cost,
+          &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
 }
 
 Kernel kernel_of(const IndexLogitsProblem& problem) {
@@ -64,36 +67,23 @@ Kernel kernel_of(const IndexLogitsProblem& problem) {
   return few ? with_resident_keys<32>() : with_resident_keys<64>();
 }
 
-/// Stages of keys that a work tile has: with them the busiest CTA takes the least time. Beginning a tile costs half a stage.
-int stages_of_tile(std::int64_t groups, std::int64_t stages, int ctas) {
-  constexpr double kBegin = 0.5;
-  constexpr int kMost = 32;
-  const auto cost = [&](int count) {
-    const std::int64_t tiles = groups * detail::ceil_div(stages, std::int64_t{count});
-    return static_cast<double>(detail::ceil_div(tiles, std::int64_t{ctas})) * (count + kBegin);
-  };
-  int best = 1;
-  for (int count = 2; count <= kMost; ++count) {
-    if (cost(count) <= cost(best)) best = count;
-  }
-  return best;
-}
-
 Params params_of(const IndexLogitsProblem& problem, const Kernel& kernel, int multiprocessors) {
   Params params{};
   params.shape = problem;
   params.box = box_of(problem);
   params.bf16_out = problem.out_dtype == DType::bf16;
-  const std::int64_t stages = detail::ceil_div(problem.columns, kernel.keys), rows = problem.rows_of_sequence();
-  const std::int64_t even = problem.rows * stages / (std::int64_t{kTilesOfCta} * multiprocessors);
-  const std::int64_t rows_of_group =
-      kernel.queries > 0 ? kernel.queries : std::clamp<std::int64_t>(std::min(even, rows), 1, indexer::kMostRows);
-  params.rows_of_group = static_cast<int>(rows_of_group);
-  params.groups_of_sequence = static_cast<int>(detail::ceil_div(rows, rows_of_group));
-  const std::int64_t groups = params.groups_of_sequence * (problem.paged ? problem.batch : 1);
-  params.keys_of_tile = kernel.keys * (kernel.queries > 0 ? stages_of_tile(groups, stages, multiprocessors) : 1);
-  params.key_tiles = static_cast<int>(detail::ceil_div(problem.columns, params.keys_of_tile));
-  params.work_tiles = static_cast<int>(std::min(groups * params.key_tiles, kCountLimit));
+  params.page = divmod_by(problem.page);
+  params.sequence_rows = divmod_by(problem.rows_of_sequence());
+  params.room = static_cast<int>(problem.paged ? std::min(problem.max_blocks * problem.page, problem.columns) : problem.columns);
+  const std::int64_t tiles = detail::ceil_div(problem.columns, kernel.keys), rows = problem.rows_of_sequence();
+  const std::int64_t most = std::clamp<std::int64_t>(rows, 1, indexer::kMostRows);
+  const std::int64_t even = problem.rows * tiles / (std::int64_t{kTilesOfCta} * multiprocessors);
+  params.rows_of_group = static_cast<int>(kernel.queries > 0 ? kernel.queries : std::clamp<std::int64_t>(even, 1, most));
+  const std::int64_t groups = detail::ceil_div(rows, params.rows_of_group), sequences = problem.paged ? problem.batch : 1;
+  params.sequence_groups = divmod_by(groups);
+  params.groups = static_cast<int>(std::min(groups * sequences, kCountLimit));
+  params.ctas = static_cast<int>(std::clamp<std::int64_t>(params.groups * tiles, 1, multiprocessors));
+  params.share = std::numeric_limits<std::uint32_t>::max() / static_cast<std::uint32_t>(params.ctas);
   return params;
 }
 
@@ -117,16 +107,20 @@ class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
   State(const IndexLogitsProblem& problem, Device device)
       : PlanState(kName, problem, device),
         kernel_(kernel_of(problem)),
-        params_(params_of(problem, kernel_, properties(device)->multiprocessors)),
-        ctas_(std::min(params_.work_tiles, properties(device)->multiprocessors)) {}
+        params_(params_of(problem, kernel_, properties(device)->multiprocessors)) {}
 
   std::string tuning() const override {
-    return std::to_string(params_.keys_of_tile) + " keys and up to " + std::to_string(params_.rows_of_group) + " queries a work tile, " +
-           (kernel_.queries > 0 ? "queries" : "keys") + " resident, " + std::to_string(kernel_.heads) + " heads a query and MMA" +
-           kE4m3Products;
+    const std::string keys = std::to_string(kernel_.keys), queries = std::to_string(params_.rows_of_group);
+    return (kernel_.queries > 0 ? queries + " queries resident, equal shares of stages of " + keys + " keys, "
+                                : keys + " keys resident, up to " + queries + " queries a work tile, ") +
+           std::to_string(kernel_.heads) + " heads a query and MMA" + kE4m3Products;
   }
 
-  bool fits() const { return params_.work_tiles < kCountLimit; }
+  /// Whether the most that all groups may cost is an int.
+  bool fits() const {
+    const std::int64_t stages = detail::ceil_div(problem_.columns, kernel_.keys);
+    return params_.groups < kCountLimit / (stages * kernel_.stage_cost(params_.rows_of_group) + 1);
+  }
 
  private:
   bool is_empty() const override { return problem_.rows * problem_.columns == 0; }
@@ -141,12 +135,11 @@ class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
     const Result<void> good = p.paged ? encode(params.k, k, {p.page, p.k_token, params.box}, {p.blocks, p.k_block, 1})
                                       : encode(params.k, k, {p.columns, p.k_block, params.box}, {1, 0, 1});
     if (!good) return good;
-    return kernel_.launch(params, ctas_, device_.ordinal, stream);
+    return kernel_.launch(params, device_.ordinal, stream);
   }
 
   Kernel kernel_;
   Params params_;
-  int ctas_;
 };
 
 /// Declines strides that no tensor map describes.
@@ -175,7 +168,7 @@ detail::PlanResult<IndexLogitsArgs> plan(const IndexLogitsProblem& problem, Devi
   }
   if (Result<void> good = accept_strides(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device);
-  if (!state->fits()) return declined("out.shape (work tiles)", kCountLimit, "below 2^30");
+  if (!state->fits()) return declined("out.shape (queries times stages of keys)", kCountLimit, "below 2^30");
   return std::shared_ptr<const detail::PlanState<IndexLogitsArgs>>(std::move(state));
 }
 

@@ -7,8 +7,8 @@
 
 #include "gpu/cuda/sm90/barrier.cuh"
 #include "gpu/cuda/sm90/index_logits/params.hpp"
+#include "gpu/cuda/sm90/index_logits/shares.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
-#include "op/index_logits/keys.hpp"
 
 namespace fovea::gpu::sm90::indexer {
 
@@ -25,6 +25,8 @@ struct Storage {
   alignas(8) float weights[Config::kQueryStages][Config::kHeads];        // negative
   int2 seen[Config::kQueryStages];                                       // keys of the tile: the first, and behind the last
   KeyTile tiles[Config::kKeyStages];
+  Share share;
+  typename CostScan<Config>::TempStorage sums;
   // full: a lane of the producer (k) or all of them (q) arrive, and TMA completes its bytes; math warps wait.
   // empty: a lane of each math warp arrives; the producer waits.
   alignas(8) std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
@@ -43,38 +45,29 @@ struct Storage {
 template <class Config>
 class WorkTile {
  public:
-  __device__ explicit WorkTile(const Params& params_) : params(params_), index(static_cast<int>(blockIdx.x)) { find(); }
+  __device__ WorkTile(const Params& params, const Share& share) : work(params, share) { find(); }
 
-  __device__ bool valid() const { return index < params.work_tiles; }
+  __device__ bool valid() const { return work.valid(); }
   __device__ void next() {
-    index += static_cast<int>(gridDim.x);
+    work.stages.first_key += Config::kKeys;
+    if (--work.stages.count == 0) work.next();
     find();
   }
 
-  int first_row = 0, rows = 0, first_key = 0;
+  Group group{};
+  int first_key = 0;
   int2 seen{};               ///< by the lane's row, in keys of the tile
   unsigned rows_seeing = 0;  ///< a bit for each row that sees some
 
  private:
   __device__ void find() {
-    if (!valid()) return;
-    const int tile = index % params.key_tiles, group = index / params.key_tiles;
-    const int sequence = group / params.groups_of_sequence, part = group % params.groups_of_sequence;
-    const int rows_of_sequence = static_cast<int>(params.shape.rows_of_sequence());
-    first_row = sequence * rows_of_sequence + part * params.rows_of_group;
-    rows = min(params.rows_of_group, rows_of_sequence - part * params.rows_of_group);
-    first_key = tile * Config::kKeys;
-    seen = {0, 0};
-    if (const int lane = lane_index(); lane < rows) {
-      const detail::KeyRange range = detail::keys_of_row(params.shape, params.args, first_row + lane);
-      seen.x = max(static_cast<int>(range.begin) - first_key, 0);
-      seen.y = min(static_cast<int>(range.end) - first_key, Config::kKeys);
-    }
+    group = work.group;
+    first_key = work.stages.first_key;
+    seen = {max(work.seen.x - first_key, 0), min(work.seen.y - first_key, Config::kKeys)};
     rows_seeing = __ballot_sync(~0u, seen.x < seen.y);
   }
 
-  const Params& params;
-  int index;
+  Work<Config> work;
 };
 
 }  // namespace fovea::gpu::sm90::indexer
