@@ -7,13 +7,14 @@ from plotting import DOCS, GRID, OURS, heading, save
 
 COLOURS = {"ahead": OURS, "level": "#8a8a8a", "behind": "#d9822b"}
 TICKS = (0.7, 0.8, 0.9, 1, 1.2, 1.5, 2)
+FAR = 2.1  # a row beyond it is a triangle there
 INCHES, GROUP = 5.2, 0.54  # the width of a phone, and the height of a group
 
 
 def draw(found: dict[str, dict[str, plot_peers.Row]]) -> plt.Figure:
     figure, axes = plt.subplots(figsize=(INCHES, GROUP * len(found) + 0.5))
     ratios = [row.ratio for rows in found.values() for row in rows.values()]
-    low, high = min(0.7, *ratios) / 1.03, max(1.5, *ratios) * 1.03
+    low, high = min(0.7, *ratios) / 1.03, max(1.5, *(min(ratio, FAR) for ratio in ratios)) * 1.03
     for place, (group, rows) in enumerate(found.items()):
         said = ", ".join(f"{count} {verdict}" for verdict, count in plot_peers.counts(rows).items())
         axes.text(
@@ -23,7 +24,10 @@ def draw(found: dict[str, dict[str, plot_peers.Row]]) -> plt.Figure:
         axes.axhline(place + 0.15, color=GRID, linewidth=1, zorder=0)
         axes.plot((1, 1), (place - 0.1, place + 0.4), color="black", linewidth=1, zorder=1)
         for row in rows.values():
-            axes.plot(row.ratio, place + 0.15, "|", color=COLOURS[row.verdict()], markersize=11, markeredgewidth=2)
+            at, far = min(row.ratio, FAR), row.ratio > FAR
+            axes.plot(
+                at, place + 0.15, ">" if far else "|", color=COLOURS[row.verdict()], markersize=6 if far else 11, markeredgewidth=2
+            )
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(len(found) - 0.55, -0.6)

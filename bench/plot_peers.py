@@ -18,6 +18,7 @@ GROUPS = {
     "latent-decode": ("MLA decode, dense", ("cases",)),
     "latent-decode-long": ("MLA decode, dense", ("cases",)),
     "sparse-latent": ("MLA, token-sparse", ("cases",)),
+    "indexer": ("indexer of token-sparse MLA", ("cases",)),
     "quantized-attention": ("8-bit attention", ("cases",)),
     "portable-attention": ("portable kernels", ("forward", "backward")),
 }
