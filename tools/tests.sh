@@ -16,11 +16,18 @@ pytest_with() {
 }
 run_pytest() { pytest_with "$VENV" "$BUILD" "$@"; }
 
-# sanitized PRESET NAMES TARGET...: builds, then runs the tests whose names match.
+# third_of_cases COMMAND...: with a third of each googletest, the next one for each commit.
+third_of_cases() {
+  local commits
+  commits=$(git rev-list --count HEAD 2>/dev/null) || commits=0
+  GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$((commits % 3)) "$@"
+}
+
+# sanitized PRESET NAMES CASES TARGET...: builds, then runs the tests whose names match, by CASES if that names a command.
 sanitized() {
-  local preset=$1 names=$2
-  if step "Building with $preset" build "build/$preset" "$preset" "${@:3}"; then
-    suite "Tests under $preset" "build/$preset/ctest.xml" run_ctest "build/$preset" --tests-regex "$names"
+  local preset=$1 names=$2 cases=$3
+  if step "Building with $preset" build "build/$preset" "$preset" "${@:4}"; then
+    suite "Tests under $preset" "build/$preset/ctest.xml" ${cases:+"$cases"} run_ctest "build/$preset" --tests-regex "$names"
   else
     failed=$((failed + 1))
   fi
@@ -64,8 +71,10 @@ run_everything() {
   check_compiled NVCC "CUDA: registers, shared memory, spills and MMAs" tools/check_kernels
   check_compiled HIP_CLANG "HIP: registers, LDS, scratch, occupancy and MFMAs" tools/check_hip_kernels
   if [[ ${1:-} != --quick ]]; then
-    sanitized asan .
-    sanitized tsan '^(behaviour|conformance)' fovea_behaviour_test fovea_conformance
+    local cases=third_of_cases
+    if [[ ${1:-} == --full ]]; then cases=; fi
+    sanitized asan . "$cases"
+    sanitized tsan '^(behaviour|conformance)' "$cases" fovea_behaviour_test fovea_conformance
   fi
   show_times
   summary
