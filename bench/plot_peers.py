@@ -123,8 +123,9 @@ in one process unless its last column says two. Its newest measurement counts. L
 are bold.
 
 Gradients since 2026-11-27 are beside cuDNN alone, as no wheel has FlashAttention-3's. Before, FlashAttention-3 was ahead at head
-dim 128 on an H200, 0.80 to 0.99. [Performance](performance.md) has whole runs by device beside their ceilings, and says what a
-case's name means.
+dim 128 on an H200, 0.80 to 0.99. DeepGEMM gets a schedule of paged calls from another kernel, which was not timed, and these calls
+leave logits unwritten that no query sees. [Performance](performance.md) has whole runs by device beside their ceilings, and says
+what a case's name means.
 """
 
 

@@ -66,6 +66,50 @@ inline std::vector<TopkCase> topk_cases() {
   return table;
 }
 
+/// Groups of queries and stages of keys, as the kernels of Hopper deal them.
+template <class Add>
+void add_shares(Add&& add) {
+  // More groups of queries than a block has threads.
+  add("long", "rows5200-140", {.rows = 5200, .heads = 1, .tokens = 140, .ranges = {{0, 9}, {80, 140}, {30, 20}, {1, 129}, {128, 140}}},
+      Tier::full);
+  add("long", "rows2601-131", {.rows = 2601, .heads = 33, .tokens = 131, .ranges = {{60, 131}, {120, 131}, {0, 5}, {7, 7}}}, Tier::full);
+  std::vector<std::int32_t> lengths(601);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int32_t>(i * 37 % 70);
+  add("long", "paged-601-sequences", {.rows = 601, .heads = 3, .kv_len = lengths, .page = 8}, Tier::full);
+  // Ranges of a group that differ by a few columns: stages that all of its queries see, and those beside them.
+  const std::vector<Columns> near{{0, 300}, {5, 301}, {128, 520}, {0, 257}, {100, 256}, {3, 640}, {0, 384}, {127, 290}, {64, 700}};
+  const std::vector<Columns> none_first{{5, 5}, {9, 2}, {7, 7}, {3, 3}, {0, 0}, {8, 8}, {1, 1}, {6, 5}, {0, 200}, {90, 130}, {0, 140}};
+  for (const bool keep : {false, true}) {
+    const char* suffix = keep ? "-kept" : "";
+    for (const std::int64_t heads : {32, 64}) {
+      for (const DType out : {DType::f32, DType::bf16}) {
+        add("near", fmt::format("{}-{}{}", heads, name_of(out), suffix),
+            {.out = out, .rows = 21, .heads = heads, .tokens = 700, .ranges = near, .keep_outside = keep});
+      }
+    }
+    // Nothing to multiply, for some groups or for all.
+    add("nothing", fmt::format("ranges{}", suffix), {.rows = 21, .heads = 32, .ranges = {{5, 5}}, .keep_outside = keep});
+    add("nothing", fmt::format("lengths{}", suffix), {.rows = 4, .heads = 8, .kv_len = {0, 0}, .columns = 500, .keep_outside = keep});
+    add("nothing", fmt::format("groups{}", suffix), {.rows = 33, .heads = 32, .ranges = none_first, .keep_outside = keep});
+    // Columns far from those that are seen.
+    add("long", fmt::format("rows3-9000{}", suffix),
+        {.rows = 3, .heads = 8, .tokens = 9000, .ranges = {{0, 10}, {8990, 9000}, {4000, 4500}}, .keep_outside = keep}, Tier::full);
+    for (const DType out : {DType::f32, DType::bf16}) {
+      const auto named = [&](std::string_view shape) { return fmt::format("{}-{}{}", shape, name_of(out), suffix); };
+      add("long", named("rows20-9000"),
+          {.out = out, .rows = 20, .heads = 16, .tokens = 9000, .ranges = {{8000, 8100}, {8010, 8090}, {100, 200}}, .keep_outside = keep},
+          Tier::full);
+      add("long", named("paged-9000"), {.out = out, .rows = 6, .heads = 33, .kv_len = {70, 2000, 0}, .columns = 9000, .keep_outside = keep},
+          Tier::full);
+    }
+    // Groups of as many queries as a warp has lanes, and some that see nothing.
+    add("long", fmt::format("paged-1000-each{}", suffix),
+        {.rows = 2000, .heads = 1, .kv_len = {1100, 40}, .columns = 6600, .keep_outside = keep}, Tier::full);
+  }
+  constexpr std::int32_t kLeastLength = std::numeric_limits<std::int32_t>::min();
+  add("paged", "least-lengths", {.rows = 4, .heads = 8, .kv_len = {kLeastLength, 90}, .columns = 100});
+}
+
 inline std::vector<IndexCase> index_cases() {
   std::vector<IndexCase> table;
   const auto add = [&](std::string_view group, std::string_view name, IndexCase spec, Tier tier = Tier::quick) {
@@ -103,23 +147,7 @@ inline std::vector<IndexCase> index_cases() {
       {.rows = 580, .heads = 70, .tokens = 6200, .ranges = {{0, 9}, {380, 390}, {3000, 2000}, {6190, 6300}, {2300, 2320}}}, Tier::full);
   add("long", "paged-151-each", {.rows = 604, .heads = 2, .kv_len = {1600, 3, 149, 900}, .page = 24}, Tier::full);
   add("long", "paged-5000", {.rows = 3, .heads = 64, .kv_len = {5000, 17, 2500}}, Tier::full);
-  // More groups of queries than a block has threads.
-  add("long", "rows5200-140", {.rows = 5200, .heads = 1, .tokens = 140, .ranges = {{0, 9}, {80, 140}, {30, 20}, {1, 129}, {128, 140}}},
-      Tier::full);
-  add("long", "rows2601-131", {.rows = 2601, .heads = 33, .tokens = 131, .ranges = {{60, 131}, {120, 131}, {0, 5}, {7, 7}}}, Tier::full);
-  std::vector<std::int32_t> lengths(601);
-  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int32_t>(i * 37 % 70);
-  add("long", "paged-601-sequences", {.rows = 601, .heads = 3, .kv_len = lengths, .page = 8}, Tier::full);
-  // Columns far from those that are seen.
-  for (const bool keep : {false, true}) {
-    const char* suffix = keep ? "-kept" : "";
-    add("long", fmt::format("rows3-9000{}", suffix),
-        {.rows = 3, .heads = 8, .tokens = 9000, .ranges = {{0, 10}, {8990, 9000}, {4000, 4500}}, .keep_outside = keep}, Tier::full);
-    add("long", fmt::format("rows20-9000{}", suffix),
-        {.rows = 20, .heads = 16, .tokens = 9000, .ranges = {{8000, 8100}, {8010, 8090}, {100, 200}}, .keep_outside = keep}, Tier::full);
-    add("long", fmt::format("paged-9000{}", suffix),
-        {.rows = 6, .heads = 33, .kv_len = {70, 5000, 0}, .columns = 9000, .keep_outside = keep}, Tier::full);
-  }
+  add_shares(add);
   add("bench", "h64-rows16-8192", {.rows = 16, .heads = 64, .tokens = 8192, .gap = 0}, Tier::bench);
   return table;
 }

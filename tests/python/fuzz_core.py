@@ -24,7 +24,7 @@ def lengths_of(draw: Draw) -> tuple[list[int], list[int]]:
 
 
 def qkv(draw: Draw, dims: tuple[int, int], dtype: torch.dtype) -> Call:
-    """Of a fixed batch or a ragged one."""
+    """q, k and v of a fixed batch or a ragged one."""
     (head, kv_head), (dqk, dv) = draw.heads(), dims
     if draw.random() < 0.5:
         batch, seq_q, seq_k = draw.randint(1, 2), draw.randint(1, 7), draw.randint(1, 9)
@@ -236,17 +236,17 @@ def quantize_and_attend(draw: Draw) -> Call:
 
 
 def index_logits(draw: Draw) -> Call:
-    head, dim, page = draw.randint(1, 5), draw.one_of(64, 128), draw.one_of(1, 4)
+    head, dim, page = draw.randint(1, 5), draw.one_of(64, 128), draw.one_of(1, 4, 8, 24)
     batch, queries = draw.randint(1, 3), draw.randint(1, 3)
     lengths, paged = draw.lengths(batch), draw.random() < 0.5
-    rows = batch * queries if paged else draw.randint(0, 4)
+    rows = batch * queries if paged else draw.one_of(draw.randint(0, 4), draw.randint(8, 20))
     call: Call = {"q": draw.rows(rows, head, dim, dtype=E4M3), "weights": draw.rows(rows, head)}
     if paged:
         table, blocks = draw.blocks(lengths, page)
         call |= {"block_table": table, "kv_len": draw.int32(lengths)}
         call |= {"k": draw.rows(blocks, page, dim, dtype=E4M3), "k_scale": draw.rows(blocks, page)}
     else:
-        tokens = draw.randint(0, 9)
+        tokens = draw.one_of(draw.randint(0, 9), draw.randint(120, 300))
         call |= {"k": draw.rows(tokens, dim, dtype=E4M3), "k_scale": torch.randn(tokens)}
         call |= draw.some(first=bounds(draw, rows), last=bounds(draw, rows))
     return call | draw.some(dtype=torch.bfloat16) | implementation(draw, "index_logits")

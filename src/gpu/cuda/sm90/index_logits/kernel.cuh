@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (warp == 0) load_queries(storage, params);
     if (warp == 1) load_keys(storage, params);
-    if (warp == 2) store_outside<Config>(params);
+    if (warp == 2) store_outside_of_groups<Config>(params);
     if (warp == 3) store_unseen(storage, params);
   } else {
     warpgroup_reg_alloc<Config::kMathRegisters>();

@@ -34,7 +34,7 @@ __device__ void load_keys(Storage<Config>& storage, const Params& params) {
     }
     __syncwarp();
   };
-  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
+  for (TileScheduler<Config> work(params, storage.share); work.valid(); work.next()) {
     if (work.rows_seeing == 0) continue;
     begin_tile({work.rows_seeing, work.group.first_row, work.first_key}, Config::kKeyBytes);
     for (int key = lane * params.box; key < Config::kKeys; key += 32 * params.box) {
@@ -51,7 +51,7 @@ template <class Config>
 __device__ void load_queries(Storage<Config>& storage, const Params& params) {
   const int lane = lane_index(), heads = static_cast<int>(params.shape.heads);
   PipelineState<Config::kQueryStages> at;
-  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
+  for (TileScheduler<Config> work(params, storage.share); work.valid(); work.next()) {
     for (unsigned rows = work.rows_seeing; rows != 0; rows &= rows - 1) {
       const int place = __ffs(static_cast<int>(rows)) - 1, row = work.group.first_row + place;
       const int2 seen = {__shfl_sync(~0u, work.seen.x, place), __shfl_sync(~0u, work.seen.y, place)};
@@ -84,7 +84,7 @@ __device__ void load_queries(Storage<Config>& storage, const Params& params) {
 template <class Config>
 __device__ void store_unseen(const Storage<Config>& storage, const Params& params) {
   if (params.shape.keep_outside) return;
-  for (WorkTile<Config> work(params, storage.share); work.valid(); work.next()) {
+  for (TileScheduler<Config> work(params, storage.share); work.valid(); work.next()) {
     for (int row = 0; row < work.group.rows; ++row) {
       if ((work.rows_seeing >> row & 1) != 0) continue;
       store_outside(params, work.group.first_row + row, work.first_key,

@@ -14,7 +14,7 @@ namespace fovea::gpu::sm90::indexer {
 
 inline constexpr int kDim = 128;      ///< codes, and bytes, of a row
 inline constexpr int kMmaRows = 64;   ///< keys of an MMA
-inline constexpr int kMostRows = 32;  ///< queries of a work tile: one for each lane
+inline constexpr int kMostRows = 32;  ///< queries of a group: one for each lane
 inline constexpr int kLeastBox = 8;   ///< keys of a TMA box: a swizzle atom
 inline constexpr int kMostBox = 64;
 
@@ -22,10 +22,10 @@ inline constexpr int kMostBox = 64;
 template <int kHeads_>
 struct Config {
   static constexpr int kHeads = kHeads_, kWarpgroups = 3;
-  static constexpr bool kPaged = true;                                              ///< keys may be
-  static constexpr int kMmas = 2;                                                   ///< along the keys of a warpgroup
-  static constexpr int kKeys = kWarpgroups * kMmas * kMmaRows, kStageKeys = kKeys;  ///< of a work tile
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);                          ///< the first warpgroup loads
+  static constexpr bool kPaged = true;                          ///< or flat
+  static constexpr int kMmas = 2;                               ///< along the keys of a warpgroup
+  static constexpr int kKeys = kWarpgroups * kMmas * kMmaRows;  ///< of a stage, which is a work tile
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);      ///< the first warpgroup loads
   static constexpr int kLoadRegisters = 56, kMathRegisters = 152;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kHeads * kDim;
   static constexpr int kKeyStages = 2, kQueryStages = 8;
@@ -40,9 +40,9 @@ struct Params {
   detail::IndexLogitsShape shape;
   detail::FastDivmod page, sequence_rows, sequence_groups;  ///< tokens of a page, queries of a sequence and groups of them
   int room;                                                 ///< columns that the block table has blocks for
-  int groups, rows_of_group;                                ///< of all sequences; at most, of one
+  int groups, rows_of_group;                                ///< groups of all sequences; the most rows of one
   int ctas;
-  std::uint32_t share;  ///< 2^32 / ctas
+  std::uint32_t share;  ///< of a CTA, in parts of 2^32 of the line
   int box;              ///< keys of a TMA box, all of one page
   bool bf16_out;
 };

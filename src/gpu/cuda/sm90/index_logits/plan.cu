@@ -111,15 +111,16 @@ class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
 
   std::string tuning() const override {
     const std::string keys = std::to_string(kernel_.keys), queries = std::to_string(params_.rows_of_group);
-    return (kernel_.queries > 0 ? queries + " queries resident, equal shares of stages of " + keys + " keys, "
-                                : keys + " keys resident, up to " + queries + " queries a work tile, ") +
-           std::to_string(kernel_.heads) + " heads a query and MMA" + kE4m3Products;
+    return (kernel_.queries > 0 ? queries + " queries resident, stages of " + keys + " keys, "
+                                : keys + " keys resident, up to " + queries + " queries a group, ") +
+           "equal shares for " + std::to_string(params_.ctas) + " CTAs, " + std::to_string(kernel_.heads) + " heads a query and MMA" +
+           kE4m3Products;
   }
 
-  /// Whether the most that all groups may cost is an int.
-  bool fits() const {
+  /// The most that all groups may cost, which kernels count in an int.
+  std::int64_t cost() const {
     const std::int64_t stages = detail::ceil_div(problem_.columns, kernel_.keys);
-    return params_.groups < kCountLimit / (stages * kernel_.stage_cost(params_.rows_of_group) + 1);
+    return params_.groups * (stages * kernel_.stage_cost(params_.rows_of_group) + 1);
   }
 
  private:
@@ -168,7 +169,7 @@ detail::PlanResult<IndexLogitsArgs> plan(const IndexLogitsProblem& problem, Devi
   }
   if (Result<void> good = accept_strides(problem); !good) return good.error();
   auto state = std::make_shared<State>(problem, device);
-  if (!state->fits()) return declined("out.shape (queries times stages of keys)", kCountLimit, "below 2^30");
+  if (state->cost() >= kCountLimit) return declined("out.shape (queries times stages of keys)", state->cost(), "below 2^30");
   return std::shared_ptr<const detail::PlanState<IndexLogitsArgs>>(std::move(state));
 }
 

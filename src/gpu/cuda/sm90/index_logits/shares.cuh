@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The part of the work that a CTA takes, and its way through it. Work is stages of keys, each with a group of queries of one sequence.
-/// Groups lie on a line, by what they cost, and each CTA has an equal part of it. Ranges of columns lie on the device, so each CTA sums the
-/// costs of all groups.
+/// The share of a CTA, and its way through it: Stream-K, without a fix-up, as logits need no reduction. Work is stages of keys, each with a
+/// group of queries of one sequence. Groups lie on a line, by what they cost, and each CTA has an equal part of it. Ranges of columns lie
+/// on the device, so each CTA sums the costs of all groups.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ __device__ inline Group group_at(const Params& params, int index) {
   return {sequence * rows + first, min(params.rows_of_group, rows - first)};
 }
 
-/// Stages of `Config::kStageKeys` keys, from a multiple of them on.
+/// Stages of `Config::kKeys` keys, from a multiple of them on.
 struct Stages {
   int first_key, count;
 };
@@ -32,8 +32,8 @@ struct Stages {
 /// Those with the columns that some queries see: the first, and the one behind the last.
 template <class Config>
 __device__ Stages stages_of(int2 some) {
-  const int first_key = some.x / Config::kStageKeys * Config::kStageKeys;
-  return {first_key, max(some.y - first_key + Config::kStageKeys - 1, 0) / Config::kStageKeys};
+  const int first_key = some.x / Config::kKeys * Config::kKeys;
+  return {first_key, max(some.y - first_key + Config::kKeys - 1, 0) / Config::kKeys};
 }
 
 /// A group costs `Config::stage_cost(rows)` for each of its stages, and 1 for itself.
@@ -70,7 +70,7 @@ struct Share {
 template <class Config>
 using CostScan = cub::BlockScan<int, Config::kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
-/// By all threads of the CTA. The one whose groups hold the begin of the share stores it.
+/// By all threads of the CTA. The one whose groups hold the begin of the share stores it. A scan over warps takes CUB's code.
 template <class Config, class Storage>
 __device__ void find_share(Storage& storage, const Params& params) {
   const int groups = params.groups, slice = (groups + Config::kThreads - 1) / Config::kThreads;
@@ -109,11 +109,12 @@ class GroupView {
 
 /// The groups of a CTA's share, as a warp walks through them, each with those of its stages that are in the share.
 template <class Config>
-class Work : public GroupView<Config> {
+class GroupScheduler : public GroupView<Config> {
  public:
   using GroupView<Config>::stages;
 
-  __device__ Work(const Params& params_, const Share& share_) : params(params_), share(share_), at(share_.at), index(share_.group) {
+  __device__ GroupScheduler(const Params& params_, const Share& share_)
+      : params(params_), share(share_), at(share_.at), index(share_.group) {
     next();
   }
 
@@ -124,12 +125,12 @@ class Work : public GroupView<Config> {
       this->look_at(params, index++);
       const int from = stages_before(share.begin), to = stages_before(share.end);
       at += cost_of<Config>(this->group.rows, stages.count);
-      stages = {stages.first_key + from * Config::kStageKeys, to - from};
+      stages = {stages.first_key + from * Config::kKeys, to - from};
     }
   }
 
  private:
-  /// Of the group, before a place on the line.
+  /// Stages of the group before a place on the line.
   __device__ int stages_before(int place) const { return min(max(place - at, 0) / Config::stage_cost(this->group.rows), stages.count); }
 
   const Params& params;
@@ -150,7 +151,7 @@ __device__ inline void store_outside(const Params& params, int row, int begin, i
 
 /// -inf for the columns before and behind the stages of each group, by a warp. CTAs take turns at groups and pieces of them.
 template <class Config>
-__device__ void store_outside(const Params& params) {
+__device__ void store_outside_of_groups(const Params& params) {
   constexpr int kPiece = 4096;  // columns
   const int columns = static_cast<int>(params.shape.columns), ctas = static_cast<int>(gridDim.x);
   if (params.shape.keep_outside) return;
@@ -160,8 +161,7 @@ __device__ void store_outside(const Params& params) {
       GroupView<Config> view;
       view.look_at(params, index);
       const int end = min(begin + kPiece, columns), some = view.stages.count;
-      const int seen_begin = some > 0 ? view.stages.first_key : columns,
-                seen_end = some > 0 ? seen_begin + some * Config::kStageKeys : columns;
+      const int seen_begin = some > 0 ? view.stages.first_key : columns, seen_end = some > 0 ? seen_begin + some * Config::kKeys : columns;
       for (int row = view.group.first_row; row < view.group.first_row + view.group.rows; ++row) {
         store_outside(params, row, begin, min(seen_begin, end));
         store_outside(params, row, max(begin, seen_end), end);

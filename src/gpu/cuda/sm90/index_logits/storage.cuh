@@ -41,11 +41,11 @@ struct Storage {
   }
 };
 
-/// The work tiles of a CTA, as a warp of the producer walks through them. Lane i looks at row i.
+/// The work tiles of a CTA, as a warp of the producer walks through them: stages of its share. Lane i looks at row i.
 template <class Config>
-class WorkTile {
+class TileScheduler {
  public:
-  __device__ WorkTile(const Params& params, const Share& share) : work(params, share) { find(); }
+  __device__ TileScheduler(const Params& params, const Share& share) : work(params, share) { find(); }
 
   __device__ bool valid() const { return work.valid(); }
   __device__ void next() {
@@ -67,7 +67,7 @@ class WorkTile {
     rows_seeing = __ballot_sync(~0u, seen.x < seen.y);
   }
 
-  Work<Config> work;
+  GroupScheduler<Config> work;
 };
 
 }  // namespace fovea::gpu::sm90::indexer

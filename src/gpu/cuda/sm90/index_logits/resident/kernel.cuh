@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid
     if (warp == 0) load_queries(storage, params);
     if (warp == 1) load_keys(storage, params);
     if (warp == 2) load_scales(storage, params);
-    if (warp == 3) store_outside<Config>(params);
+    if (warp == 3) store_outside_of_groups<Config>(params);
   } else {
     warpgroup_reg_alloc<Config::kMathRegisters>();
     Math<Config>(storage, params, warp / 4 - 1).run();

@@ -68,7 +68,7 @@ class Math {
       const float scale = scale_of_key();
       wgmma_wait<0>();
       fence_operand(products);
-      release(full + sizeof(Shared::k_full));
+      release(full + static_cast<std::uint32_t>(offsetof(Shared, k_empty) - offsetof(Shared, k_full)));
       k_at.advance();
       add(scale);
     }

@@ -18,8 +18,8 @@ template <int kHeads_>
 struct Config {
   static constexpr int kHeads = kHeads_, kColumns = 128, kBanks = 2, kKeyGroups = 2, kWarpgroups = kBanks * kKeyGroups;
   static constexpr int kQueriesOfBank = kColumns / kHeads, kQueries = kBanks * kQueriesOfBank;
-  static constexpr bool kPaged = false;  ///< keys are not
-  static constexpr int kKeys = kKeyGroups * kMmaRows, kStageKeys = kKeys;
+  static constexpr bool kPaged = false;
+  static constexpr int kKeys = kKeyGroups * kMmaRows;       ///< of a stage
   static constexpr int kThreads = 128 * (kWarpgroups + 1);  ///< the first warpgroup loads
   static constexpr int kLoadRegisters = 32, kMathRegisters = 112;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kQueries * kHeads * kDim;
@@ -43,8 +43,8 @@ struct Storage {
   QueryTile tiles[Config::kQueryStages];
   Share share;
   typename CostScan<Config>::TempStorage sums;
-  // full: a warp arrives twice for queries, and for scales: for its copies and for its stores. A lane arrives for keys. TMA completes the
-  // bytes of queries and keys. Math warps wait.
+  // full: a warp arrives twice for queries, when its copies are complete and when it has stored the rest, and twice for scales. A lane
+  // arrives for keys. TMA completes the bytes of queries and keys. Math warps wait.
   // empty: a lane of each math warp arrives; the producer waits.
   alignas(8) std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
