@@ -26,7 +26,7 @@ PAGE = 16
 
 
 def hidden(model: Model, tokens: Tensor, positions: Tensor) -> Tensor:
-    """What the model makes of tokens at positions of their sequence."""
+    """The hidden states of tokens at positions of their sequence, as the model's head takes them."""
     return model.norm(model.blocks(model.embedding(tokens) + model.position(positions)))
 
 

@@ -148,7 +148,7 @@ class Step:
 
 
 def latent_attention(attention, hidden: Tensor, rope: tuple[Tensor, Tensor], cache: Cache, layer: int, step: Step) -> Tensor:
-    """What DeepseekV3Attention computes, in absorbed form."""
+    """Computes DeepseekV3Attention in absorbed form."""
     head, nope = attention.num_heads, attention.qk_nope_head_dim
     q = attention.q_b_proj(attention.q_a_layernorm(attention.q_a_proj(hidden))).unflatten(-1, (head, -1))
     q_nope, q_rope = q.split([nope, ROPE], dim=-1)

@@ -123,7 +123,7 @@ class Cache:
         codes.view(torch.uint8)[block, slot] = new_codes.view(torch.uint8)
 
     def key_views(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Of each block the codes of all tokens, then their scales: 132 bytes a token."""
+        """Codes and scales of the indexer's keys. A block holds the codes of all tokens, then their scales: 132 bytes a token."""
         codes, scales = self.keys[layer].split([PAGE * INDEX, PAGE * SCALE_BYTES], dim=-1)
         return codes.view(torch.float8_e4m3fn).unflatten(1, (PAGE, INDEX)), scales.view(torch.float32)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What 8-bit attention costs a language model: errors of attention outputs, of logits, and of the loss.
+"""The cost of 8-bit attention in a language model: errors of attention outputs, of logits, and of the loss.
 
 The model runs once with exact attention. On the queries, keys and values of each layer in that run, every way of attending gives
 an output, and its relative error is averaged over the layers. Then the whole model runs with each way, and logits and loss are
@@ -32,7 +32,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k, v [batch, seq, h
 
 TEXT = (
     "The sea covers most of the earth, and most of it is deep and dark. Light fades within a few hundred metres of the surface, "
-    "and below that no plant grows. What lives there feeds on what sinks from above, or on other animals, or on the heat and the "
+    "and below that no plant grows. Life there feeds on what sinks from above, or on other animals, or on the heat and the "
     "minerals of vents in the floor. Some of these creatures make light of their own, to lure, to warn or to find each other. "
 )
 NEEDED = {"eight bits, f16 values": 0.03, "eight bits, e4m3 values": 0.08}  # relative error of attention outputs, smoothed

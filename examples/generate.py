@@ -82,8 +82,8 @@ PROMPTS = [
     "How many sheep does he have now? Think step by step.",
 ]
 LINE = 80  # characters of an answer on a line
-# What f32 and 16-bit rounding may move a logit by, in 30 layers; tokens closer than that are ties.
 LOGIT_TOLERANCE_OF_CODES = 12.0  # codes of 4 bits move logits by several; noise in their place would move them by 20 and more
+# Largest change of a logit by f32 or 16-bit rounding in 30 layers; tokens closer than that are ties.
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 1.5}
 
 

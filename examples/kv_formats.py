@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a format of the KV cache costs a language model: perplexity, tokens that change, bytes, and the time of decode.
+"""The cost of a KV cache format in a language model: perplexity, tokens that change, bytes, and the time of decode.
 
 Each layer writes its keys and values into a paged cache in the format and attends over what the cache holds. The text is
 Python's own documentation, which the standard library has (`pydoc_data.topics`). Tokens count as changed where the most likely

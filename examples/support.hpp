@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the examples need besides Fovea: numbers to compute with, and aligned scratch memory.
+/// Helpers of the examples beside Fovea: numbers to compute with, and aligned scratch memory.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import fovea
 
-# Of the loss at each step: rounding of the attention is amplified by training.
+# Bound of the difference of the losses at each step, in nats a byte. Training amplifies the rounding of attention.
 LOSS_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 5e-2}
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # of [batch, seq, head, head_dim]

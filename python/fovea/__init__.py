@@ -11,8 +11,8 @@ An argument of another type than its annotation raises ``TypeError``. A call tha
 that no kernel accepts raises ``NotImplementedError``, which says which ones declined and why. Outputs are untouched then.
 
 :func:`attention` has a gradient, of first order and in reverse mode; it follows ``torch.autocast`` and ``torch.vmap``. Where
-autograd wants any other derivative, also of an output or a cache, ``NotImplementedError`` says so. What an operator writes counts
-as changed in place.
+autograd wants any other derivative, also of an output or a cache, ``NotImplementedError`` says so. Tensors that an operator
+writes count as changed in place.
 """
 
 from fovea import _flops, block_masks, compat  # noqa: F401 (the formulas are registered)

@@ -15,13 +15,13 @@ from fovea._library import INTEGERS, WINDOW
 
 
 class _Kind(NamedTuple):
-    """What an annotation takes."""
+    """The values that an annotation takes."""
 
     classes: tuple[type, ...]
     """The commonest first, as isinstance() asks in this order."""
     words: str
     entries: tuple[Any, ...] = ()
-    """Of a sequence: the annotations of its entries; the last one is that of all further ones."""
+    """Annotations of the entries of a list or tuple; the last one holds for all further entries."""
 
 
 _KINDS = {
@@ -37,17 +37,17 @@ _ANY = _Kind((object,), "anything")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Axes = Mapping[str, str | tuple[str, ...]]
-"""Of tensors by name: their axes by name, as in "batch, seq, head, head_dim", or one such text for each rank that is taken."""
+"""The axes of tensors, by tensor: a text as "batch, seq, head, head_dim", or one such text for each rank that is taken."""
 
 
 class Arguments:
-    """What a function takes."""
+    """The arguments that a function takes."""
 
     def __init__(self, function: Callable[..., Any], axes: Axes, *, nested: bool = False) -> None:
         self._nested = nested
         """Whether its tensors may be nested; the body says what else they must be."""
         self.of = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
-        """What errors call the function."""
+        """The name of the function in errors."""
         self._signature = inspect.signature(function)
         parameters = self._signature.parameters.values()
         hints = get_type_hints(function)

@@ -105,7 +105,7 @@ def attention(
         v: ``[batch, seq_k, kv_head, dv]`` or ``[total_k, kv_head, dv]``, dtype of q. dqk and dv are multiples of 8 up to 512.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
-            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
+            Negative numbers are refused: flash-attn's ``(-1, -1)`` is None here.
             Hugging Face's ``sliding_window=w`` is ``causal=True, window=(w - 1, None)``.
         anchor: Whether positions are counted from the last query and last key (the default: a query is what was just appended) or
             from the first.
@@ -136,7 +136,7 @@ def attention(
         deterministic: Whether gradients have the same bits from run to run, as out and lse always do, at the price of some speed.
             Without, that of q may differ in its last bits. ``torch.use_deterministic_algorithms(True)`` asks for it too.
         block_mask: The blocks of keys that each block of queries sees: a :class:`fovea.BlockMask`, or a ``BlockMask`` of
-            ``torch.nn.attention.flex_attention``. Of a fixed batch. The band hides keys of listed blocks too.
+            ``torch.nn.attention.flex_attention``. The batch must be fixed. The band hides keys of listed blocks too.
         alibi_slopes: float32 ``[head]`` or ``[batch, head]``. Query i and key j get ``-slope * |i + seq_k - seq_q - j|``, after
             softcap; with ``anchor="top_left"``, ``-slope * |i - j|``. It has no gradient.
         bias: ``[batch, head, seq_q, seq_k]`` in the dtype of out, with any strides; any extent may be 1. Added after softcap; -inf
@@ -190,7 +190,7 @@ def attention(
 
 
 def _refuse_with_gradients(q: Tensor, alibi_slopes: Tensor | None, **arguments: Tensor | float | None) -> None:
-    """What the differentiable operator does not take."""
+    """Refuses arguments that the differentiable operator does not take."""
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise NotImplementedError("alibi_slopes.requires_grad: got True, want False (detach(); a bias has a gradient)")
     if q.dtype == torch.float8_e4m3fn:

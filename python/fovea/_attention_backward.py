@@ -85,7 +85,7 @@ def attention_backward(
     Args:
         dout: The gradient of ``out``, in its shape and dtype, with any strides whose last is 1.
         q, k, v: As in the forward pass: float32, float16, bfloat16 or (by the reference) float64.
-        out, lse: What the forward pass gave.
+        out, lse: The results of the forward pass.
         dlse: The gradient of ``lse``, float32 in its shape, with any strides; None is zeros.
         causal, window, anchor, scale, softcap, sink: As in the forward pass.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the forward pass.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.autocast does to dense attention, by the rule of torch's scaled_dot_product_attention."""
+"""Casts of dense attention under torch.autocast, by the rule of torch's scaled_dot_product_attention."""
 
 import torch
 from torch import Tensor

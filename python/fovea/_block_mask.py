@@ -49,14 +49,14 @@ class BlockMask:
 
     @classmethod
     def from_blocks(cls, blocks: Tensor, block_size: tuple[int, int] = (128, 128)) -> BlockMask:
-        """Of a bool tensor ``[batch or 1, head or 1, q_block, k_block]``: each block is seen whole or not at all."""
+        """Makes a mask from a bool tensor ``[batch or 1, head or 1, q_block, k_block]``. A block is seen whole or not at all."""
         return cls(*_lists(_of_rank_4(blocks)), block_size=block_size)
 
     @classmethod
     def from_pairs(
         cls, partial: Tensor, full: Tensor, pairs: Pairs, seq_k: int, block_size: tuple[int, int] = (128, 128)
     ) -> BlockMask:
-        """Of two bool tensors ``[batch or 1, head or 1, q_block, k_block]``, which say the kind of each block.
+        """Makes a mask from two bool tensors ``[batch or 1, head or 1, q_block, k_block]``, which say the kind of each block.
 
         ``pairs`` says which queries of partial blocks see which keys. It gets numbers in partial blocks alone; queries may lie
         past the end. The host waits for the longest list.
@@ -69,7 +69,7 @@ class BlockMask:
 
     @classmethod
     def from_mask(cls, mask: Tensor, block_size: tuple[int, int] = (128, 128)) -> BlockMask:
-        """Of a bool tensor ``[batch or 1, head or 1, seq_q, seq_k]``, or one without the first dimensions."""
+        """Makes a mask from a bool tensor ``[batch or 1, head or 1, seq_q, seq_k]``, or one without the first dimensions."""
         mask = _of_rank_4(mask)
         whole = torch.nn.functional.pad(mask, (0, -mask.shape[3] % block_size[1], 0, -mask.shape[2] % block_size[0]))
         by_block = whole.unflatten(3, (-1, block_size[1])).unflatten(2, (-1, block_size[0]))
@@ -86,8 +86,8 @@ class BlockMask:
 
     @classmethod
     def from_flex(cls, mask: Any) -> BlockMask:
-        """Of a ``torch.nn.attention.flex_attention.BlockMask``. Its ``mask_mod`` is evaluated once, for the partial blocks; the
-        result is kept as long as the mask is."""
+        """Converts a ``torch.nn.attention.flex_attention.BlockMask``. Its ``mask_mod`` is evaluated once, for the partial blocks.
+        The result is kept as long as the mask is."""
         known = _of_flex.get(id(mask))
         if known is not None and known[0]() is mask:
             return known[1]

@@ -16,7 +16,7 @@ from fovea._words import in_python, placed, renamed
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ESCAPED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a body raises where it cannot use a value. With ``_GOT`` in its text it says which."""
+"""Errors that a body raises where it cannot use a value. A text with ``_GOT`` in it says which value."""
 _CAUGHT = (*_ESCAPED, RuntimeError)
 _GOT = ": got "
 _SCHEMA = r"fovea::\w+\(\) "
@@ -41,8 +41,8 @@ def adapted(
         names: By the name of an argument of the function that is called inside: the caller's argument that it comes from.
         axes: The axes of tensors, by name; a tuple where several ranks are taken. The body sees no other rank.
         nested: Whether the body takes nested tensors.
-        error: What refuses a bad call, and what a ValueError of the function that is called inside becomes. TypeError and
-            NotImplementedError stay. What the body raises by itself stays too if its text says what it got.
+        error: The class of the error of a bad call. A ValueError of the function that is called inside gets this class too.
+            TypeError and NotImplementedError stay. An error that the body itself raises stays too if its text says what it got.
     """
 
     def around(function: Any) -> Any:
@@ -99,7 +99,7 @@ def _has_rank(value: Tensor, taken: tuple[int, ...]) -> bool:
 def _refused(
     error: Exception, arguments: Arguments, call: tuple[Any, Any], names: Mapping[str, str], refusal: type[Exception]
 ) -> Exception:
-    """What went wrong, in the names of the function's own arguments; the error itself where they say nothing of it."""
+    """The error in the names of the function's own arguments; the error itself where they say nothing of it."""
     try:
         given = arguments.bind(*call)
     except TypeError as mismatch:
@@ -127,7 +127,7 @@ def from_gate(error: Exception, cause: Exception | None = None) -> Exception:
 def untraced(function: _Function) -> _Function:
     """``torch.compiler.disable``, but its import of the compiler waits until a compiler traces the function.
 
-    That import takes a second. It keeps the default process group of torch.distributed until the program ends.
+    The import takes a second. It keeps the default process group of torch.distributed until the program ends.
     """
     disabled = None
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's dispatcher does around the operators: derivatives are refused, what is written counts as changed, views whose
-values are not those of their memory are resolved, errors get their type, and tracing runs nothing.
+"""The steps around an operator in torch's dispatcher: derivatives are refused, and written tensors count as changed. Views whose
+values are not those of their memory are resolved. Errors get their type, and tracing runs nothing.
 
 Kernels of the extension see none of this: torch's stable ABI has no way to ask for it.
 """

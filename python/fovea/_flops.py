@@ -43,7 +43,7 @@ def _forward(call: _Call) -> int:
 
 @_formula("attention_backward")
 def _backward(call: _Call) -> int:
-    """Of the scores again, and of dq and dk; of dp and dv."""
+    """Recomputed scores, dq and dk count with the head dim of q; dp and dv count with that of v."""
     return 2 * _pairs(call) * call["q"].shape[-2] * (3 * call["q"].shape[-1] + 2 * call["v"].shape[-1])
 
 
@@ -63,7 +63,7 @@ def _cached(call: _Call) -> int:
 
 @_formula("sparse_latent_attention")
 def _sparse(call: _Call) -> int:
-    """Of all tokens that the lists have room for."""
+    """Counts all tokens that the lists have room for."""
     q, listed = call["q"], call["indices"].shape[-1]
     if call["extra_indices"] is not None:
         listed += call["extra_indices"].shape[-1]

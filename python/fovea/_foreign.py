@@ -57,7 +57,7 @@ _NOT_HERE = {
 
 
 def lesson(given: Iterable[str], taken: Collection[str]) -> str | None:
-    """What to write in the place of the first keyword that is not taken; None if nobody else has it."""
+    """Advice on the first keyword that is not taken and that another package has; None if there is no such keyword."""
     for keyword in given:
         if keyword in taken:
             continue

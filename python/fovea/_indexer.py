@@ -42,7 +42,7 @@ def index_logits(
         block_table: int32 ``[batch, max_blocks]``; every sequence has ``rows / batch`` queries, the last of its keys.
         kv_len: int32 ``[batch]``, with a block_table: keys of a sequence. Query i of n sees the keys up to ``kv_len - n + i``.
         keep_outside: Whether what lies outside of the ranges stays as it was, rather than -inf. A new tensor holds anything there.
-        dtype: Of a new tensor: float32 or bfloat16.
+        dtype: The dtype of a new tensor: float32 or bfloat16.
         out: Written and returned instead of a new tensor: ``[rows, tokens]``, or ``[rows, columns]`` for the first columns of a
             paged sequence.
         implementation: Forces one of :func:`fovea.implementations` by name.
@@ -79,7 +79,7 @@ def topk_rows(
 ) -> Tensor:
     """The places of the k largest logits of each row, as a list that :func:`fovea.sparse_latent_attention` takes.
 
-    Of equal values the lower column comes first, and NaN comes after -inf, so that a list is the same whoever makes it.
+    The lower column of equal values comes first, and NaN comes after -inf. So every implementation makes the same list.
 
     Args:
         logits: ``[rows, columns]``, float32, float16 or bfloat16.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this build holds and what this machine can run."""
+"""The implementations in this build, the devices of this machine, and the settings of this process."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -85,5 +85,5 @@ def set_exact_rows(exact: bool) -> None:
 
 
 def get_exact_rows() -> bool:
-    """What ``set_exact_rows`` has set; False at first."""
+    """The value that ``set_exact_rows`` has set; False at first."""
     return torch.ops.fovea.exact_rows()

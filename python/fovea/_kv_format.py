@@ -22,7 +22,7 @@ class KvFormat:
     code: str
     """i8, e4m3, e5m2, u4 or e2m1; of two 4-bit codes in a byte, the even one is in the low four bits."""
     bits: int
-    """Of a code."""
+    """Bits of a code."""
     scale: str
     """none, token (float32 or float16), token_zero (float32 with the zero point in its four lowest bits), block_e4m3 or
     block_ue8m0."""
@@ -62,7 +62,7 @@ class KvFormat:
             head_dim: Values of a row.
             scale_dtype: float32, or float16 where a row has one scale without a zero point.
             inline: Whether the scales of a row lie behind its codes, as vLLM has them, or in memory of their own.
-            device: Of both tensors.
+            device: The device of both tensors.
         """
         for name, got, least in (("blocks", blocks, 0), ("page", page, 1), ("kv_heads", kv_heads, 0), ("head_dim", head_dim, 0)):
             if got < least:

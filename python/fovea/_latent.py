@@ -100,7 +100,7 @@ def latent_attention(
         max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
-            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
+            Negative numbers are refused: flash-attn's ``(-1, -1)`` is None here.
         scale: Multiplies the scores; None is ``d ** -0.5``. Models want that of keys before absorption, often ``192 ** -0.5``.
         cache_scale: For a float8_e4m3fn cache: the factor of its values. float32, one element.
         out: Written and returned instead of a new tensor: q's shape with 512 values, dtype of q. Rows of no sequence of a q without
@@ -110,7 +110,7 @@ def latent_attention(
         return_lse: Whether to return the log-sum-exp of the scores too (natural logarithm).
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
-        schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
+        schedule: The schedule that the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
         out, or (out, lse) with ``return_lse`` or ``lse``. A row that sees no key gives 0 and -inf.
@@ -245,7 +245,7 @@ def sparse_latent_attention(
         return_max_logits: Whether to return ``max_logits`` too.
         implementation: Forces one of :func:`fovea.implementations` by name.
         batch_invariant: Makes a row's result independent of the rest of the batch, bit for bit.
-        schedule: What the calls of a decode step share: see :class:`fovea.LatentSchedule`.
+        schedule: The schedule that the calls of a decode step share: see :class:`fovea.LatentSchedule`.
 
     Returns:
         out, or a tuple of out and the other requested outputs, lse before max_logits. A row without keys gives 0, -inf and -inf.

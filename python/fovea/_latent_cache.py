@@ -22,7 +22,7 @@ class CacheFormat:
 
     name: str
     bytes: int
-    """Of a token."""
+    """Bytes of a token."""
     row: int
     """Values of a token: ``codes + rope``."""
     codes: int
@@ -117,7 +117,7 @@ def dequantize_latent_cache(
         cache: uint8 ``[blocks, page, bytes]``; the block stride is free.
         slot_mapping: int64 ``[tokens]``; where it is -1 the row is left as it is, which is 0 in a new tensor.
         format: One of :func:`fovea.cache_formats`.
-        dtype: Of a new tensor: float32, float16 or bfloat16.
+        dtype: The dtype of a new tensor: float32, float16 or bfloat16.
         rows: Written and returned instead of a new tensor: ``[tokens, row]``.
         implementation: Forces one of :func:`fovea.implementations` by name.
 

@@ -52,7 +52,7 @@ class LatentSchedule:
         raise ValueError(_difference(call, self._call))
 
     def _memory_for(self, operation: str, arguments: tuple[Any, ...]) -> Tensor:
-        """What the operator takes as its schedule."""
+        """The memory that the operator takes as its schedule."""
         call = (operation, *map(_description, arguments))
         captured = is_captured(arguments[0])
         if self._memory is None or captured != self._captured or not self._fits(call):

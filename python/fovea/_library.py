@@ -128,7 +128,7 @@ def top_left(anchor: str) -> bool:
 
 
 def score_scale(scale: float | None) -> float:
-    """What multiplies the scores, as the operators take it: 0 stands for the default."""
+    """The factor of the scores, as the operators take it: 0 stands for the default."""
     if scale is None:
         return 0.0
     if scale == 0:

@@ -106,7 +106,7 @@ def paged_attention(
         max_kv_len: A bound of ``kv_len``; 0, or more than fits, is what the block table can hold.
         causal: A query sees the keys up to its own position.
         window: ``(left, right)``: a query sees at most this many keys before and after its own position; None is no bound.
-            What flash-attn says as ``(-1, -1)`` is None here: negative numbers are refused.
+            Negative numbers are refused: flash-attn's ``(-1, -1)`` is None here.
             Hugging Face's ``sliding_window=w`` is ``window=(w - 1, None)``.
         scale: Multiplies the scores; None is ``dqk ** -0.5``.
         softcap: c > 0 bounds the scores, ``c * tanh(s / c)``, before the mask; 0 is none.
@@ -186,7 +186,7 @@ def paged_cache_append(
         k_cache: ``[blocks, page, kv_head, dqk]``, written in place: dtype of k, or float8_e4m3fn, which stores
             ``k / k_scale`` rounded to nearest even and saturated at 448.
         v_cache: ``[blocks, page, kv_head, dv]``, likewise.
-        slot_mapping: int64 ``[tokens]``; -1 skips a row. Of two rows with one slot, each element is of either.
+        slot_mapping: int64 ``[tokens]``; -1 skips a row. Two rows may share a slot: each element is then of either.
         k_scale: For a float8_e4m3fn cache: float32, one element or ``[kv_head]``; None is 1.
         v_scale: As ``k_scale``, for v.
         k_format: "rows", or one of :func:`fovea.kv_formats`, as :func:`fovea.paged_attention` reads them; docs/kv_formats.md has

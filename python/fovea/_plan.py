@@ -35,7 +35,7 @@ from fovea._words import in_python
 
 _Parameters = ParamSpec("_Parameters")
 _ALIGNMENT = 16
-"""What plans are promised at most, in bytes."""
+"""The largest alignment that a plan is promised, in bytes."""
 _NAMES = {operator.overload: name for name, operator in OPERATORS.items()}
 
 

@@ -265,12 +265,12 @@ def quantized_attention(
     Products of int8 values are summed in integers, which is exact. Scores and the sums over v are float32.
 
     Args:
-        qk: What :func:`fovea.quantize_qk_int8` gave, or the same from elsewhere.
-        v: What :func:`fovea.quantize_v` gave, or the same from elsewhere.
+        qk: The result of :func:`fovea.quantize_qk_int8`, or the same from elsewhere.
+        v: The result of :func:`fovea.quantize_v`, or the same from elsewhere.
         causal, window, anchor: As in :func:`fovea.attention`.
         scale: Multiplies the scores; None is ``d ** -0.5``.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: As in the quantisers.
-        dtype: Of a new ``out``: torch.float16, torch.bfloat16 or torch.float32.
+        dtype: The dtype of a new ``out``: torch.float16, torch.bfloat16 or torch.float32.
         out: Written and returned instead of a new tensor: shape of q. Rows of no sequence are left
             alone; in a new tensor they are 0.
         lse: Written and returned instead of a new tensor: float32 ``[batch, head, seq_q]``, or ``[total_q, head]``. Likewise; in a

@@ -45,7 +45,7 @@ _DTYPES = {
 }
 _DTYPES |= {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
 _DTYPE = rf"(?<![\w.'\"])(?:{'|'.join(_DTYPES)})(?!\w)"
-# What torch's C++ calls "Half" or "Long" in an error is torch.half or torch.long here, but for some.
+# C++ names of dtypes in torch's errors: "Half" is torch.half and "Long" torch.long. _CPP_DTYPES has the exceptions.
 _CPP_DTYPE = r"(?<=dtype: got )[A-Z]\w*"
 _CPP_DTYPES = {"Byte": "uint8", "Char": "int8", "ComplexHalf": "chalf", "ComplexFloat": "cfloat", "ComplexDouble": "cdouble"}
 

@@ -45,7 +45,7 @@ def install(package: str, *, force: bool = False) -> ModuleType:
     Args:
         package: Which interface: "deep_gemm" (its indexer alone), "flash_attn" (2.8, and FlashAttention-3's
             ``flash_attn_interface`` with it), "flashinfer" (0.6 and 0.7, attention alone), "flash_mla" or "sageattention" (2.2).
-        force: Replace the real package where it is already imported. What others took from it before stays what it was.
+        force: Replace the real package where it is already imported. Objects that others took from it before stay what they were.
 
     Returns:
         The module.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drop-in modules share: arguments of other packages in Fovea's terms, and refusals by name."""
+"""Shared by the drop-in modules: arguments of other packages in Fovea's terms, and refusals by name."""
 
 import operator
 from typing import Any

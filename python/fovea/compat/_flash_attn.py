@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flash-attn's two interfaces share: attention on tensors of their layouts. ``_flash_attn_kvcache.py`` has their cache."""
+"""Shared by flash-attn's two interfaces: attention on tensors of their layouts. ``_flash_attn_kvcache.py`` has their cache."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from fovea.compat._arguments import bound, check, checked_scale, readable, rows,
 
 
 class Scores(NamedTuple):
-    """What happens between q @ k^T and the softmax, in flash-attn's words."""
+    """The steps between q @ k^T and the softmax, in flash-attn's words: scale, softcap and mask."""
 
     softmax_scale: Tensor | float | None
     causal: bool
@@ -70,8 +70,8 @@ class Ragged(NamedTuple):
     def used(self, seqused_q: Tensor | None, seqused_k: Tensor | None) -> tuple["Ragged", int]:
         """The same rows where each sequence has its first ones alone, and in how many sequences each is split for that.
 
-        What is not used becomes sequences without keys, or without queries: 0 comes out, and gradients of 0. Their lengths are
-        bounded by nothing that the caller says.
+        Unused queries become sequences without keys, and unused keys sequences without queries: out and gradients are 0 there.
+        The caller's bounds do not hold for their lengths.
         """
         (begin_q, used_q, end_q), (begin_k, used_k, _) = (
             _parts(*each) for each in (("q", self.cu_seqlens_q, seqused_q), ("k", self.cu_seqlens_k, seqused_k))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flash-attn's functions append to their cache, and rotary embeddings of it."""
+"""New keys and values that flash-attn's functions append to their cache, and rotary embeddings."""
 
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Rotary(NamedTuple):
 
 
 class New(NamedTuple):
-    """What a call appends to a cache before it attends: ``[batch, seq_new, kv_head, dim]``."""
+    """The keys and values that a call appends to a cache before it attends: ``[batch, seq_new, kv_head, dim]``."""
 
     k: Tensor
     v: Tensor
@@ -71,7 +71,7 @@ class New(NamedTuple):
 def appended(
     k: Tensor | None, v: Tensor | None, cos: Tensor | None, sin: Tensor | None, interleaved: bool, seqlens: Tensor | None = None
 ) -> New | None:
-    """What a call appends, checked."""
+    """The checked keys and values that a call appends; None without any."""
     check((k is None) == (v is None), "k and v", "one of them", "both or none")
     check((cos is None) == (sin is None), "rotary_cos and rotary_sin", "one of them", "both or none")
     if k is None or v is None:
@@ -101,7 +101,7 @@ class Append(NamedTuple):
     lengths: Tensor
     new: New
     options: dict[str, Any]
-    """Of attention, once they are in the cache."""
+    """Options of the attention that follows the append."""
 
     def check(self, queries: Queries, attend: Any) -> None:
         """Refuses what attention would refuse once the new keys are in the cache."""

@@ -48,7 +48,7 @@ class Attend(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a call says beside its queries, its cache and new keys."""
+    """The arguments of a call beside its queries, its cache and new keys."""
 
     scores: Scores
     return_lse: bool

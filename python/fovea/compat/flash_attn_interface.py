@@ -2,13 +2,13 @@
 """FlashAttention-3's Python interface (``flash_attn_interface``, as of 2026) over Fovea's dense and paged attention.
 
 Argument names, order, defaults, layouts and results are FlashAttention-3's. Its functions return out alone, and (out, lse) with
-``return_attn_probs``; versions of early 2025 always returned both. What differs:
+``return_attn_probs``; versions of early 2025 always returned both. Differences:
 
 * ``num_splits``, ``pack_gqa``, ``sm_margin`` and ``scheduler_metadata`` are taken and change nothing: Fovea plans by itself.
 * Ragged new keys raise NotImplementedError, as do new keys together with ragged queries.
 * ``attention_chunk`` has gradients. ``qv`` has none, and takes the head dims 64 of q and k and 512 of v.
 * ``q_descale`` and its like are the scales of float8_e4m3fn tensors.
-* What ``fovea.compat.flash_attn`` says of devices, dtypes, pages and gradients holds here too.
+* The differences of ``fovea.compat.flash_attn`` in devices, dtypes, pages and gradients hold here too.
 """
 
 from typing import Any
@@ -77,7 +77,7 @@ def flash_attn_func(
 
     Args:
         q: ``[batch, seq_q, head, dqk]``; k and v ``[batch, seq_k, kv_head, dqk or dv]``. float8_e4m3fn gives bfloat16.
-        q_descale: Of float8_e4m3fn: float32 ``[batch, kv_head]``; k_descale and v_descale likewise.
+        q_descale: The factor of a float8_e4m3fn q: float32 ``[batch, kv_head]``; k_descale and v_descale likewise.
         qv: ``[batch, seq_q, head, 512]``: scores are ``scale * (q @ k^T + qv @ v^T)``, with 64 as dqk and 512 as dv. Not
             differentiable. ``softmax_scale`` None is ``576 ** -0.5`` then.
         window_size: ``(left, right)`` keys before and after a query's own position; -1 is no bound.
@@ -233,7 +233,7 @@ def flash_attn_with_kvcache(
 
     Returns:
         out ``[batch, seq_q, head, d]``, or (out, lse float32 ``[batch, head, seq_q]``, None, None) with ``return_softmax_lse``:
-        FlashAttention-3 has partial results of split keys in the last two places. Of a ragged batch: out like q, and
+        FlashAttention-3 has partial results of split keys in the last two places. A ragged batch gives out like q, and
         lse ``[head, total_q]``.
     """
     refuse("new keys are a fixed batch", cu_seqlens_k_new=cu_seqlens_k_new)

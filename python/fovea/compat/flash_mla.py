@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashMLA's Python interface (its releases with Hopper kernels, 2025 to September 2026) over Fovea's latent and dense attention.
 
-Shapes, argument order, results and errors are FlashMLA's. What differs:
+Shapes, argument order, results and errors are FlashMLA's. Differences:
 
 * Tensors may be on the CPU as well. Any number of heads, any page size, any top-k, rows of 512 as well as of 576, and packed caches
   read densely, as far as the device's kernels go.
@@ -9,17 +9,17 @@ Shapes, argument order, results and errors are FlashMLA's. What differs:
   they get the same tensors of lengths, as the layers of a step do; FlashMLA's rule, one object for calls with equal lengths, is all
   that code has to keep. Where FlashMLA would keep a schedule that may be out of date, a new one is computed: when the lengths
   come in other tensors, or torch has written to them since; when strides, dtypes or optional arguments differ; and when the capture
-  of a graph has begun or ended since, so that an object from outside of a capture does no harm within. What cannot be noticed
-  without a wait for the device falls under FlashMLA's rule: lengths in inference tensors, lengths written by a graph's replay or by
-  a kernel that torch does not know, and two graphs captured one after the other. Compiled functions share nothing.
+  of a graph has begun or ended since, so that an object from outside of a capture does no harm within. Changes that
+  only a wait for the device would show fall under FlashMLA's rule: lengths in inference tensors, lengths written by a graph's
+  replay or by a kernel that torch does not know, and two graphs captured one after the other. Compiled functions share nothing.
 * ``lse`` and ``max_logits`` are natural logarithms, as in FlashMLA since its sparse prefill takes ``attn_sink``. The first release
   of sparse prefill (September 2025) gave both to base 2, and -inf for a query that sees no key: code written for that one
   multiplies both by ``log2(e)``.
-* What other branches have is not here: ``indexer_topk`` of sparse prefill. Copies of FlashMLA inside of vLLM and SGLang have names
-  of their own, which :func:`fovea.compat.install` does not replace.
+* Features of other branches are not here: ``indexer_topk`` of sparse prefill. Copies of FlashMLA inside of vLLM and SGLang have
+  names of their own, which :func:`fovea.compat.install` does not replace.
 * ``flash_attn_varlen_func`` and its packed forms have a gradient for grouped-query heads too.
   A query that sees no key has the lse -inf in these three.
-* What cannot be computed is refused with an exception, never by ending the process. Gradients of latent attention are refused too
+* A call that cannot be computed raises an exception; it never ends the process. Gradients of latent attention are refused too
   (NotImplementedError): FlashMLA gives results that autograd knows nothing of.
 """
 
@@ -85,7 +85,7 @@ _PREFILL_NAMES = {"cache": "kv", "scale": "sm_scale", "sink": "attn_sink"}
 
 @dataclass
 class FlashMLASchedMeta:
-    """What :func:`get_mla_metadata` gives: empty at first, then bound to the shapes of the first call that it is passed to."""
+    """The result of :func:`get_mla_metadata`: empty at first, then bound to the shapes of the first call that it is passed to."""
 
     @dataclass
     class Config:
@@ -168,7 +168,7 @@ def flash_mla_with_kvcache(
         softmax_scale: Multiplies the scores; None is ``d ** -0.5``.
         causal: Whether a query sees the keys up to its own position only; the last query is the last token. Dense mode.
         is_fp8_kvcache: Whether the cache is packed.
-        indices: int32 ``[b, s_q, topk]``: ``block * page + slot`` of each token. What lies outside of the cache is ignored.
+        indices: int32 ``[b, s_q, topk]``: ``block * page + slot`` of each token. Entries outside of the cache are ignored.
         attn_sink: float32 ``[h_q]``, a logit that joins the softmax's denominator only. With ``indices``, as all that follow.
         extra_k_cache: A second packed cache, with a page size of its own, that joins the same softmax.
         extra_indices_in_kvcache: As ``indices``, for the second cache.
@@ -238,7 +238,7 @@ def flash_mla_sparse_fwd(
     Args:
         q: ``[s_q, h_q, d]``.
         kv: ``[s_kv, 1, d]`` in q's dtype.
-        indices: int32 ``[s_q, 1, topk]``. What lies outside of kv, negative or too large, is ignored.
+        indices: int32 ``[s_q, 1, topk]``. Entries outside of kv, negative or too large, are ignored.
         sm_scale: Multiplies the scores.
         d_v: 512.
         attn_sink: float32 ``[h_q]``, a logit that joins the softmax's denominator only.
@@ -302,7 +302,7 @@ def _sparse_decode(
 
 
 def _assert(ok: bool, subject: str, got: object, want: object) -> None:
-    """What FlashMLA asserts; not an assert statement, since those vanish under python -O."""
+    """Makes an assertion of FlashMLA's; not an assert statement, since those vanish under python -O."""
     if not ok:
         raise AssertionError(f"{subject}: got {got}, want {want}")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SageAttention's Python interface (version 2.2) over Fovea's 8-bit attention.
 
-Argument names, order, defaults, layouts and results are SageAttention's. What differs:
+Argument names, order, defaults, layouts and results are SageAttention's. Differences:
 
 * Unknown arguments raise TypeError. SageAttention takes and ignores them.
 * The CPU and every NVIDIA GPU from compute capability 7.5 on are served, with head dims up to 256.
@@ -45,7 +45,7 @@ _Result = Tensor | tuple[Tensor, Tensor]
 
 
 class _Call(NamedTuple):
-    """What all functions of plain tensors take."""
+    """The arguments that all functions of plain tensors take."""
 
     tensor_layout: str
     is_causal: bool

@@ -40,7 +40,7 @@ def agree(call: str, fields: Fields, fault: Exception | None, device: torch.devi
 
 
 def _error(call: str, everyone: list[tuple[Fields, _Fault | None]]) -> Exception:
-    """Of the first fault, or of the first field that differs."""
+    """The error of the first fault, or of the first field that differs."""
     for rank, (_, fault) in enumerate(everyone):
         if fault is not None:
             return (NotImplementedError if fault[0] else ValueError)(f"{call}: rank {rank}: {fault[1]}")

@@ -94,7 +94,7 @@ def attention(
         k, v: This rank's shards, likewise.
         layout: Which rank holds which tokens (:class:`Layout`): the same on every rank.
         group: The ranks; None is the default group.
-        layout_k: That of k and v, where they have other lengths than q.
+        layout_k: The layout of k and v, where they have other lengths than q.
         way: How keys and queries meet. ``"ring"``: K and V travel from rank to rank. ``"gathered"``: each rank gets all K and V
             while it attends to its own. ``"heads"``: each rank gets all tokens of some heads. ``"two_level"``: heads within a
             node, a ring between nodes. ``"auto"``: the one that the cost model takes for the fastest.
@@ -156,7 +156,7 @@ def _run(way: str, call: Call, mesh: DeviceMesh | None) -> _Run:
 
 
 def _refuse_transforms(inputs: _Inputs) -> None:
-    """What an autograd function with messages inside does not take."""
+    """Refuses transforms that an autograd function with messages inside does not take."""
     refuse_tangents(_Inputs._fields, inputs)
     refuse_grad_transforms(*inputs)
     if is_mapped(*inputs):
@@ -189,7 +189,7 @@ class _Attention(torch.autograd.Function):
 def _check_shards(
     inputs: _Inputs, layouts: tuple[Layout, Layout], way: str, group: ProcessGroup | None, mesh: DeviceMesh | None
 ) -> None:
-    """What this rank can see by itself, before any rank waits for another."""
+    """Checks all that this rank can see by itself, before any rank waits for another."""
     rank, ranks = place(group)
     q, k, v, _ = inputs
     for name, layout in zip(("layout", "layout_k"), layouts, strict=True):
@@ -237,7 +237,7 @@ def _plan(inputs: _Inputs, options: dict[str, Any]) -> None:
 
 
 def _fields(inputs: _Inputs, layouts: tuple[Layout, Layout], options: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal on all ranks, in the words of an error."""
+    """The fields that must be equal on all ranks, in the words of an error."""
     fields: dict[str, Any] = {"layout": str(layouts[0]), "layout_k": str(layouts[1])}
     for name, tensor in zip(_Inputs._fields, inputs, strict=True):
         fields[name] = "None" if tensor is None else "a tensor"

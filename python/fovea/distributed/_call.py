@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ways of a call share."""
+"""The description of a call that all ways share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     group: ProcessGroup | None
     rank: int
     layout: Layout
-    """Of q."""
+    """The layout of q."""
     layout_k: Layout
     mask: Mask
     scores: Scores

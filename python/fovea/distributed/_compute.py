@@ -20,7 +20,7 @@ _attention_backward = OPERATORS["attention_backward"]
 
 @dataclass(frozen=True)
 class Scores:
-    """What makes scores of q and k, as the operators take it."""
+    """Scale and softcap of the scores, as the operators take them."""
 
     scale: float
     softcap: float
@@ -115,7 +115,7 @@ def sink_share(lse: Tensor, sink: Tensor) -> Tensor:
 
 
 def sink_gradient(forward: Forward) -> Tensor | None:
-    """That of this shard's rows."""
+    """The gradient of the sink over this shard's rows; None without a sink."""
     if forward.sink is None:
         return None
     delta = (forward.dout.float() * forward.out.float()).sum(dim=-1)

@@ -56,7 +56,7 @@ class Machine:
 
     @adapted()
     def collective(self, ranks: int) -> float:
-        """What a collective call takes beside its bytes."""
+        """Seconds of a collective call beside those of its bytes."""
         within("ranks", ranks, 1, MOST_RANKS)
         return self.latency + (ranks - 1) * self.hop
 
@@ -147,7 +147,7 @@ def _check(way: str, problem: Problem) -> None:
 
 @adapted()
 def sent_bytes(way: Way, problem: Problem) -> int:
-    """What each rank sends where all ranks have as many tokens and need all keys: exactly what is counted."""
+    """Bytes that each rank sends where all ranks have equally many tokens and need all keys: exactly what is counted."""
     _check(way, problem)
     p = problem
     rows, others = p.tokens // p.ranks, p.ranks - 1
@@ -236,7 +236,7 @@ def choose(problem: Problem, machine: Machine, between: Machine | None = None, r
 
 @adapted()
 def machine_of(device: torch.device) -> Machine:
-    """What a call is judged by that names no way."""
+    """The machine by which the cost model judges a call that names no way."""
     if device.type == "cpu":
         return CPU
     large = torch.cuda.get_device_properties(device).total_memory > 100 << 30

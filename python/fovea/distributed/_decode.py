@@ -3,7 +3,7 @@
 
 Queries are the last tokens of their sequence. A query sees the first tokens of the sequence, up to its own position. A rank's
 share of those are the first tokens of its own pages. So each query row is a sequence of its own, with the rank's table of pages,
-and the number of these tokens as its length. That number follows on the device from the length of the whole sequence.
+and the number of these tokens as its length. The number follows on the device from the length of the whole sequence.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def paged_attention(
         return_lse: Whether to return the log-sum-exp of the scores over all ranks too.
         merge: How results meet. ``"gather"``: each rank gets those of all. ``"scatter"``: each rank merges some heads, and gets the
             merged others. ``"auto"``: the one that the cost model takes for the faster.
-        step: What the layers of a decode step share (:class:`Step`).
+        step: The state that the layers of a decode step share (:class:`Step`).
         check: Whether ranks first make sure that they make the same call. Switch it off where a graph records, and under
             torch.compile.
 
@@ -253,7 +253,7 @@ def sparse_latent_attention(
 
 
 class _Step(NamedTuple):
-    """What the operations share."""
+    """The arguments that all operations have."""
 
     name: str
     q: Tensor
@@ -264,7 +264,7 @@ class _Step(NamedTuple):
 
 
 def _over_ranks(step: _Step, fields: dict[str, Any], attend: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """out and lse of this rank's pages, merged with those of the others. What one rank finds wrong reaches all before they meet."""
+    """out and lse of this rank's pages, merged with those of the others. A fault of one rank reaches all before they meet."""
     name = f"fovea.distributed.{step.name}"
     own, fault = None, None
     if step.check:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks send each other, counted in bytes, with errors that name the call."""
+"""Messages between ranks, counted in bytes, with errors that name the call."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Keys:
 
 
 def _bytes(tensor: Tensor, dim: int, rows: int) -> int:
-    """Of a shard with so many rows."""
+    """Bytes of a shard with so many rows."""
     count = tensor.element_size()
     for extent in with_rows(tensor, dim, rows):
         count *= extent

@@ -30,8 +30,8 @@ class Layout:
     rank r has chunk r and chunk ``2 * ranks - 1 - r``, so that causal work is the same on all ranks; ``ranks`` of them in the order
     ``"contiguous"``, of which rank r has chunk r.
 
-    A rank's shard of a fixed batch is ``[batch, tokens, ...]``: its first chunk, then its second. That of a ragged batch is
-    ``[tokens, ...]``: the first chunks of all sequences one after another, then the second ones.
+    A rank's shard of a fixed batch is ``[batch, tokens, ...]``: its first chunk, then its second. The shard of a ragged batch
+    is ``[tokens, ...]``: the first chunks of all sequences one after another, then the second ones.
 
     Args:
         lengths: The tokens of every sequence of a fixed batch (an int), or of each sequence of a ragged one. Every rank knows them.
@@ -80,7 +80,7 @@ class Layout:
 
     @adapted()
     def chunks(self, rank: int, part: int) -> list[tuple[int, int]]:
-        """That of each sequence."""
+        """The first token of a chunk, and the one past its last, in each sequence."""
         self._check(rank, part)
         return self._chunks(rank, part)
 
@@ -138,7 +138,7 @@ class Layout:
 
 
 def _names(lengths: int | Sequence[int]) -> list[str]:
-    """What an error calls each length."""
+    """The name of each length in errors."""
     return [f"lengths[{at}]" for at in range(len(lengths))] if isinstance(lengths, Sequence) else ["lengths"]
 
 

@@ -89,6 +89,6 @@ def _split(packed: Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dty
 
 
 def _unpacked(packed: Tensor, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What all ranks sent, merged."""
+    """out and lse, merged from the bytes that all ranks sent."""
     outs, lses = zip(*(_split(part, shape, dtype) for part in packed), strict=True)
     return fovea.merge_states(outs, lses)

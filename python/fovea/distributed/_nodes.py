@@ -16,7 +16,7 @@ class Nodes(NamedTuple):
     inside: ProcessGroup | None
     """This rank's node."""
     ranks: int
-    """Of a node."""
+    """Ranks of a node."""
     nodes: int
     between: ProcessGroup | None
     """The ranks at this place of all nodes."""

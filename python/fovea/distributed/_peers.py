@@ -29,7 +29,7 @@ _TIMEOUT_MS = 600_000
 
 
 class PeerMemory:
-    """A buffer of each rank, mapped into the others. What a rank puts there stays until its next ``put``."""
+    """A buffer of each rank, mapped into the others. Tensors that a rank puts there stay until its next ``put``."""
 
     def __init__(self, group: ProcessGroup, size: int, device: torch.device):
         """All ranks together, with one size."""
@@ -66,7 +66,7 @@ _recorded: list[PeerMemory] = []  # graphs read them
 
 
 def peer_memory(group: ProcessGroup | None, size: int, device: torch.device) -> PeerMemory | None:
-    """That of a group, with room for so many bytes: the same number on every rank. None where its GPUs cannot have it.
+    """The memory of a group, with room for so many bytes: the same number on every rank. None where its GPUs cannot have it.
 
     The first call of a group, and one that needs more room than those before, meets all ranks: it cannot be recorded.
     """

@@ -55,7 +55,7 @@ def _rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _check(batch: Batch) -> None:
-    """What the operators do not see of a batch whose rows are sequences of their own."""
+    """Checks what the operators do not see of a batch whose rows are sequences of their own."""
     q, kv_len, cu, total_q = batch.q, batch.kv_len, batch.cu_seqlens_q, batch.total_q
     sequences = kv_len.shape[0]
     for name in ("block_table", "kv_len", "cu_seqlens_q"):

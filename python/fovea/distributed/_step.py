@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of a decode step have in common."""
+"""The state that the layers of a decode step share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Step:
 
 
 def rows_of_step(step: Step | None, batch: Batch, deal: PageDeal, rank: int) -> tuple[Tensor, Tensor, int]:
-    """As ``own_rows``. What lies in other tensors than those of an earlier call is computed again."""
+    """As ``own_rows``. The rows are recomputed where a call's tensors are not those of an earlier call."""
     if step is None or torch.compiler.is_compiling():
         return own_rows(batch, deal, rank)
     tensors = [tensor for tensor in (batch.block_table, batch.kv_len, batch.cu_seqlens_q) if tensor is not None]

@@ -33,7 +33,7 @@ class KvCache(Cache):
         """
         Args:
             k_format: A name of :func:`fovea.kv_formats`, of keys.
-            v_format: Of values; that of keys if None.
+            v_format: The format of values; that of keys if None.
         """
         formats = formats_of(k_format, v_format)
         super().__init__(layer_class_to_replicate=lambda: CodesLayer(*formats))  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def formats_of(k_format: str, v_format: str | None) -> tuple[str, str]:
 
 
 class CodesLayer(CacheLayerMixin):
-    """Codes and scales of one layer, ``[batch, token, kv_head, ...]``. What update() returns stands for them."""
+    """Codes and scales of one layer, ``[batch, token, kv_head, ...]``. The tensors that update() returns stand for them."""
 
     is_sliding = False
     is_croppable = True
@@ -172,8 +172,8 @@ def attend(codes: CodesLayer, q: Tensor, mask: Tensor | None, window: Any, optio
     Args:
         codes: The layer, which has these tokens already.
         q: Their queries.
-        mask: Of transformers, or None.
-        window: What queries see around their positions where there is no mask.
+        mask: The mask that transformers passes, or None.
+        window: ``(left, right)``, the keys that queries see around their positions; counts where mask is None.
         options: Others of fovea.attention.
     """
     shape = (*q.shape[:2], codes.length)
@@ -211,7 +211,7 @@ def _count(part: slice | tuple[int, ...], size: int) -> int:
 
 
 def _window(band: RowBand, shape: tuple[int, int, int]) -> tuple[int | None, int | None]:
-    """What the queries see around their positions, the last query's being the last key."""
+    """The window ``(left, right)`` of the queries. The position of the last query is that of the last key."""
     queries, keys = _count(band.queries, shape[1]), _count(band.keys, shape[2])
     offset = keys - queries
     left = None if band.left is None or band.left + offset >= keys - 1 else band.left + offset

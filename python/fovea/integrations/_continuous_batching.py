@@ -80,10 +80,10 @@ def _block_tables_on_every_device(ensure: Any) -> Any:
 
 @torch.compiler.disable
 def update(cache: PagedAttentionCache, layer: int, k: Tensor, v: Tensor, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """What the models do by themselves from transformers 5.24 on: lets the cache take a layer's new keys and values.
+    """Lets the cache take a layer's new keys and values. From transformers 5.24 on, the models do so by themselves.
 
     Args:
-        call: What the manager passes to every layer. Afterwards it says what is this layer's.
+        call: The arguments that the manager passes to every layer. Afterwards it says what is this layer's.
 
     Returns:
         The keys and values that the cache has of the sequences, or with a block table the new ones, which are not stored yet.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention under a mask of four dimensions. What is read off the mask stays on it, for the model's other layers."""
+"""Attention under a mask of four dimensions. Bands that are read off the mask stay on it, for the model's other layers."""
 
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from fovea.integrations._row_bands import MaskRefused, RowBand, row_bands, times
 from fovea.integrations._segments import Segments
 
 Bands = tuple[RowBand, ...] | Segments
-"""What the rows of a mask's batch see."""
+"""The visible keys of the rows of a mask's batch."""
 NEED_EAGER = "use attn_implementation='eager' for it"
 
 
@@ -122,7 +122,7 @@ def _seen(mask: Tensor) -> Tensor:
 
 
 class _Kept(NamedTuple):
-    """What was read off a mask."""
+    """Bands that were read off a mask, and the mask's state at that time."""
 
     bands: Bands
     made_for: tuple[int, int, int]

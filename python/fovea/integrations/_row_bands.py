@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 24  # values of the mask: a long prompt's mask is never held who
 
 @dataclass(frozen=True)
 class RowBand:
-    """What the queries of one batch row see.
+    """The visible keys of the queries of one batch row.
 
     Query i of ``queries`` sees key j of ``keys`` iff ``-left <= j - i <= right``, both counted from 0 in their ranges; None is
     no bound. Queries outside of ``queries`` see nothing.

@@ -105,7 +105,7 @@ class CommonBand(NamedTuple):
 
 
 def common_band(index: Tensor, first: Tensor, end: Tensor, length: Tensor) -> CommonBand:
-    """Of queries and ranges counted in a sequence of some length."""
+    """The band of queries and ranges that are counted in a sequence of some length."""
     left, right = _common((index - first)[first > 0]), _common((end - 1 - index)[end < length])
     begins = torch.zeros_like(index) if left is None else (index - left).clamp(min=0)
     return CommonBand(left, right, begins, length if right is None else torch.minimum(index + right + 1, length))

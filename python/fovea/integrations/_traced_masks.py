@@ -4,9 +4,9 @@ computed on the device.
 
 transformers makes a mask from a function of indices. Which function it is, decides what is done:
 
-* Of causal, sliding-window, chunked, packed or full attention over as many keys as queries, a sequence begins at every token that
+* Causal, sliding-window, chunked, packed or full attention over as many keys as queries: a sequence begins at every token that
   does not see the one before.
-* Of causal attention over a longer cache, each row of the batch has one run of keys, which ends at its last query.
+* Causal attention over a longer cache: each row of the batch has one run of keys, which ends at its last query.
 
 The lengths are an int32 tensor ``[1, 1, 2, sequences + 1]`` in the mask's place: cu_seqlens of queries, then of keys.
 """
@@ -24,7 +24,7 @@ from fovea.integrations._segments import repeat_lengths
 
 @dataclass
 class TracedMask:
-    """What transformers gives a mask interface. Query i has position ``q_offset + i``, key j has ``kv_offset + j``."""
+    """Arguments that transformers gives a mask interface. Query i has position ``q_offset + i``, key j has ``kv_offset + j``."""
 
     batch: int
     seq_q: int

@@ -7,7 +7,7 @@
 
 Padding on either side, packed sequences (``position_ids`` that restart, or ``cu_seq_lens_q`` and its like), sliding windows,
 chunked attention, softcap, attention sinks and grouped-query attention give what eager attention gives, and dropout is drawn by
-torch's generator. What the library cannot compute exactly (attention weights as an output, biases, other masks) raises
+torch's generator. Features that the library cannot compute exactly (attention weights as an output, biases, other masks) raise
 NotImplementedError. Queries that see no key,
 such as padding on the left, give zeros. Training works: attention is differentiable. Models with an indexer, such as deepseek_v32,
 run as long as it lists all keys; longer contexts raise NotImplementedError.
@@ -72,10 +72,10 @@ def register(
     """Makes ``attn_implementation=name`` available to every model that uses transformers' attention interface.
 
     Args:
-        name: What to call it.
+        name: The name of this attention.
         implementation: Forces one of :func:`fovea.implementations` by name.
         k_format: A name of :func:`fovea.kv_formats`, of the keys that ``generate_batch`` stores; None is the model's dtype.
-        v_format: Of values; that of keys if None.
+        v_format: The format of values; that of keys if None.
     """
     if k_format is None and v_format is not None:
         raise ValueError(f"k_format: got None, want a format, as v_format is {v_format!r}")
@@ -217,7 +217,7 @@ def _token_major(tensor: Tensor) -> Tensor:
 
 
 def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
-    """What would change the result and is not computed here."""
+    """Refuses options that would change the result and are not computed here."""
     if dropout:
         raise NotImplementedError(f"dropout: got {dropout}, want 0 over a paged cache ({NEED_EAGER}, or model.eval())")
     if kwargs.get("output_attentions"):
@@ -227,7 +227,7 @@ def _refuse_extras(dropout: float, kwargs: dict[str, Any]) -> None:
 
 
 def _check_lists(module: torch.nn.Module, keys: int | None, kwargs: dict[str, Any]) -> None:
-    """What an indexer lists for each query, keys or blocks of keys. The mask still has the others, so there must be none."""
+    """Refuses an indexer's lists, of keys or blocks of keys, that leave any key out. The mask still has the keys left out."""
     for name, size in (("indices", 1), ("block_indices", getattr(getattr(module, "indexer", None), "block_size", 1))):
         lists = kwargs.get(name)
         if lists is None or (keys is not None and lists.shape[-1] * size >= keys):

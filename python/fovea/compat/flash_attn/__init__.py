@@ -2,7 +2,7 @@
 """flash-attn 2.8's Python interface over Fovea's dense and paged attention.
 
 Argument names, order, defaults, layouts and results are flash-attn's; ``fovea.compat.flash_attn_interface`` has those of
-FlashAttention-3. What differs (docs/flash_attn.md has the whole table):
+FlashAttention-3. Differences (whole table: docs/flash_attn.md):
 
 * Tensors may be on the CPU, and float32 or float64 too; pages may have any size; v may have another head dim than q and k.
 * ALiBi and dropout over pages and caches, and dropout with ``return_attn_probs`` raise NotImplementedError.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashInfer's Python interface (0.6 and 0.7) for attention over Fovea's paged and dense attention.
 
-Names, order and defaults of arguments, layouts and results are FlashInfer's. What differs (docs/flashinfer.md has the whole table):
+Names, order and defaults of arguments, layouts and results are FlashInfer's. Differences (whole table: docs/flashinfer.md):
 
 * Tensors may be on the CPU, and float32 too; pages and head dims may have any size that Fovea's attention takes.
 * RoPE and ALiBi inside of attention, FP4 out of pages, and kernels of the caller's own raise NotImplementedError.
 * Workspace buffers, backends and the choice of tensor cores are taken, and change nothing: Fovea plans by itself.
 * A query that sees no key gives 0, and -inf as its lse.
-* What else FlashInfer has (latent attention, cascades, sampling, matrix products and others) is not here.
+* Other features of FlashInfer (latent attention, cascades, sampling, matrix products and others) are not here.
 """
 
 from fovea.compat.flashinfer import cascade, decode, fp4_quantization, page, prefill, sparse

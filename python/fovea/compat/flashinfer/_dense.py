@@ -33,7 +33,7 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None, return
 
 
 def dense_dtype(dtypes: tuple[torch.dtype, ...], written: torch.dtype) -> torch.dtype | None:
-    """What 8-bit values among these are converted to, exactly; None where Fovea takes them as they are."""
+    """The dtype to which 8-bit values among these are converted, exactly; None where Fovea takes them as they are."""
     if all(dtype == torch.float8_e4m3fn for dtype in dtypes):
         return None
     return next((dtype for dtype in dtypes if dtype not in EIGHT_BITS), written)

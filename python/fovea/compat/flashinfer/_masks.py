@@ -10,7 +10,7 @@ from fovea._masks import pack_mask
 from fovea.compat.flashinfer._terms import want
 
 Bits = dict[str, Tensor]
-"""What Fovea's functions take of a mask; nothing without one."""
+"""A mask's arguments of Fovea's functions, by name; empty without a mask."""
 MASK_BUFFERS = ("custom_mask_buf", "mask_indptr_buf")
 
 

@@ -16,7 +16,7 @@ LOG2E = math.log2(math.e)
 
 
 class Output(NamedTuple):
-    """What run() returns, and the tensors that it fills."""
+    """The form of run()'s results, and the tensors that it fills."""
 
     dtype: torch.dtype
     out: Tensor | None = None

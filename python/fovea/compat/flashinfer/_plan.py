@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plan() takes, checked: numbers on the host, and heads, dims and dtypes that run() computes."""
+"""Checked arguments of plan(): numbers on the host, and heads, dims and dtypes that run() computes."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -93,7 +93,7 @@ class PageList(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a plan expects of q, k and v, and what is written."""
+    """The heads, dims and dtypes that a plan expects of q, k and v, and the dtype that is written."""
 
     q_heads: int
     kv_heads: int

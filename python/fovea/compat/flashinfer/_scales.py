@@ -23,7 +23,7 @@ def has_scale(tensor: Tensor) -> bool:
 
 
 def product(one: Scale, other: Scale) -> Scale:
-    """Of two scales of the same tensor; None is 1."""
+    """The product of two scales of the same tensor; None is 1."""
     if one is None or other is None:
         return other if one is None else one
     return one * other
@@ -75,7 +75,7 @@ class Scales(NamedTuple):
         return Scales(None, product(self.q.reshape(-1), k), self.v)
 
     def options(self, **tensors: Tensor) -> dict[str, Any]:
-        """What Fovea takes as a tensor, by the letter of each: scales of values in float8_e4m3fn or NVFP4. Others are refused."""
+        """Scales that Fovea takes as tensors: those of float8_e4m3fn or NVFP4 values in q, k or v. Others are refused."""
         options: dict[str, Any] = {}
         if self.q is self.k is self.v is None:
             return options

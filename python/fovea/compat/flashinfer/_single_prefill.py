@@ -55,7 +55,7 @@ def single_prefill_with_kv_cache(
     Args:
         q: ``[seq_q, head, dqk]``.
         k: ``[seq_k, kv_head, dqk]``, with "HND" ``[kv_head, seq_k, dqk]``; v likewise with its own head dim.
-        scale_q: Of float8_e4m3fn: float32, one element or ``[kv_head]``; scale_k and scale_v likewise.
+        scale_q: The factor of a float8_e4m3fn q: float32, one element or ``[kv_head]``; scale_k and scale_v likewise.
         o_dtype: The dtype of out: q's, of float8_e4m3fn bfloat16, or any other that it is then rounded to.
         custom_mask: bool ``[seq_q, seq_k]``: whether a query sees a key; causal does not count then. packed_custom_mask: uint8, the
             same packed; it counts where both are given.

@@ -28,7 +28,7 @@ NAMES = {
     "window": "window_left",
     "packed_mask": "packed_custom_mask",
 }
-"""What Fovea's functions call an argument, and what it is called here."""
+"""Names of arguments in Fovea's functions, and their names here."""
 PLAN_NAMES = NAMES | {
     "q.dtype": "q_data_type",
     "k.dtype": "kv_data_type",
@@ -41,7 +41,7 @@ PLAN_NAMES = NAMES | {
 
 
 def want(ok: bool, subject: str, got: object, wanted: object) -> None:
-    """What FlashInfer checks in Python, and raises as a ValueError."""
+    """Raises a ValueError unless ok, as the checks that FlashInfer makes in Python."""
     if not ok:
         raise ValueError(f"{subject}: got {got}, want {wanted}")
 
@@ -135,7 +135,7 @@ def refuse_masks(**arguments: Any) -> None:
 
 
 class Scores(NamedTuple):
-    """What happens between q @ k^T and the softmax, in FlashInfer's words."""
+    """The steps between q @ k^T and the softmax, in FlashInfer's words: scale, softcap and mask."""
 
     causal: bool
     window_left: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrapper classes share: the tensors that plan() leaves for run(). They keep their addresses for CUDA graphs.
+"""Shared by the wrapper classes: the tensors that plan() leaves for run(). They keep their addresses for CUDA graphs.
 
 plan() copies all that it keeps, and checks all that it gets before it changes anything.
 """
@@ -212,7 +212,7 @@ class PagedWrapper(Wrapper):
         self._held_for = (*numbers, *self._settings())
 
     def _settings(self) -> tuple[Any, ...]:
-        """What plan() settled beside the tensors."""
+        """The settings of plan() beside the tensors."""
         return self._scores, self._shape, self._page_size, self._batch_invariant
 
     def _run_pages(

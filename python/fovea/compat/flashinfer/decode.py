@@ -151,7 +151,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             window_left: Keys before a query's own position that it sees; -1 is no bound.
             logits_soft_cap: c > 0 bounds the scores: ``c * tanh(s / c)``.
             q_data_type: The dtype of q; kv_data_type that of the pages, o_data_type that of out, if they are others.
-            data_type: That of all, where q_data_type or kv_data_type is None.
+            data_type: The dtype of q where q_data_type is None, and of the pages where kv_data_type is None.
             sm_scale: Multiplies the scores; None is ``head_dim ** -0.5``.
             fixed_split_size: With a number, or with disable_split_kv, results do not depend on the rest of the batch.
             q_len_per_req: Queries of each sequence: its last tokens. From 2 on the mask is causal.

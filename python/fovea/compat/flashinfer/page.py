@@ -68,7 +68,7 @@ def get_batch_indices_positions(
     batch_indices: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of each of ``nnz`` appended rows its sequence and its position there: they are the last ones of their sequences.
+    """The sequence of each of ``nnz`` appended rows and its position there: they are the last ones of their sequences.
 
     Args:
         append_indptr: ``[batch + 1]``: rows ``append_indptr[b]`` to ``append_indptr[b + 1] - 1`` belong to sequence b.

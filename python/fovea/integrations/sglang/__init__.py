@@ -21,7 +21,7 @@ def register(name: str = "fovea") -> None:
     """Makes ``--attention-backend NAME`` available. A release of SGLang outside of the known ones gets a warning instead.
 
     Args:
-        name: What to call it.
+        name: The name of the backend.
     """
     found = _version()
     if found is None or not OLDEST <= _numbers(found) <= NEWEST:

@@ -21,7 +21,7 @@ _plan_dense, _plan_paged, _plan_latent, _plan_append = (
 
 
 class Layer:
-    """An attention layer of SGLang, a ``RadixAttention``, as calls of Fovea. What all passes have in common is computed once."""
+    """An attention layer of SGLang, a ``RadixAttention``, as calls of Fovea. Values that all passes share are computed once."""
 
     def __init__(self, module: Any, pool: Any, page: int, batch_invariant: bool) -> None:
         rank = getattr(pool, "kv_lora_rank", getattr(getattr(pool, "full_kv_pool", None), "kv_lora_rank", None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server and its layers may ask for. The rest is refused by name: by the backend's constructor, or in the first pass."""
+"""Limits of a server and of its layers. Others are refused by name: by the backend's constructor, or in the first pass."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of one forward pass share: where the tokens lie, and the plans of their calls."""
+"""Shared by the layers of one forward pass: where the tokens lie, and the plans of their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fovea
 
 
 class Shape(NamedTuple):
-    """What of a batch the host knows. Passes of one shape share their plans."""
+    """The numbers of a batch that the host knows. Passes of one shape share their plans."""
 
     batch: int
     rows: int
@@ -117,7 +117,7 @@ class Step:
         """Runs a plan that all layers of one kind share. The first of them makes it, and the first of those that lie otherwise.
 
         Args:
-            kind: What a plan needs to know of a layer.
+            kind: The properties of a layer that its plan depends on.
             planner: Makes a plan from this pass and the tensors.
             tensors: Those that differ from layer to layer, by position.
             named: Likewise, by name. A plan has defaults for those that it was made with, so other names are another kind.

@@ -29,7 +29,7 @@ BACKENDS = {
     "FOVEA_MLA_SPARSE": f"{__name__}.sparse_latent.FoveaSparseLatentBackend",
 }
 _CUSTOM = {"": "FOVEA", "mla": "FOVEA_MLA", "sparse_mla": "FOVEA_MLA_SPARSE"}
-"""What ``CUSTOM`` is, by ``FOVEA_VLLM_CUSTOM`` of the environment."""
+"""The backend that ``CUSTOM`` is, by ``FOVEA_VLLM_CUSTOM`` of the environment."""
 _logger = logging.getLogger("vllm.plugins.fovea")
 """vLLM shows what is below its own name."""
 PREFILL = f"{__name__}.latent.FoveaPrefillBackend"

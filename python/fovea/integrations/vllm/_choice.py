@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backends for vLLM share: caches by vLLM's names, and bounds of lengths."""
+"""Shared by the backends for vLLM: caches by vLLM's names, and bounds of lengths."""
 
 from typing import Any
 

@@ -63,8 +63,8 @@ class FoveaBackend(AttentionBackend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """That of FLASH_ATTN, which connectors know, with room for scales where rows have them, as TRITON_ATTN has it. vLLM asks
-        for it until 0.26; later ones give any layout as one shape."""
+        """The shape of FLASH_ATTN's cache, which connectors know. Rows with scales have room for them, as in TRITON_ATTN's. vLLM
+        asks for it until 0.26; later ones give any layout as one shape."""
         row = head_size + (_SCALE if cache_dtype_str in CODES else 0)
         return _flash_attn().get_kv_cache_shape(num_blocks, block_size, num_kv_heads, row)
 
@@ -226,7 +226,7 @@ class FoveaImpl(AttentionImpl[FoveaMetadata]):
         reach = None if sliding_window is None else sliding_window - 1
         windows = {True: None, False: None} if reach is None else {True: (reach, None), False: (reach, reach)}
         self._options = {causal: {"causal": causal, "window": window, **shared} for causal, window in windows.items()}
-        """Of causal calls and others, without what is a default: each argument costs time in every layer of every step."""
+        """Options of causal calls and of others, without defaults: each argument costs time in every layer of every step."""
         self._is_fp8 = kv_cache_dtype in FP8
         self._codes = CODES.get(kv_cache_dtype)
         self._sink: Tensor | None = None

@@ -90,7 +90,7 @@ class FoveaDecodeMetadata(MLACommonDecodeMetadata):
     max_query_len: int
     max_kv_len: int
     schedules: defaultdict[Any, fovea.LatentSchedule] = field(default_factory=lambda: defaultdict(fovea.LatentSchedule))
-    """Of layers that differ in nothing but numbers, computed by the first."""
+    """A schedule for each kind of layers that differ only in numbers; the first layer of a kind computes it."""
 
 
 class FoveaLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[FoveaDecodeMetadata]]):

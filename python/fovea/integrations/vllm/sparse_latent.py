@@ -101,7 +101,7 @@ else:
 
     @dataclass(kw_only=True)
     class FoveaSparseMetadata(AttentionMetadata):  # type: ignore[no-redef]
-        """What vLLM's builder fills in."""
+        """The fields that vLLM's builder fills in."""
 
         num_reqs: int
         max_query_len: int
